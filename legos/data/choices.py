@@ -1,0 +1,60 @@
+"""Legal answers as a tree of tokens: which token ids may come next, and when an answer is whole."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from legos.errors import RequestError
+
+__all__ = ["ChoiceNode", "choice_tree"]
+
+
+class ChoiceNode:
+    """A place in the tree of legal answers.
+
+    Attributes:
+        children: next token id -> the place it leads to.
+        legal: the token ids that may come next, sorted; where a whole answer is also the beginning
+            of a longer one, the end-of-text ids are legal too.
+        whole: whether the tokens so far are a whole answer.
+    """
+
+    __slots__ = ("children", "legal", "whole")
+
+    def __init__(self, children: Mapping[int, "ChoiceNode"], legal: tuple[int, ...], *, whole: bool) -> None:
+        self.children = children
+        self.legal = legal
+        self.whole = whole
+
+    @property
+    def closed(self) -> bool:
+        """Whether the answer is whole and nothing longer is legal: generation can stop here."""
+        return not self.children
+
+
+def choice_tree(choices: Iterable[Sequence[int]], *, end_ids: Sequence[int]) -> ChoiceNode:
+    """Build the tree of legal answers.
+
+    Args:
+        choices: the answers as token ids.
+        end_ids: the model's end-of-text ids.
+
+    Returns:
+        The root.
+
+    Raises:
+        RequestError: no choice, or an empty one.
+    """
+    answers = sorted({tuple(choice) for choice in choices})
+    if not answers or not all(answers):
+        raise RequestError(f"choices are {answers}; expected at least one, none of them empty")
+    return _node(answers, 0, tuple(end_ids))
+
+
+def _node(answers: Sequence[tuple[int, ...]], depth: int, end_ids: tuple[int, ...]) -> ChoiceNode:
+    whole = any(len(answer) == depth for answer in answers)
+    following: dict[int, list[tuple[int, ...]]] = {}
+    for answer in answers:
+        if len(answer) > depth:
+            following.setdefault(answer[depth], []).append(answer)
+    children = {token: _node(rest, depth + 1, end_ids) for token, rest in following.items()}
+    legal = (*children, *end_ids) if whole and children else tuple(children)
+    return ChoiceNode(children, tuple(sorted(legal)), whole=whole)

@@ -1,0 +1,65 @@
+"""What happened in a play: tasks, turns, rollouts, episodes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from legos.data.message import Completion, Message
+
+__all__ = ["Episode", "Rollout", "Task", "Turn"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One thing to play: a deal, a question, a start position."""
+
+    id: str  # stable across runs; episodes of one id are compared with each other
+    seed: int = 0  # of everything random in the play besides the models' own draws
+    data: Any = None  # whatever the arena needs to play it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One model call by one seat."""
+
+    messages: tuple[Message, ...]  # what was asked, as text
+    completion: Completion  # what was sampled
+    move: str | None = None  # the parsed move, where the answer was one
+    reward: float | None = None  # a reward of this turn alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """What one seat saw and said in one episode."""
+
+    role: str
+    seat: str  # who sat there: "policy", an adapter's name, a bot's name
+    trainable: bool  # False: recorded, never trained on
+    turns: tuple[Turn, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Sampled tokens of all turns."""
+        return sum(len(turn.completion.token_ids) for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """One finished play of a task, or one that failed (``error`` set)."""
+
+    arena: str
+    task: Task
+    rollouts: tuple[Rollout, ...]
+    rewards: Mapping[str, float]  # role -> reward of the whole play
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])  # named reward parts
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    notes: tuple[str, ...] = ()  # free text for the replay
+    error: str | None = None  # why the play failed; such an episode is counted, never trained on
+    void: bool = False  # ended by the arena as meaningless: counted, never trained on
+    children: tuple["Episode", ...] = ()  # plays spawned by this one
+
+    @property
+    def num_tokens(self) -> int:
+        """Sampled tokens of trainable seats, children included."""
+        own = sum(r.num_tokens for r in self.rollouts if r.trainable)
+        return own + sum(child.num_tokens for child in self.children)

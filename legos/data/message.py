@@ -1,0 +1,88 @@
+"""What is asked of a model and what comes back: messages, sampling parameters, completions."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from legos.errors import RecordError
+
+__all__ = ["Completion", "FinishReason", "Message", "Sampling"]
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message."""
+
+    role: str  # "system", "user" or "assistant"
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How one completion is drawn.
+
+    ``choices`` are the legal answers as text. They are always recorded (the entropy bonus and the
+    evaluation look at them); with ``restrict`` the model can say nothing else, and every recorded
+    log-probability is under the restricted distribution.
+    """
+
+    temperature: float = 1.0  # >= 0; 0 takes the most probable token
+    max_tokens: int = 256  # >= 1
+    stop: tuple[str, ...] = ()  # texts that end the completion and are left out of it
+    seed: int = 0  # the draw depends on (seed, position) alone, never on batch mates
+    choices: tuple[str, ...] = ()  # the legal answers, empty when anything goes
+    restrict: bool = False  # True: only `choices` can be sampled
+
+    def __post_init__(self) -> None:
+        """Refuse values that no engine can honour.
+
+        Raises:
+            RecordError: naming the field, the value and the range.
+        """
+        if not 0.0 <= self.temperature < float("inf"):
+            raise RecordError(f"temperature is {self.temperature}; expected a number >= 0")
+        if self.max_tokens < 1:
+            raise RecordError(f"max_tokens is {self.max_tokens}; expected at least 1")
+        if self.restrict and not self.choices:
+            raise RecordError("restrict=True needs choices; pass the legal answers or restrict=False")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What an engine sampled for one prompt; C is the number of completion tokens.
+
+    The token ids are the record and the text is a view of them. A completion that comes from an
+    endpoint without token ids or log-probabilities has ``trainable`` False and can be read but
+    never trained on.
+    """
+
+    prompt_ids: tuple[int, ...]  # [P] token ids the model saw
+    token_ids: tuple[int, ...]  # [C] token ids it sampled, the stop token included
+    logprobs: tuple[float, ...]  # [C] nats, fp32, under the distribution sampled from
+    versions: tuple[int, ...]  # [C] policy version that sampled each token
+    text: str  # the completion as text, stop token left out
+    finish_reason: FinishReason
+    legal: tuple[tuple[int, ...], ...] = ()  # [C] legal next token ids, () where unknown
+    restricted: bool = False  # True: sampled from `legal` only
+    temperature: float = 1.0  # the temperature it was sampled at
+    adapter: str = "policy"  # whose weights spoke
+    elapsed_s: float = 0.0  # from submission to the last token, seconds
+
+    def __post_init__(self) -> None:
+        """Refuse per-token fields of different lengths.
+
+        Raises:
+            RecordError: naming the field and both lengths.
+        """
+        num_tokens = len(self.token_ids)
+        if len(self.logprobs) != num_tokens or len(self.versions) != num_tokens:
+            raise RecordError(
+                f"a completion of {num_tokens} tokens has {len(self.logprobs)} log-probabilities "
+                f"and {len(self.versions)} versions; every token needs one of each"
+            )
+
+    @property
+    def trainable(self) -> bool:
+        """Whether it holds the tokens and log-probabilities that training needs."""
+        return bool(self.token_ids) and bool(self.prompt_ids)

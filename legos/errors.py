@@ -1,0 +1,82 @@
+"""Every error the kit raises on purpose, in one tree.
+
+    LegosError
+    ├── ConfigError (ValueError)          a setting that does not exist, is out of range or contradicts another
+    ├── ModelError (ValueError)           a model folder or name that cannot be loaded
+    ├── AdapterError (ValueError)         LoRA arrays of another rank, name, shape or version
+    ├── RecordError (ValueError)          a record (turn, sample, batch) that contradicts itself
+    ├── RequestError (ValueError)         one generation request that cannot be served
+    ├── ArenaError (RuntimeError)         an arena that cannot be found or keeps failing
+    ├── CheckpointError (RuntimeError)    a run folder or checkpoint that cannot be written or read
+    ├── EngineError (RuntimeError)        the generating thread died or was closed
+    └── TrainerError (RuntimeError)       the training half failed; the run stops
+
+Each is also its builtin kin, so ``except ValueError`` works for callers who do not know the tree.
+A message names the thing, what came, what was expected, and the next step.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "AdapterError",
+    "ArenaError",
+    "CheckpointError",
+    "ConfigError",
+    "EngineError",
+    "LegosError",
+    "ModelError",
+    "RecordError",
+    "RequestError",
+    "TrainerError",
+    "did_you_mean",
+]
+
+
+class LegosError(Exception):
+    """The root: everything the kit raises on purpose."""
+
+
+class ConfigError(LegosError, ValueError):
+    """A setting that does not exist, is out of range or contradicts another one."""
+
+
+class ModelError(LegosError, ValueError):
+    """A model folder or hub name that cannot be loaded."""
+
+
+class AdapterError(LegosError, ValueError):
+    """LoRA arrays that do not fit the model: another rank, name, shape or version."""
+
+
+class RecordError(LegosError, ValueError):
+    """A record (turn, sample, batch) that contradicts itself."""
+
+
+class RequestError(LegosError, ValueError):
+    """One generation request that cannot be served; the engine goes on."""
+
+
+class ArenaError(LegosError, RuntimeError):
+    """An arena that cannot be found, or whose plays keep failing."""
+
+
+class CheckpointError(LegosError, RuntimeError):
+    """A run folder or checkpoint that cannot be written or read."""
+
+
+class EngineError(LegosError, RuntimeError):
+    """The generating thread died or was closed; every waiter gets this."""
+
+
+class TrainerError(LegosError, RuntimeError):
+    """The training half failed; the run stops with its last checkpoint."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the nearest known word, else the list of known words."""
+    names = sorted(known)
+    near = difflib.get_close_matches(word, names, n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known: {', '.join(names)}"

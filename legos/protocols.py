@@ -1,0 +1,131 @@
+"""Every seam of the kit on one page: what each part expects of its neighbours.
+
+    tasks → Arena.play(seats) → Episode → credit → Sample → SampleQueue → pack → Batch → Backend.step → Adapter v+1
+                ↑ Seat.ask → Client → Engine ←──────────────── Publisher.publish ←────────────────────────┘
+
+The fakes for tests are in ``legos.testing``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from legos.data.batch import Batch
+from legos.data.episode import Episode
+from legos.data.message import Completion, Message, Sampling
+from legos.data.request import Generated, Request
+from legos.losses.objective import Objective, StepResult
+from legos.weights.adapter import Adapter, AdapterInfo
+
+__all__ = ["Backend", "Client", "CreditAssigner", "Deliver", "Engine", "Publisher", "Tracker"]
+
+Deliver = Callable[[Sequence[tuple[int, Generated | Exception]]], None]
+
+
+class Client(Protocol):
+    """Anything a seat can ask; implementations live in ``legos/clients``."""
+
+    async def complete(
+        self, prompt: Sequence[Message] | Sequence[int], sampling: Sampling, *, adapter: str = "policy"
+    ) -> Completion:
+        """Sample one completion of chat messages or of token ids.
+
+        Raises:
+            RequestError: the request cannot be served.
+            EngineError: what serves it has died.
+        """
+        ...
+
+    async def score(
+        self, prompt: Sequence[Message] | Sequence[int], choices: Sequence[str], *, adapter: str = "policy"
+    ) -> Sequence[float]:
+        """Log-probability (nats, temperature 1) of each choice as the whole answer to the prompt."""
+        ...
+
+
+class Engine(Protocol):
+    """The thing that generates; safe to call from any thread."""
+
+    def submit(self, requests: Sequence[tuple[int, Request]], deliver: Deliver) -> None:
+        """Queue requests under the caller's own numbers.
+
+        ``deliver`` is called from the engine's thread, once or more, with the finished ones; every
+        number is delivered exactly once, with what was sampled or with the error that stopped it.
+        """
+        ...
+
+    def load_adapter(self, adapter: Adapter) -> AdapterInfo:
+        """Make an adapter live under its name and return what is live now.
+
+        Raises:
+            AdapterError: it does not fit; what was live before stays.
+        """
+        ...
+
+    def drop_adapter(self, name: str) -> None:
+        """Forget a named adapter; unknown names raise ``AdapterError``."""
+        ...
+
+    def versions(self) -> Mapping[str, int]:
+        """Live adapters: name -> policy version."""
+        ...
+
+
+class Backend(Protocol):
+    """The thing that computes gradients and owns the trained adapter and its optimiser."""
+
+    def step(self, batches: Sequence[Batch], objective: Objective, *, learning_rate: float) -> StepResult:
+        """One optimiser step over all batches, or none at all (``StepResult.applied``).
+
+        Raises:
+            TrainerError: the device failed.
+        """
+        ...
+
+    def adapter(self) -> Adapter:
+        """The adapter as trained so far; its arrays never change afterwards."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write adapter, average adapter and optimiser state into an existing folder."""
+        ...
+
+    def restore(self, folder: Path) -> None:
+        """Read what ``save`` wrote; raises ``CheckpointError`` where it does not fit."""
+        ...
+
+
+class Publisher(Protocol):
+    """How a new adapter reaches every engine."""
+
+    async def publish(self, adapter: Adapter) -> AdapterInfo:
+        """Return once the adapter is live everywhere, with the version and digest that are live."""
+        ...
+
+
+class CreditAssigner(Protocol):
+    """Rewards to advantages; one file each in ``legos/credit``."""
+
+    def assign(self, episodes: Sequence[Episode]) -> Sequence[Mapping[str, Sequence[float]]]:
+        """One mapping per episode: role -> one advantage per turn of that role's rollout."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs (baselines), as JSON values."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state`` returned."""
+        ...
+
+
+class Tracker(Protocol):
+    """Where numbers go."""
+
+    def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
+        """Record one optimiser step's numbers."""
+        ...
+
+    def close(self) -> None:
+        """Flush and end."""
+        ...
