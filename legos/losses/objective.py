@@ -6,9 +6,10 @@ from typing import Literal
 
 from legos.errors import ConfigError
 
-__all__ = ["ImportanceSampling", "Objective", "StepResult"]
+__all__ = ["ImportanceSampling", "KlEstimator", "Objective", "StepResult"]
 
 ImportanceSampling = Literal["token", "sequence"]
+KlEstimator = Literal["k2", "exact"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,7 @@ class Objective:
     clip_high: float = 0.2  # and above 1 + clip_high
     dual_clip: float | None = 3.0  # bound of the loss where the advantage is negative; None: none
     clip_skip_threshold: float = 0.3  # skip the step when a larger share of the tokens is clipped
+    kl_estimator: KlEstimator = "k2"  # "k2": on the chosen tokens; "exact": whole distributions
     kl_coef: float = 0.0  # weight of KL(policy || policy without LoRA)
     ema_kl_coef: float = 0.0  # weight of KL(policy || average of its past)
     ema_decay: float = 0.95  # the average keeps this share at every step

@@ -1,0 +1,150 @@
+"""The base class of what people write: tasks, roles, and one coroutine that plays."""
+
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+from legos.arena.seat import Seat
+from legos.arena.table import Table
+from legos.data.episode import Task
+from legos.data.message import Sampling
+from legos.data.sample import TrainingBatch
+from legos.data.seeds import mix
+from legos.errors import ArenaError
+from legos.protocols import Client, CreditAssigner
+
+__all__ = ["Arena", "IllegalMove"]
+
+IllegalMove = Literal["forfeit", "retry", "random"]
+
+
+class Arena:
+    """A game, a debate, a proposer and a solver, a set of questions.
+
+    Subclasses give ``tasks`` and ``play``; the class attributes say how it is run. The number of
+    plays of one step is ``tasks_per_step * group_size``.
+    """
+
+    roles: ClassVar[tuple[str, ...]] = ("player",)
+    system: ClassVar[Mapping[str, str]] = {}  # role -> system message
+    illegal: IllegalMove = "forfeit"  # what an illegal move costs
+    retries: int = 2  # how often it is asked again, where illegal is "retry"
+    forfeit_reward: float = -1.0  # of the seat that forfeits; the others get 0
+    remember: bool = True  # a seat's questions and answers stay in its conversation
+    restrict_choices: bool = False  # sample nothing but the legal choices
+    tasks_per_step: int = 16
+    group_size: int = 8  # plays of each task
+    max_tokens: int = 256  # of one reply, where `ask` does not say
+    recommended: ClassVar[Mapping[str, object]] = {}  # settings that suit it, dotted names
+
+    def __init__(
+        self,
+        client: Client | None = None,
+        *,
+        credit_assigner: CreditAssigner | None = None,
+        temperature: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        """Make an arena.
+
+        Args:
+            client: who answers for every seat that ``seats`` does not fill otherwise.
+            credit_assigner: turns rewards into advantages.
+            temperature: of the policy's own draws.
+            seed: of tasks and plays.
+        """
+        self.client = client
+        self.credit_assigner = credit_assigner
+        self.temperature = temperature
+        self.seed = seed
+        self._tasks_drawn = 0
+        self._plays_started = 0
+        self._task_stream: Iterator[Task] | None = None
+
+    @property
+    def name(self) -> str:
+        """The arena's name in logs and records."""
+        return type(self).__name__.lower()
+
+    def tasks(self, rng: random.Random) -> Iterable[Task]:
+        """What to play, in order; a finite one is started again when it ends.
+
+        Args:
+            rng: the only source of randomness, so that a resumed run draws the same tasks.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs tasks(self, rng)")
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        """Play one task at the table and return role -> reward."""
+        raise NotImplementedError(f"{type(self).__name__} needs async play(self, t)")
+
+    def seats(self, task: Task) -> Mapping[str, Seat]:
+        """Who sits where for this play; by default the policy sits everywhere.
+
+        Raises:
+            ArenaError: there is no client to ask.
+        """
+        if self.client is None:
+            raise ArenaError(f"arena {self.name!r} has no client; make it with {type(self).__name__}(client)")
+        sampling = Sampling(temperature=self.temperature, max_tokens=self.max_tokens)
+        return {
+            role: Seat(role=role, client=self.client, sampling=sampling) for role in self.roles
+        }
+
+    def forfeit(self, role: str) -> Mapping[str, float]:
+        """Rewards of a play that ``role`` forfeits."""
+        return {other: self.forfeit_reward if other == role else 0.0 for other in self.roles}
+
+    async def step(self, concurrency: int = 8) -> TrainingBatch:
+        """Play the next tasks and return their samples.
+
+        Args:
+            concurrency: plays that go on at once.
+
+        Raises:
+            ArenaError: no credit assigner, or every play failed.
+        """
+        from legos.arena.step import play_step
+
+        return await play_step(self, self.next_plays(), concurrency)
+
+    def next_plays(self) -> list[tuple[Task, int]]:
+        """The next step's tasks, each ``group_size`` times, with the seed of each play."""
+        if self._task_stream is None:
+            self._task_stream = self._stream(skip=self._tasks_drawn)
+        plays: list[tuple[Task, int]] = []
+        for _ in range(self.tasks_per_step):
+            task = next(self._task_stream)
+            self._tasks_drawn += 1
+            for _ in range(self.group_size):
+                plays.append((task, mix(self.seed, self._plays_started)))
+                self._plays_started += 1
+        return plays
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs: how far the tasks have been drawn, and the credit's baselines."""
+        credit = self.credit_assigner.state() if self.credit_assigner else {}
+        return {"tasks_drawn": self._tasks_drawn, "plays_started": self._plays_started, "credit": credit}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state`` returned."""
+        self._tasks_drawn = state["tasks_drawn"]
+        self._plays_started = state["plays_started"]
+        self._task_stream = None
+        if self.credit_assigner:
+            self.credit_assigner.restore(state["credit"])
+
+    def _stream(self, *, skip: int) -> Iterator[Task]:
+        """Tasks of epoch 0, 1, ... without the first ``skip``."""
+        epoch = 0
+        while True:
+            empty = True
+            for task in self.tasks(random.Random(mix(self.seed, epoch))):
+                empty = False
+                if skip:
+                    skip -= 1
+                else:
+                    yield task
+            if empty:
+                raise ArenaError(f"arena {self.name!r} has no tasks; tasks(rng) yielded none")
+            epoch += 1

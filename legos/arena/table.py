@@ -1,0 +1,272 @@
+"""The table: all that a play touches, and the only way information reaches a seat."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from legos.arena.seat import Seat
+from legos.chat.reply import parse_move, split_thinking
+from legos.data.episode import Episode, Rollout, Task, Turn
+from legos.data.message import Completion, Message
+from legos.errors import ArenaError, did_you_mean
+
+__all__ = ["Draw", "Forfeit", "Reply", "Table", "Void"]
+
+Spawn = Callable[[Any, Sequence[Task], "Table", bool], Awaitable[list[Episode]]]
+
+
+class Draw(Exception):  # noqa: N818 - an ending of a play, not an error
+    """Raise it to end a play with reward 0 for every role."""
+
+
+class Void(Exception):  # noqa: N818 - an ending of a play, not an error
+    """Raise it to end a play that means nothing: counted, never trained on."""
+
+
+class Forfeit(Exception):  # noqa: N818 - an ending of a play, not an error
+    """Raise it to end a play that ``role`` loses by breaking the rules."""
+
+    def __init__(self, role: str, reason: str = "") -> None:
+        super().__init__(f"{role} forfeits: {reason}" if reason else f"{role} forfeits")
+        self.role = role
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What a seat said."""
+
+    text: str  # all of it
+    thinking: str  # what stood inside the thinking tags
+    answer: str  # the rest
+    move: str | None  # the legal move, where choices were given; what `parse` returned, as text
+    parsed: Any  # what `parse` returned
+    truncated: bool  # True: the token limit cut it short
+    completion: Completion
+
+
+@dataclass(slots=True)
+class _Chair:
+    """What the table keeps about one seat while the play lasts."""
+
+    seat: Seat
+    memory: list[Message]
+    turns: list[Turn]
+
+
+class Table:
+    """One play's table.
+
+    Attributes:
+        task: what is being played.
+        rng: random numbers of this play alone.
+        seats: role -> who sits there.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        seats: Mapping[str, Seat],
+        *,
+        seed: int,
+        system: Mapping[str, str],
+        remember: bool,
+        illegal: str,
+        retries: int,
+        restrict_choices: bool,
+        slots: asyncio.Semaphore,
+        spawn: Spawn,
+    ) -> None:
+        self.task = task
+        self.seats = dict(seats)
+        self.rng = random.Random(seed)
+        self._draw_seed = random.Random(~seed).getrandbits
+        self._remember = remember
+        self._illegal = illegal
+        self._retries = retries
+        self._restrict = restrict_choices
+        self._slots = slots
+        self._spawn = spawn
+        self._chairs = {
+            role: _Chair(seat, [Message("system", system[role])] if role in system else [], [])
+            for role, seat in seats.items()
+        }
+        self.metrics: dict[str, float] = {}
+        self.notes: list[str] = []
+        self.children: list[Episode] = []
+
+    async def ask(
+        self,
+        role: str,
+        prompt: str,
+        *,
+        choices: Sequence[str] | None = None,
+        parse: Callable[[str], Any] | None = None,
+        retries: int | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> Reply:
+        """Ask a seat and record its turn.
+
+        Args:
+            role: whom to ask.
+            prompt: what only this seat reads.
+            choices: the legal answers; ``reply.move`` is one of them.
+            parse: turns the answer into a value, raising ValueError where it makes no sense.
+            retries: how often to ask again with the reason, where illegal moves are retried.
+            max_tokens: limit of this reply, tokens.
+            stop: texts that end the reply.
+
+        Returns:
+            The reply; with ``choices`` or ``parse`` it is always a legal one.
+
+        Raises:
+            Forfeit: the answer is not legal and the arena's rule gives no other way out.
+            ArenaError: no such role.
+        """
+        chair = self._chair(role)
+        attempts = 1 + (self._retries if retries is None else retries) * (self._illegal == "retry")
+        asked = prompt
+        for attempt in range(attempts):
+            reply, reason = await self._ask_once(chair, asked, choices, parse, max_tokens, stop)
+            if reason is None:
+                return reply
+            if attempt + 1 < attempts:
+                asked = f"{reason} Answer again.\n{prompt}"
+        if self._illegal == "random" and choices:
+            return replace(reply, move=self.rng.choice(list(choices)))
+        raise Forfeit(role, reason)
+
+    async def ask_all(self, prompts: Mapping[str, str], **options: Any) -> dict[str, Reply]:
+        """Ask several seats at once; none sees what the others say."""
+        async with asyncio.TaskGroup() as group:
+            tasks = {
+                role: group.create_task(self.ask(role, prompt, **options))
+                for role, prompt in prompts.items()
+            }
+        return {role: task.result() for role, task in tasks.items()}
+
+    def tell(self, text: str, to: str | Sequence[str] | None = None) -> None:
+        """Show a text to one seat, several, or all; they read it before the next question."""
+        roles = list(self._chairs) if to is None else [to] if isinstance(to, str) else list(to)
+        for role in roles:
+            self._chair(role).memory.append(Message("user", text))
+
+    def reward(self, role: str, value: float) -> None:
+        """Give the seat's latest turn a reward of its own, beside what the play returns."""
+        turns = self._chair(role).turns
+        if not turns:
+            raise ArenaError(f"reward({role!r}, ...) before {role!r} was asked anything; ask first")
+        turns[-1] = replace(turns[-1], reward=(turns[-1].reward or 0.0) + value)
+
+    def metric(self, **values: float) -> None:
+        """Log numbers of this play; they are averaged over the step's plays."""
+        self.metrics.update(values)
+
+    def note(self, text: str) -> None:
+        """Keep a text in the replay; no seat sees it."""
+        self.notes.append(text)
+
+    async def spawn(self, arena: Any, tasks: Task | Sequence[Task], n: int = 1, *, train: bool = True) -> list[Episode]:
+        """Play another arena inside this one; a child that fails comes back with ``error`` set.
+
+        Args:
+            arena: an Arena, or its class (then it uses this table's clients).
+            tasks: what to play, each ``n`` times.
+            n: plays per task.
+            train: whether the children's policy turns become samples.
+
+        Returns:
+            The children's episodes, in the order of ``tasks``.
+        """
+        wanted = [tasks] if isinstance(tasks, Task) else list(tasks)
+        async with self._slot_released():
+            episodes = await self._spawn(arena, [task for task in wanted for _ in range(n)], self, train)
+        self.children.extend(episodes)
+        return episodes
+
+    def rollouts(self) -> tuple[Rollout, ...]:
+        """What each seat saw and said so far."""
+        return tuple(
+            Rollout(
+                role=role,
+                seat=chair.seat.name,
+                trainable=chair.seat.trainable,
+                turns=tuple(chair.turns),
+            )
+            for role, chair in self._chairs.items()
+        )
+
+    def _chair(self, role: str) -> _Chair:
+        try:
+            return self._chairs[role]
+        except KeyError:
+            raise ArenaError(f"no role {role!r} at this table{did_you_mean(role, self._chairs)}") from None
+
+    @asynccontextmanager
+    async def _slot_released(self):  # noqa: ANN202 - an async generator of nothing
+        """Give this play's place among the concurrent ones to its children while it waits."""
+        self._slots.release()
+        try:
+            yield
+        finally:
+            await self._slots.acquire()
+
+    async def _ask_once(
+        self,
+        chair: _Chair,
+        prompt: str,
+        choices: Sequence[str] | None,
+        parse: Callable[[str], Any] | None,
+        max_tokens: int | None,
+        stop: Sequence[str] | None,
+    ) -> tuple[Reply, str | None]:
+        """One model call; the reply, and why it is not legal (None when it is)."""
+        seat = chair.seat
+        sampling = replace(
+            seat.sampling,
+            seed=self._draw_seed(63),
+            max_tokens=seat.sampling.max_tokens if max_tokens is None else max_tokens,
+            stop=seat.sampling.stop if stop is None else tuple(stop),
+            choices=() if choices is None else tuple(choices),
+            restrict=self._restrict and bool(choices),
+        )
+        question = Message("user", prompt)
+        messages = (*chair.memory, question)
+        completion = await seat.client.complete(messages, sampling, adapter=seat.adapter)
+        thinking, answer = split_thinking(completion.text)
+        move, parsed, reason = _read(answer, choices, parse)
+        if self._remember:
+            chair.memory += (question, Message("assistant", answer))
+        chair.turns.append(Turn(messages=messages, completion=completion, move=move))
+        reply = Reply(
+            text=completion.text,
+            thinking=thinking,
+            answer=answer,
+            move=move,
+            parsed=parsed,
+            truncated=completion.finish_reason == "length",
+            completion=completion,
+        )
+        return reply, reason
+
+
+def _read(
+    answer: str, choices: Sequence[str] | None, parse: Callable[[str], Any] | None
+) -> tuple[str | None, Any, str | None]:
+    """Move, parsed value, and why the answer is not legal (None when it is)."""
+    if choices is not None:
+        move = parse_move(answer, choices)
+        if move is None:
+            return None, None, f"{answer.strip()[:80]!r} is not one of: {', '.join(choices)}."
+        return move, move, None
+    if parse is not None:
+        try:
+            value = parse(answer)
+        except ValueError as error:
+            return None, None, f"{answer.strip()[:80]!r} was not understood: {error}."
+        return str(value), value, None
+    return None, None, None

@@ -1,0 +1,132 @@
+"""Group credit: a play's reward against the other plays of its task, seat by seat."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.credit.returns import Advantages, per_turn
+from legos.data.episode import Episode
+from legos.errors import RecordError
+
+__all__ = ["GRPOCredit", "RLOOCredit", "group_centered", "group_standardised", "leave_one_out"]
+
+Floats = NDArray[np.float64]
+DEVIATION_FLOOR = 1e-6
+
+
+def group_centered(rewards: Floats) -> Floats:
+    """A_i = r_i - mean(r).
+
+    Args:
+        rewards: [G] rewards of G plays of one task, G >= 2.
+
+    Returns:
+        [G] advantages, which sum to zero.
+
+    Raises:
+        RecordError: if G < 2, where every advantage would be zero.
+
+    Source: Dr. GRPO, arXiv:2503.20783 (no division by the group's deviation).
+    """
+    _need_two(rewards)
+    return rewards - rewards.mean()
+
+
+def group_standardised(rewards: Floats) -> Floats:
+    """A_i = (r_i - mean(r)) / (std(r) + 1e-6), with the unbiased deviation.
+
+    Args:
+        rewards: [G] rewards of G plays of one task, G >= 2.
+
+    Returns:
+        [G] advantages; all zero where the rewards are equal.
+
+    Raises:
+        RecordError: if G < 2.
+
+    Source: GRPO, arXiv:2402.03300.
+    """
+    centred = group_centered(rewards)
+    return centred / (rewards.std(ddof=1) + DEVIATION_FLOOR)
+
+
+def leave_one_out(rewards: Floats) -> Floats:
+    """A_i = r_i - mean of the others' rewards = G / (G - 1) * (r_i - mean(r)).
+
+    Args:
+        rewards: [G] rewards of G plays of one task, G >= 2.
+
+    Returns:
+        [G] advantages, which sum to zero.
+
+    Raises:
+        RecordError: if G < 2.
+
+    Source: RLOO, arXiv:2402.14740.
+    """
+    return group_centered(rewards) * (len(rewards) / (len(rewards) - 1))
+
+
+class _GroupCredit:
+    """Shared by the group rules: sort plays by (task, role), apply the rule to each group.
+
+    A group of one has nothing to compare with: its advantage is 0, and it is counted.
+    """
+
+    def __init__(self) -> None:
+        self.singletons = 0  # plays that had no other to be compared with, so far
+
+    def rule(self, rewards: Floats) -> Floats:
+        raise NotImplementedError
+
+    def assign(self, episodes: Sequence[Episode]) -> list[Advantages]:
+        """One mapping per episode: role -> one advantage per turn."""
+        groups: dict[tuple[str, str, str], list[int]] = {}
+        for index, episode in enumerate(episodes):
+            for rollout in episode.rollouts:
+                groups.setdefault((episode.arena, episode.task.id, rollout.role), []).append(index)
+        shared: list[dict[str, float]] = [{} for _ in episodes]
+        for (_, _, role), members in groups.items():
+            if len(members) == 1:
+                self.singletons += 1
+                shared[members[0]][role] = 0.0
+                continue
+            rewards = np.array([episodes[i].rewards[role] for i in members], np.float64)
+            for i, advantage in zip(members, self.rule(rewards).tolist(), strict=True):
+                shared[i][role] = advantage
+        return [per_turn(e, advantages) for e, advantages in zip(episodes, shared, strict=True)]
+
+    def state(self) -> dict[str, Any]:
+        """The count of singletons; groups need no memory."""
+        return {"singletons": self.singletons}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state`` returned."""
+        self.singletons = state["singletons"]
+
+
+class GRPOCredit(_GroupCredit):
+    """Reward minus the group's mean, divided by its deviation unless ``deviation`` is False."""
+
+    def __init__(self, *, deviation: bool = True) -> None:
+        super().__init__()
+        self.deviation = deviation
+
+    def rule(self, rewards: Floats) -> Floats:
+        """[G] advantages of one group."""
+        return group_standardised(rewards) if self.deviation else group_centered(rewards)
+
+
+class RLOOCredit(_GroupCredit):
+    """Reward minus the mean of the other plays of the group."""
+
+    def rule(self, rewards: Floats) -> Floats:
+        """[G] advantages of one group."""
+        return leave_one_out(rewards)
+
+
+def _need_two(rewards: Floats) -> None:
+    if len(rewards) < 2:
+        raise RecordError(f"a group of {len(rewards)} has no other play to compare with; expected 2 or more")

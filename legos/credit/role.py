@@ -1,0 +1,54 @@
+"""Role credit: a seat's reward against a moving average of that role's rewards."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from legos.credit.returns import Advantages, per_turn
+from legos.data.episode import Episode
+from legos.errors import ConfigError
+
+__all__ = ["RAECredit"]
+
+
+class RAECredit:
+    """Role-conditioned advantage estimation: A = r - b, then b <- decay * b + (1 - decay) * r.
+
+    One baseline per (arena, role), starting at 0 and kept in the checkpoint. Within one step every
+    play meets the baseline from before the step, so the result does not depend on the order in
+    which plays end; the baseline then moves by the step's mean, as far as that many plays would
+    have moved it: b <- decay^n b + (1 - decay^n) mean.
+
+    Source: SPIRAL, arXiv:2506.24119, section 3.3.
+    """
+
+    def __init__(self, *, decay: float = 0.95) -> None:
+        if not 0.0 <= decay < 1.0:
+            raise ConfigError(f"decay is {decay}; expected 0 <= decay < 1")
+        self.decay = decay
+        self.baselines: dict[tuple[str, str], float] = {}
+
+    def assign(self, episodes: Sequence[Episode]) -> list[Advantages]:
+        """One mapping per episode: role -> one advantage per turn."""
+        rewards: dict[tuple[str, str], list[float]] = {}
+        assigned: list[Advantages] = []
+        for episode in episodes:
+            advantages: dict[str, float] = {}
+            for rollout in episode.rollouts:
+                key = (episode.arena, rollout.role)
+                reward = episode.rewards[rollout.role]
+                advantages[rollout.role] = reward - self.baselines.get(key, 0.0)
+                rewards.setdefault(key, []).append(reward)
+            assigned.append(per_turn(episode, advantages))
+        for key, values in rewards.items():
+            keep = self.decay ** len(values)
+            mean = sum(values) / len(values)
+            self.baselines[key] = keep * self.baselines.get(key, 0.0) + (1.0 - keep) * mean
+        return assigned
+
+    def state(self) -> dict[str, Any]:
+        """The baselines."""
+        return {"baselines": [[arena, role, value] for (arena, role), value in self.baselines.items()]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state`` returned."""
+        self.baselines = {(arena, role): value for arena, role, value in state["baselines"]}

@@ -1,0 +1,29 @@
+"""Counter-based random numbers: a seed and a counter give the same number everywhere, in any order."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["mix", "uniforms"]
+
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def mix(*numbers: int) -> int:
+    """Hash integers into one of 63 bits (splitmix64 finaliser; Steele et al., OOPSLA 2014)."""
+    state = 0
+    for number in numbers:
+        state = (state + number + GOLDEN) & MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & MASK
+        state ^= state >> 31
+    return state >> 1
+
+
+def uniforms(seeds: NDArray[np.uint64], counters: NDArray[np.uint64]) -> NDArray[np.float32]:
+    """[N] numbers in [0, 1), each a function of its (seed, counter) alone, 24 bits fine."""
+    state = seeds + (counters + np.uint64(1)) * np.uint64(GOLDEN)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    return ((state >> np.uint64(40)).astype(np.float64) * 2.0**-24).astype(np.float32)

@@ -1,0 +1,120 @@
+"""From next-token logits to what the losses need: log-probabilities, entropy, divergence.
+
+P places, V vocabulary, K legal tokens of the place that has most, S samples, A chosen tokens.
+Everything is float32 and at the sampling temperature, as on the generating side.
+"""
+
+from typing import Any
+
+from legos.data.batch import Batch
+
+__all__ = ["IMPOSSIBLE", "Places", "chosen_logprobs", "entropy", "exact_kl", "place_logprobs"]
+
+IMPOSSIBLE = -1e9  # log-weight of a token outside the support; finite, so gradients stay finite
+
+
+class Places:
+    """The place fields of a batch as arrays of one namespace.
+
+    Attributes:
+        temperature: [P, 1].
+        legal: [P, K] legal token ids, 0 beyond their number.
+        is_legal: [P, K] True where ``legal`` holds one.
+        has_legal: [P] True where the legal tokens are known.
+        restricted: [P] True where only legal tokens could be sampled.
+        any_legal, all_legal, any_restricted: the same as Python booleans.
+    """
+
+    def __init__(self, xp: Any, batch: Batch) -> None:
+        known = (batch.place_legal >= 0).any(axis=1)
+        self.any_legal, self.all_legal = bool(known.any()), bool(known.all())
+        self.any_restricted = bool(batch.place_restricted.any())
+        self.temperature = xp.array(batch.place_temperature[:, None])
+        self.is_legal = xp.array(batch.place_legal >= 0)
+        self.legal = xp.array(batch.place_legal.clip(0))
+        self.has_legal = xp.array(known)
+        self.restricted = xp.array(batch.place_restricted)
+
+
+def place_logprobs(xp: Any, logits: Any, places: Places) -> tuple[Any, Any]:
+    """Log-probabilities of the distribution each place was sampled from.
+
+    Args:
+        xp: array namespace.
+        logits: [P, V] float32, untempered.
+        places: temperatures and legal tokens.
+
+    Returns:
+        [P, V] log-probabilities over the support (the vocabulary, or the legal tokens where
+        sampling was restricted to them; tokens outside it hold values that must not be read),
+        and [P, K] the same for the legal tokens, ``IMPOSSIBLE`` where there is none.
+    """
+    logits = logits / places.temperature
+    normaliser = _logsumexp(xp, logits)
+    if not places.any_legal:
+        return logits - normaliser, None
+    legal = xp.where(places.is_legal, xp.take_along_axis(logits, places.legal, axis=1), IMPOSSIBLE)
+    if places.any_restricted:
+        normaliser = xp.where(places.restricted[:, None], _logsumexp(xp, legal), normaliser)
+    return logits - normaliser, xp.where(places.is_legal, legal - normaliser, IMPOSSIBLE)
+
+
+def chosen_logprobs(place_logprob: Any, sample_place: Any, target: Any) -> Any:
+    """[S, A] log-probability of each chosen token from [P, V] ``place_logprob``."""
+    return place_logprob[sample_place, target]
+
+
+def entropy(xp: Any, place_logprob: Any, legal_logprob: Any, places: Places) -> Any:
+    """H = -sum p log p at each place, over the legal tokens where they are known.
+
+    Legal probabilities are renormalised: the bonus spreads moves and never teaches illegal ones.
+
+    Args:
+        xp: array namespace.
+        place_logprob: [P, V] from ``place_logprobs``.
+        legal_logprob: [P, K] from ``place_logprobs``, or None.
+        places: legal tokens.
+
+    Returns:
+        [P] nats.
+    """
+    if not places.any_legal:
+        return -xp.sum(xp.exp(place_logprob) * place_logprob, axis=1)
+    weights = xp.where(places.has_legal[:, None], legal_logprob, 0.0)
+    log_p = weights - _logsumexp(xp, weights)
+    over_legal = -xp.sum(xp.where(places.is_legal, xp.exp(log_p) * log_p, 0.0), axis=1)
+    if places.all_legal:
+        return over_legal
+    log_q = xp.where(places.has_legal[:, None], 0.0, place_logprob)
+    over_all = -xp.sum(xp.exp(log_q) * log_q, axis=1)
+    return xp.where(places.has_legal, over_legal, over_all)
+
+
+def exact_kl(xp: Any, policy: tuple[Any, Any], other: tuple[Any, Any], places: Places) -> Any:
+    """KL(policy || other) = sum p (log p - log q) at each place, over the support sampled from.
+
+    Args:
+        xp: array namespace.
+        policy: what ``place_logprobs`` returned for the policy.
+        other: what it returned for the other policy; no gradient flows there.
+        places: legal tokens and restriction.
+
+    Returns:
+        [P] nats, >= 0 up to rounding.
+    """
+    log_p, log_q = policy[0], other[0]
+    if not places.any_restricted:
+        return xp.sum(xp.exp(log_p) * (log_p - log_q), axis=1)
+    open_p = xp.where(places.restricted[:, None], 0.0, log_p)
+    open_q = xp.where(places.restricted[:, None], 0.0, log_q)
+    over_all = xp.sum(xp.exp(open_p) * (open_p - open_q), axis=1)
+    legal = xp.where(places.is_legal, policy[1], 0.0)
+    gap = legal - xp.where(places.is_legal, other[1], 0.0)
+    over_legal = xp.sum(xp.where(places.is_legal, xp.exp(legal) * gap, 0.0), axis=1)
+    return xp.where(places.restricted, over_legal, over_all)
+
+
+def _logsumexp(xp: Any, x: Any) -> Any:
+    """[..., 1] log of the sum of exponentials over the last axis."""
+    top = xp.max(x, axis=-1, keepdims=True)
+    return top + xp.log(xp.sum(xp.exp(x - top), axis=-1, keepdims=True))
