@@ -1,0 +1,159 @@
+"""A small model as the files of a hub folder: configuration, weights, tokenizer."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+
+from legos.builtin.vocabulary import BOS, END, PAD, TOKENS, token_id, write_tokenizer
+from legos.errors import ModelError
+
+__all__ = ["Architecture", "ModelShape", "Weights", "model_config", "random_weights", "weight_shapes", "write_model"]
+
+Architecture = Literal["llama", "qwen3"]
+Weights = Mapping[str, npt.NDArray[np.float32]]
+
+_CLASS_NAMES: Mapping[Architecture, str] = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """The sizes of a decoder-only model with rotary positions, SwiGLU and an untied output head."""
+
+    architecture: Architecture = "llama"
+    hidden: int = 64  # width of the residual stream
+    layers: int = 2
+    heads: int = 2
+    kv_heads: int = 2  # heads % kv_heads == 0
+    head_dim: int = 32
+    intermediate: int = 192  # width of the SwiGLU
+    vocab: int = len(TOKENS)  # rows of the embedding; at least the tokenizer's tokens
+    max_positions: int = 2048
+    rope_theta: float = 10000.0
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no loader would open.
+
+        Raises:
+            ModelError: naming the size and what it must be.
+        """
+        if self.architecture not in _CLASS_NAMES:
+            known = ", ".join(_CLASS_NAMES)
+            raise ModelError(f"architecture is {self.architecture!r}; expected one of {known}")
+        if self.vocab < len(TOKENS):
+            raise ModelError(
+                f"vocab is {self.vocab}; the built-in tokenizer has {len(TOKENS)} tokens, "
+                "each of which needs a row"
+            )
+        if self.heads % self.kv_heads:
+            raise ModelError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+
+
+def write_model(folder: Path, shape: ModelShape, weights: Weights) -> None:
+    """Write a whole model folder: the same arguments give the same bytes.
+
+    Args:
+        folder: made where it does not exist; files of an earlier model are replaced.
+        shape: what ``config.json`` says.
+        weights: the arrays of `weight_shapes`, written as fp32.
+
+    Raises:
+        ModelError: an array is missing, unknown or of another shape.
+    """
+    _check(shape, weights)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "config.json", model_config(shape))
+    ends = {
+        "bos_token_id": token_id(BOS),
+        "eos_token_id": token_id(END),
+        "pad_token_id": token_id(PAD),
+    }
+    _write_json(folder / "generation_config.json", ends)
+    write_tokenizer(folder, max_tokens=shape.max_positions)
+    arrays = {name: np.ascontiguousarray(array, np.float32) for name, array in weights.items()}
+    save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def weight_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every array under its hub name, in the order of the forward pass."""
+    hidden, width = shape.hidden, shape.intermediate
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab, hidden)}
+    for index in range(shape.layers):
+        layer = f"model.layers.{index}"
+        shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
+        shapes[f"{layer}.self_attn.q_proj.weight"] = (queries, hidden)
+        shapes[f"{layer}.self_attn.k_proj.weight"] = (keys, hidden)
+        shapes[f"{layer}.self_attn.v_proj.weight"] = (keys, hidden)
+        if shape.architecture == "qwen3":
+            shapes[f"{layer}.self_attn.q_norm.weight"] = (shape.head_dim,)
+            shapes[f"{layer}.self_attn.k_norm.weight"] = (shape.head_dim,)
+        shapes[f"{layer}.self_attn.o_proj.weight"] = (hidden, queries)
+        shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
+        shapes[f"{layer}.mlp.gate_proj.weight"] = (width, hidden)
+        shapes[f"{layer}.mlp.up_proj.weight"] = (width, hidden)
+        shapes[f"{layer}.mlp.down_proj.weight"] = (hidden, width)
+    shapes["model.norm.weight"] = (hidden,)
+    shapes["lm_head.weight"] = (shape.vocab, hidden)
+    return shapes
+
+
+def random_weights(shape: ModelShape, rng: np.random.Generator) -> Weights:
+    """Draw fresh weights: norms are one, matrices normal with deviation ``1 / sqrt(inputs)``."""
+
+    def draw(name: str, size: tuple[int, ...]) -> npt.NDArray[np.float32]:
+        if len(size) == 1:
+            return np.ones(size, np.float32)
+        deviation = 1.0 if name.startswith("model.embed") else 1.0 / math.sqrt(size[1])
+        return (rng.standard_normal(size) * deviation).astype(np.float32)
+
+    return {name: draw(name, size) for name, size in weight_shapes(shape).items()}
+
+
+def _check(shape: ModelShape, weights: Weights) -> None:
+    expected = weight_shapes(shape)
+    odd = sorted(expected.keys() ^ weights.keys())
+    if odd:
+        state = "missing" if odd[0] in expected else "unknown"
+        raise ModelError(f"weight {odd[0]!r} is {state} in a {shape.architecture} model of {shape}")
+    for name, size in expected.items():
+        if weights[name].shape != size:
+            raise ModelError(f"weight {name!r} has shape {weights[name].shape}; expected {size}")
+
+
+def model_config(shape: ModelShape) -> dict[str, Any]:
+    """Return what `config.json` says of a model of this shape."""
+    return {
+        "architectures": [_CLASS_NAMES[shape.architecture]],
+        "model_type": shape.architecture,
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.intermediate,
+        "hidden_act": "silu",
+        "vocab_size": shape.vocab,
+        "max_position_embeddings": shape.max_positions,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        # Some loaders read the one key, some the other.
+        "rope_theta": shape.rope_theta,
+        "rope_parameters": {"rope_theta": shape.rope_theta, "rope_type": "default"},
+        "bos_token_id": token_id(BOS),
+        "eos_token_id": token_id(END),
+        "pad_token_id": token_id(PAD),
+        "torch_dtype": "float32",
+    }
+
+
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,106 @@
+"""The built-in model's character vocabulary and chat format, as the files a hub tokenizer has.
+
+The files are written as plain JSON rather than through a tokenizer library, so that the same kit
+writes the same bytes under every version of that library.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ASSISTANT", "BOS", "CHAT_TEMPLATE", "END", "PAD", "TOKENS", "token_id", "write_tokenizer"]
+
+PAD = "<|pad|>"
+BOS = "<|bos|>"
+END = "<|end|>"  # ends every message, so it is the end-of-sequence token too
+SYSTEM = "<|system|>"
+USER = "<|user|>"
+ASSISTANT = "<|assistant|>"
+
+SPECIALS = (PAD, BOS, END, SYSTEM, USER, ASSISTANT)
+CHARACTERS = ("\n", *(chr(code) for code in range(0x20, 0x7F)))
+BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+TOKENS = SPECIALS + CHARACTERS + BYTES  # [V] the token of every id
+
+# Two tokens per message and two per prompt; every message ends with what ends a completion, so a
+# conversation that goes on extends the tokens of its earlier turns.
+CHAT_TEMPLATE = (
+    "{{- bos_token }}"
+    "{%- for message in messages %}"
+    "{%- if message['role'] in ['system', 'assistant'] %}{{- '<|' + message['role'] + '|>' }}"
+    "{%- else %}{{- '<|user|>' }}{%- endif %}"
+    "{{- message['content'] + '<|end|>' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"
+)
+
+
+def token_id(token: str) -> int:
+    """Return the id of a special token or of one character that has a token of its own."""
+    return TOKENS.index(token)
+
+
+def write_tokenizer(folder: Path, *, max_tokens: int) -> None:
+    """Write ``tokenizer.json``, ``tokenizer_config.json`` and ``special_tokens_map.json``.
+
+    Printable ASCII and the newline are single tokens; everything else falls back to the bytes of
+    its UTF-8 form, so every text survives encoding and decoding.
+
+    Args:
+        folder: an existing folder.
+        max_tokens: the longest sequence the model beside it takes.
+    """
+    _write_json(folder / "tokenizer.json", _tokenizer())
+    names = {"bos_token": BOS, "eos_token": END, "pad_token": PAD}
+    _write_json(folder / "special_tokens_map.json", names)
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **names,
+        "additional_special_tokens": [SYSTEM, USER, ASSISTANT],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": max_tokens,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    _write_json(folder / "tokenizer_config.json", settings)
+
+
+def _tokenizer() -> dict[str, Any]:
+    added = [
+        {
+            "id": index,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+        for index, token in enumerate(SPECIALS)
+    ]
+    model = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": True,
+        "ignore_merges": False,
+        "vocab": {token: index for index, token in enumerate(TOKENS)},
+        "merges": [],
+    }
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": model,
+    }
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
