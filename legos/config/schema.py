@@ -1,0 +1,283 @@
+"""Every setting of a run in a few small groups, each with its meaning, unit and range.
+
+Settings are read by ``resolve`` from TOML files and the command line. Only ``legos.build`` and the
+commands see them; all other parts take explicit arguments.
+"""
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
+
+from legos.config.setting import Settings, knob
+from legos.errors import ConfigError
+
+__all__ = [
+    "CreditName",
+    "GenerationConfig",
+    "IllegalMove",
+    "LoopConfig",
+    "PlayConfig",
+    "RunConfig",
+    "TrackConfig",
+    "TrainingConfig",
+]
+
+CreditName = Literal["grpo", "grpo_std", "rloo", "rae"]
+IllegalMove = Literal["forfeit", "retry", "random"]
+
+_TOKEN_CLIP = (0.2, 0.2)  # PPO, arXiv:1707.06347
+_SEQUENCE_CLIP = (3e-4, 4e-4)  # GSPO, arXiv:2507.18071
+
+
+class TrainingConfig(Settings):
+    """The optimiser step: its size, its loss, its learning rate, and the LoRA adapter it moves."""
+
+    micro_batch_tokens: int = knob(
+        4096,
+        "Padded tokens of distinct rows computed at once; splits the work, never the result.",
+        unit="tokens",
+        ge=1,
+    )
+    min_samples_per_step: int = knob(
+        16, "Samples gathered before one optimiser step.", unit="samples", ge=1
+    )
+    importance_sampling: Literal["token", "sequence"] = knob(
+        "token", "Ratio that is clipped: of each token (PPO) or of the whole sample (GSPO)."
+    )
+    clip_range: float | None = knob(
+        None,
+        "How far the ratio may fall below 1, and rise above it where clip_range_high is none; "
+        "none: 0.2 in token mode, 3e-4 (4e-4 upwards) in sequence mode.",
+        gt=0,
+        lt=1,
+    )
+    clip_range_high: float | None = knob(
+        None, "How far the ratio may rise above 1; none: as clip_range.", gt=0
+    )
+    dual_clip: float | None = knob(
+        3.0, "Bound on the ratio where the advantage is negative; none: no bound.", gt=1
+    )
+    clip_skip_threshold: float = knob(
+        0.3,
+        "Token mode: a step in which a larger share of the tokens is clipped is skipped.",
+        unit="share",
+        gt=0,
+        le=1,
+    )
+    sequence_clip_skip_threshold: float = knob(
+        0.9,
+        "Sequence mode: a step in which a larger share of the samples is clipped is skipped.",
+        unit="share",
+        gt=0,
+        le=1,
+    )
+    staleness_limit: int = knob(
+        3,
+        "Oldest policy a sample's tokens may come from; 0: generation and training take turns.",
+        unit="optimiser steps",
+        ge=0,
+    )
+    kl_coef: float = knob(0.1, "Weight of the KL to the model without LoRA.", ge=0)
+    ema_kl_coef: float = knob(0.0, "Weight of the KL to the average of the adapter's past.", ge=0)
+    ema_decay: float = knob(
+        0.95, "Share of the average that is kept at each optimiser step.", unit="share", ge=0, lt=1
+    )
+    entropy_coef: float = knob(
+        0.0, "Weight of the entropy bonus over the legal moves at step 0.", ge=0
+    )
+    entropy_coef_end: float = knob(
+        0.0, "Weight of the entropy bonus at the end of its linear schedule.", ge=0
+    )
+    entropy_steps: int | None = knob(
+        None, "Length of the entropy schedule; none: the whole run.", unit="optimiser steps", ge=1
+    )
+    learning_rate: float = knob(1e-5, "Step size of Adam after the warm-up.", gt=0, le=1)
+    learning_rate_end_fraction: float = knob(
+        1.0,
+        "Share of the learning rate left at the last step, reached linearly.",
+        unit="share",
+        ge=0,
+        le=1,
+    )
+    warmup_steps: int = knob(
+        0, "Steps in which the learning rate rises linearly from 0.", unit="optimiser steps", ge=0
+    )
+    weight_decay: float = knob(0.0, "Decoupled weight decay (AdamW).", ge=0, lt=1)
+    adam_beta1: float = knob(0.9, "Decay of Adam's first moment.", ge=0, lt=1)
+    adam_beta2: float = knob(0.95, "Decay of Adam's second moment.", ge=0, lt=1)
+    max_grad_norm: float = knob(1.0, "Gradients are scaled down to this norm.", gt=0)
+    loss_normalisation: Literal["token", "sample", "constant", "prompt"] = knob(
+        "token", "What the loss is averaged over: tokens, samples, a constant length, or groups."
+    )
+    constant_length: int | None = knob(
+        None,
+        "Length that stands for every sample where loss_normalisation is 'constant'.",
+        unit="tokens",
+        ge=1,
+    )
+    lora_rank: int = knob(8, "Rank of each LoRA pair.", ge=1, le=1024)
+    lora_layers: int = knob(
+        16, "Transformer blocks that get LoRA, counted from the last.", unit="layers", ge=1
+    )
+    lora_alpha: float = knob(
+        32.0,
+        "LoRA's output is multiplied by alpha / rank, so that one learning rate suits any rank.",
+        gt=0,
+    )
+    lora_head: bool | None = knob(
+        None, "Whether the output head gets LoRA; none: only where the model is small."
+    )
+
+    @property
+    def clip_low(self) -> float:
+        """How far the ratio may fall below 1 in the mode chosen."""
+        return self._mode_clip[0] if self.clip_range is None else self.clip_range
+
+    @property
+    def clip_high(self) -> float:
+        """How far the ratio may rise above 1 in the mode chosen."""
+        if self.clip_range_high is not None:
+            return self.clip_range_high
+        return self._mode_clip[1] if self.clip_range is None else self.clip_range
+
+    @property
+    def skip_threshold(self) -> float:
+        """Share of clipped terms beyond which the mode chosen skips a step."""
+        token = self.importance_sampling == "token"
+        return self.clip_skip_threshold if token else self.sequence_clip_skip_threshold
+
+    @property
+    def lora_scale(self) -> float:
+        """Multiplier of LoRA's output: alpha / rank."""
+        return self.lora_alpha / self.lora_rank
+
+    @property
+    def _mode_clip(self) -> tuple[float, float]:
+        return _TOKEN_CLIP if self.importance_sampling == "token" else _SEQUENCE_CLIP
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        constant = self.loss_normalisation == "constant"
+        if constant != (self.constant_length is not None):
+            raise ConfigError(
+                f"loss_normalisation is {self.loss_normalisation!r} and constant_length is "
+                f"{self.constant_length}; 'constant' needs a length, and nothing else uses one"
+            )
+        if self.entropy_coef_end > self.entropy_coef and self.entropy_steps is None:
+            raise ConfigError(
+                f"entropy_coef_end {self.entropy_coef_end} is above entropy_coef "
+                f"{self.entropy_coef}; a bonus that grows needs entropy_steps"
+            )
+        return self
+
+
+class GenerationConfig(Settings):
+    """How completions are sampled, and how many at once."""
+
+    temperature: float = knob(1.0, "Sampling temperature of training play.", gt=0, le=10)
+    max_tokens: int = knob(256, "Longest completion of one turn.", unit="tokens", ge=1)
+    max_batch: int = knob(256, "Completions decoded together.", unit="rows", ge=1)
+    prefill_tokens: int = knob(512, "Prompt tokens read in one piece.", unit="tokens", ge=1)
+
+
+class PlayConfig(Settings):
+    """How the arena is played; none leaves a choice to the arena."""
+
+    tasks_per_step: int | None = knob(
+        None, "Tasks played for one training batch; none: the arena's own.", unit="tasks", ge=1
+    )
+    group_size: int | None = knob(
+        None, "Plays of each task that are compared; none: the arena's own.", unit="episodes", ge=1
+    )
+    credit: CreditName | None = knob(
+        None, "Rule from rewards to advantages; none: the arena's own."
+    )
+    illegal: IllegalMove | None = knob(
+        None,
+        "What an illegal move costs: the play, another try with the reason, or a random "
+        "legal move in its place; none: the arena's own.",
+    )
+    restrict_choices: bool = knob(
+        False, "Sample only among the legal moves, where the arena names them."
+    )
+    concurrency: int = knob(256, "Plays going on at once.", unit="episodes", ge=1)
+    options: dict[str, Any] = knob({}, "Arguments of the arena's constructor, by name.")
+
+
+class LoopConfig(Settings):
+    """The run: its length, its overlap, and what it leaves behind."""
+
+    steps: int = knob(200, "Length of the run.", unit="optimiser steps", ge=1)
+    step_concurrency: int = knob(
+        2, "Training batches being played at once.", unit="batches", ge=1, le=64
+    )
+    deterministic: bool = knob(
+        False,
+        "Generation and training take turns on one thread, so that a run repeats bit for bit; "
+        "sets staleness_limit to 0 and step_concurrency to 1.",
+    )
+    checkpoint_every: int = knob(
+        50, "Steps between checkpoints; 0: only the last.", unit="optimiser steps", ge=0
+    )
+    keep_checkpoints: int = knob(3, "Newest checkpoints that are kept.", unit="checkpoints", ge=1)
+    evaluate_every: int = knob(
+        50,
+        "Steps between evaluations; 0: only the first and the last.",
+        unit="optimiser steps",
+        ge=0,
+    )
+    episodes_kept_per_step: int = knob(
+        8, "Plays written to the run folder at each step.", unit="episodes", ge=0
+    )
+
+
+class TrackConfig(Settings):
+    """Where the numbers go besides metrics.jsonl."""
+
+    console: bool = knob(True, "Show a table while the run goes on.")
+    wandb: Literal["off", "auto", "online", "offline"] = knob(
+        "off", "Weights & Biases; auto: online where a key is configured, else offline."
+    )
+    project: str = knob("legos", "Weights & Biases project.")
+
+
+class RunConfig(Settings):
+    """One run: a model, an arena, and how they meet."""
+
+    model: str = knob("builtin", "A model folder, a hub name, or the built-in model.")
+    arena: str = knob("nim", "An arena's name, path/to/file.py:Class, or package.module:Class.")
+    out: Path | None = knob(None, "Run folder; none: a new one under runs/.", loose=True)
+    seed: int = knob(0, "Of everything random in the run.", ge=0, lt=2**32)
+    training: TrainingConfig = knob(TrainingConfig(), "The optimiser step.")
+    generation: GenerationConfig = knob(GenerationConfig(), "Sampling.")
+    play: PlayConfig = knob(PlayConfig(), "Playing the arena.")
+    loop: LoopConfig = knob(LoopConfig(), "The run as a whole.")
+    track: TrackConfig = knob(TrackConfig(), "Where numbers go.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        training, loop, play = self.training, self.loop, self.play
+        if loop.deterministic and training.staleness_limit > 0:
+            raise ConfigError(
+                "loop.deterministic is true but training.staleness_limit is "
+                f"{training.staleness_limit}; a deterministic run allows no lag: "
+                "set the limit to 0 or leave it out"
+            )
+        if loop.deterministic and loop.step_concurrency > 1:
+            raise ConfigError(
+                f"loop.deterministic is true but loop.step_concurrency is {loop.step_concurrency}; "
+                "a deterministic run plays one batch at a time: set it to 1 or leave it out"
+            )
+        if play.group_size == 1 and play.credit not in (None, "rae"):
+            raise ConfigError(
+                f"play.group_size is 1 but play.credit {play.credit!r} compares the plays of a "
+                "group; every advantage would be 0: use at least 2, or credit 'rae'"
+            )
+        if self.generation.max_tokens > training.micro_batch_tokens:
+            raise ConfigError(
+                f"generation.max_tokens {self.generation.max_tokens} exceeds "
+                f"training.micro_batch_tokens {training.micro_batch_tokens}; "
+                "such a completion would fit no batch"
+            )
+        return self

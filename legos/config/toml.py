@@ -1,0 +1,68 @@
+"""Settings written as TOML: one line each, with the source of its value beside it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from legos.errors import ConfigError
+
+__all__ = ["write_toml"]
+
+
+def write_toml(values: Mapping[str, object], sources: Mapping[str, str]) -> str:
+    """Write dotted settings as tables.
+
+    None, which TOML lacks, is written as the text ``"none"``.
+
+    Args:
+        values: dotted name -> value, those without a dot first.
+        sources: dotted name -> where the value came from; written as a comment.
+
+    Raises:
+        ConfigError: a value that TOML cannot hold.
+    """
+    tables: dict[str, list[str]] = {}
+    for name, value in values.items():
+        table, last = _table_and_key(name)
+        comment = f"  # {sources[name]}" if name in sources else ""
+        line = f"{_key(last)} = {_value(value, name)}{comment}".replace("\n", " ")
+        tables.setdefault(table, []).append(line)
+    blocks = [
+        "\n".join([f"[{table}]", *lines] if table else lines) for table, lines in tables.items()
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _table_and_key(name: str) -> tuple[str, str]:
+    """``play.options.a.b`` is key ``a.b`` of the table ``play.options``."""
+    parts = name.split(".", 2)
+    return ".".join(parts[:-1]), parts[-1]
+
+
+def _key(name: str) -> str:
+    bare = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
+    return name if bare else _text(name)
+
+
+def _text(text: str) -> str:
+    # JSON's escapes are TOML's too, but for the control character 0x7f.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _value(value: object, name: str) -> str:
+    if value is None:
+        return '"none"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str | Path):
+        return _text(str(value))
+    if isinstance(value, Mapping):
+        table = cast("Mapping[str, object]", value)
+        return "{" + ", ".join(f"{_key(k)} = {_value(v, name)}" for k, v in table.items()) + "}"
+    if isinstance(value, Sequence):
+        items = cast("Sequence[object]", value)
+        return "[" + ", ".join(_value(item, name) for item in items) + "]"
+    raise ConfigError(f"{name} is {value!r}; expected a value that TOML can hold")
