@@ -1,6 +1,6 @@
 """The model that ships with the kit: a small character model in the hub's format, ready to play."""
 
-from importlib.resources import files
+from importlib import resources
 from pathlib import Path
 
 from legos.errors import ModelError
@@ -14,7 +14,7 @@ def builtin_path() -> Path:
     Raises:
         ModelError: the kit runs from an archive, where a model has no folder.
     """
-    folder = files("legos.builtin") / "model"
+    folder = resources.files("legos.builtin") / "model"
     if not isinstance(folder, Path):
         raise ModelError(
             f"the built-in model is inside an archive ({folder}) and needs a folder; "
