@@ -1,0 +1,123 @@
+"""The in-process client: messages in, completions out, straight from an engine."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from legos.chat.tokenizer import ChatTokenizer
+from legos.data.choices import ChoiceNode, choice_tree
+from legos.data.message import Completion, Message, Sampling
+from legos.data.request import Generated, Request
+from legos.errors import RequestError
+from legos.protocols import Engine
+
+__all__ = ["EngineClient"]
+
+
+class EngineClient:
+    """Asks an engine in this process.
+
+    What is asked within one turn of the event loop reaches the engine as one submission, so a
+    thousand plays that wake together are batched together.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: ChatTokenizer) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._tree = lru_cache(maxsize=4096)(self._make_tree)
+        self._decode = lru_cache(maxsize=65536)(tokenizer.decode)
+        self._next = 0
+        self._outbox: list[tuple[int, Request]] = []
+        self._futures: dict[int, asyncio.Future[Generated]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def complete(
+        self, prompt: Sequence[Message] | Sequence[int], sampling: Sampling, *, adapter: str = "policy"
+    ) -> Completion:
+        """Sample one completion of chat messages or token ids.
+
+        Raises:
+            RequestError: the request cannot be served.
+            EngineError: the engine died or was closed.
+        """
+        started = time.perf_counter()
+        prompt_ids = self._prompt_ids(prompt)
+        request = Request(
+            prompt_ids=prompt_ids,
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            seed=sampling.seed,
+            end_ids=self._tokenizer.end_ids,
+            choices=self._tree(sampling.choices) if sampling.choices else None,
+            restrict=sampling.restrict,
+            stops=self._stops(sampling.stop) if sampling.stop else None,
+            adapter=adapter,
+        )
+        generated = await self._submit(request)
+        return Completion(
+            prompt_ids=prompt_ids,
+            token_ids=generated.token_ids,
+            logprobs=generated.logprobs,
+            versions=generated.versions,
+            text=_cut(self._decode(generated.token_ids), sampling.stop),
+            finish_reason=generated.finish_reason,
+            legal=generated.legal,
+            restricted=sampling.restrict,
+            temperature=sampling.temperature,
+            adapter=adapter,
+            elapsed_s=time.perf_counter() - started,
+        )
+
+    def _submit(self, request: Request) -> asyncio.Future[Generated]:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._outbox, self._futures = loop, [], {}
+        if not self._outbox:
+            loop.call_soon(self._flush)
+        future: asyncio.Future[Generated] = loop.create_future()
+        self._next += 1
+        self._futures[self._next] = future
+        self._outbox.append((self._next, request))
+        return future
+
+    def _flush(self) -> None:
+        outbox, self._outbox = self._outbox, []
+        self._engine.submit(outbox, self._deliver)
+
+    def _deliver(self, results: Sequence[tuple[int, Generated | Exception]]) -> None:
+        """Called from the engine's thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._resolve, results)
+
+    def _resolve(self, results: Sequence[tuple[int, Generated | Exception]]) -> None:
+        for number, result in results:
+            future = self._futures.pop(number, None)
+            if future is None or future.done():
+                continue
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+    def _prompt_ids(self, prompt: Sequence[Message] | Sequence[int]) -> tuple[int, ...]:
+        if not prompt:
+            raise RequestError("the prompt is empty; expected messages or token ids")
+        if isinstance(prompt[0], Message):
+            return self._tokenizer.render(prompt)
+        return tuple(prompt)
+
+    def _make_tree(self, choices: tuple[str, ...]) -> ChoiceNode:
+        return choice_tree(
+            [self._tokenizer.encode(choice) for choice in choices], end_ids=self._tokenizer.end_ids
+        )
+
+    def _stops(self, stop: tuple[str, ...]) -> Callable[[tuple[int, ...]], bool]:
+        decode = self._tokenizer.decode
+        return lambda tokens: any(text in decode(tokens) for text in stop)
+
+
+def _cut(text: str, stop: tuple[str, ...]) -> str:
+    """The text before the first stop text in it."""
+    places = [place for place in (text.find(word) for word in stop) if place >= 0]
+    return text[: min(places)] if places else text

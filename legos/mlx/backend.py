@@ -1,0 +1,220 @@
+"""The MLX backend: gradients of the LoRA arrays, the optimiser, and the averaged adapter."""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+import numpy as np
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
+
+from legos.data.batch import Batch
+from legos.errors import AdapterError, CheckpointError
+from legos.losses.objective import Objective, StepResult
+from legos.losses.total import SUMS, BatchArrays, total_loss
+from legos.mlx.forward import CausalModel
+from legos.mlx.lora import check_fits, lora_arrays, set_lora_arrays, without_lora
+from legos.mlx.worker import Worker
+from legos.weights.adapter import Adapter, LoraShape
+
+__all__ = ["MlxBackend"]
+
+logger = logging.getLogger(__name__)
+STATE_FILE = "optimiser.safetensors"
+EMA_FILE = "average.safetensors"
+ADAPTER_FILE = "adapter.safetensors"
+
+
+class MlxBackend:
+    """Owns the trained adapter of one module tree; every call runs on the worker's thread."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        model: nn.Module,
+        shape: LoraShape,
+        *,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.0,
+    ) -> None:
+        """Take over a module tree that the worker's thread has built, LoRA already in it.
+
+        Args:
+            worker: runs everything that touches the tree.
+            model: the tree.
+            shape: where LoRA stands in it.
+            betas: decay of AdamW's moments.
+            weight_decay: of AdamW, on the LoRA arrays.
+        """
+        self._worker = worker
+        self._model = model
+        self._forward = CausalModel(model)
+        self._shape = shape
+        self._optimiser = optim.AdamW(
+            learning_rate=0.0, betas=list(betas), weight_decay=weight_decay, bias_correction=True
+        )
+        self._average = lora_arrays(model)
+        self._version = 0
+        worker.call(self._optimiser.init, model.trainable_parameters()).result()
+
+    @property
+    def version(self) -> int:
+        """Optimiser steps applied so far."""
+        return self._version
+
+    def step(
+        self, batches: Sequence[Batch], objective: Objective, *, learning_rate: float
+    ) -> StepResult:
+        """One optimiser step over all batches, or none at all.
+
+        The step is left out, and the weights stay as they are, when a larger share of the tokens
+        than ``clip_skip_threshold`` was clipped or when the loss or a gradient is not finite.
+        """
+        return self._worker.call(self._step, batches, objective, learning_rate).result()
+
+    def adapter(self, name: str = "policy") -> Adapter:
+        """The adapter as trained so far; nothing is copied and its arrays never change."""
+        return Adapter(
+            name=name, version=self._version, shape=self._shape, arrays=lora_arrays(self._model)
+        )
+
+    def load(self, adapter: Adapter) -> None:
+        """Start from an adapter; the optimiser keeps its state.
+
+        Raises:
+            AdapterError: it does not fit.
+        """
+        self._worker.call(self._load, adapter.arrays, adapter.version).result()
+        self._average = lora_arrays(self._model)
+
+    def save(self, folder: Path) -> None:
+        """Write adapter, average and optimiser state into an existing folder."""
+        self._worker.call(self._save, folder).result()
+
+    def restore(self, folder: Path) -> None:
+        """Read what ``save`` wrote.
+
+        Raises:
+            CheckpointError: a file is missing, damaged or of another model.
+        """
+        try:
+            self._worker.call(self._restore, folder).result()
+        except (AdapterError, ValueError, KeyError, RuntimeError, OSError) as error:
+            raise CheckpointError(f"{folder} cannot be restored: {error}") from error
+
+    def _step(
+        self, batches: Sequence[Batch], objective: Objective, learning_rate: float
+    ) -> StepResult:
+        loss = 0.0
+        sums = np.zeros(len(SUMS))
+        gradients = None
+        for batch in batches:
+            value, counted, grads = self._gradients(batch, objective)
+            gradients = grads if gradients is None else tree_map(mx.add, gradients, grads)
+            mx.eval(value, counted, gradients)
+            loss += value.item()
+            sums += np.array(counted, np.float64)
+        gradients, norm = optim.clip_grad_norm(gradients, objective.max_grad_norm)
+        grad_norm = norm.item()
+        metrics = _metrics(loss, sums, grad_norm)
+        reason = None
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            reason = "non_finite"
+        elif metrics["clip_fraction"] > objective.clip_skip_threshold:
+            reason = "clip_skip"
+        if reason is None:
+            self._apply(gradients, learning_rate, objective.ema_decay)
+        else:
+            logger.warning("optimiser step left out: %s (%s)", reason, metrics)
+        return StepResult(applied=reason is None, reason=reason, metrics=metrics)
+
+    def _gradients(self, batch: Batch, objective: Objective) -> tuple[mx.array, mx.array, dict]:
+        """Loss, metric sums and LoRA gradients of one batch."""
+        arrays = BatchArrays(mx, batch)
+        rows = mx.array(batch.input_ids), mx.array(batch.place_row), mx.array(batch.place_column)
+        reference = average = None
+        if objective.kl_coef:
+            with without_lora(self._model):
+                reference = self._forward.logits_at(*rows)
+                mx.eval(reference)
+        if objective.ema_kl_coef:
+            average = self._average_logits(rows)
+
+        def loss() -> tuple[mx.array, mx.array]:
+            logits = self._forward.logits_at(*rows)
+            return total_loss(mx, logits, reference, average, arrays, objective)
+
+        (value, counted), gradients = nn.value_and_grad(self._model, loss)()
+        return value, counted, gradients
+
+    def _average_logits(self, rows: tuple[mx.array, mx.array, mx.array]) -> mx.array:
+        current = lora_arrays(self._model)
+        set_lora_arrays(self._model, self._average)
+        try:
+            logits = self._forward.logits_at(*rows)
+            mx.eval(logits)
+        finally:
+            set_lora_arrays(self._model, current)
+        return logits
+
+    def _apply(self, gradients: dict, learning_rate: float, ema_decay: float) -> None:
+        self._optimiser.learning_rate = learning_rate
+        self._optimiser.update(self._model, gradients)
+        trained = lora_arrays(self._model)
+        self._average = {
+            name: ema_decay * old + (1.0 - ema_decay) * trained[name]
+            for name, old in self._average.items()
+        }
+        mx.eval(trained, self._average, self._optimiser.state)
+        self._version += 1
+
+    def _load(self, arrays: Mapping[str, mx.array], version: int) -> None:
+        fresh = {name: mx.array(array) for name, array in arrays.items()}
+        check_fits(fresh, lora_arrays(self._model), name=f"v{version}")
+        mx.eval(list(fresh.values()))
+        set_lora_arrays(self._model, fresh)
+        self._version = version
+
+    def _save(self, folder: Path) -> None:
+        state = dict(tree_flatten(self._optimiser.state))
+        state["version"] = mx.array(self._version)
+        mx.save_safetensors(str(folder / ADAPTER_FILE), lora_arrays(self._model))
+        mx.save_safetensors(str(folder / EMA_FILE), self._average)
+        mx.save_safetensors(str(folder / STATE_FILE), state)
+
+    def _restore(self, folder: Path) -> None:
+        trained = mx.load(str(folder / ADAPTER_FILE))
+        average = mx.load(str(folder / EMA_FILE))
+        state = mx.load(str(folder / STATE_FILE))
+        version = int(state.pop("version").item())
+        expected = lora_arrays(self._model)
+        check_fits(average, expected, name="average")
+        wanted = {name: array.shape for name, array in tree_flatten(self._optimiser.state)}
+        if wanted != {name: array.shape for name, array in state.items()}:
+            raise ValueError("the optimiser state is of another model or optimiser")
+        mx.eval(trained, average, state)
+        self._load(trained, version)
+        self._average = average
+        self._optimiser.state = tree_unflatten(list(state.items()))
+
+
+def _metrics(loss: float, sums: np.ndarray, grad_norm: float) -> dict[str, float]:
+    """Means over the step's tokens."""
+    total = dict(zip(SUMS, sums.tolist(), strict=True))
+    tokens = total["tokens"]
+    mean = {name: value / tokens for name, value in total.items()}
+    return {
+        "loss": loss,
+        "clip_fraction": mean["clipped"],
+        "kl_divergence": mean["kl"],
+        "ema_kl_divergence": mean["ema_kl"],
+        "entropy": mean["entropy"],
+        "mismatch_k3": mean["k3"],
+        "logprob_gap": mean["logprob_gap"],
+        "ratio_mean": mean["ratio"],
+        "effective_sample_share": total["ratio"] ** 2 / (tokens * total["ratio_squared"]),
+        "grad_norm": grad_norm,
+    }

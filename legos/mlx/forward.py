@@ -1,0 +1,53 @@
+"""Next-token logits where they are needed, and nowhere else.
+
+R rows, T tokens, P places, V vocabulary, H hidden size.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+__all__ = ["CausalModel"]
+
+
+class CausalModel:
+    """A module tree split into trunk and output head, where its architecture allows it.
+
+    The split is trusted only after the two parts gave the whole's logits on a probe; where they do
+    not (a model that scales or caps its logits elsewhere), the whole model is run.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._trunk: Callable[..., mx.array] | None = None
+        parts = _parts(model)
+        if parts is not None:
+            probe = mx.array([[1, 2, 1]])
+            split = parts[1](parts[0](probe))
+            if mx.allclose(split, model(probe), rtol=1e-4, atol=1e-4).item():
+                self._trunk, self._head = parts
+
+    def logits_at(self, input_ids: mx.array, rows: mx.array, columns: mx.array) -> mx.array:
+        """[P, V] float32 logits at P places of right-padded [R, T] rows, without a cache."""
+        if self._trunk is None:
+            return self.model(input_ids)[rows, columns].astype(mx.float32)
+        return self._head(self._trunk(input_ids)[rows, columns]).astype(mx.float32)
+
+    def next_logits(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        """[B, V] float32 logits after one more token of each of B rows in the cache."""
+        return self.model(tokens[:, None], cache=cache)[:, -1, :].astype(mx.float32)
+
+
+def _parts(model: nn.Module) -> tuple[Callable[..., mx.array], Callable[..., mx.array]] | None:
+    """The trunk and the head of a model laid out as mlx-lm lays out most, or None."""
+    trunk = model.get("model")
+    if not isinstance(trunk, nn.Module):
+        return None
+    if isinstance(model.get("lm_head"), nn.Module):
+        return trunk, lambda hidden: model.lm_head(hidden)
+    embedding = trunk.get("embed_tokens")
+    if hasattr(embedding, "as_linear"):
+        return trunk, embedding.as_linear
+    return None

@@ -1,0 +1,97 @@
+"""Loading a model folder, once per owning thread, with the base arrays shared between threads."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.utils import load_model as load_mlx_model
+
+from legos.errors import ModelError
+
+__all__ = ["base_arrays", "context_length", "load_tree", "resolve_folder"]
+
+logger = logging.getLogger(__name__)
+
+
+def resolve_folder(model: str) -> Path:
+    """The local folder of a model: a path as it is, a hub name through the hub's cache.
+
+    Raises:
+        ModelError: no such folder, a file is missing, or the hub does not answer.
+    """
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        if model.startswith((".", "/", "~")) or model.count("/") != 1:
+            raise ModelError(f"no model folder {model!r}; give a folder, a hub name like 'org/model', or 'builtin'")
+        folder = _download(model)
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file() and not _has_other_tokenizer(folder, name):
+            raise ModelError(f"{folder} is no model folder: {name} is missing")
+    if not list(folder.glob("model*.safetensors")):
+        raise ModelError(f"{folder} is no model folder: model*.safetensors is missing")
+    try:
+        json.loads((folder / "config.json").read_text())
+    except ValueError as error:
+        raise ModelError(f"{folder}/config.json is not JSON: {error}") from error
+    return folder
+
+
+def load_tree(folder: Path, *, share: dict[str, mx.array] | None = None) -> nn.Module:
+    """Build the module tree of a model on the calling thread.
+
+    Args:
+        folder: model folder in MLX or hub format.
+        share: evaluated arrays of another tree of the same model; the new tree uses them instead of
+            reading its own, so two trees hold one copy of the weights.
+
+    Returns:
+        The module in evaluation mode, frozen, its arrays evaluated.
+
+    Raises:
+        ModelError: the architecture or the weights do not fit.
+    """
+    try:
+        model, _ = load_mlx_model(folder, lazy=share is not None)
+    except (ValueError, KeyError, TypeError, FileNotFoundError, RuntimeError) as error:
+        raise ModelError(f"{folder} cannot be loaded: {error}") from error
+    if share is not None:
+        model.update(tree_unflatten(list(share.items())))
+    model.eval()
+    model.freeze()
+    mx.eval(model.parameters())
+    return model
+
+
+def base_arrays(model: nn.Module) -> dict[str, mx.array]:
+    """Name -> array of a tree as loaded, to be shared with another tree."""
+    return dict(tree_flatten(model.parameters()))
+
+
+def context_length(folder: Path) -> int:
+    """How many tokens the model can attend to, from its configuration."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    config = config.get("text_config") or config
+    return int(config.get("max_position_embeddings") or 1 << 20)
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.jinja", "*.txt", "*.model", "model*.safetensors", "tokenizer*"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f"model {name!r} is neither a folder nor to be had from the hub ({type(error).__name__}); "
+            "check the name and the network, or use the built-in model: --model builtin"
+        ) from error
+
+
+def _has_other_tokenizer(folder: Path, name: str) -> bool:
+    others = ("tokenizer.model", "vocab.json", "tokenizer.tiktoken")
+    return name == "tokenizer.json" and any((folder / other).is_file() for other in others)

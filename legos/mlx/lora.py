@@ -1,0 +1,102 @@
+"""LoRA on a module tree: where it stands, its arrays in and out, and the policy without it."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+from mlx_lm.tuner.lora import LoRALinear, LoRASwitchLinear
+from mlx_lm.tuner.utils import linear_to_lora_layers
+
+from legos.errors import AdapterError
+from legos.weights.adapter import LoraShape
+
+__all__ = ["add_lora", "check_fits", "lora_arrays", "lora_shape", "set_lora_arrays", "without_lora"]
+
+LINEAR = (nn.Linear, nn.QuantizedLinear, SwitchLinear, QuantizedSwitchLinear)
+LORA = (LoRALinear, LoRASwitchLinear)
+
+
+def lora_shape(model: nn.Module, *, rank: int, alpha: float, num_layers: int, head: bool) -> LoraShape:
+    """Where LoRA will stand: every linear module of the last layers, and the output head if asked.
+
+    Args:
+        model: a tree without LoRA.
+        rank: inner dimension.
+        alpha: strength; the scale is alpha / rank, so the learning rate does not depend on rank.
+        num_layers: the last n layers, at most all of them.
+        head: adapt the output head as well; ignored where it is tied to the embedding.
+
+    Source: all linear layers, alpha / r scaling: Schulman et al., LoRA Without Regret (2025).
+    """
+    layers = model.layers[-num_layers:] if num_layers else []
+    names = {name for layer in layers for name, module in layer.named_modules() if isinstance(module, LINEAR)}
+    if head and isinstance(model.get("lm_head"), LINEAR):
+        names.add("lm_head")
+    if not names:
+        raise AdapterError("LoRA would adapt nothing: ask for at least one layer or the output head")
+    return LoraShape(rank=rank, scale=alpha / rank, num_layers=len(layers), modules=tuple(sorted(names)))
+
+
+def add_lora(model: nn.Module, shape: LoraShape, *, seed: int) -> None:
+    """Put LoRA pairs into a frozen tree; only they are trainable afterwards.
+
+    A is uniform in +-1/sqrt(in), drawn from ``seed``; B is zero, so the policy is still the base.
+    """
+    mx.random.seed(seed)
+    config = {
+        "rank": shape.rank,
+        "scale": shape.scale,
+        "dropout": 0.0,
+        "keys": list(shape.modules),
+    }
+    linear_to_lora_layers(model, shape.num_layers, config)
+    model.eval()
+    mx.eval(model.trainable_parameters())
+
+
+def lora_arrays(model: nn.Module) -> dict[str, mx.array]:
+    """Name -> array of every LoRA pair, as they are."""
+    return dict(tree_flatten(model.trainable_parameters()))
+
+
+def set_lora_arrays(model: nn.Module, arrays: Mapping[str, mx.array]) -> None:
+    """Replace the LoRA arrays; nothing is copied."""
+    model.update(tree_unflatten(list(arrays.items())))
+
+
+def check_fits(arrays: Mapping[str, mx.array], expected: Mapping[str, mx.array], *, name: str) -> None:
+    """Refuse arrays that do not fit the tree.
+
+    Raises:
+        AdapterError: naming the first tensor that is missing, unknown, of another shape or rank, or
+            not finite.
+    """
+    for key in sorted(expected.keys() | arrays.keys()):
+        if key not in arrays:
+            raise AdapterError(f"adapter {name!r} lacks {key}; the model has LoRA there")
+        if key not in expected:
+            raise AdapterError(f"adapter {name!r} holds {key}, where this model has no LoRA")
+        have, want = tuple(arrays[key].shape), tuple(expected[key].shape)
+        if have != want:
+            axis = -1 if key.endswith("lora_a") else -2
+            hint = f"; it has rank {have[axis]} and the model was set up for {want[axis]}: start with --training.lora-rank {have[axis]}" if len(have) == len(want) and have[axis] != want[axis] else ""
+            raise AdapterError(f"adapter {name!r}: {key} has shape {have}, expected {want}{hint}")
+        if not mx.all(mx.isfinite(arrays[key])).item():
+            raise AdapterError(f"adapter {name!r}: {key} holds values that are not finite")
+
+
+@contextmanager
+def without_lora(model: nn.Module) -> Iterator[None]:
+    """Within the block the tree computes the base model: the reference policy."""
+    modules = [module for _, module in model.named_modules() if isinstance(module, LORA)]
+    scales = [module.scale for module in modules]
+    for module in modules:
+        module.scale = 0.0
+    try:
+        yield
+    finally:
+        for module, scale in zip(modules, scales, strict=True):
+            module.scale = scale
