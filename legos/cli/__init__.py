@@ -1,0 +1,5 @@
+"""The command line; thin, because what the commands do stands in ``legos.apps``."""
+
+from legos.cli.app import main
+
+__all__ = ["main"]

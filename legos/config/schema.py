@@ -198,11 +198,13 @@ class PlayConfig(Settings):
         "What an illegal move costs: the play, another try with the reason, or a random "
         "legal move in its place; none: the arena's own.",
     )
-    restrict_choices: bool = knob(
-        False, "Sample only among the legal moves, where the arena names them."
+    restrict_choices: bool | None = knob(
+        None, "Sample only among the legal moves; none: the arena's own."
     )
     concurrency: int = knob(256, "Plays going on at once.", unit="episodes", ge=1)
-    options: dict[str, Any] = knob({}, "Arguments of the arena's constructor, by name.")
+    options: dict[str, Any] = knob(
+        {}, "Arguments of the arena's constructor, by name (--play.options.NAME VALUE)."
+    )
 
 
 class LoopConfig(Settings):

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from legos.errors import ConfigError, did_you_mean
 
-__all__ = ["Problem", "Settings", "SettingsError", "admits_none", "expected", "knob"]
+__all__ = ["Problem", "Settings", "SettingsError", "admits_none", "expected", "knob", "limits"]
 
 _KINDS: Mapping[Any, str] = {
     bool: "true or false",
@@ -92,17 +92,20 @@ def admits_none(field: FieldInfo) -> bool:
     return types.NoneType in get_args(field.annotation)
 
 
-def expected(field: FieldInfo) -> str:
-    """What a setting takes, for messages: ``a number >= 0 and < 1, or "none"``."""
-    kinds = [kind for kind in _alternatives(field.annotation) if kind is not types.NoneType]
-    words = " or ".join(_describe(kind) for kind in kinds)
-    limits = [
+def limits(field: FieldInfo) -> str:
+    """The range of a setting: ``>= 0 and < 1``; empty where it has none."""
+    return " and ".join(
         f"{sign} {getattr(limit, name):g}"
         for limit in field.metadata
         for name, sign in _SIGNS.items()
         if hasattr(limit, name)
-    ]
-    text = f"{words} {' and '.join(limits)}" if limits else words
+    )
+
+
+def expected(field: FieldInfo) -> str:
+    """What a setting takes, for messages: ``a number >= 0 and < 1, or "none"``."""
+    kinds = [kind for kind in _alternatives(field.annotation) if kind is not types.NoneType]
+    text = f"{' or '.join(_describe(kind) for kind in kinds)} {limits(field)}".rstrip()
     return f'{text}, or "none"' if admits_none(field) else text
 
 

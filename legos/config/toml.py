@@ -25,9 +25,8 @@ def write_toml(values: Mapping[str, object], sources: Mapping[str, str]) -> str:
     tables: dict[str, list[str]] = {}
     for name, value in values.items():
         table, last = _table_and_key(name)
-        comment = f"  # {sources[name]}" if name in sources else ""
-        line = f"{_key(last)} = {_value(value, name)}{comment}".replace("\n", " ")
-        tables.setdefault(table, []).append(line)
+        comment = f"  # {_printable(sources[name])}" if name in sources else ""
+        tables.setdefault(table, []).append(f"{_key(last)} = {_value(value, name)}{comment}")
     blocks = [
         "\n".join([f"[{table}]", *lines] if table else lines) for table, lines in tables.items()
     ]
@@ -38,6 +37,10 @@ def _table_and_key(name: str) -> tuple[str, str]:
     """``play.options.a.b`` is key ``a.b`` of the table ``play.options``."""
     parts = name.split(".", 2)
     return ".".join(parts[:-1]), parts[-1]
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _key(name: str) -> str:

@@ -1,0 +1,8 @@
+"""Where the numbers of a run go: a file, the terminal, Weights & Biases."""
+
+from legos.track.console import ConsoleTracker
+from legos.track.jsonl import JsonlTracker, read_metrics
+from legos.track.many import ManyTrackers
+from legos.track.wandb import WandbTracker
+
+__all__ = ["ConsoleTracker", "JsonlTracker", "ManyTrackers", "WandbTracker", "read_metrics"]

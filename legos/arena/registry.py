@@ -1,0 +1,105 @@
+"""Arenas by name: those that are installed, and those that a path or a module names."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+
+from legos.arena.arena import Arena
+from legos.arena.game import Game
+from legos.errors import ArenaError, did_you_mean
+
+__all__ = ["GROUP", "find_arena", "known_arenas"]
+
+GROUP = "legos.arenas"
+"""Entry-point group: a package that lists its arenas here can be named without its module."""
+
+
+def find_arena(name: str) -> type:
+    """The ``Arena`` or ``Game`` class of a name.
+
+    Args:
+        name: a known arena, ``path/to/file.py:Class``, or ``package.module:Class``.
+
+    Raises:
+        ArenaError: nothing has that name, its module cannot be imported, or it is no arena.
+    """
+    place, colon, class_name = name.rpartition(":")
+    if colon:
+        module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+        return _class_of(module, class_name, place)
+    if name.endswith(".py"):
+        found = ", ".join(_arenas_in(_load_file(Path(name)))) or "none"
+        raise ArenaError(f"{name!r} names a file; add its class as {name}:Class (it has {found})")
+    installed = _installed()
+    if name not in installed:
+        raise ArenaError(f"no arena is called {name!r}{did_you_mean(name, installed)}")
+    return _load_installed(installed[name])
+
+
+def known_arenas() -> Mapping[str, type]:
+    """Every installed arena by name, in alphabetical order.
+
+    Raises:
+        ArenaError: one of them cannot be imported.
+    """
+    return {name: _load_installed(point) for name, point in sorted(_installed().items())}
+
+
+def _installed() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def _load_installed(point: EntryPoint) -> type:
+    return _class_of(_load_module(point.module), point.attr, point.module)
+
+
+def _load_module(module: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        raise ArenaError(f"cannot import {module}: {type(error).__name__}: {error}") from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ArenaError(f"there is no file {path}")
+    # One name per file, so that a second look-up gives the same classes.
+    name = f"legos_arena_file_{path.resolve()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ArenaError(f"cannot import {path}: it is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ArenaError(f"cannot import {path}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _class_of(module: ModuleType, class_name: str, place: str) -> type:
+    found = getattr(module, class_name, None)
+    if found is None:
+        arenas = _arenas_in(module)
+        hint = did_you_mean(class_name, arenas) if arenas else "; it defines no arena"
+        raise ArenaError(f"{place} has no class {class_name!r}{hint}")
+    if not _is_arena(found):
+        raise ArenaError(f"{class_name!r} in {place} is not a subclass of Arena or Game")
+    return found
+
+
+def _arenas_in(module: ModuleType) -> list[str]:
+    return [name for name, value in vars(module).items() if _is_arena(value)]
+
+
+def _is_arena(value: object) -> bool:
+    return (
+        isinstance(value, type) and issubclass(value, Arena | Game) and value not in (Arena, Game)
+    )

@@ -1,0 +1,156 @@
+"""The commands: each reads its options and calls one function of ``legos.apps``."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Group, Parameter
+
+from legos.cli.output import show
+from legos.cli.overrides import (
+    GenerationOptions,
+    LoopOptions,
+    PlayOptions,
+    TrackOptions,
+    TrainingOptions,
+    dotted,
+)
+from legos.cli.settings import resolve_run
+
+__all__ = ["arenas", "bench", "evaluate", "serve", "train"]
+
+
+def train(
+    *,
+    model: str | None = None,
+    arena: str | None = None,
+    steps: int | None = None,
+    out: Path | None = None,
+    seed: int | None = None,
+    config: Annotated[tuple[Path, ...], Parameter(negative="", show_default=False)] = (),
+    resume: Path | None = None,
+    deterministic: Annotated[bool | None, Parameter(negative="")] = None,
+    track: Literal["wandb"] | None = None,
+    dry_run: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    training: Annotated[
+        TrainingOptions | None, Parameter(group=Group("Optimiser step", sort_key=3))
+    ] = None,
+    generation: Annotated[
+        GenerationOptions | None, Parameter(group=Group("Sampling", sort_key=2))
+    ] = None,
+    play: Annotated[PlayOptions | None, Parameter(group=Group("Playing", sort_key=1))] = None,
+    loop: Annotated[LoopOptions | None, Parameter(group=Group("Run", sort_key=0))] = None,
+    tracking: Annotated[
+        TrackOptions | None, Parameter(name="--track", group=Group("Numbers", sort_key=4))
+    ] = None,
+) -> None:
+    """Train a model by self-play; with no options, the built-in model on nim.
+
+    Args:
+        model: A model folder, a hub name, or "builtin".
+        arena: A known arena, path/to/file.py:Class, or package.module:Class.
+        steps: Optimiser steps.
+        out: Run folder; by default a new one under runs/.
+        seed: Of everything random in the run.
+        config: TOML file with settings; repeat it to lay several over each other.
+        resume: Run folder to go on with, under the settings it was started with.
+        deterministic: Repeat bit for bit: no lag, one thread.
+        track: Also log to Weights & Biases.
+        dry_run: Print the resolved settings with their sources, check them, and stop.
+        training: Settings of the optimiser step.
+        generation: Settings of sampling.
+        play: Settings of the arena.
+        loop: Settings of the run.
+        tracking: Settings of the trackers.
+    """
+    shorthands = {
+        "--model": ("model", model),
+        "--arena": ("arena", arena),
+        "--steps": ("loop.steps", steps),
+        "--out": ("out", out),
+        "--seed": ("seed", seed),
+        "--deterministic": ("loop.deterministic", deterministic),
+        "--track": ("track.wandb", "auto" if track else None),
+    }
+    groups = {
+        "training": training,
+        "generation": generation,
+        "play": play,
+        "loop": loop,
+        "track": tracking,
+    }
+    resolved = resolve_run(config, resume=resume, overrides=dotted(groups, shorthands))
+    if dry_run:
+        show(resolved.toml())
+        return
+    from legos.apps.train import train as run
+
+    run(resolved, resume=resume)
+
+
+def evaluate(
+    run: Path,
+    /,
+    *,
+    adapter: str | None = None,
+    json: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+) -> None:
+    """Evaluate the newest adapter of a run, exactly where the game allows it.
+
+    Args:
+        run: Run folder.
+        adapter: Another adapter of the run, such as v100.
+        json: Print one JSON object.
+    """
+    from legos.apps.evaluate import evaluate_run
+
+    show(evaluate_run(run, adapter), json=json)
+
+
+def serve(
+    *,
+    model: str = "builtin",
+    adapter: Path | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+) -> None:
+    """Serve a model over an OpenAI-compatible HTTP interface.
+
+    Args:
+        model: A model folder, a hub name, or "builtin".
+        adapter: Adapter folder to load at the start.
+        host: Address to listen on.
+        port: Port to listen on; 0 picks a free one.
+    """
+    from legos.apps.serve import serve as run
+
+    run(model=model, adapter=adapter, host=host, port=port)
+
+
+def bench(
+    name: str = "loop",
+    /,
+    *,
+    seconds: float = 60.0,
+    json: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+) -> None:
+    """Measure a part of the kit on this machine.
+
+    Args:
+        name: What to measure: loop or engine.
+        seconds: How long to measure at most.
+        json: Print one JSON object.
+    """
+    from legos.apps.bench import bench as run
+
+    show(run(name, seconds), json=json)
+
+
+def arenas(*, json: Annotated[bool, Parameter(negative="", show_default=False)] = False) -> None:
+    """List the arenas that --arena knows by name.
+
+    Args:
+        json: Print one JSON object.
+    """
+    from legos.apps.arenas import list_arenas
+
+    show(list_arenas(), json=json)

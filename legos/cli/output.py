@@ -1,0 +1,39 @@
+"""What the commands print: JSON for programs, aligned lines for people."""
+
+import json as json_format
+import sys
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+__all__ = ["show"]
+
+
+def show(result: str | Mapping[str, object], *, json: bool = False) -> None:
+    """Write a command's result to standard output.
+
+    Args:
+        result: text as it is, or named values, which may be mappings themselves.
+        json: write one JSON object instead of lines.
+    """
+    if isinstance(result, str):
+        text = result
+    elif json:
+        text = json_format.dumps(result, indent=2) + "\n"
+    else:
+        lines = list(_lines(result))
+        width = max((len(name) for name, _ in lines), default=0)
+        text = "".join(f"{name:<{width}}  {value}\n" for name, value in lines)
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _lines(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _lines(cast("Mapping[str, object]", value), f"{prefix}{name}.")
+        elif value is None:
+            yield f"{prefix}{name}", "-"
+        elif isinstance(value, float):
+            yield f"{prefix}{name}", f"{value:.4g}"
+        else:
+            yield f"{prefix}{name}", str(value)

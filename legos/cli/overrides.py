@@ -1,0 +1,107 @@
+"""Every setting as a dotted option, generated from the schema, so that the two cannot differ."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast, get_args
+
+from cyclopts import Parameter, Token
+from pydantic.fields import FieldInfo
+
+from legos.config.schema import (
+    GenerationConfig,
+    LoopConfig,
+    PlayConfig,
+    TrackConfig,
+    TrainingConfig,
+)
+from legos.config.setting import Settings, limits
+from legos.errors import ConfigError
+
+__all__ = [
+    "GenerationOptions",
+    "LoopOptions",
+    "PlayOptions",
+    "TrackOptions",
+    "TrainingOptions",
+    "dotted",
+    "literal",
+]
+
+
+def _options(group: type[Settings]) -> Any:
+    """A typed dictionary of the group's settings that holds only those given."""
+    fields = {name: _option(field) for name, field in group.model_fields.items()}
+    return TypedDict(f"{group.__name__}Options", fields, total=False)  # pyright: ignore
+
+
+def _option(field: FieldInfo) -> Any:
+    whole = field.annotation is int or int in get_args(field.annotation)
+    converter = _whole_number if whole else None
+    return Annotated[field.annotation, Parameter(help=_help(field), converter=converter)]
+
+
+def _help(field: FieldInfo) -> str:
+    extra = cast("Mapping[str, str]", field.json_schema_extra or {})
+    facts = [extra.get("unit", ""), limits(field)]
+    if field.default != {}:
+        facts.append(f"default {'none' if field.default is None else field.default}")
+    told = "; ".join(fact for fact in facts if fact)
+    return f"{field.description} ({told})" if told else f"{field.description}"
+
+
+def _whole_number(_: Any, tokens: Sequence[Token]) -> int | None:
+    """Read an integer; a fraction is refused, never rounded."""
+    text = tokens[0].value
+    if text == "none":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number") from None
+
+
+# A type checker cannot follow classes made from data; at run time these are typed dictionaries.
+if TYPE_CHECKING:
+    TrainingOptions = GenerationOptions = PlayOptions = LoopOptions = TrackOptions = dict[str, Any]
+else:
+    TrainingOptions = _options(TrainingConfig)
+    GenerationOptions = _options(GenerationConfig)
+    PlayOptions = _options(PlayConfig)
+    LoopOptions = _options(LoopConfig)
+    TrackOptions = _options(TrackConfig)
+
+
+def dotted(
+    groups: Mapping[str, Mapping[str, Any] | None], shorthands: Mapping[str, tuple[str, Any]]
+) -> dict[str, Any]:
+    """What was given on the command line, as dotted settings.
+
+    Args:
+        groups: group name -> its options that were given.
+        shorthands: option -> the dotted setting it stands for and its value, None if not given.
+
+    Raises:
+        ConfigError: a setting was given both by its name and by its shorthand.
+    """
+    given: dict[str, Any] = {}
+    for group, options in groups.items():
+        for name, value in (options or {}).items():
+            if (group, name) == ("play", "options"):
+                given |= {f"play.options.{key}": literal(text) for key, text in value.items()}
+            else:
+                given[f"{group}.{name}"] = value
+    for option, (name, value) in shorthands.items():
+        if value is None:
+            continue
+        if name in given:
+            raise ConfigError(f"{option} and --{name} are the same setting; give one of them")
+        given[name] = value
+    return given
+
+
+def literal(text: str) -> Any:
+    """A value written as in TOML (``3``, ``true``, ``[1, 2]``); anything else is text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,163 @@
+"""The live table of a run: a row per step on a terminal, a line now and then elsewhere."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+__all__ = ["COLUMNS", "Column", "ConsoleTracker"]
+
+Metrics = Mapping[str, float | int | None]
+
+_GAP = 2  # blanks between columns
+_REFRESH_S = 0.1
+_ROWS = 10  # newest steps shown
+_EVALUATED_ROWS = 6  # newest evaluations that stay in view above them
+
+
+class Column(NamedTuple):
+    """One column of the table."""
+
+    title: str
+    metric: str  # the name under which it is logged
+    form: str
+    rank: int  # on a narrow terminal those with the highest rank go first
+
+
+COLUMNS = (
+    Column("reward", "reward_mean", "+.3f", 0),
+    Column("loss", "loss", "+.4f", 5),
+    Column("entropy", "entropy", ".3f", 3),
+    Column("KL", "kl_divergence", ".4f", 4),
+    Column("clipped", "clip_fraction", ".3f", 6),
+    Column("stale", "staleness_max", ".0f", 8),
+    Column("samples", "samples_per_step", ".0f", 9),
+    Column("moves/s", "play/moves_per_s", ".0f", 7),
+    Column("optimal", "eval/optimal_move_rate", ".4f", 1),
+    Column("exploitability", "eval/exploitability", ".4f", 1),
+    Column("win v random", "eval/vs_random_win", ".3f", 2),
+)
+
+
+class ConsoleTracker:
+    """Shows steps as they are logged; a column appears with its first number.
+
+    On a terminal the table is redrawn in place, at most ten times a second. Elsewhere it is one
+    plain line for the first step, every ``every``-th, each evaluation and the last.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_steps: int,
+        console: Console | None = None,
+        every: int = 10,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start showing.
+
+        Args:
+            num_steps: length of the run.
+            console: where to; standard output by default.
+            every: steps between plain lines.
+            clock: seconds, for pacing the redrawing.
+        """
+        self._num_steps = num_steps
+        self._console = console or Console()
+        self._every = every
+        self._clock = clock
+        self._rows: deque[tuple[int, Metrics]] = deque(maxlen=_ROWS)
+        self._evaluated: deque[tuple[int, Metrics]] = deque(maxlen=_EVALUATED_ROWS)
+        self._seen: set[str] = set()
+        self._drawn_at = -_REFRESH_S
+        self._pending = False  # the newest step has not been shown yet
+        self._live: Live | None = None
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+
+    def log(self, metrics: Metrics, *, step: int) -> None:
+        """Show one step."""
+        self._seen |= {name for name, value in metrics.items() if value is not None}
+        evaluated = any(name.startswith("eval/") for name in metrics)
+        first = not self._rows
+        self._rows.append((step, metrics))
+        if evaluated:
+            self._evaluated.append((step, metrics))
+        self._pending = True
+        if self._live is not None:
+            due = self._clock() - self._drawn_at >= _REFRESH_S
+        else:
+            due = first or evaluated or step % self._every == 0
+        if due:
+            self._show()
+
+    def close(self) -> None:
+        """Show the last step and leave the table standing."""
+        if self._pending:
+            self._show()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _show(self) -> None:
+        self._pending = False
+        if self._live is None:
+            step, metrics = self._rows[-1]
+            self._console.print(self._line(step, metrics), highlight=False, soft_wrap=True)
+            return
+        self._drawn_at = self._clock()
+        self._live.update(self._table(), refresh=True)
+
+    def _columns(self) -> list[Column]:
+        return [column for column in COLUMNS if column.metric in self._seen]
+
+    def _line(self, step: int, metrics: Metrics) -> str:
+        cells = [
+            f"{column.title} {_cell(metrics, column)}"
+            for column in self._columns()
+            if metrics.get(column.metric) is not None
+        ]
+        return "  ".join([f"step {step}/{self._num_steps}", *cells])
+
+    def _table(self) -> Table:
+        oldest = self._rows[0][0]
+        above = [row for row in self._evaluated if row[0] < oldest]
+        columns = self._columns()
+        lines = [
+            [str(step), *(_cell(metrics, column) for column in columns)]
+            for step, metrics in (*above, *self._rows)
+        ]
+        titles = ["step", *(column.title for column in columns)]
+        widths = [max(map(len, cells)) for cells in zip(titles, *lines, strict=True)]
+        left_out = _left_out(titles, widths, self._console.width)
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for title in titles:
+            if title not in left_out:
+                table.add_column(title, justify="right", no_wrap=True)
+        for line in lines:
+            cells = zip(titles, line, strict=True)
+            table.add_row(*(cell for title, cell in cells if title not in left_out))
+        table.caption = f"{self._rows[-1][0]} of {self._num_steps} steps"
+        table.caption_justify = "left"
+        return table
+
+
+def _left_out(titles: Sequence[str], widths: Sequence[int], room: int) -> set[str]:
+    """The least important columns, as many as a narrow terminal has no room for."""
+    left_out: set[str] = set()
+    for column in sorted(COLUMNS, key=lambda column: column.rank, reverse=True):
+        shown = [w for title, w in zip(titles, widths, strict=True) if title not in left_out]
+        if sum(shown) + _GAP * (len(shown) - 1) <= room:
+            break
+        left_out.add(column.title)
+    return left_out
+
+
+def _cell(metrics: Metrics, column: Column) -> str:
+    value = metrics.get(column.metric)
+    return "" if value is None else format(value, column.form)

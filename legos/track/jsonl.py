@@ -1,0 +1,99 @@
+"""metrics.jsonl: one object per optimiser step, whole lines only, whatever ends the run."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from legos.errors import CheckpointError
+
+__all__ = ["JsonlTracker", "read_metrics"]
+
+
+class JsonlTracker:
+    """Appends one line per step; each is handed to the system whole, in one write."""
+
+    def __init__(self, path: Path, *, keep_until: int | None = None) -> None:
+        """Open the file, without the piece of a line that a crash may have left.
+
+        Args:
+            path: the file; made where it does not exist, in a folder that does.
+            keep_until: the step that a resumed run goes on from; lines after it are cut, because
+                their steps will be done again. None keeps all.
+
+        Raises:
+            CheckpointError: it cannot be opened, or a line in it is no JSON object.
+        """
+        self._path = path
+        try:
+            if path.exists():
+                os.truncate(path, _kept_bytes(path, keep_until))
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise CheckpointError(f"cannot open {path}: {error.strerror}") from error
+
+    def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
+        """Append one step's numbers; those that are not finite are written as null.
+
+        Raises:
+            CheckpointError: it cannot be written (disk full); no piece of a line is left behind.
+        """
+        values = {"step": step} | {name: _finite(value) for name, value in metrics.items()}
+        line = json.dumps(values, allow_nan=False).encode() + b"\n"
+        before = self._file.tell()
+        reason = "the disk is full"
+        try:
+            written = self._file.write(line)
+        except OSError as error:
+            written, reason = 0, error.strerror
+        if written != len(line):
+            os.truncate(self._file.fileno(), before)
+            raise CheckpointError(f"cannot write {self._path}: {reason}")
+
+    def close(self) -> None:
+        """Close the file; a second time does nothing."""
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, float | int | None]]:
+    """Every whole line of a metrics file, in order.
+
+    Raises:
+        CheckpointError: it cannot be read, or a line in it is no JSON object.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    lines = data[: data.rfind(b"\n") + 1].splitlines()
+    return [_parse(line, path, number) for number, line in enumerate(lines, start=1)]
+
+
+def _kept_bytes(path: Path, keep_until: int | None) -> int:
+    """Length of the leading whole lines up to and with step ``keep_until``."""
+    kept = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                break
+            step = _parse(line, path, number).get("step")
+            if keep_until is not None and step is not None and step > keep_until:
+                break
+            kept += len(line)
+    return kept
+
+
+def _parse(line: bytes, path: Path, number: int) -> dict[str, float | int | None]:
+    try:
+        values = json.loads(line)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} line {number} is not a JSON object; move the file away")
+    return cast("dict[str, float | int | None]", values)
+
+
+def _finite(value: float | int | None) -> float | int | None:
+    return value if value is None or math.isfinite(value) else None

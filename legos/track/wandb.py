@@ -1,0 +1,96 @@
+"""Weights & Biases: the same numbers under the same names, online or in the run folder."""
+
+import netrc
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from legos.errors import ConfigError
+
+__all__ = ["WandbMode", "WandbTracker", "choose_mode"]
+
+WandbMode = Literal["auto", "online", "offline"]
+
+_HOME = "https://api.wandb.ai"
+
+
+class WandbTracker:
+    """One Weights & Biases run; its files lie under ``folder/wandb``."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        project: str,
+        mode: WandbMode = "auto",
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Start the run, or go on with the one that was started in this folder.
+
+        Args:
+            folder: the run folder; its name is the run's.
+            project: Weights & Biases project.
+            mode: ``auto`` is online where a key is configured, else offline.
+            config: settings shown with the run.
+
+        Raises:
+            ConfigError: it cannot be started (no network, a key that is refused).
+        """
+        import wandb
+
+        home = folder / "wandb"
+        home.mkdir(parents=True, exist_ok=True)
+        try:
+            self._run = wandb.init(
+                project=project,
+                name=folder.name,
+                id=_run_id(home),
+                resume="allow",
+                dir=folder,
+                mode=choose_mode(mode),
+                config=dict(config or {}),
+                settings=wandb.Settings(silent=True, console="off", disable_git=True),
+            )
+        except wandb.Error as error:
+            raise ConfigError(
+                f"cannot start Weights & Biases: {error}; use --track.wandb offline"
+            ) from error
+
+    def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
+        """Record one step's numbers, without those that are none."""
+        self._run.log({name: v for name, v in metrics.items() if v is not None}, step=step)
+
+    def close(self) -> None:
+        """Write out what is left and end the run."""
+        self._run.finish()
+
+
+def choose_mode(mode: WandbMode) -> Literal["online", "offline"]:
+    """Turn ``auto`` into what the environment allows; ``WANDB_MODE=offline`` is respected."""
+    if mode != "auto":
+        return mode
+    if os.environ.get("WANDB_MODE") == "offline":
+        return "offline"
+    return "online" if _key_is_configured() else "offline"
+
+
+def _key_is_configured() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", _HOME)).hostname or ""
+    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    try:
+        return netrc.netrc(path).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _run_id(home: Path) -> str:
+    """The id kept in the folder, so that a resumed run goes on with the same curves."""
+    kept = home / "run-id"
+    if not kept.exists():
+        kept.write_text(secrets.token_hex(4))
+    return kept.read_text().strip()

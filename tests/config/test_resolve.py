@@ -1,0 +1,156 @@
+"""Layers of settings: which wins, where each value came from, and how bad ones are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from legos.config.resolve import knobs, read_config, resolve
+from legos.config.schema import RunConfig
+from legos.errors import ConfigError
+
+
+def write(folder: Path, text: str, name: str = "run.toml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    resolved = resolve()
+    assert resolved.config == RunConfig()
+    assert set(resolved.sources.values()) == {"default"}
+    assert set(resolved.sources) == set(knobs()) - {"play.options"}
+
+
+def test_each_layer_wins_over_the_one_before(tmp_path: Path) -> None:
+    first = write(tmp_path, "[training]\nkl_coef = 0.3\nlora_rank = 4\nlora_layers = 2\n", "a.toml")
+    second = write(tmp_path, "[training]\nlora_rank = 5\nlora_layers = 3\n", "b.toml")
+    resolved = resolve(
+        files=[first, second],
+        overrides={"training.lora_layers": 6},
+        recommend=lambda _arena, _model: {"training.kl_coef": 0.2, "training.ema_kl_coef": 0.2},
+    )
+    training = resolved.config.training
+    expected = {
+        "training.staleness_limit": (3, "default"),
+        "training.ema_kl_coef": (0.2, "arena nim"),
+        "training.kl_coef": (0.3, f"file {first}"),
+        "training.lora_rank": (5, f"file {second}"),
+        "training.lora_layers": (6, "command line"),
+    }
+    for name, (value, source) in expected.items():
+        assert getattr(training, name.partition(".")[2]) == value
+        assert resolved.sources[name] == source
+
+
+def test_the_arena_asked_for_advice_is_the_one_chosen_last(tmp_path: Path) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def recommend(arena: str, model: str) -> dict[str, object]:
+        asked.append((arena, model))
+        return {}
+
+    path = write(tmp_path, 'arena = "kuhn"\nmodel = "some/model"\n')
+    resolve(files=[path], recommend=recommend)
+    resolve(files=[path], overrides={"arena": "goofspiel"}, recommend=recommend)
+    assert asked == [("kuhn", "some/model"), ("goofspiel", "some/model")]
+
+
+def test_deterministic_implies_no_lag_and_says_so() -> None:
+    resolved = resolve(
+        overrides={"loop.deterministic": True},
+        recommend=lambda _arena, _model: {"training.staleness_limit": 2},
+    )
+    assert resolved.config.training.staleness_limit == 0
+    assert resolved.config.loop.step_concurrency == 1
+    assert resolved.sources["training.staleness_limit"] == "loop.deterministic"
+
+
+def test_deterministic_with_lag_is_refused_naming_both_and_their_sources(tmp_path: Path) -> None:
+    path = write(tmp_path, "training.staleness_limit = 2\n")
+    with pytest.raises(ConfigError) as caught:
+        resolve(files=[path], overrides={"loop.deterministic": True})
+    assert "loop.deterministic: command line" in str(caught.value)
+    assert f"training.staleness_limit: file {path}" in str(caught.value)
+
+
+def test_written_toml_reads_back_and_names_sources(tmp_path: Path) -> None:
+    resolved = resolve(
+        overrides={
+            "training.dual_clip": None,
+            "training.learning_rate": 3e-5,
+            "training.lora_head": True,
+            "out": tmp_path / 'a "quoted" name',
+            "play.options": {"largest": 9, "words": ["a\n", "b"], "odd.key": {"x": 1.5}},
+        },
+        recommend=lambda _arena, _model: {"training.entropy_coef": 0.5},
+    )
+    text = resolved.toml()
+    assert "learning_rate = 3e-05  # command line\n" in text
+    assert "entropy_coef = 0.5  # arena nim\n" in text
+    assert 'dual_clip = "none"  # command line\n' in text
+    assert read_config(write(tmp_path, text)) == resolved.config
+
+
+def test_none_can_be_written_where_a_setting_admits_it(tmp_path: Path) -> None:
+    config = read_config(write(tmp_path, '[training]\ndual_clip = "none"\n'))
+    assert config.training.dual_clip is None
+    with pytest.raises(ConfigError, match="kl_coef is 'none'; expected a number"):
+        read_config(write(tmp_path, '[training]\nkl_coef = "none"\n'))
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "hint"),
+    [
+        ("[training]\nlearning_rat = 1\n", "training.learning_rat", "'training.learning_rate'"),
+        ("learning_rate = 1\n", "learning_rate", "'training.learning_rate'"),
+        ("[trainng]\nkl_coef = 1\n", "trainng", "'training'"),
+        ("[play.settings]\nx = 1\n", "play.settings", "'"),
+    ],
+)
+def test_unknown_key_names_file_key_and_the_nearest(
+    tmp_path: Path, text: str, named: str, hint: str
+) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        read_config(path)
+    message = str(caught.value)
+    assert message.startswith(f"{named} (file {path}) is not a setting; did you mean {hint}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[loop]\nsteps = 'many'\n", "loop.steps is 'many'; expected a whole number >= 1"),
+        ("[loop]\nsteps = 0\n", "loop.steps is 0; expected a whole number >= 1"),
+        ("[loop]\nsteps = true\n", "loop.steps is True; expected a whole number >= 1"),
+        ("[loop]\ndeterministic = 1\n", "loop.deterministic is 1; expected true or false"),
+        ("seed = -1\n", "seed is -1; expected a whole number >= 0"),
+        ("out = 3\n", 'out is 3; expected a path, or "none"'),
+        ("loop = 3\n", "loop (file {path}) is 3; expected a table"),
+    ],
+)
+def test_wrong_value_names_key_value_expectation_and_file(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        read_config(path)
+    assert message.format(path=path) in str(caught.value)
+    assert f"(file {path})" in str(caught.value)
+    assert "pydantic" not in str(caught.value)
+
+
+def test_bad_advice_of_an_arena_is_named_as_its() -> None:
+    with pytest.raises(ConfigError, match=r"training\.kl \(arena nim\) is not a setting"):
+        resolve(recommend=lambda _arena, _model: {"training.kl": 1})
+
+
+def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the configuration .*none\.toml"):
+        read_config(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match=r"run\.toml is not valid TOML: .*line 1"):
+        read_config(write(tmp_path, "steps = = 3\n"))
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"binary\.toml is not valid TOML"):
+        read_config(tmp_path / "binary.toml")

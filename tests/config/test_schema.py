@@ -1,0 +1,127 @@
+"""The schema: its defaults, what it derives from the mode, and what it refuses."""
+
+import pytest
+
+from legos.config.resolve import knobs
+from legos.config.schema import (
+    GenerationConfig,
+    LoopConfig,
+    PlayConfig,
+    RunConfig,
+    TrainingConfig,
+)
+from legos.errors import ConfigError
+
+
+def test_defaults_are_those_documented() -> None:
+    config = TrainingConfig()
+    assert config.micro_batch_tokens == 4096
+    assert config.min_samples_per_step == 16
+    assert config.importance_sampling == "token"
+    assert (config.clip_low, config.clip_high) == (0.2, 0.2)
+    assert config.skip_threshold == 0.3
+    assert config.staleness_limit == 3
+    assert config.kl_coef == 0.1
+    assert (config.lora_rank, config.lora_layers, config.lora_scale) == (8, 16, 4.0)
+    assert config.loss_normalisation == "token"
+
+
+def test_every_knob_has_a_description_that_ends_like_a_sentence() -> None:
+    for name, field in knobs().items():
+        assert field.description, name
+        assert field.description.rstrip(")").endswith((".", "VALUE")), name
+
+
+def test_sequence_mode_has_clip_ranges_and_a_threshold_of_its_own() -> None:
+    config = TrainingConfig(importance_sampling="sequence")
+    assert (config.clip_low, config.clip_high) == (3e-4, 4e-4)
+    assert config.skip_threshold == 0.9
+
+
+@pytest.mark.parametrize("mode", ["token", "sequence"])
+def test_clip_range_given_holds_on_both_sides_until_the_upper_is_given(mode: str) -> None:
+    one = TrainingConfig(importance_sampling=mode, clip_range=0.1)  # pyright: ignore
+    assert (one.clip_low, one.clip_high) == (0.1, 0.1)
+    two = one.replace(clip_range_high=0.28)
+    assert (two.clip_low, two.clip_high) == (0.1, 0.28)
+
+
+def test_clip_range_high_alone_leaves_the_lower_side() -> None:
+    config = TrainingConfig(clip_range_high=0.28)
+    assert (config.clip_low, config.clip_high) == (0.2, 0.28)
+
+
+def test_unknown_setting_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="learning_rte does not exist; did you mean 'learning_r"):
+        TrainingConfig(learning_rte=1e-3)  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kl_coef": -0.1}, r"kl_coef is -0\.1; expected a number >= 0"),
+        ({"lora_rank": 2.5}, r"lora_rank is 2\.5; expected a whole number >= 1 and <= 1024"),
+        ({"lora_rank": True}, r"lora_rank is True; expected a whole number"),
+        ({"learning_rate": "fast"}, r"learning_rate is 'fast'; expected a number > 0 and <= 1"),
+        ({"learning_rate": float("nan")}, r"learning_rate is nan; expected a number"),
+        ({"dual_clip": 1.0}, r'dual_clip is 1\.0; expected a number > 1, or "none"'),
+        ({"importance_sampling": "word"}, r"expected 'token' or 'sequence'"),
+    ],
+)
+def test_bad_value_is_named_with_what_was_expected(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TrainingConfig(**values)  # pyright: ignore[reportArgumentType]
+
+
+def test_several_bad_values_are_all_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainingConfig(kl_coef=-1.0, lora_rank=0)
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_replace_checks_again_and_leaves_the_original() -> None:
+    config = TrainingConfig()
+    assert config.replace(kl_coef=0.5).kl_coef == 0.5
+    assert config.kl_coef == 0.1
+    with pytest.raises(ConfigError, match="kl_coef is -1"):
+        config.replace(kl_coef=-1)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"loss_normalisation": "constant"}, {"constant_length": 100}],
+)
+def test_constant_normalisation_and_its_length_need_each_other(values: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)loss_normalisation.*constant_length"):
+        TrainingConfig(**values)  # pyright: ignore[reportArgumentType]
+    both = TrainingConfig(loss_normalisation="constant", constant_length=100)
+    assert both.constant_length == 100
+
+
+def test_growing_entropy_bonus_needs_its_length() -> None:
+    with pytest.raises(ConfigError, match=r"entropy_coef_end.*entropy_coef.*entropy_steps"):
+        TrainingConfig(entropy_coef=0.1, entropy_coef_end=0.2)
+    TrainingConfig(entropy_coef=0.1, entropy_coef_end=0.2, entropy_steps=10)
+
+
+def test_deterministic_run_allows_no_lag() -> None:
+    loop = LoopConfig(deterministic=True, step_concurrency=1)
+    with pytest.raises(ConfigError, match=r"loop\.deterministic.*training\.staleness_limit is 3"):
+        RunConfig(loop=loop)
+    RunConfig(loop=loop, training=TrainingConfig(staleness_limit=0))
+    with pytest.raises(ConfigError, match=r"loop\.deterministic.*loop\.step_concurrency is 2"):
+        RunConfig(loop=LoopConfig(deterministic=True), training=TrainingConfig(staleness_limit=0))
+
+
+def test_a_group_of_one_cannot_be_compared() -> None:
+    with pytest.raises(ConfigError, match=r"play\.group_size is 1 but play\.credit 'rloo'"):
+        RunConfig(play=PlayConfig(group_size=1, credit="rloo"))
+    RunConfig(play=PlayConfig(group_size=1, credit="rae"))
+
+
+def test_a_completion_must_fit_a_batch() -> None:
+    with pytest.raises(ConfigError, match=r"max_tokens 512 exceeds training\.micro_batch_tokens"):
+        RunConfig(
+            generation=GenerationConfig(max_tokens=512),
+            training=TrainingConfig(micro_batch_tokens=256),
+        )

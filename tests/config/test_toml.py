@@ -1,0 +1,40 @@
+"""Writing TOML: whatever is written reads back the same."""
+
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legos.config.toml import write_toml
+from legos.errors import ConfigError
+
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+scalars = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | texts
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=8
+)
+
+
+@given(values)
+def test_a_value_reads_back(value: Any) -> None:
+    written = write_toml({"play.options.x": value}, {"play.options.x": "here"})
+    assert tomllib.loads(written)["play"]["options"]["x"] == value
+
+
+@given(texts.filter(bool))
+def test_a_key_reads_back(key: str) -> None:
+    assert tomllib.loads(write_toml({f"play.options.{key}": 1}, {})) == {
+        "play": {"options": {key: 1}}
+    }
+
+
+def test_none_is_text_and_sources_are_comments() -> None:
+    written = write_toml({"a": None, "t.b": 1, "t.c": 2.0}, {"a": "x", "t.b": "y\r\nz"})
+    assert written == 'a = "none"  # x\n\n[t]\nb = 1  # y  z\nc = 2.0\n'
+
+
+def test_what_toml_cannot_hold_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"play\.options\.x is .*object"):
+        write_toml({"play.options.x": object()}, {})
