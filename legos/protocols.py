@@ -7,6 +7,7 @@ The fakes for tests are in ``legos.testing``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from legos.data.request import Generated, Request
 from legos.losses.objective import Objective, StepResult
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["Backend", "Client", "CreditAssigner", "Deliver", "Engine", "Publisher", "Tracker"]
+__all__ = ["Backend", "Client", "CreditAssigner", "Deliver", "Engine", "Publisher", "Scorer", "Tracker"]
 
 Deliver = Callable[[Sequence[tuple[int, Generated | Exception]]], None]
 
@@ -36,10 +37,14 @@ class Client(Protocol):
         """
         ...
 
+
+class Scorer(Protocol):
+    """A client that tells probabilities without sampling; what exact evaluations read."""
+
     async def score(
-        self, prompt: Sequence[Message] | Sequence[int], choices: Sequence[str], *, adapter: str = "policy"
-    ) -> Sequence[float]:
-        """Log-probability (nats, temperature 1) of each choice as the whole answer to the prompt."""
+        self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]]
+    ) -> Sequence[Sequence[float]]:
+        """Log-probability (nats, temperature 1) of each choice as the whole answer to its prompt."""
         ...
 
 
@@ -54,32 +59,47 @@ class Engine(Protocol):
         """
         ...
 
-    def load_adapter(self, adapter: Adapter) -> AdapterInfo:
-        """Make an adapter live under its name and return what is live now.
+    def cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
+        """End requests early; each is delivered as far as it came, finish reason "cancelled"."""
+        ...
 
-        Raises:
-            AdapterError: it does not fit; what was live before stays.
+    def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
+        """Make an adapter live under its name; the future holds what is live then.
+
+        It raises ``AdapterError`` where the adapter does not fit; what was live before stays.
         """
         ...
 
-    def drop_adapter(self, name: str) -> None:
-        """Forget a named adapter; unknown names raise ``AdapterError``."""
+    def drop_adapter(self, name: str) -> "Future[None]":
+        """Forget a named adapter; the future raises ``AdapterError`` for unknown names."""
         ...
 
     def versions(self) -> Mapping[str, int]:
         """Live adapters: name -> policy version."""
         ...
 
+    def score(
+        self,
+        prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
+        *,
+        end_ids: Sequence[int],
+    ) -> "Future[list[list[float]]]":
+        """Log-probability of each continuation as the whole answer to its prompt."""
+        ...
+
 
 class Backend(Protocol):
     """The thing that computes gradients and owns the trained adapter and its optimiser."""
 
-    def step(self, batches: Sequence[Batch], objective: Objective, *, learning_rate: float) -> StepResult:
-        """One optimiser step over all batches, or none at all (``StepResult.applied``).
+    @property
+    def version(self) -> int:
+        """Optimiser steps applied so far."""
+        ...
 
-        Raises:
-            TrainerError: the device failed.
-        """
+    def step(
+        self, batches: Sequence[Batch], objective: Objective, *, learning_rate: float
+    ) -> "Future[StepResult]":
+        """Start one optimiser step over all batches, or none at all (``StepResult.applied``)."""
         ...
 
     def adapter(self) -> Adapter:

@@ -38,7 +38,7 @@ async def play_step(arena: Arena, plays: Sequence[tuple[Task, int]], concurrency
             running = [
                 group.create_task(play_one(arena, task, seed, slots)) for task, seed in plays
             ]
-    except* EngineError as errors:
+    except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     episodes = [task.result() for task in running]
     failures = [episode.error for episode in episodes if episode.error]

@@ -54,7 +54,7 @@ class EngineClient:
             stops=self._stops(sampling.stop) if sampling.stop else None,
             adapter=adapter,
         )
-        generated = await self._submit(request)
+        generated = await self._answer(request)
         return Completion(
             prompt_ids=prompt_ids,
             token_ids=generated.token_ids,
@@ -69,7 +69,23 @@ class EngineClient:
             elapsed_s=time.perf_counter() - started,
         )
 
-    def _submit(self, request: Request) -> asyncio.Future[Generated]:
+    async def score(
+        self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]]
+    ) -> list[list[float]]:
+        """Log-probability (nats, temperature 1) of each choice as the whole answer to its prompt.
+
+        Args:
+            prompts: messages, and the choices after them.
+        """
+        encode = self._tokenizer.encode
+        rows = [
+            (self._tokenizer.render(messages), [encode(choice) for choice in choices])
+            for messages, choices in prompts
+        ]
+        scores = self._engine.score(rows, end_ids=self._tokenizer.end_ids)
+        return await asyncio.wrap_future(scores)
+
+    async def _answer(self, request: Request) -> Generated:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._outbox, self._futures = loop, [], {}
@@ -78,8 +94,22 @@ class EngineClient:
         future: asyncio.Future[Generated] = loop.create_future()
         self._next += 1
         self._futures[self._next] = future
-        self._outbox.append((self._next, request))
-        return future
+        number = self._next
+        self._outbox.append((number, request))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._cancel(number)
+            raise
+
+    def _cancel(self, number: int) -> None:
+        """Nobody waits for this request any more."""
+        self._futures.pop(number, None)
+        unsent = [item for item in self._outbox if item[0] != number]
+        if len(unsent) < len(self._outbox):
+            self._outbox = unsent
+        else:
+            self._engine.cancel([number], self._deliver)
 
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, []

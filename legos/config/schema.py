@@ -78,6 +78,11 @@ class TrainingConfig(Settings):
         unit="optimiser steps",
         ge=0,
     )
+    kl_estimator: Literal["k2", "exact"] = knob(
+        "k2",
+        "How divergences are computed: on the chosen tokens, or over whole next-token "
+        "distributions (exact; for small vocabularies).",
+    )
     kl_coef: float = knob(0.1, "Weight of the KL to the model without LoRA.", ge=0)
     ema_kl_coef: float = knob(0.0, "Weight of the KL to the average of the adapter's past.", ge=0)
     ema_decay: float = knob(

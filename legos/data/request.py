@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from legos.data.choices import ChoiceNode
+from legos.data.message import FinishReason
 
 __all__ = ["Generated", "Request"]
 
@@ -31,4 +32,4 @@ class Generated:
     logprobs: tuple[float, ...]  # [C] nats
     versions: tuple[int, ...]  # [C]
     legal: tuple[tuple[int, ...], ...]  # [C], or () where no choices were given
-    finish_reason: str  # "stop" or "length"
+    finish_reason: FinishReason

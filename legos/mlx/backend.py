@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import mlx.core as mx
@@ -67,13 +68,13 @@ class MlxBackend:
 
     def step(
         self, batches: Sequence[Batch], objective: Objective, *, learning_rate: float
-    ) -> StepResult:
-        """One optimiser step over all batches, or none at all.
+    ) -> "Future[StepResult]":
+        """Start one optimiser step over all batches, or none at all.
 
         The step is left out, and the weights stay as they are, when a larger share of the tokens
         than ``clip_skip_threshold`` was clipped or when the loss or a gradient is not finite.
         """
-        return self._worker.call(self._step, batches, objective, learning_rate).result()
+        return self._worker.call(self._step, batches, objective, learning_rate)
 
     def adapter(self, name: str = "policy") -> Adapter:
         """The adapter as trained so far; nothing is copied and its arrays never change."""

@@ -70,7 +70,7 @@ class MlxEngine:
         self._prefill_tokens = prefill_tokens
         self._xp = namespace(num_vocabulary)
         self._live: AdapterInfo | None = None
-        self._inbox: deque[tuple[Deliver, Sequence[tuple[int, Request]]]] = deque()
+        self._inbox: deque[tuple[Deliver, Sequence[tuple[int, Request]] | frozenset[int]]] = deque()
         self._waiting: dict[tuple[int, ...], list[Member]] = {}
         self._rows: list[list[Member]] = []
         self._cache: list[Any] = []
@@ -86,25 +86,24 @@ class MlxEngine:
         self._inbox.append((deliver, requests))
         self._worker.wake()
 
-    def load_adapter(self, adapter: Adapter) -> AdapterInfo:
+    def cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
+        """End requests early; each is delivered as it is, with finish reason "cancelled"."""
+        self._inbox.append((deliver, frozenset(numbers)))
+        self._worker.wake()
+
+    def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
         """Make an adapter live between two steps; running requests go on under it.
 
-        Raises:
-            AdapterError: it does not fit; what was live before stays.
+        The future raises ``AdapterError`` where it does not fit; what was live before stays.
         """
-        return self.begin_load(adapter).result()
-
-    def begin_load(self, adapter: Adapter) -> "Future[AdapterInfo]":
-        """``load_adapter`` without waiting."""
         return self._worker.call(self._load, adapter)
 
-    def drop_adapter(self, name: str) -> None:
+    def drop_adapter(self, name: str) -> "Future[None]":
         """Forget a named adapter: requests get the base model until another is loaded.
 
-        Raises:
-            AdapterError: no adapter of that name is live.
+        The future raises ``AdapterError`` where no adapter of that name is live.
         """
-        self._worker.call(self._drop, name).result()
+        return self._worker.call(self._drop, name)
 
     def versions(self) -> Mapping[str, int]:
         """Live adapter name -> policy version."""
@@ -112,7 +111,7 @@ class MlxEngine:
 
     def score(
         self, prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]], *, end_ids: Sequence[int]
-    ) -> list[list[float]]:
+    ) -> "Future[list[list[float]]]":
         """Log-probability (nats, temperature 1) of each continuation as the whole answer.
 
         Args:
@@ -121,7 +120,7 @@ class MlxEngine:
             end_ids: the model's end-of-text ids.
         """
         rows = self._prefill_tokens
-        return self._worker.call(score_rows, self._forward, prompts, tuple(end_ids), rows).result()
+        return self._worker.call(score_rows, self._forward, prompts, tuple(end_ids), rows)
 
     def close(self) -> None:
         """End; every waiting request is answered with ``EngineError``."""
@@ -164,6 +163,9 @@ class MlxEngine:
     def _accept(self, finished: list[tuple[Member, Result]]) -> None:
         while self._inbox:
             deliver, requests = self._inbox.popleft()
+            if isinstance(requests, frozenset):
+                self._cancel(deliver, requests, finished)
+                continue
             for number, request in requests:
                 member = Member(number, request, deliver)
                 reason = self._refusal(request)
@@ -171,6 +173,25 @@ class MlxEngine:
                     self._waiting.setdefault(request.prompt_ids, []).append(member)
                 else:
                     finished.append((member, RequestError(reason)))
+
+    def _cancel(
+        self, deliver: Deliver, numbers: frozenset[int], finished: list[tuple[Member, Result]]
+    ) -> None:
+        """Take members out of whatever row they share; a row without members goes."""
+
+        def staying(members: list[Member]) -> list[Member]:
+            mine = [m for m in members if m.number in numbers and m.deliver == deliver]
+            finished.extend((member, member.generated("cancelled")) for member in mine)
+            return [m for m in members if m not in mine]
+
+        waiting = {tokens: staying(members) for tokens, members in self._waiting.items()}
+        self._waiting = {tokens: members for tokens, members in waiting.items() if members}
+        rows = [staying(members) for members in self._rows]
+        kept = [index for index, members in enumerate(rows) if members]
+        self._keep(self._cache, kept, len(rows))
+        self._rows = [rows[index] for index in kept]
+        if not self._rows:
+            self._cache = []
 
     def _refusal(self, request: Request) -> str | None:
         """Why a request cannot be served, or None."""

@@ -3,13 +3,15 @@
 R rows, T tokens, P places, V vocabulary, H hidden size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["CausalModel"]
+__all__ = ["CausalModel", "all_logits"]
 
 
 class CausalModel:
@@ -51,3 +53,9 @@ def _parts(model: nn.Module) -> tuple[Callable[..., mx.array], Callable[..., mx.
     if hasattr(embedding, "as_linear"):
         return trunk, embedding.as_linear
     return None
+
+
+def all_logits(model: nn.Module, input_ids: Sequence[int]) -> NDArray[np.float32]:
+    """[T, V] next-token logits after each of T tokens of one row."""
+    logits = model(mx.array([list(input_ids)]))[0].astype(mx.float32)
+    return np.array(logits)

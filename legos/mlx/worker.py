@@ -130,7 +130,9 @@ class InlineWorker:
 
 
 def _settle(future: "Future[T]", function: Callable[..., T], args: tuple[Any, ...]) -> None:
-    """Run a function and put its result or error into a future."""
+    """Run a function and put its result or error into a future, unless it was cancelled."""
+    if not future.set_running_or_notify_cancel():
+        return
     try:
         result = function(*args)
     except BaseException as error:  # noqa: BLE001 - handed to whoever waits for the future

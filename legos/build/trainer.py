@@ -1,0 +1,110 @@
+"""From configuration to trainers, engines and clients."""
+
+from legos.build.model import ModelHandle, apply_lora
+from legos.clients.engine import EngineClient
+from legos.config.schema import TrainingConfig
+from legos.loop.publish import EnginePublisher
+from legos.loop.trainer import PolicyTrainer, StepSettings
+from legos.losses.objective import Objective
+from legos.losses.schedule import linear
+
+__all__ = ["Trainer", "step_settings"]
+
+
+class Trainer(PolicyTrainer):
+    """A trainer with its engine: backend, engine and publisher of one model, put together.
+
+    Attributes:
+        model: the handle it was made of.
+        engine: generates with the adapter that was published last.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: ModelHandle,
+        config: TrainingConfig | None = None,
+        max_rows: int = 256,
+        prefill_tokens: int = 4096,
+        seed: int = 0,
+    ) -> None:
+        """Build everything that trains one adapter.
+
+        Args:
+            model: LoRA is put on it as ``config`` says, unless ``apply_lora`` did so before.
+            config: the settings of training.
+            max_rows: distinct rows the engine decodes at once.
+            prefill_tokens: padded prompt tokens of one forward pass of the engine.
+            seed: of LoRA's first matrices.
+        """
+        from legos.mlx.backend import MlxBackend
+
+        config = config or TrainingConfig()
+        if model.lora is None:
+            apply_lora(
+                model,
+                rank=config.lora_rank,
+                layers=config.lora_layers,
+                alpha=config.lora_alpha,
+                head=config.lora_head,
+                seed=seed,
+            )
+        assert model.lora is not None, "apply_lora has set it"
+        self.model = model
+        self.engine = model.make_engine(max_rows=max_rows, prefill_tokens=prefill_tokens)
+        backend = MlxBackend(
+            model.worker,
+            model.tree,
+            model.lora,
+            betas=(config.adam_beta1, config.adam_beta2),
+            weight_decay=config.weight_decay,
+        )
+        super().__init__(backend, EnginePublisher(self.engine), step_settings(config))
+
+    def client(self) -> EngineClient:
+        """A client that asks the engine in this process."""
+        return EngineClient(self.engine, self.model.tokenizer)
+
+    def close(self) -> None:
+        """End the engine's and the trainer's threads."""
+        self.engine.close()
+        self.model.close()
+
+
+def step_settings(config: TrainingConfig) -> StepSettings:
+    """The trainer's settings, with schedules over the run's steps."""
+
+    def objective(step: int, num_steps: int) -> Objective:
+        return Objective(
+            importance_sampling=config.importance_sampling,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            dual_clip=config.dual_clip,
+            clip_skip_threshold=config.skip_threshold,
+            kl_estimator=config.kl_estimator,
+            kl_coef=config.kl_coef,
+            ema_kl_coef=config.ema_kl_coef,
+            ema_decay=config.ema_decay,
+            entropy_coef=linear(
+                config.entropy_coef,
+                config.entropy_coef_end,
+                step=step,
+                num_steps=config.entropy_steps or num_steps,
+            ),
+            max_grad_norm=config.max_grad_norm,
+        )
+
+    def learning_rate(step: int, num_steps: int) -> float:
+        warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+        end = config.learning_rate * config.learning_rate_end_fraction
+        return warm * linear(config.learning_rate, end, step=step, num_steps=num_steps)
+
+    return StepSettings(
+        micro_batch_tokens=config.micro_batch_tokens,
+        min_samples=config.min_samples_per_step,
+        staleness_limit=config.staleness_limit,
+        normalisation=config.loss_normalisation,
+        constant_length=config.constant_length or 1,
+        objective=objective,
+        learning_rate=learning_rate,
+    )

@@ -1,0 +1,71 @@
+"""The account of every generated token: trained, filtered or discarded, each with its reason."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from legos.errors import TrainerError
+
+__all__ = ["Ledger"]
+
+
+class Ledger:
+    """Counts tokens since the start of the run.
+
+    generated = trained + filtered(reason) + discarded(reason) + queued, checked at every step.
+    Filtered tokens had been sampled well but were not used (too old, a step left out); discarded
+    ones never became samples (a failed play, an endpoint without log-probabilities).
+    """
+
+    def __init__(self) -> None:
+        self.generated = 0
+        self.trained = 0
+        self.filtered: Counter[str] = Counter()
+        self.discarded: Counter[str] = Counter()
+
+    def discard(self, reasons: Mapping[str, int]) -> None:
+        """Add tokens that never became samples."""
+        self.discarded.update(reasons)
+
+    def check(self, *, queued: int) -> None:
+        """Refuse to go on with an account that does not balance.
+
+        Raises:
+            TrainerError: with both sides of the account.
+        """
+        spent = self.trained + self.filtered.total() + self.discarded.total() + queued
+        if spent != self.generated:
+            raise TrainerError(
+                f"{self.generated} tokens were generated, but {self.trained} trained + "
+                f"{dict(self.filtered)} filtered + {dict(self.discarded)} discarded + {queued} "
+                f"queued make {spent}"
+            )
+
+    def metrics(self, *, queued: int) -> dict[str, int]:
+        """Totals since the start of the run, flat names."""
+        numbers = {
+            "tokens_generated": self.generated,
+            "tokens_trained": self.trained,
+            "tokens_filtered": self.filtered.total(),
+            "tokens_discarded": self.discarded.total(),
+            "tokens_queued": queued,
+        }
+        numbers |= {f"filtered/{reason}_tokens": n for reason, n in self.filtered.items()}
+        numbers |= {f"discarded/{reason}_tokens": n for reason, n in self.discarded.items()}
+        return numbers
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint, as JSON values."""
+        return {
+            "generated": self.generated,
+            "trained": self.trained,
+            "filtered": dict(self.filtered),
+            "discarded": dict(self.discarded),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state`` returned."""
+        self.generated = state["generated"]
+        self.trained = state["trained"]
+        self.filtered = Counter(state["filtered"])
+        self.discarded = Counter(state["discarded"])

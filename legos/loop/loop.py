@@ -1,0 +1,136 @@
+"""The asynchronous loop: players fill the queue while the trainer empties it.
+
+    player   produces batches     waits for admit()         unblocked by release(), end()
+    trainer  produces adapters    waits for take()          unblocked by put(), end()
+
+Ending is a message: ``SampleQueue.end`` wakes everyone, the trainer finishes the device call in
+flight and its books, and only then are the players' unfinished plays cancelled.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from legos.arena.arena import Arena
+from legos.loop.queue import SampleQueue, Stopped
+from legos.loop.trainer import Metrics, PolicyTrainer
+
+__all__ = ["AfterStep", "synchronous_training_loop", "training_loop"]
+
+AfterStep = Callable[[Metrics], Awaitable[None]]
+
+
+async def training_loop(
+    arena: Arena,
+    trainer: PolicyTrainer,
+    num_steps: int,
+    *,
+    episode_concurrency: int = 8,
+    step_concurrency: int = 2,
+    after_step: AfterStep | None = None,
+    queue: SampleQueue | None = None,
+) -> None:
+    """Play and train at the same time until the trainer has done ``num_steps`` steps in all.
+
+    Args:
+        arena: what is played; its client must ask the engine that the trainer publishes to.
+        trainer: what is trained.
+        num_steps: the step at which to end (a resumed trainer goes on from its own).
+        episode_concurrency: plays going on at once in each batch.
+        step_concurrency: batches being played at once.
+        after_step: called with each step's metrics.
+        queue: for callers who end the loop from outside, or resume one.
+
+    Raises:
+        Stopped: ``queue.end`` was called with it.
+        Exception: what a play's surroundings or the trainer failed with.
+    """
+    settings = trainer.settings
+    trainer.num_steps = num_steps
+    queue = queue or SampleQueue(
+        trainer.ledger,
+        min_samples=settings.min_samples,
+        staleness_limit=settings.staleness_limit,
+    )
+    await trainer.publish_weights()
+    failure: Exception | None = None
+    async with asyncio.TaskGroup() as group:
+        players = [
+            group.create_task(_play(arena, queue, episode_concurrency))
+            for _ in range(step_concurrency)
+        ]
+        try:
+            while trainer.step < num_steps:
+                await _whole_step(trainer, queue, after_step)
+        except Exception as error:  # noqa: BLE001 - raised below, outside the group
+            failure = error
+        finally:
+            await queue.end(Stopped())
+            for player in players:
+                player.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def synchronous_training_loop(
+    arena: Arena,
+    trainer: PolicyTrainer,
+    num_steps: int,
+    *,
+    episode_concurrency: int = 8,
+    after_step: AfterStep | None = None,
+) -> None:
+    """The same loop with no lag allowed: every batch is played by the newest policy."""
+    queue = SampleQueue(
+        trainer.ledger, min_samples=trainer.settings.min_samples, staleness_limit=0
+    )
+    await training_loop(
+        arena,
+        trainer,
+        num_steps,
+        episode_concurrency=episode_concurrency,
+        step_concurrency=1,
+        after_step=after_step,
+        queue=queue,
+    )
+
+
+async def _play(arena: Arena, queue: SampleQueue, episode_concurrency: int) -> None:
+    """Play batches until the queue ends; what fails outside a play ends the queue."""
+    try:
+        while True:
+            await queue.admit()
+            try:
+                batch = await arena.step(concurrency=episode_concurrency)
+            except BaseException:
+                await queue.give_up()
+                raise
+            await queue.put(batch)
+    except Stopped:
+        return
+    except Exception as error:  # noqa: BLE001 - handed to the trainer, which raises it
+        await queue.end(error)
+
+
+async def _one_step(
+    trainer: PolicyTrainer, queue: SampleQueue, after_step: AfterStep | None
+) -> None:
+    """Take, train, publish, release, report."""
+    batches = await queue.take(trainer.version)
+    metrics = await trainer.train(batches, queued=lambda: queue.num_tokens)
+    await trainer.publish_weights()
+    await queue.release()
+    if after_step is not None:
+        await after_step(metrics)
+
+
+async def _whole_step(
+    trainer: PolicyTrainer, queue: SampleQueue, after_step: AfterStep | None
+) -> None:
+    """One step; a cancellation lets a device call in flight end and the books close first."""
+    step = asyncio.ensure_future(_one_step(trainer, queue, after_step))
+    try:
+        await asyncio.shield(step)
+    except asyncio.CancelledError:
+        await queue.end(Stopped())
+        await asyncio.wait([step])
+        raise

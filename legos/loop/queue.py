@@ -1,0 +1,156 @@
+"""The queue between play and training: paced at its entrance, fresh at its exit.
+
+A batch that starts being played while ``n`` others are unfinished business (being played, queued or
+trained on) is consumed at most about ``n / batches per step`` optimiser steps later. So a player may
+start only while that is within the staleness limit: generation waits instead of being thrown away.
+At the exit every sample is held against the limit once more, by its oldest token, because a slow
+play can be overtaken.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Sequence
+
+from legos.data.sample import TrainingBatch
+from legos.loop.ledger import Ledger
+
+__all__ = ["SampleQueue", "Stopped"]
+
+
+class Stopped(Exception):  # noqa: N818 - a message, not an error
+    """The run is asked to end; raised to whoever waits at the queue."""
+
+
+class SampleQueue:
+    """Batches of samples from several players to one trainer."""
+
+    def __init__(self, ledger: Ledger, *, min_samples: int, staleness_limit: int) -> None:
+        """Make an empty queue.
+
+        Args:
+            ledger: where tokens are accounted.
+            min_samples: samples that one optimiser step waits for.
+            staleness_limit: optimiser steps that a token may be older than the policy it trains;
+                0 plays and trains in turns.
+        """
+        self._ledger = ledger
+        self._min_samples = min_samples
+        self._limit = staleness_limit
+        self._changed = asyncio.Condition()
+        self._queued: deque[TrainingBatch] = deque()
+        self._playing = 0
+        self._training = 0  # batches taken and not yet released
+        self._batch_samples = 0.0  # moving average of a batch's size
+        self._ending: Exception | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Chosen tokens of the queued samples."""
+        return sum(len(s.positions) for batch in self._queued for s in batch.samples)
+
+    @property
+    def queued(self) -> Sequence[TrainingBatch]:
+        """What waits, oldest first."""
+        return tuple(self._queued)
+
+    async def admit(self) -> None:
+        """Wait until another batch may be played; follow with ``put`` or ``give_up``.
+
+        Raises:
+            Stopped: the run is ending.
+        """
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._ending or self._may_play())
+            if self._ending:
+                raise Stopped
+            self._playing += 1
+
+    async def put(self, batch: TrainingBatch) -> None:
+        """Hand over a played batch."""
+        async with self._changed:
+            self._playing -= 1
+            self._account(batch)
+            self._queued.append(batch)
+            size = float(len(batch.samples))
+            self._batch_samples += (size - self._batch_samples) * (0.2 if self._batch_samples else 1)
+            self._changed.notify_all()
+
+    async def give_up(self) -> None:
+        """End an admission without a batch."""
+        async with self._changed:
+            self._playing -= 1
+            self._changed.notify_all()
+
+    async def take(self, version: int) -> list[TrainingBatch]:
+        """Wait for enough samples that are fresh under policy ``version`` and take their batches.
+
+        Raises:
+            Stopped: the run is ending.
+            Exception: what a player failed with.
+        """
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._ending or self._enough(version))
+            if self._ending:
+                raise self._ending
+            taken: list[TrainingBatch] = []
+            count = 0
+            while count < self._min_samples:
+                taken.append(self._queued.popleft())
+                count += len(taken[-1].samples)
+            self._training = len(taken)
+            return taken
+
+    async def release(self) -> None:
+        """The batches taken last are trained on and the new policy is live."""
+        async with self._changed:
+            self._training = 0
+            self._changed.notify_all()
+
+    async def end(self, reason: Exception) -> None:
+        """Wake everyone who waits: players stop, the trainer gets ``reason``."""
+        async with self._changed:
+            self._ending = self._ending or reason
+            self._changed.notify_all()
+
+    def refill(self, batches: Sequence[TrainingBatch]) -> None:
+        """Put back what a checkpoint held; its tokens are accounted already."""
+        self._queued.extend(batches)
+
+    def _account(self, batch: TrainingBatch) -> None:
+        self._ledger.generated += batch.tokens_generated
+        self._ledger.discard(batch.tokens_discarded)
+
+    def _may_play(self) -> bool:
+        queued = sum(len(batch.samples) for batch in self._queued)
+        starving = not self._playing and not self._training and queued < self._min_samples
+        per_step = math.ceil(self._min_samples / self._batch_samples) if self._batch_samples else 1
+        pending = self._playing + len(self._queued) + self._training
+        return starving or pending < (self._limit + 1) * per_step
+
+    def _enough(self, version: int) -> bool:
+        """Drop what is too old, then see whether a step's worth is left."""
+        fresh: deque[TrainingBatch] = deque()
+        for batch in self._queued:
+            kept = tuple(s for s in batch.samples if s.oldest_version >= version - self._limit)
+            if len(kept) < len(batch.samples):
+                batch = self._without_stale(batch, kept)
+            if kept:
+                fresh.append(batch)
+        self._queued = fresh
+        enough = sum(len(batch.samples) for batch in fresh) >= self._min_samples
+        if not enough:
+            self._changed.notify_all()  # dropping may have made room to play
+        return enough
+
+    def _without_stale(self, batch: TrainingBatch, kept: tuple) -> TrainingBatch:
+        """The batch with its fresh samples alone; the others' tokens are filtered."""
+        tokens = sum(len(s.positions) for s in kept)
+        stale = sum(len(s.positions) for s in batch.samples) - tokens
+        self._ledger.filtered["stale"] += stale
+        return TrainingBatch(
+            samples=kept,
+            episodes=batch.episodes,
+            tokens_generated=tokens,
+            metrics=batch.metrics,
+        )

@@ -1,0 +1,169 @@
+"""The trainer: samples to one optimiser step, and the new adapter to every engine."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from legos.data.batch import Batch, LossNormalisation, normalisation_weights, pack
+from legos.data.sample import Sample, TrainingBatch
+from legos.errors import TrainerError
+from legos.loop.ledger import Ledger
+from legos.losses.objective import Objective, StepResult
+from legos.protocols import Backend, Publisher
+from legos.weights.adapter import AdapterInfo
+
+__all__ = ["PolicyTrainer", "StepSettings"]
+
+Metrics = dict[str, float | int | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSettings:
+    """How samples become an optimiser step."""
+
+    micro_batch_tokens: int  # padded tokens of one forward and backward pass
+    min_samples: int  # samples that one step waits for
+    staleness_limit: int  # optimiser steps
+    normalisation: LossNormalisation
+    constant_length: int  # tokens, of the "constant" normalisation
+    objective: Callable[[int, int], Objective]  # step, number of steps -> this step's objective
+    learning_rate: Callable[[int, int], float]  # step, number of steps -> this step's rate
+
+
+class PolicyTrainer:
+    """Trains one adapter.
+
+    Attributes:
+        step: optimiser steps attempted so far.
+        num_steps: length of the run, which schedules are stretched over.
+        ledger: the account of every token.
+    """
+
+    def __init__(self, backend: Backend, publisher: Publisher, settings: StepSettings) -> None:
+        self.backend = backend
+        self.publisher = publisher
+        self.settings = settings
+        self.ledger = Ledger()
+        self.step = 0
+        self.num_steps = 1
+
+    @property
+    def version(self) -> int:
+        """Policy version: optimiser steps applied so far."""
+        return self.backend.version
+
+    def train_step(self, batch: TrainingBatch) -> Metrics:
+        """One optimiser step on one batch, at once, whatever its size.
+
+        Raises:
+            TrainerError: there is no sample that could be trained on.
+        """
+        started = time.perf_counter()
+        self.ledger.generated += batch.tokens_generated
+        self.ledger.discard(batch.tokens_discarded)
+        samples, packed, objective, rate = self._prepare([batch])
+        result = self.backend.step(packed, objective, learning_rate=rate).result()
+        return self._account([batch], samples, result, started, queued=0)
+
+    async def train(self, batches: Sequence[TrainingBatch], *, queued: Callable[[], int]) -> Metrics:
+        """One optimiser step on batches whose tokens are in the ledger already.
+
+        Args:
+            batches: from the queue.
+            queued: tokens that wait in the queue, asked after the step.
+        """
+        started = time.perf_counter()
+        samples, packed, objective, rate = self._prepare(batches)
+        result = await asyncio.wrap_future(self.backend.step(packed, objective, learning_rate=rate))
+        return self._account(batches, samples, result, started, queued=queued())
+
+    async def publish_weights(self) -> AdapterInfo:
+        """Make the adapter as trained so far live in the engine."""
+        return await self.publisher.publish(self.backend.adapter())
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the backend's state into a folder; returns the rest as JSON values."""
+        self.backend.save(folder)
+        return {"step": self.step, "num_steps": self.num_steps, "ledger": self.ledger.state()}
+
+    def restore(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Take back what ``save`` wrote and returned."""
+        self.backend.restore(folder)
+        self.step, self.num_steps = state["step"], state["num_steps"]
+        self.ledger.restore(state["ledger"])
+
+    def _prepare(
+        self, batches: Sequence[TrainingBatch]
+    ) -> tuple[list[Sample], list[Batch], Objective, float]:
+        settings = self.settings
+        samples: list[Sample] = []
+        for sample in (s for batch in batches for s in batch.samples):
+            if len(sample.token_ids) > settings.micro_batch_tokens:
+                self.ledger.filtered["too_long"] += len(sample.positions)
+            else:
+                samples.append(sample)
+        if not samples:
+            raise TrainerError(
+                "no sample to train on: the batch is empty or every sample is longer than "
+                f"micro_batch_tokens {settings.micro_batch_tokens}"
+            )
+        weights = normalisation_weights(
+            samples, settings.normalisation, constant_length=settings.constant_length
+        )
+        packed = pack(samples, weights, max_tokens=settings.micro_batch_tokens)
+        return (
+            samples,
+            packed,
+            settings.objective(self.step, self.num_steps),
+            settings.learning_rate(self.step, self.num_steps),
+        )
+
+    def _account(
+        self,
+        batches: Sequence[TrainingBatch],
+        samples: Sequence[Sample],
+        result: StepResult,
+        started: float,
+        *,
+        queued: int,
+    ) -> Metrics:
+        tokens = sum(len(sample.positions) for sample in samples)
+        if result.applied:
+            self.ledger.trained += tokens
+        else:
+            self.ledger.filtered[result.reason or "left_out"] += tokens
+        self.step += 1
+        self.ledger.check(queued=queued)
+        before = self.version - result.applied
+        ages = np.array([before - v for sample in samples for v in sample.versions])
+        advantages = np.array([a for sample in samples for a in sample.advantages])
+        return {
+            "step": self.step,
+            **result.metrics,
+            "applied": int(result.applied),
+            "advantage_mean": float(advantages.mean()),
+            "advantage_std": float(advantages.std()),
+            "zero_advantage_share": float((np.abs(advantages) < 1e-9).mean()),
+            "policy_version": self.version,
+            "samples_per_step": len(samples),
+            "staleness_max": int(ages.max()),
+            "staleness_mean": float(ages.mean()),
+            **_mean_metrics(batches),
+            **self.ledger.metrics(queued=queued),
+            "step_s": time.perf_counter() - started,
+        }
+
+
+def _mean_metrics(batches: Sequence[TrainingBatch]) -> dict[str, float]:
+    """Metrics of the played batches, averaged over them."""
+    names = {name for batch in batches for name in batch.metrics}
+    means = {"reward_mean": 0.0}
+    for name in sorted(names):
+        values = [batch.metrics[name] for batch in batches if name in batch.metrics]
+        means[name] = sum(values) / len(values)
+    return means
