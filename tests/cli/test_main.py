@@ -1,0 +1,270 @@
+"""The program: what each command calls, what it prints, and how it ends."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from legos.cli import main
+from legos.config.resolve import ResolvedConfig, read_config
+from legos.errors import ModelError
+
+Stub = Callable[..., None]
+Trained = list[tuple[ResolvedConfig, Path | None]]
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
+    """Stand in for one module of ``legos.apps``, which the commands import when they run."""
+
+    def put(name: str, **functions: Any) -> None:
+        module = ModuleType(f"legos.apps.{name}")
+        vars(module).update(functions)
+        monkeypatch.setitem(sys.modules, f"legos.apps.{name}", module)
+
+    return put
+
+
+@pytest.fixture
+def trained(stub: Stub) -> Trained:
+    calls: Trained = []
+
+    def train(config: ResolvedConfig, *, resume: Path | None) -> None:
+        calls.append((config, resume))
+
+    stub("train", train=train)
+    return calls
+
+
+def test_no_argument_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    printed = capsys.readouterr().out
+    for command in ("train", "eval", "serve", "bench", "arenas"):
+        assert command in printed
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "serve", "bench", "arenas"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    assert f"Usage: legos {command}" in capsys.readouterr().out
+
+
+def test_help_of_train_lists_every_setting_with_its_range() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "legos", "train", "--help"],
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "--training.learning-rate" in done.stdout
+    assert "(tokens; >= 1; default 4096)" in done.stdout
+
+
+def test_help_is_fast_and_loads_no_device_library() -> None:
+    code = (
+        "import sys; from legos.cli import main; main(['train', '--help']);"
+        "heavy = {'mlx', 'torch', 'transformers', 'wandb'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)  # warm the cache
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert time.perf_counter() - started < 3.0  # about 0.7 s on an idle machine
+
+
+def test_train_passes_options_with_their_sources(trained: Trained, tmp_path: Path) -> None:
+    settings = tmp_path / "a.toml"
+    settings.write_text("[training]\nkl_coef = 0.7\nlora_rank = 4\n")
+    options = ["--config", str(settings), "--steps", "7", "--seed", "3", "--track", "wandb"]
+    dotted = [
+        "--training.learning-rate",
+        "1e-3",
+        "--training.lora-rank",
+        "2",
+        "--loop.deterministic",
+    ]
+    more = [
+        "--play.options.largest",
+        "9",
+        "--play.options.word",
+        "a b",
+        "--training.dual-clip",
+        "none",
+    ]
+    assert main(["train", *options, *dotted, *more]) == 0
+    [(resolved, resume)] = trained
+    config = resolved.config
+    assert resume is None
+    assert (config.model, config.arena, config.seed, config.loop.steps) == ("builtin", "nim", 3, 7)
+    assert config.track.wandb == "auto"
+    assert config.training.learning_rate == 1e-3
+    assert config.training.lora_rank == 2
+    assert config.training.kl_coef == 0.7
+    assert config.training.dual_clip is None
+    assert config.loop.deterministic
+    assert config.training.staleness_limit == 0
+    assert config.play.options == {"largest": 9, "word": "a b"}
+    assert resolved.sources["training.lora_rank"] == "command line"
+    assert resolved.sources["training.kl_coef"] == f"file {settings}"
+
+
+def test_dry_run_prints_settings_that_read_back(
+    trained: Trained,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    assert main(["train", "--dry-run", "--steps", "5"]) == 0
+    assert not trained
+    printed = capsys.readouterr().out
+    assert "steps = 5  # command line" in printed
+    (tmp_path / "printed.toml").write_text(printed)
+    assert read_config(tmp_path / "printed.toml").loop.steps == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], 'Unknown command "trian". Did you mean "train"?'),
+        (["train", "--stepz", "3"], "Unknown option: --stepz. Did you mean --steps?"),
+        (["train", "--training.lora-rnk", "3"], "Did you mean --training.lora-rank?"),
+        (["train", "--arena", "nmi"], "no arena is called 'nmi'; did you mean 'nim'?"),
+        (["train", "--training.lora-rank", "2.5"], "'2.5' is not a whole number"),
+        (
+            ["train", "--training.lora-rank", "0"],
+            "training.lora_rank is 0; expected a whole number",
+        ),
+        (["train", "--steps", "3", "--loop.steps", "4"], "--steps and --loop.steps are the same"),
+        (["train", "--config", "none.toml"], "cannot read the configuration none.toml"),
+        (["train", "--resume", "nowhere"], "nowhere holds no run to resume"),
+        (["eval"], "requires an argument"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    trained: Trained,
+) -> None:
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ")
+    assert message in printed.err
+    assert "Traceback" not in printed.err
+    assert not printed.out
+    assert not trained
+
+
+def test_debug_shows_where_an_error_comes_from() -> None:
+    with pytest.raises(ValueError, match="whole number"):
+        main(["train", "--training.lora-rank", "0", "--debug"])
+
+
+def test_errors_of_a_command_end_with_2_and_interrupts_with_130(
+    stub: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(**_: object) -> None:
+        raise ModelError("folder x has no config.json")
+
+    stub("serve", serve=refuse)
+    assert main(["serve"]) == 2
+    assert capsys.readouterr().err == "error: folder x has no config.json\n"
+
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    stub("serve", serve=interrupt)
+    assert main(["serve"]) == 130
+
+
+def resumable(folder: Path, text: str = "") -> Path:
+    folder.mkdir()
+    (folder / "config.toml").write_text(f'arena = "kuhn"\nseed = 5\n{text}')
+    return folder
+
+
+def test_resume_goes_on_under_the_settings_of_the_run(trained: Trained, tmp_path: Path) -> None:
+    run = resumable(tmp_path / "run", "[training]\nkl_coef = 0.7\n[loop]\nsteps = 9\n")
+    assert main(["train", "--resume", str(run), "--steps", "20"]) == 0
+    [(resolved, resume)] = trained
+    assert resume == run
+    assert resolved.config.out == run
+    assert resolved.config.arena == "kuhn"
+    assert resolved.config.training.kl_coef == 0.7
+    assert resolved.config.loop.steps == 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arena", "nim"], "arena is 'nim' (command line) but the run in"),
+        (["--seed", "6"], "seed is 6 (command line) but the run in"),
+        (["--out", "elsewhere"], "--out elsewhere differs from --resume"),
+    ],
+)
+def test_resume_as_another_run_is_refused(
+    arguments: list[str],
+    message: str,
+    trained: Trained,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = resumable(tmp_path / "run")
+    assert main(["train", "--resume", str(run), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not trained
+
+
+def test_eval_prints_json_or_lines(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[tuple[Path, str | None]] = []
+
+    def evaluate_run(run: Path, adapter: str | None) -> Mapping[str, object]:
+        asked.append((run, adapter))
+        return {
+            "arena": "nim",
+            "vs_random": {"win": 0.91234567, "draw": 0.0},
+            "exploitability": None,
+        }
+
+    stub("evaluate", evaluate_run=evaluate_run)
+    assert main(["eval", "runs/a", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["vs_random"]["win"] == 0.91234567
+    assert main(["eval", "runs/a", "--adapter", "v3"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "arena           nim",
+        "vs_random.win   0.9123",
+        "vs_random.draw  0",
+        "exploitability  -",
+    ]
+    assert asked == [(Path("runs/a"), None), (Path("runs/a"), "v3")]
+
+
+def test_serve_bench_and_arenas_call_their_functions(
+    stub: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[object] = []
+
+    def serve(**options: object) -> None:
+        calls.append(options)
+
+    def bench(name: str, seconds: float) -> Mapping[str, object]:
+        calls.append((name, seconds))
+        return {"ratios": {"engine_vs_bare": 0.9}}
+
+    stub("serve", serve=serve)
+    stub("bench", bench=bench)
+    stub("arenas", list_arenas=lambda: {"nim": "Take stones."})
+    assert main(["serve", "--port", "0", "--adapter", "a/v3"]) == 0
+    assert main(["bench", "engine", "--seconds", "5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"ratios": {"engine_vs_bare": 0.9}}
+    assert main(["arenas"]) == 0
+    assert capsys.readouterr().out == "nim  Take stones.\n"
+    served = {"model": "builtin", "adapter": Path("a/v3"), "host": "127.0.0.1", "port": 0}
+    assert calls == [served, ("engine", 5.0)]

@@ -1,0 +1,50 @@
+"""Options generated from the schema: each setting has one, and values are read as in TOML."""
+
+import pytest
+
+from legos.cli.overrides import LoopOptions, TrainingOptions, dotted, literal
+from legos.config.schema import LoopConfig, TrainingConfig
+from legos.errors import ConfigError
+
+
+def test_every_setting_of_a_group_has_an_option() -> None:
+    for options, group in ((TrainingOptions, TrainingConfig), (LoopOptions, LoopConfig)):
+        assert set(options.__annotations__) == set(group.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("-2.5", -2.5),
+        ("true", True),
+        ("[1, 2]", [1, 2]),
+        ('"3"', "3"),
+        ("plain words", "plain words"),
+        ("", ""),
+    ],
+)
+def test_literal(text: str, value: object) -> None:
+    assert literal(text) == value
+
+
+def test_only_what_was_given_becomes_a_setting() -> None:
+    given = dotted(
+        {
+            "training": {"kl_coef": 0.5, "dual_clip": None},
+            "play": {"options": {"a": "1"}},
+            "loop": None,
+        },
+        {"--steps": ("loop.steps", 4), "--seed": ("seed", None)},
+    )
+    assert given == {
+        "training.kl_coef": 0.5,
+        "training.dual_clip": None,
+        "play.options.a": 1,
+        "loop.steps": 4,
+    }
+
+
+def test_a_setting_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--steps and --loop\.steps are the same setting"):
+        dotted({"loop": {"steps": 3}}, {"--steps": ("loop.steps", 4)})

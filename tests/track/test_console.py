@@ -1,0 +1,115 @@
+"""The table on a terminal, and the plain lines elsewhere."""
+
+import io
+
+from rich.console import Console
+
+from legos.track.console import ConsoleTracker
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plain(*, every: int = 10) -> tuple[ConsoleTracker, io.StringIO]:
+    out = io.StringIO()
+    return ConsoleTracker(num_steps=25, console=Console(file=out), every=every), out
+
+
+def terminal(width: int, clock: Clock) -> tuple[ConsoleTracker, io.StringIO]:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=width, color_system=None, height=50)
+    return ConsoleTracker(num_steps=25, console=console, clock=clock), out
+
+
+def last_frame(out: io.StringIO) -> list[str]:
+    """The lines of the newest drawing."""
+    frame = out.getvalue().rpartition("step ")[2]
+    return ("step " + frame).splitlines()
+
+
+def test_elsewhere_a_line_for_the_first_every_tenth_evaluations_and_the_last() -> None:
+    tracker, out = plain()
+    for step in range(1, 24):
+        metrics: dict[str, float | int | None] = {"reward_mean": step / 100, "loss": -0.5}
+        if step == 13:
+            metrics |= {"eval/optimal_move_rate": 0.75, "eval/exploitability": None}
+        tracker.log(metrics, step=step)
+    tracker.close()
+    assert out.getvalue().splitlines() == [
+        "step 1/25  reward +0.010  loss -0.5000",
+        "step 10/25  reward +0.100  loss -0.5000",
+        "step 13/25  reward +0.130  loss -0.5000  optimal 0.7500",
+        "step 20/25  reward +0.200  loss -0.5000",
+        "step 23/25  reward +0.230  loss -0.5000",
+    ]
+
+
+def test_elsewhere_the_last_line_is_not_repeated() -> None:
+    tracker, out = plain(every=1)
+    tracker.log({"loss": 1.0}, step=1)
+    tracker.close()
+    assert out.getvalue() == "step 1/25  loss +1.0000\n"
+
+
+def test_long_lines_are_not_wrapped_elsewhere() -> None:
+    tracker, out = plain()
+    names = ("reward_mean", "loss", "entropy", "kl_divergence", "clip_fraction", "staleness_max")
+    tracker.log(dict.fromkeys((*names, "samples_per_step", "play/moves_per_s"), 1.0), step=1)
+    tracker.close()
+    assert len(out.getvalue().splitlines()) == 1
+
+
+def test_terminal_shows_newest_steps_below_evaluations() -> None:
+    clock = Clock()
+    tracker, out = terminal(120, clock)
+    for step in range(1, 26):
+        clock.now += 1
+        metrics: dict[str, float | int | None] = {"reward_mean": step / 100}
+        if step in (1, 5):
+            metrics["eval/optimal_move_rate"] = step / 10
+        tracker.log(metrics, step=step)
+    tracker.close()
+    header, *rows, caption = last_frame(out)[:14]
+    assert header.split() == ["step", "reward", "optimal"]
+    assert [int(row.split()[0]) for row in rows] == [1, 5, *range(16, 26)]
+    assert rows[1].split() == ["5", "+0.050", "0.5000"]
+    assert caption.strip() == "25 of 25 steps"
+
+
+def test_terminal_is_redrawn_at_most_ten_times_a_second_and_at_the_end() -> None:
+    clock = Clock()
+    tracker, out = terminal(120, clock)
+    tracker.log({"loss": 1.0}, step=1)
+    drawn = out.getvalue()
+    assert "+1.0000" in drawn
+    clock.now += 0.05
+    tracker.log({"loss": 2.0}, step=2)
+    assert out.getvalue() == drawn
+    tracker.close()
+    assert "+2.0000" in out.getvalue()
+    tracker.close()
+
+
+def test_narrow_terminal_loses_the_least_important_columns() -> None:
+    clock = Clock()
+    names = ("reward_mean", "loss", "entropy", "kl_divergence", "clip_fraction", "staleness_max")
+    metrics: dict[str, float | int | None] = dict.fromkeys(names, 1.0)
+    metrics |= {"samples_per_step": 64, "play/moves_per_s": 1234.0, "eval/optimal_move_rate": 0.5}
+    for width, titles in (
+        (120, "step reward loss entropy KL clipped stale samples moves/s optimal"),
+        (60, "step reward loss entropy KL clipped optimal"),
+        (20, "step reward"),
+    ):
+        tracker, out = terminal(width, clock)
+        tracker.log(metrics, step=1)
+        tracker.close()
+        header, row, *_ = last_frame(out)
+        assert header.split() == titles.split()
+        assert len(row.split()) == len(titles.split())
+        assert "…" not in header + row

@@ -1,0 +1,76 @@
+"""Weights & Biases, for real, in offline mode; and how its mode is chosen."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from legos.track.wandb import WandbMode, choose_mode
+
+
+@pytest.fixture
+def nothing_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    return tmp_path / "netrc"
+
+
+@pytest.mark.usefixtures("nothing_configured")
+def test_auto_is_offline_without_a_key() -> None:
+    assert choose_mode("auto") == "offline"
+
+
+@pytest.mark.usefixtures("nothing_configured")
+def test_auto_is_online_with_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    assert choose_mode("auto") == "online"
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert choose_mode("auto") == "offline"
+
+
+def test_auto_finds_the_key_of_its_host_in_netrc(
+    nothing_configured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing_configured.write_text("machine my.wandb.example login user password key\n")
+    nothing_configured.chmod(0o600)
+    assert choose_mode("auto") == "offline"
+    monkeypatch.setenv("WANDB_BASE_URL", "https://my.wandb.example")
+    assert choose_mode("auto") == "online"
+    nothing_configured.write_text("not a netrc file\n")
+    assert choose_mode("auto") == "offline"
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_a_mode_given_is_kept(mode: WandbMode) -> None:
+    assert choose_mode(mode) == mode
+
+
+OFFLINE_RUN = """
+import sys
+from pathlib import Path
+from legos.track.wandb import WandbTracker
+
+assert "wandb" not in sys.modules
+tracker = WandbTracker(Path(sys.argv[1]), project="p", mode="offline", config={"seed": 3})
+tracker.log({"loss": 0.5, "play/moves_per_s": 12.0, "exploitability": None}, step=1)
+tracker.log({"loss": 0.25}, step=2)
+tracker.close()
+"""
+
+
+@pytest.mark.slow
+def test_an_offline_run_is_written_under_the_run_folder_and_goes_on(tmp_path: Path) -> None:
+    run = tmp_path / "brave-run"
+    ids: list[str] = []
+    for times in (1, 2):
+        subprocess.run([sys.executable, "-c", OFFLINE_RUN, str(run)], check=True, timeout=120)
+        files = sorted(run.glob("wandb/offline-run-*/*.wandb"))
+        assert len(files) == times
+        ids.append((run / "wandb" / "run-id").read_text())
+    assert ids[0] == ids[1]
+    written = files[0].read_bytes()
+    for piece in (b"play/moves_per_s", b"loss", b"0.5", b"0.25", b"brave-run", b"seed"):
+        assert piece in written
+    assert b"exploitability" not in written
