@@ -1,0 +1,1 @@
+"""What the commands do: train, evaluate, serve, measure, list."""

@@ -1,0 +1,1 @@
+"""Tasks, tables and seats: how a play is written, played and evaluated."""

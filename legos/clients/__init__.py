@@ -1,0 +1,1 @@
+"""How a seat asks: the engine in this process, a server, a script."""

@@ -1,0 +1,1 @@
+"""The records that flow: messages, episodes, samples, batches."""

@@ -1,0 +1,1 @@
+"""Playing and training at the same time: queue, trainer, publishing, checkpoints."""

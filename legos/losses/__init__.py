@@ -1,0 +1,1 @@
+"""Losses and schedules, written once over an array namespace."""

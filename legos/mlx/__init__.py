@@ -1,0 +1,1 @@
+"""The MLX device: generation, gradients and the model's arrays."""

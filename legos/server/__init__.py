@@ -1,0 +1,1 @@
+"""The HTTP interface over the engine."""

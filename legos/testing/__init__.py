@@ -1,0 +1,1 @@
+"""Doubles for every seam, for our tests and for those of users."""

@@ -1,0 +1,1 @@
+"""Adapters: named arrays with a version and a digest, and their files."""

@@ -1,0 +1,83 @@
+"""Arenas by name, by file and by module, and what is said when there is none."""
+
+from pathlib import Path
+
+import pytest
+
+from legos.arena.arena import Arena
+from legos.arena.game import Game
+from legos.arena.registry import find_arena, known_arenas
+from legos.errors import ArenaError
+
+TWO_ARENAS = """
+from legos.arena.arena import Arena
+
+class Duel(Arena):
+    "Two answers, one judge."
+
+class Debate(Arena):
+    "Two sides."
+
+class Judge:
+    "No arena."
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(TWO_ARENAS)
+    return path
+
+
+def test_installed_arenas_are_known_by_name() -> None:
+    known = known_arenas()
+    assert {"kuhn", "nim"} <= set(known)
+    assert list(known) == sorted(known)
+    for name, arena in known.items():
+        assert issubclass(arena, Arena | Game)
+        assert find_arena(name) is arena
+
+
+def test_a_module_and_its_class() -> None:
+    assert find_arena("arenas.nim:Nim") is known_arenas()["nim"]
+
+
+def test_a_file_and_its_class_is_the_same_each_time(file: Path) -> None:
+    duel = find_arena(f"{file}:Duel")
+    assert issubclass(duel, Arena)
+    assert duel.__name__ == "Duel"
+    assert find_arena(f"{file}:Duel") is duel
+
+
+def test_unknown_name_names_the_nearest() -> None:
+    with pytest.raises(ArenaError, match=r"no arena is called 'nmi'; did you mean 'nim'\?"):
+        find_arena("nmi")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("{file}", r"names a file; add its class as .*mine\.py:Class \(it has Duel, Debate\)"),
+        ("{file}:Duell", r"mine\.py has no class 'Duell'; did you mean 'Duel'\?"),
+        ("{file}:Judge", r"'Judge' in .*mine\.py is not a subclass of Arena or Game"),
+        ("{file}:Arena", r"'Arena' in .*mine\.py is not a subclass"),
+        ("{folder}/none.py:Duel", r"there is no file .*none\.py"),
+        ("{folder}/broken.py:Duel", r"cannot import .*broken\.py: ZeroDivisionError: division"),
+        ("no_such_module:Duel", r"cannot import no_such_module: ModuleNotFoundError"),
+        ("legos.errors:Duel", r"legos\.errors has no class 'Duel'; it defines no arena"),
+    ],
+)
+def test_what_cannot_be_found_is_named(file: Path, name: str, message: str) -> None:
+    (file.parent / "broken.py").write_text("1 / 0\n")
+    with pytest.raises(ArenaError, match=message):
+        find_arena(name.format(file=file, folder=file.parent))
+
+
+def test_a_broken_file_can_be_mended_and_found(file: Path) -> None:
+    path = file.parent / "mended.py"
+    path.write_text("1 / 0\n")
+    with pytest.raises(ArenaError):
+        find_arena(f"{path}:Duel")
+    path.write_text(TWO_ARENAS + "\n")
+    assert find_arena(f"{path}:Duel").__name__ == "Duel"

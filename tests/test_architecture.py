@@ -1,0 +1,92 @@
+"""What holds for the whole house: sizes, docstrings, public names, and what an import loads."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import legos
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted(
+    path
+    for folder in ("legos", "arenas", "examples", "tests")
+    for path in ROOT.glob(f"{folder}/**/*.py")
+)
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+MAX_EXAMPLE_LINES = 80
+
+PUBLIC_NAMES = {"Game"}
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines from ``def`` to the end, without the docstring."""
+    lines = (function.end_lineno or 0) - function.lineno + 1
+    if ast.get_docstring(function) is not None:
+        docstring = function.body[0]
+        lines -= (docstring.end_lineno or 0) - docstring.lineno + 1
+    return lines
+
+
+def test_there_are_files_to_look_at() -> None:
+    assert len(FILES) > 40
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in FILES}
+    too_long = {name: lines for name, lines in lengths.items() if lines > MAX_FILE_LINES}
+    too_long |= {
+        name: lines
+        for name, lines in lengths.items()
+        if name.startswith("examples/") and lines > MAX_EXAMPLE_LINES
+    }
+    assert not too_long
+
+
+def test_no_function_is_longer_than_60_lines() -> None:
+    too_long = {
+        f"{path.relative_to(ROOT)}:{function.lineno} {function.name}": length(function)
+        for path in FILES
+        for function in functions(ast.parse(path.read_text()))
+        if length(function) > MAX_FUNCTION_LINES
+    }
+    assert not too_long
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in FILES
+        if not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert not silent
+
+
+def test_public_names_are_those_we_promise() -> None:
+    assert set(legos.__all__) == PUBLIC_NAMES
+    assert len(legos.__all__) == len(PUBLIC_NAMES)
+    for name in legos.__all__:
+        assert getattr(legos, name).__doc__, name
+
+
+@pytest.mark.parametrize("module", ["legos", "legos.cli", "legos.config", "arenas.nim"])
+def test_import_loads_no_device_library(module: str) -> None:
+    code = (
+        f"import sys, {module}\n"
+        "heavy = {'mlx', 'mlx_lm', 'torch', 'transformers', 'wandb'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
