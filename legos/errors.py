@@ -1,7 +1,7 @@
 """Every error the kit raises on purpose, in one tree.
 
     LegosError
-    ├── ConfigError (ValueError)          a setting that does not exist, is out of range or contradicts another
+    ├── ConfigError (ValueError)          a setting unknown, out of range or contradicting another
     ├── ModelError (ValueError)           a model folder or name that cannot be loaded
     ├── AdapterError (ValueError)         LoRA arrays of another rank, name, shape or version
     ├── RecordError (ValueError)          a record (turn, sample, batch) that contradicts itself

@@ -1,7 +1,7 @@
 """Every seam of the kit on one page: what each part expects of its neighbours.
 
-    tasks → Arena.play(seats) → Episode → credit → Sample → SampleQueue → pack → Batch → Backend.step → Adapter v+1
-                ↑ Seat.ask → Client → Engine ←──────────────── Publisher.publish ←────────────────────────┘
+    tasks → Arena.play → Episode → credit → Sample → queue → pack → Batch → Backend → Adapter v+1
+               ↑ Seat.ask → Client → Engine ←────────── Publisher ←───────────────────────┘
 
 The fakes for tests are in ``legos.testing``.
 """
@@ -18,7 +18,16 @@ from legos.data.request import Generated, Request
 from legos.losses.objective import Objective, StepResult
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["Backend", "Client", "CreditAssigner", "Deliver", "Engine", "Publisher", "Scorer", "Tracker"]
+__all__ = [
+    "Backend",
+    "Client",
+    "CreditAssigner",
+    "Deliver",
+    "Engine",
+    "Publisher",
+    "Scorer",
+    "Tracker",
+]
 
 Deliver = Callable[[Sequence[tuple[int, Generated | Exception]]], None]
 
@@ -27,7 +36,11 @@ class Client(Protocol):
     """Anything a seat can ask; implementations live in ``legos/clients``."""
 
     async def complete(
-        self, prompt: Sequence[Message] | Sequence[int], sampling: Sampling, *, adapter: str = "policy"
+        self,
+        prompt: Sequence[Message] | Sequence[int],
+        sampling: Sampling,
+        *,
+        adapter: str = "policy",
     ) -> Completion:
         """Sample one completion of chat messages or of token ids.
 
@@ -44,7 +57,7 @@ class Scorer(Protocol):
     async def score(
         self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]]
     ) -> Sequence[Sequence[float]]:
-        """Log-probability (nats, temperature 1) of each choice as the whole answer to its prompt."""
+        """Log-probability (nats, temperature 1) of each choice as the whole answer to a prompt."""
         ...
 
 

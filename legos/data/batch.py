@@ -11,7 +11,7 @@ sample that has most, K legal tokens of the place that has most.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ __all__ = ["Batch", "LossNormalisation", "normalisation_weights", "pack"]
 LossNormalisation = Literal["token", "sample", "constant", "prompt"]
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
+ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +52,27 @@ class Batch:
             RecordError: naming the array and what was expected.
         """
         shape = self.mask.shape
-        for name in ("sample_place", "target", "behaviour_logprob", "version", "advantage", "weight"):
+        for name in (
+            "sample_place",
+            "target",
+            "behaviour_logprob",
+            "version",
+            "advantage",
+            "weight",
+        ):
             if getattr(self, name).shape != shape:
-                raise RecordError(f"{name} has shape {getattr(self, name).shape}; expected {shape} like mask")
+                raise RecordError(
+                    f"{name} has shape {getattr(self, name).shape}; expected {shape} like mask"
+                )
         num_places = len(self.place_row)
         if self.sample_place.size and int(self.sample_place.max()) >= num_places:
-            raise RecordError(f"sample_place points at {int(self.sample_place.max())} of {num_places} places")
+            raise RecordError(
+                f"sample_place points at {int(self.sample_place.max())} of {num_places} places"
+            )
         if num_places and int(self.place_row.max()) >= len(self.input_ids):
-            raise RecordError(f"place_row points at {int(self.place_row.max())} of {len(self.input_ids)} rows")
+            raise RecordError(
+                f"place_row points at {int(self.place_row.max())} of {len(self.input_ids)} rows"
+            )
 
     @property
     def num_samples(self) -> int:
@@ -134,7 +148,9 @@ def pack(samples: Sequence[Sample], weights: Sequence[float], *, max_tokens: int
     rows: list[tuple[int, ...]] = []
     for row in sorted(sharers, key=lambda row: (len(row), row)):
         if len(row) > max_tokens:
-            raise RecordError(f"a sample of {len(row)} tokens exceeds micro_batch_tokens {max_tokens}")
+            raise RecordError(
+                f"a sample of {len(row)} tokens exceeds micro_batch_tokens {max_tokens}"
+            )
         if rows and (len(rows) + 1) * len(row) > max_tokens:
             batches.append(_pack_rows(rows, sharers, samples, weights))
             rows = []
@@ -162,14 +178,15 @@ def _pack_rows(
     lengths = np.array([len(sample.positions) for sample in chosen], np.int32)
     mask = np.arange(lengths.max(), dtype=np.int32)[None, :] < lengths[:, None]
 
-    def fill(values: Sequence[Sequence[float]], dtype: type) -> NDArray[np.generic]:
+    def fill(values: Sequence[Sequence[float]], dtype: type[ScalarT]) -> NDArray[ScalarT]:
         out = np.zeros(mask.shape, dtype)
         out[mask] = np.fromiter((v for row in values for v in row), dtype, int(lengths.sum()))
         return out
 
     places = _Places()
     sample_place = fill(
-        [places.of_sample(sample, row) for sample, row in zip(chosen, member_rows, strict=True)], np.int32
+        [places.of_sample(sample, row) for sample, row in zip(chosen, member_rows, strict=True)],
+        np.int32,
     )
     token_weight = np.array([weights[m] for m in members], np.float32)[:, None] * mask
     return Batch(
@@ -199,7 +216,7 @@ class _Places:
             for position, legal in zip(sample.positions, sample.legal, strict=True)
         ]
 
-    def arrays(self) -> dict[str, NDArray[np.generic]]:
+    def arrays(self) -> dict[str, Any]:
         """The place fields of ``Batch``."""
         keys = list(self._numbers)
         legal = np.full((len(keys), max(len(key[2]) for key in keys)), -1, np.int32)

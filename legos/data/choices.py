@@ -19,7 +19,9 @@ class ChoiceNode:
 
     __slots__ = ("children", "legal", "whole")
 
-    def __init__(self, children: Mapping[int, "ChoiceNode"], legal: tuple[int, ...], *, whole: bool) -> None:
+    def __init__(
+        self, children: Mapping[int, "ChoiceNode"], legal: tuple[int, ...], *, whole: bool
+    ) -> None:
         self.children = children
         self.legal = legal
         self.whole = whole

@@ -45,7 +45,9 @@ class Sampling:
         if self.max_tokens < 1:
             raise RecordError(f"max_tokens is {self.max_tokens}; expected at least 1")
         if self.restrict and not self.choices:
-            raise RecordError("restrict=True needs choices; pass the legal answers or restrict=False")
+            raise RecordError(
+                "restrict=True needs choices; pass the legal answers or restrict=False"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

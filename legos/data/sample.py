@@ -39,18 +39,31 @@ class Sample:
         num_chosen = len(self.positions)
         lengths = (len(self.logprobs), len(self.versions), len(self.advantages), len(self.legal))
         if any(n != num_chosen for n in lengths):
-            raise RecordError(f"a sample with {num_chosen} chosen tokens has fields of lengths {lengths}")
+            raise RecordError(
+                f"a sample with {num_chosen} chosen tokens has fields of lengths {lengths}"
+            )
         if not num_chosen:
             raise RecordError("a sample without a chosen token has nothing to train on")
         if self.positions[0] < 1 or self.positions[-1] >= len(self.token_ids):
-            raise RecordError(f"positions {self.positions[0]}..{self.positions[-1]} leave 1..{len(self.token_ids) - 1}")
+            raise RecordError(
+                f"positions {self.positions[0]}..{self.positions[-1]} leave "
+                f"1..{len(self.token_ids) - 1}"
+            )
         if not self.temperature > 0:
-            raise RecordError("greedy completions (temperature 0) have no ratio; sample with temperature > 0")
+            raise RecordError(
+                "greedy completions (temperature 0) have no ratio; sample with temperature > 0"
+            )
         for logprob, advantage in zip(self.logprobs, self.advantages, strict=True):
             if not -math.inf < logprob <= 1e-4:
-                raise RecordError(f"log-probability {logprob} is not a finite number <= 0; the engine must report one")
+                raise RecordError(
+                    f"log-probability {logprob} is not a finite number <= 0; "
+                    "the engine must report one"
+                )
             if not math.isfinite(advantage):
-                raise RecordError(f"advantage {advantage} is not finite; look at the rewards of task {self.group!r}")
+                raise RecordError(
+                    f"advantage {advantage} is not finite; "
+                    f"look at the rewards of task {self.group!r}"
+                )
 
     @property
     def oldest_version(self) -> int:
@@ -81,14 +94,15 @@ class TrainingBatch:
         lost = sum(self.tokens_discarded.values())
         if kept + lost != self.tokens_generated:
             raise RecordError(
-                f"{self.tokens_generated} tokens were generated but {kept} are in samples and {lost} discarded"
+                f"{self.tokens_generated} tokens were generated but {kept} are in samples "
+                f"and {lost} discarded"
             )
 
 
 def samples_of_rollout(
     rollout: Rollout, advantages: Sequence[float], *, group: str, name: str = ""
 ) -> tuple[list[Sample], int]:
-    """Merge a rollout's turns into samples; a turn joins while its prompt extends the tokens so far.
+    """Merge turns into samples; a turn joins where its prompt extends the tokens so far.
 
     Args:
         rollout: the turns of one trainable seat.
@@ -128,7 +142,12 @@ def _continues(last: Turn, turn: Turn, seen: tuple[int, ...]) -> bool:
 
 
 def _sample_of_turns(
-    run: Sequence[tuple[Turn, float]], token_ids: tuple[int, ...], *, group: str, role: str, name: str
+    run: Sequence[tuple[Turn, float]],
+    token_ids: tuple[int, ...],
+    *,
+    group: str,
+    role: str,
+    name: str,
 ) -> Sample:
     first = run[0][0].completion
     positions: tuple[int, ...] = ()
@@ -157,4 +176,3 @@ def _sample_of_turns(
         rollout=name,
         role=role,
     )
-

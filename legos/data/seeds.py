@@ -1,4 +1,4 @@
-"""Counter-based random numbers: a seed and a counter give the same number everywhere, in any order."""
+"""Counter-based random numbers: a seed and a counter give the same one everywhere, in any order."""
 
 import numpy as np
 from numpy.typing import NDArray

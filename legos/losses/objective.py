@@ -35,7 +35,9 @@ class Objective:
             ConfigError: naming the field and the value.
         """
         if self.clip_low < 0 or self.clip_high < 0:
-            raise ConfigError(f"clip_low {self.clip_low} and clip_high {self.clip_high} must be >= 0")
+            raise ConfigError(
+                f"clip_low {self.clip_low} and clip_high {self.clip_high} must be >= 0"
+            )
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise ConfigError(f"dual_clip is {self.dual_clip}; expected more than 1, or none")
         if self.max_grad_norm <= 0:

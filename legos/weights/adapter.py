@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 
 from legos.errors import AdapterError
 
@@ -108,12 +108,15 @@ def read_adapter(folder: Path) -> Adapter:
         )
         record = config["legos"]
     except FileNotFoundError as error:
-        raise AdapterError(f"{folder} is no adapter folder: {Path(error.filename).name} is missing") from error
+        raise AdapterError(
+            f"{folder} is no adapter folder: {Path(error.filename).name} is missing"
+        ) from error
     except (KeyError, ValueError, SafetensorError) as error:
         raise AdapterError(f"{folder} cannot be read as an adapter: {error}") from error
     adapter = Adapter(name=record["name"], version=record["version"], shape=shape, arrays=arrays)
     if adapter.digest != record["digest"]:
         raise AdapterError(
-            f"{folder}: the arrays have digest {adapter.digest} but {record['digest']} was recorded; the file is damaged"
+            f"{folder}: the arrays have digest {adapter.digest} but {record['digest']} was "
+            "recorded; the file is damaged"
         )
     return adapter
