@@ -1,0 +1,148 @@
+"""Text to token ids and back, chats included: the only place that loads tokenizers."""
+
+import json
+import logging
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from legos.data.message import Message
+from legos.errors import ModelError
+
+__all__ = ["ChatTokenizer", "load_tokenizer"]
+
+_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer.tiktoken")
+_REMEMBERED_PROMPTS = 8192
+_REMEMBERED_CHARACTERS = 4096  # a longer chat is seldom asked twice, and its ids are many
+
+
+def load_tokenizer(folder: Path) -> "ChatTokenizer":
+    """Load the tokenizer of a model folder; nothing is downloaded and no code of the folder is run.
+
+    Raises:
+        ModelError: the folder, a file in it or its contents cannot be used.
+    """
+    if not folder.is_dir():
+        raise ModelError(f"model folder {folder} does not exist; expected one with {_FILES[0]}")
+    if not any((folder / name).is_file() for name in _FILES):
+        raise ModelError(
+            f"model folder {folder} has no {_FILES[0]}; copy the model's tokenizer files there too"
+        )
+    try:
+        tokenizer = _auto_tokenizer().from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the library raises whatever its parsers do
+        raise ModelError(f"cannot read the tokenizer in {folder}: {error}") from error
+    return ChatTokenizer(tokenizer, end_ids=_end_ids(folder, tokenizer))
+
+
+class ChatTokenizer:
+    """One model's tokenizer and chat template, safe to use from several threads.
+
+    A tokenizer without a chat template gets a plain form: one line ``role: content`` for every
+    message, then ``assistant:``, after whatever token its texts begin with.
+
+    Attributes:
+        vocab_size: number of tokens, added ones included.
+        end_ids: the token ids that end a completion, in ascending order.
+    """
+
+    def __init__(self, tokenizer: Any, *, end_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()  # the library's tokenizers refuse concurrent use
+        self._controls = _control_tokens(tokenizer)
+        self._remember = lru_cache(maxsize=_REMEMBERED_PROMPTS)(self._render)
+        self.vocab_size: int = len(tokenizer)
+        self.end_ids: tuple[int, ...] = tuple(sorted(set(end_ids)))
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Return the ids of a text; none are added before or after it."""
+        with self._lock:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids; special tokens say nothing."""
+        with self._lock:
+            return self._tokenizer.decode(
+                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+
+    def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Return the prompt of a chat, up to where the assistant's next message begins.
+
+        What a user or system message says cannot end it: a control token spelled out in it is
+        broken by a space. An assistant's own words stand as they are.
+
+        Raises:
+            ModelError: the model's chat template refuses these messages, or there are none.
+        """
+        if not messages:
+            raise ModelError("a chat needs at least one message to be rendered")
+        chat = tuple(messages)
+        if sum(len(message.content) for message in chat) > _REMEMBERED_CHARACTERS:
+            return self._render(chat)
+        return self._remember(chat)
+
+    def _render(self, chat: tuple[Message, ...]) -> tuple[int, ...]:
+        said = [{"role": message.role, "content": self._harmless(message)} for message in chat]
+        with self._lock:
+            if not self._tokenizer.chat_template:
+                lines = [f"{message['role']}: {message['content']}\n" for message in said]
+                return tuple(self._tokenizer.encode("".join(lines) + "assistant:"))
+            try:
+                rendered = self._tokenizer.apply_chat_template(
+                    said, add_generation_prompt=True, tokenize=True, return_dict=True
+                )
+            except Exception as error:  # templates raise their own errors through the renderer
+                roles = ", ".join(message.role for message in chat)
+                raise ModelError(
+                    f"the model's chat template refuses messages of roles {roles}: {error}"
+                ) from error
+        ids: list[int] = rendered["input_ids"]
+        first = self._tokenizer.bos_token_id
+        doubled = first is not None and ids[:2] == [first, first]
+        return tuple(ids[1:] if doubled else ids)
+
+    def _harmless(self, message: Message) -> str:
+        content = message.content
+        if message.role != "assistant":
+            for control in self._controls:
+                content = content.replace(control, f"{control[0]} {control[1:]}")
+        return content
+
+
+def _auto_tokenizer() -> Any:
+    """Import the library where it is needed: it takes seconds, and says that Torch is missing."""
+    library = logging.getLogger("transformers")
+
+    def missed(record: logging.LogRecord) -> bool:
+        return "PyTorch was not found" not in record.getMessage()
+
+    library.addFilter(missed)
+    try:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer
+    finally:
+        library.removeFilter(missed)
+
+
+def _control_tokens(tokenizer: Any) -> tuple[str, ...]:
+    added = tokenizer.added_tokens_decoder.values()
+    names = {str(token) for token in added if token.special} | set(tokenizer.all_special_tokens)
+    return tuple(sorted(name for name in names if len(name) > 1))
+
+
+def _end_ids(folder: Path, tokenizer: Any) -> list[int]:
+    ends: set[int] = set()
+    if tokenizer.eos_token_id is not None:
+        ends.add(int(tokenizer.eos_token_id))
+    file = folder / "generation_config.json"
+    if file.is_file():
+        try:
+            named: Any = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id", [])
+            ends.update([named] if isinstance(named, int) else named or [])
+        except (ValueError, AttributeError, TypeError) as error:
+            raise ModelError(f"cannot read {file}: {error}") from error
+    return sorted(ends)
