@@ -1,0 +1,84 @@
+"""Self-play reinforcement learning with LoRA for language models, on the machine at hand."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from legos.arena.arena import Arena
+    from legos.arena.game import Game
+    from legos.arena.game_arena import GameArena
+    from legos.arena.seat import Seat
+    from legos.arena.table import Draw, Forfeit, Reply, Table, Void
+    from legos.build.arena import make_arena
+    from legos.build.evaluate import evaluate
+    from legos.build.model import apply_lora, disable_lora, load_model
+    from legos.build.trainer import Trainer
+    from legos.config.schema import TrainingConfig
+    from legos.credit.group import GRPOCredit, RLOOCredit
+    from legos.credit.role import RAECredit
+    from legos.data.episode import Episode, Task
+    from legos.data.message import Message, Sampling
+    from legos.loop.loop import synchronous_training_loop, training_loop
+
+_HOMES = {
+    "Arena": "legos.arena.arena",
+    "Draw": "legos.arena.table",
+    "Episode": "legos.data.episode",
+    "Forfeit": "legos.arena.table",
+    "GRPOCredit": "legos.credit.group",
+    "Game": "legos.arena.game",
+    "GameArena": "legos.arena.game_arena",
+    "Message": "legos.data.message",
+    "RAECredit": "legos.credit.role",
+    "RLOOCredit": "legos.credit.group",
+    "Reply": "legos.arena.table",
+    "Sampling": "legos.data.message",
+    "Seat": "legos.arena.seat",
+    "Table": "legos.arena.table",
+    "Task": "legos.data.episode",
+    "Trainer": "legos.build.trainer",
+    "TrainingConfig": "legos.config.schema",
+    "Void": "legos.arena.table",
+    "apply_lora": "legos.build.model",
+    "disable_lora": "legos.build.model",
+    "evaluate": "legos.build.evaluate",
+    "load_model": "legos.build.model",
+    "make_arena": "legos.build.arena",
+    "synchronous_training_loop": "legos.loop.loop",
+    "training_loop": "legos.loop.loop",
+}
+
+__all__ = [
+    "Arena",
+    "Draw",
+    "Episode",
+    "Forfeit",
+    "GRPOCredit",
+    "Game",
+    "GameArena",
+    "Message",
+    "RAECredit",
+    "RLOOCredit",
+    "Reply",
+    "Sampling",
+    "Seat",
+    "Table",
+    "Task",
+    "Trainer",
+    "TrainingConfig",
+    "Void",
+    "apply_lora",
+    "disable_lora",
+    "evaluate",
+    "load_model",
+    "make_arena",
+    "synchronous_training_loop",
+    "training_loop",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name's home when it is first asked for, so that ``import legos`` is quick."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'legos' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

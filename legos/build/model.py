@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from legos.mlx.engine import MlxEngine
     from legos.mlx.worker import Worker
 
-__all__ = ["BUILTIN", "ModelHandle", "apply_lora", "disable_lora", "load_model"]
+__all__ = ["BUILTIN", "ModelHandle", "apply_adapter_shape", "apply_lora", "disable_lora", "load_model"]
 
 BUILTIN = "builtin"
 SMALL_MODEL = 10_000_000  # parameters up to which LoRA reaches the output head unless told otherwise
@@ -135,6 +135,21 @@ def apply_lora(
 
     model.lora = model.worker.call(put).result()
     return model.lora
+
+
+def apply_adapter_shape(model: ModelHandle, shape: LoraShape) -> None:
+    """Put LoRA where an adapter from disk expects it; its arrays are loaded by an engine.
+
+    Raises:
+        ModelError: the model has LoRA already.
+        AdapterError: the model has no such modules.
+    """
+    from legos.mlx.lora import add_lora
+
+    if model.lora is not None:
+        raise ModelError("the model has LoRA already; load it again for another shape")
+    model.worker.call(lambda: add_lora(model.tree, shape, seed=0)).result()
+    model.lora = shape
 
 
 @contextmanager

@@ -79,7 +79,7 @@ class EngineClient:
         """
         encode = self._tokenizer.encode
         rows = [
-            (self._tokenizer.render(messages), [encode(choice) for choice in choices])
+            (self._tokenizer.render(tuple(messages)), [encode(choice) for choice in choices])
             for messages, choices in prompts
         ]
         scores = self._engine.score(rows, end_ids=self._tokenizer.end_ids)
@@ -134,7 +134,7 @@ class EngineClient:
         if not prompt:
             raise RequestError("the prompt is empty; expected messages or token ids")
         if isinstance(prompt[0], Message):
-            return self._tokenizer.render(prompt)
+            return self._tokenizer.render(tuple(prompt))
         return tuple(prompt)
 
     def _make_tree(self, choices: tuple[str, ...]) -> ChoiceNode:

@@ -8,15 +8,16 @@ flight and its books, and only then are the players' unfinished plays cancelled.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from legos.arena.arena import Arena
+from legos.data.sample import TrainingBatch
 from legos.loop.queue import SampleQueue, Stopped
 from legos.loop.trainer import Metrics, PolicyTrainer
 
 __all__ = ["AfterStep", "synchronous_training_loop", "training_loop"]
 
-AfterStep = Callable[[Metrics], Awaitable[None]]
+AfterStep = Callable[[Metrics, Sequence[TrainingBatch]], Awaitable[None]]
 
 
 async def training_loop(
@@ -37,7 +38,7 @@ async def training_loop(
         num_steps: the step at which to end (a resumed trainer goes on from its own).
         episode_concurrency: plays going on at once in each batch.
         step_concurrency: batches being played at once.
-        after_step: called with each step's metrics.
+        after_step: called with each step's metrics and the batches it was made of.
         queue: for callers who end the loop from outside, or resume one.
 
     Raises:
@@ -114,13 +115,16 @@ async def _play(arena: Arena, queue: SampleQueue, episode_concurrency: int) -> N
 async def _one_step(
     trainer: PolicyTrainer, queue: SampleQueue, after_step: AfterStep | None
 ) -> None:
-    """Take, train, publish, release, report."""
+    """Take, train, publish, report, and only then let a play start on the new policy.
+
+    What ``after_step`` saves is therefore whole: with no lag allowed nothing is being played.
+    """
     batches = await queue.take(trainer.version)
     metrics = await trainer.train(batches, queued=lambda: queue.num_tokens)
     await trainer.publish_weights()
-    await queue.release()
     if after_step is not None:
-        await after_step(metrics)
+        await after_step(metrics, batches)
+    await queue.release()
 
 
 async def _whole_step(

@@ -129,7 +129,8 @@ class MlxBackend:
         if reason is None:
             self._apply(gradients, learning_rate, objective.ema_decay)
         else:
-            logger.warning("optimiser step left out: %s (%s)", reason, metrics)
+            level = logging.WARNING if reason == "non_finite" else logging.INFO
+            logger.log(level, "optimiser step left out: %s, %s", reason, metrics)
         return StepResult(applied=reason is None, reason=reason, metrics=metrics)
 
     def _gradients(self, batch: Batch, objective: Objective) -> tuple[mx.array, mx.array, dict]:

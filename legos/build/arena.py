@@ -1,0 +1,81 @@
+"""From configuration to an arena with its client, credit rule and options."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from legos.arena.arena import Arena
+from legos.arena.game import Game
+from legos.arena.game_arena import GameArena
+from legos.arena.registry import find_arena
+from legos.config.schema import GenerationConfig, PlayConfig
+from legos.credit.group import GRPOCredit, RLOOCredit
+from legos.credit.role import RAECredit
+from legos.errors import ArenaError, did_you_mean
+from legos.protocols import Client, CreditAssigner
+
+__all__ = ["DEFAULT_CREDIT", "make_arena", "make_credit"]
+
+DEFAULT_CREDIT = "grpo"
+
+
+def make_credit(name: str) -> CreditAssigner:
+    """A fresh credit rule by its configured name."""
+    if name == "rae":
+        return RAECredit()
+    if name == "rloo":
+        return RLOOCredit()
+    return GRPOCredit(deviation=name == "grpo_std")
+
+
+def make_arena(
+    name: str,
+    client: Client | None,
+    *,
+    play: PlayConfig | None = None,
+    generation: GenerationConfig | None = None,
+    seed: int = 0,
+) -> Arena:
+    """Make an arena by name, with the settings that the configuration gives it.
+
+    Args:
+        name: as ``find_arena`` takes it.
+        client: who answers for every seat.
+        play: how it is played; None leaves all to the arena.
+        generation: how completions are sampled.
+        seed: of tasks and plays.
+
+    Raises:
+        ArenaError: no such arena, or an option that its constructor does not take.
+    """
+    play = play or PlayConfig()
+    kind = find_arena(name)
+    options = dict(play.options)
+    _check_options(name, kind, options)
+    common: dict[str, Any] = {
+        "credit_assigner": make_credit(play.credit or DEFAULT_CREDIT),
+        "temperature": generation.temperature if generation else 1.0,
+        "seed": seed,
+    }
+    if issubclass(kind, Game):
+        arena: Arena = GameArena(kind(**options), client, **common)
+    else:
+        arena = kind(client, **common, **options)
+        if generation is not None:
+            arena.max_tokens = min(arena.max_tokens, generation.max_tokens)
+    for field in ("tasks_per_step", "group_size", "illegal", "restrict_choices"):
+        value = getattr(play, field)
+        if value is not None:
+            setattr(arena, field, value)
+    return arena
+
+
+def _check_options(name: str, kind: type, options: Mapping[str, object]) -> None:
+    """Refuse an option that the arena's constructor does not take."""
+    parameters = inspect.signature(kind).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    known = [key for key in parameters if key not in ("client", "credit_assigner", "temperature", "seed")]
+    for option in options:
+        if option not in known:
+            raise ArenaError(f"arena {name!r} takes no option {option!r}{did_you_mean(option, known)}")

@@ -1,0 +1,44 @@
+"""Samples that wait at a checkpoint, as JSON values and back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from legos.data.sample import Sample, TrainingBatch
+
+__all__ = ["batches_from_json", "batches_to_json"]
+
+_FIELDS = tuple(field.name for field in fields(Sample))
+
+
+def batches_to_json(batches: Sequence[TrainingBatch]) -> list[dict[str, Any]]:
+    """Samples and metrics of batches; their episodes are in the run folder already."""
+    return [
+        {
+            "samples": [[getattr(sample, name) for name in _FIELDS] for sample in batch.samples],
+            "metrics": dict(batch.metrics),
+        }
+        for batch in batches
+    ]
+
+
+def batches_from_json(stored: Sequence[Mapping[str, Any]]) -> list[TrainingBatch]:
+    """Take back what ``batches_to_json`` returned; their tokens count as generated already."""
+    batches: list[TrainingBatch] = []
+    for item in stored:
+        samples = tuple(_sample(values) for values in item["samples"])
+        tokens = sum(len(sample.positions) for sample in samples)
+        batches.append(
+            TrainingBatch(
+                samples=samples, episodes=(), tokens_generated=tokens, metrics=item["metrics"]
+            )
+        )
+    return batches
+
+
+def _sample(values: Sequence[Any]) -> Sample:
+    named = dict(zip(_FIELDS, values, strict=True))
+    for name, value in named.items():
+        if isinstance(value, list):
+            named[name] = tuple(tuple(v) if isinstance(v, list) else v for v in value)
+    return Sample(**named)
