@@ -9,6 +9,7 @@
 """
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from legos.data.episode import Episode
 from legos.errors import CheckpointError
 from legos.loop.checkpoint import write_folder
+from legos.track.jsonl import kept_bytes
 from legos.weights.adapter import Adapter, write_adapter
 
 __all__ = ["RunFolder", "fresh_folder"]
@@ -87,6 +89,11 @@ class RunFolder:
                 file.write("".join(lines))
         except OSError as error:
             raise CheckpointError(f"cannot write {self.episodes}: {error}") from error
+
+    def cut_episodes(self, step: int) -> None:
+        """Forget plays of later steps than the one that a resumed run goes on from."""
+        if self.episodes.exists():
+            os.truncate(self.episodes, kept_bytes(self.episodes, step))
 
 
 def fresh_folder(parent: Path, name: str) -> Path:

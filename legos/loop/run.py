@@ -102,6 +102,7 @@ class Run:
         self._queue.refill(batches_from_json(state["queued"]))
         self.first = state["first"]
         self._saved_step = self._trainer.step
+        self._folder.cut_episodes(self._trainer.step)
         return self._trainer.step
 
     async def go(self) -> bool:

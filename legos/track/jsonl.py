@@ -9,7 +9,7 @@ from typing import cast
 
 from legos.errors import CheckpointError
 
-__all__ = ["JsonlTracker", "read_metrics"]
+__all__ = ["JsonlTracker", "kept_bytes", "read_metrics"]
 
 
 class JsonlTracker:
@@ -29,7 +29,7 @@ class JsonlTracker:
         self._path = path
         try:
             if path.exists():
-                os.truncate(path, _kept_bytes(path, keep_until))
+                os.truncate(path, kept_bytes(path, keep_until))
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise CheckpointError(f"cannot open {path}: {error.strerror}") from error
@@ -71,8 +71,8 @@ def read_metrics(path: Path) -> list[dict[str, float | int | None]]:
     return [_parse(line, path, number) for number, line in enumerate(lines, start=1)]
 
 
-def _kept_bytes(path: Path, keep_until: int | None) -> int:
-    """Length of the leading whole lines up to and with step ``keep_until``."""
+def kept_bytes(path: Path, keep_until: int | None) -> int:
+    """Length in bytes of the leading whole lines up to and with step ``keep_until``."""
     kept = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
