@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from legos.builtin import builtin_path
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.errors import ModelError
-from legos.weights.adapter import LoraShape
+from legos.weights.adapter import Adapter, LoraShape
 
 if TYPE_CHECKING:
     from legos.mlx.engine import MlxEngine
@@ -77,6 +77,19 @@ class ModelHandle:
             )
 
         return worker.call(build).result()
+
+    def base_adapter(self) -> Adapter:
+        """The adapter that changes nothing: LoRA as it was put on, version 0.
+
+        Raises:
+            ModelError: the model has no LoRA.
+        """
+        from legos.mlx.lora import lora_arrays
+
+        if self.lora is None:
+            raise ModelError("the model has no LoRA; call apply_lora first")
+        arrays = self.worker.call(lora_arrays, self.tree).result()
+        return Adapter(name="policy", version=0, shape=self.lora, arrays=arrays)
 
     def close(self) -> None:
         """End the owning thread."""

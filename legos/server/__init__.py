@@ -1,1 +1,1 @@
-"""The HTTP interface over the engine."""
+"""The HTTP server: OpenAI's interface over any client of the kit."""
