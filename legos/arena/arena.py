@@ -34,7 +34,7 @@ class Arena:
     restrict_choices: bool = False  # sample nothing but the legal choices
     tasks_per_step: int = 16
     group_size: int = 8  # plays of each task
-    max_tokens: int = 256  # of one reply, where `ask` does not say
+    max_tokens: int | None = 256  # of one reply, where `ask` does not say; None: its longest choice
     recommended: ClassVar[Mapping[str, object]] = {}  # settings that suit it, dotted names
 
     def __init__(

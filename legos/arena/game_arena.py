@@ -21,6 +21,7 @@ class GameArena(Arena):
     """
 
     remember = False
+    max_tokens = None  # a move and nothing else; a model that thinks first needs a number
     tasks_per_step = 256
     group_size = 1
 
@@ -49,7 +50,6 @@ class GameArena(Arena):
         self.roles = tuple(self.game.roles)
         self.forfeit_reward = self.game.forfeit_reward
         self.recommended = self.game.recommended
-        self.max_tokens = 8  # room for a move as text; an unrestricted model that rambles forfeits
 
     @property
     def name(self) -> str:

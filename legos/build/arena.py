@@ -61,8 +61,8 @@ def make_arena(
         arena: Arena = GameArena(kind(**options), client, **common)
     else:
         arena = kind(client, **common, **options)
-        if generation is not None:
-            arena.max_tokens = min(arena.max_tokens, generation.max_tokens)
+    if generation is not None and generation.max_tokens is not None:
+        arena.max_tokens = generation.max_tokens
     for field in ("tasks_per_step", "group_size", "illegal", "restrict_choices"):
         value = getattr(play, field)
         if value is not None:

@@ -43,13 +43,19 @@ class EngineClient:
         """
         started = time.perf_counter()
         prompt_ids = self._prompt_ids(prompt)
+        tree = self._tree(sampling.choices) if sampling.choices else None
+        limit = sampling.max_tokens
+        if limit is None:
+            if tree is None:
+                raise RequestError("max_tokens is none and there are no choices; give a number")
+            limit = tree.depth
         request = Request(
             prompt_ids=prompt_ids,
-            max_tokens=sampling.max_tokens,
+            max_tokens=limit,
             temperature=sampling.temperature,
             seed=sampling.seed,
             end_ids=self._tokenizer.end_ids,
-            choices=self._tree(sampling.choices) if sampling.choices else None,
+            choices=tree,
             restrict=sampling.restrict,
             stops=self._stops(sampling.stop) if sampling.stop else None,
             adapter=adapter,

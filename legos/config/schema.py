@@ -181,7 +181,12 @@ class GenerationConfig(Settings):
     """How completions are sampled, and how many at once."""
 
     temperature: float = knob(1.0, "Sampling temperature of training play.", gt=0, le=10)
-    max_tokens: int = knob(256, "Longest completion of one turn.", unit="tokens", ge=1)
+    max_tokens: int | None = knob(
+        None,
+        "Longest completion of one turn; none: the arena's own (in games, the longest move).",
+        unit="tokens",
+        ge=1,
+    )
     max_batch: int = knob(256, "Completions decoded together.", unit="rows", ge=1)
     prefill_tokens: int = knob(512, "Prompt tokens read in one piece.", unit="tokens", ge=1)
 
@@ -281,7 +286,7 @@ class RunConfig(Settings):
                 f"play.group_size is 1 but play.credit {play.credit!r} compares the plays of a "
                 "group; every advantage would be 0: use at least 2, or credit 'rae'"
             )
-        if self.generation.max_tokens > training.micro_batch_tokens:
+        if (self.generation.max_tokens or 0) > training.micro_batch_tokens:
             raise ConfigError(
                 f"generation.max_tokens {self.generation.max_tokens} exceeds "
                 f"training.micro_batch_tokens {training.micro_batch_tokens}; "

@@ -15,9 +15,10 @@ class ChoiceNode:
         legal: the token ids that may come next, sorted; where a whole answer is also the beginning
             of a longer one, the end-of-text ids are legal too.
         whole: whether the tokens so far are a whole answer.
+        depth: tokens of the longest answer from here on.
     """
 
-    __slots__ = ("children", "legal", "whole")
+    __slots__ = ("children", "depth", "legal", "whole")
 
     def __init__(
         self, children: Mapping[int, "ChoiceNode"], legal: tuple[int, ...], *, whole: bool
@@ -25,6 +26,7 @@ class ChoiceNode:
         self.children = children
         self.legal = legal
         self.whole = whole
+        self.depth: int = max((1 + child.depth for child in children.values()), default=0)
 
     @property
     def closed(self) -> bool:

@@ -28,7 +28,7 @@ class Sampling:
     """
 
     temperature: float = 1.0  # >= 0; 0 takes the most probable token
-    max_tokens: int = 256  # >= 1
+    max_tokens: int | None = 256  # >= 1; None: as many as the longest of `choices` has
     stop: tuple[str, ...] = ()  # texts that end the completion and are left out of it
     seed: int = 0  # the draw depends on (seed, position) alone, never on batch mates
     choices: tuple[str, ...] = ()  # the legal answers, empty when anything goes
@@ -42,7 +42,7 @@ class Sampling:
         """
         if not 0.0 <= self.temperature < float("inf"):
             raise RecordError(f"temperature is {self.temperature}; expected a number >= 0")
-        if self.max_tokens < 1:
+        if self.max_tokens is not None and self.max_tokens < 1:
             raise RecordError(f"max_tokens is {self.max_tokens}; expected at least 1")
         if self.restrict and not self.choices:
             raise RecordError(
