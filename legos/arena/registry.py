@@ -12,7 +12,7 @@ from legos.arena.arena import Arena
 from legos.arena.game import Game
 from legos.errors import ArenaError, did_you_mean
 
-__all__ = ["GROUP", "find_arena", "known_arenas"]
+__all__ = ["GROUP", "advice", "find_arena", "known_arenas"]
 
 GROUP = "legos.arenas"
 """Entry-point group: a package that lists its arenas here can be named without its module."""
@@ -38,6 +38,18 @@ def find_arena(name: str) -> type:
     if name not in installed:
         raise ArenaError(f"no arena is called {name!r}{did_you_mean(name, installed)}")
     return _load_installed(installed[name])
+
+
+def advice(name: str, model: str) -> Mapping[str, object]:
+    """Settings that an arena recommends, dotted names.
+
+    How it is played suits any model; the rest was tuned on the built-in model, and its learning
+    rates would wreck a large one.
+    """
+    recommended: Mapping[str, object] = getattr(find_arena(name), "recommended", {})
+    if model == "builtin":
+        return recommended
+    return {key: value for key, value in recommended.items() if key.startswith("play.")}
 
 
 def known_arenas() -> Mapping[str, type]:

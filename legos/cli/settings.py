@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from legos.arena.registry import advice
 from legos.config.resolve import ResolvedConfig, read_config, resolve
 from legos.errors import CheckpointError, ConfigError
 
@@ -24,7 +25,7 @@ def resolve_run(
         ArenaError: there is no such arena.
     """
     if resume is None:
-        return resolve(files=files, overrides=overrides, recommend=_recommended)
+        return resolve(files=files, overrides=overrides, recommend=advice)
     saved = resume / "config.toml"
     if not saved.is_file():
         raise CheckpointError(f"{resume} holds no run to resume: it has no config.toml")
@@ -32,7 +33,7 @@ def resolve_run(
     if overrides.get("out") not in (None, resume):
         raise ConfigError(f"--out {overrides['out']} differs from --resume {resume}; leave it out")
     resolved = resolve(
-        files=[saved, *files], overrides={**overrides, "out": resume}, recommend=_recommended
+        files=[saved, *files], overrides={**overrides, "out": resume}, recommend=advice
     )
     for name in _KEPT:
         was, now = getattr(before, name), getattr(resolved.config, name)
@@ -42,9 +43,3 @@ def resolve_run(
                 f"{was!r}; leave it out, or start a new run"
             )
     return resolved
-
-
-def _recommended(arena: str, model: str) -> Mapping[str, object]:  # noqa: ARG001 - the same for each
-    from legos.arena.registry import find_arena
-
-    return getattr(find_arena(arena), "recommended", {})

@@ -18,6 +18,7 @@ from legos.losses.objective import Objective, StepResult
 from legos.losses.total import SUMS, BatchArrays, total_loss
 from legos.mlx.forward import CausalModel
 from legos.mlx.lora import check_fits, lora_arrays, set_lora_arrays, without_lora
+from legos.mlx.spans import Spans
 from legos.mlx.worker import Worker
 from legos.weights.adapter import Adapter, LoraShape
 
@@ -59,6 +60,7 @@ class MlxBackend:
         )
         self._average = lora_arrays(model)
         self._version = 0
+        self.spans = Spans()
         worker.call(self._optimiser.init, model.trainable_parameters()).result()
 
     @property
@@ -112,14 +114,15 @@ class MlxBackend:
         loss = 0.0
         sums = np.zeros(len(SUMS))
         gradients = None
-        for batch in batches:
-            value, counted, grads = self._gradients(batch, objective)
-            gradients = grads if gradients is None else tree_map(mx.add, gradients, grads)
-            mx.eval(value, counted, gradients)
-            loss += value.item()
-            sums += np.array(counted, np.float64)
-        gradients, norm = optim.clip_grad_norm(gradients, objective.max_grad_norm)
-        grad_norm = norm.item()
+        with self.spans:
+            for batch in batches:
+                value, counted, grads = self._gradients(batch, objective)
+                gradients = grads if gradients is None else tree_map(mx.add, gradients, grads)
+                mx.eval(value, counted, gradients)
+                loss += value.item()
+                sums += np.array(counted, np.float64)
+            gradients, norm = optim.clip_grad_norm(gradients, objective.max_grad_norm)
+            grad_norm = norm.item()
         metrics = _metrics(loss, sums, grad_norm)
         reason = None
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
@@ -127,7 +130,8 @@ class MlxBackend:
         elif metrics["clip_fraction"] > objective.clip_skip_threshold:
             reason = "clip_skip"
         if reason is None:
-            self._apply(gradients, learning_rate, objective.ema_decay)
+            with self.spans:
+                self._apply(gradients, learning_rate, objective.ema_decay)
         else:
             level = logging.WARNING if reason == "non_finite" else logging.INFO
             logger.log(level, "optimiser step left out: %s, %s", reason, metrics)

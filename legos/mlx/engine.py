@@ -11,9 +11,9 @@ All methods named ``_x`` run on the worker that owns the module tree.
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -27,6 +27,7 @@ from legos.mlx.lora import check_fits, lora_arrays, set_lora_arrays
 from legos.mlx.members import Member
 from legos.mlx.prefill import prefill
 from legos.mlx.score import score_rows
+from legos.mlx.spans import Spans
 from legos.mlx.worker import Worker
 from legos.protocols import Deliver
 from legos.weights.adapter import Adapter, AdapterInfo
@@ -35,6 +36,7 @@ __all__ = ["MlxEngine"]
 
 logger = logging.getLogger(__name__)
 Result = Generated | Exception
+T = TypeVar("T")
 KNOWN_BYTES = 64 << 20  # of remembered distributions
 
 
@@ -76,6 +78,7 @@ class MlxEngine:
         self._cache: list[Any] = []
         self._known: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
         self._known_limit = KNOWN_BYTES // (8 * num_vocabulary) if self._xp is np else 0
+        self.spans = Spans()
         self.tokens_generated = 0
         self.rows_computed = 0  # rows that went through the model, prefill and decode
         self.draws = 0  # tokens drawn; draws / rows_computed is what sharing saves
@@ -121,6 +124,10 @@ class MlxEngine:
         """
         rows = self._prefill_tokens
         return self._worker.call(score_rows, self._forward, prompts, tuple(end_ids), rows)
+
+    def run(self, work: Callable[[nn.Module], T]) -> "Future[T]":
+        """Run a function of the module tree on the engine's thread; for benches and checks."""
+        return self._worker.call(work, self._model)
 
     def close(self) -> None:
         """End; every waiting request is answered with ``EngineError``."""
@@ -337,9 +344,11 @@ class MlxEngine:
         rows = [index for index, _ in keys.values()]
         if rows != list(range(logits.shape[0])):
             logits = logits[mx.array(rows)]
+        with self.spans:
+            values = np.array(logits) if xp is np else logits
         made = distributions(
             xp,
-            np.array(logits) if xp is np else logits,
+            values,
             [member.request.temperature for _, member in keys.values()],
             [member.allowed for _, member in keys.values()],
         )

@@ -1,0 +1,86 @@
+"""What the benches time on a device: the kit's own parts, and bare loops of the same work."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from legos.build.trainer import Trainer
+from legos.data.request import Generated, Request
+
+__all__ = ["DeviceBench"]
+
+Row = tuple[int, ...]
+
+
+class DeviceBench:
+    """Times one trainer's engine against bare loops on the same module tree, in one process."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._engine = trainer.engine
+
+    def engine(self, prompts: Sequence[Row], *, max_tokens: int) -> float:
+        """Seconds in which the engine samples a completion of every prompt, weights freshly loaded."""
+        self._fresh()
+        requests = [
+            (number, Request(prompt_ids=prompt, max_tokens=max_tokens, seed=number))
+            for number, prompt in enumerate(prompts)
+        ]
+        done: Future[None] = Future()
+        left = len(requests)
+
+        def deliver(results: Sequence[tuple[int, Generated | Exception]]) -> None:
+            nonlocal left
+            left -= len(results)
+            if not left:
+                done.set_result(None)
+
+        started = time.perf_counter()
+        self._engine.submit(requests, deliver)
+        done.result()
+        return time.perf_counter() - started
+
+    def bare(self, prompts: Sequence[Row], *, max_tokens: int, rows: int) -> float:
+        """Seconds of a bare BatchGenerator on the same prompts."""
+        from legos.mlx.bare import bare_generation
+
+        return self._on_engine(
+            lambda tree: bare_generation(tree, prompts, max_tokens=max_tokens, rows=rows)
+        )
+
+    def bare_shared(self, prompts: Sequence[Row], *, rows: int) -> float:
+        """Seconds of a bare BatchGenerator that computes equal prompts once, one token each."""
+        from legos.mlx.bare import bare_shared_generation
+
+        counts: dict[Row, int] = {}
+        for prompt in prompts:
+            counts[prompt] = counts.get(prompt, 0) + 1
+        return self._on_engine(lambda tree: bare_shared_generation(tree, counts, rows=rows))
+
+    def bare_training(self, rows: Sequence[Row], *, updates: int) -> list[float]:
+        """Seconds of each of ``updates`` bare LoRA updates on distinct rows."""
+        from legos.mlx.bare import make_bare_training
+
+        worker, tree = self._trainer.model.worker, self._trainer.model.tree
+        update = worker.call(make_bare_training, tree, rows, 1e-6).result()
+        return [worker.call(update).result() for _ in range(updates)]
+
+    def record(self) -> None:
+        """Start recording when device code runs, in the engine and in the trainer."""
+        for spans in (self._engine.spans, self._trainer.backend.spans):
+            spans.found.clear()
+            spans.recording = True
+
+    def recorded(self, start: float, end: float) -> float:
+        """Seconds between two readings of the clock in which some device code ran."""
+        from legos.mlx.spans import covered
+
+        found = [*self._engine.spans.found, *self._trainer.backend.spans.found]
+        return covered((max(a, start), min(b, end)) for a, b in found if b > start and a < end)
+
+    def _fresh(self) -> None:
+        """Load the weights again, so that nothing is remembered."""
+        self._engine.load_adapter(self._trainer.backend.adapter()).result()
+
+    def _on_engine(self, work: Callable[..., float]) -> float:
+        return self._engine.run(work).result()
