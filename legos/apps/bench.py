@@ -9,7 +9,7 @@ from typing import Any
 from legos.arena.registry import advice
 from legos.build.arena import make_arena
 from legos.build.bench import DeviceBench
-from legos.build.machine import blas_hint
+from legos.build.machine import blas_hint, quiet_collector
 from legos.build.model import load_model
 from legos.build.trainer import Trainer
 from legos.config.resolve import resolve
@@ -50,6 +50,7 @@ def bench(name: str, seconds: float) -> Mapping[str, Any]:
         max_rows=config.generation.max_batch,
         prefill_tokens=config.generation.prefill_tokens,
     )
+    quiet_collector()
     try:
         figures = benches[name](trainer, config, seconds)
     finally:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from legos.arena.evaluate import ArenaEvaluation, flat_figures
 from legos.build.arena import make_arena
-from legos.build.machine import blas_hint
+from legos.build.machine import blas_hint, quiet_collector
 from legos.build.model import load_model
 from legos.build.trainer import Trainer
 from legos.config.resolve import ResolvedConfig
@@ -59,7 +59,6 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
             folder.start(resolved.toml())
         _announce(console, config, folder, trainer)
         run_settings = _run_settings(config)
-        step = 0
         with _opened(config, folder, resume) as (tracker, evaluations):
             run = Run(
                 folder,
@@ -70,7 +69,9 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
                 evaluations=evaluations,
                 evaluate=ArenaEvaluation(arena, client).figures,
             )
-            step = run.resume() if resume else 0
+            if resume:
+                run.resume()
+            quiet_collector()
             finished, number = asyncio.run(_until_the_end(run))
         _sum_up(console, run, folder, config, finished, time.perf_counter() - started)
         if number is not None:

@@ -10,7 +10,8 @@ from typing import Any
 from legos.arena.seat import Seat
 from legos.chat.reply import parse_move, split_thinking
 from legos.data.episode import Episode, Rollout, Task, Turn
-from legos.data.message import Completion, Message
+from legos.data.message import Completion, Message, Sampling
+from legos.data.seeds import mix
 from legos.errors import ArenaError, did_you_mean
 
 __all__ = ["Draw", "Forfeit", "Reply", "Table", "Void"]
@@ -62,7 +63,6 @@ class Table:
 
     Attributes:
         task: what is being played.
-        rng: random numbers of this play alone.
         seats: role -> who sits there.
     """
 
@@ -82,8 +82,9 @@ class Table:
     ) -> None:
         self.task = task
         self.seats = dict(seats)
-        self.rng = random.Random(seed)
-        self._draw_seed = random.Random(~seed).getrandbits
+        self._seed = seed
+        self._rng: random.Random | None = None
+        self._draws = 0
         self._remember = remember
         self._illegal = illegal
         self._retries = retries
@@ -97,6 +98,13 @@ class Table:
         self.metrics: dict[str, float] = {}
         self.notes: list[str] = []
         self.children: list[Episode] = []
+
+    @property
+    def rng(self) -> random.Random:
+        """Random numbers of this play alone."""
+        if self._rng is None:
+            self._rng = random.Random(self._seed)
+        return self._rng
 
     async def ask(
         self,
@@ -226,11 +234,13 @@ class Table:
     ) -> tuple[Reply, str | None]:
         """One model call; the reply, and why it is not legal (None when it is)."""
         seat = chair.seat
-        sampling = replace(
-            seat.sampling,
-            seed=self._draw_seed(63),
-            max_tokens=seat.sampling.max_tokens if max_tokens is None else max_tokens,
-            stop=seat.sampling.stop if stop is None else tuple(stop),
+        self._draws += 1
+        base = seat.sampling
+        sampling = Sampling(
+            temperature=base.temperature,
+            max_tokens=base.max_tokens if max_tokens is None else max_tokens,
+            stop=base.stop if stop is None else tuple(stop),
+            seed=mix(self._seed, self._draws),
             choices=() if choices is None else tuple(choices),
             restrict=self._restrict and bool(choices),
         )

@@ -20,6 +20,8 @@ def split_thinking(text: str) -> tuple[str, str]:
     Returns:
         (thinking, answer), both stripped; several thinking parts are joined by newlines.
     """
+    if "think>" not in text:
+        return "", text.strip()
     parts = _TAG.split(text)  # text, slash, text, slash, text, ...
     opened = len(parts) > 1 and parts[1] == "/"
     thinking: list[str] = []

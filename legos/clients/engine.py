@@ -66,7 +66,7 @@ class EngineClient:
             token_ids=generated.token_ids,
             logprobs=generated.logprobs,
             versions=generated.versions,
-            text=_cut(self._decode(generated.token_ids), sampling.stop),
+            text=self._text(generated.token_ids, sampling.stop),
             finish_reason=generated.finish_reason,
             legal=generated.legal,
             restricted=sampling.restrict,
@@ -143,6 +143,12 @@ class EngineClient:
             return self._tokenizer.render(tuple(prompt))
         return tuple(prompt)
 
+    def _text(self, token_ids: tuple[int, ...], stop: tuple[str, ...]) -> str:
+        """What the tokens say, up to the first stop text."""
+        text = self._decode(token_ids)
+        places = [place for place in (text.find(word) for word in stop) if place >= 0]
+        return text[: min(places)] if places else text
+
     def _make_tree(self, choices: tuple[str, ...]) -> ChoiceNode:
         return choice_tree(
             [self._tokenizer.encode(choice) for choice in choices], end_ids=self._tokenizer.end_ids
@@ -151,9 +157,3 @@ class EngineClient:
     def _stops(self, stop: tuple[str, ...]) -> Callable[[tuple[int, ...]], bool]:
         decode = self._tokenizer.decode
         return lambda tokens: any(text in decode(tokens) for text in stop)
-
-
-def _cut(text: str, stop: tuple[str, ...]) -> str:
-    """The text before the first stop text in it."""
-    places = [place for place in (text.find(word) for word in stop) if place >= 0]
-    return text[: min(places)] if places else text

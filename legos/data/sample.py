@@ -3,11 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from legos.data.episode import Episode, Rollout, Turn
 from legos.errors import RecordError
 
 __all__ = ["Sample", "TrainingBatch", "samples_of_rollout"]
+
+LOGPROB_ROUNDING = 1e-4  # a certain token may come out this far above 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +36,13 @@ class Sample:
         """Refuse a sample that could not be trained on honestly.
 
         Raises:
-            RecordError: unequal lengths, a position outside the sequence, a log-probability that
-                is not a finite number <= 0, a non-finite advantage, or greedy sampling.
+            RecordError: unequal lengths, positions that do not increase within the sequence, a
+                log-probability that is not a finite number <= 0, a non-finite advantage, greedy
+                sampling, or a token outside the only legal ones.
         """
         num_chosen = len(self.positions)
         lengths = (len(self.logprobs), len(self.versions), len(self.advantages), len(self.legal))
-        if any(n != num_chosen for n in lengths):
+        if lengths != (num_chosen,) * 4:
             raise RecordError(
                 f"a sample with {num_chosen} chosen tokens has fields of lengths {lengths}"
             )
@@ -49,20 +53,31 @@ class Sample:
                 f"positions {self.positions[0]}..{self.positions[-1]} leave "
                 f"1..{len(self.token_ids) - 1}"
             )
+        if any(after <= before for before, after in pairwise(self.positions)):
+            raise RecordError(f"positions {self.positions} do not increase")
         if not self.temperature > 0:
             raise RecordError(
                 "greedy completions (temperature 0) have no ratio; sample with temperature > 0"
             )
-        for logprob, advantage in zip(self.logprobs, self.advantages, strict=True):
-            if not -math.inf < logprob <= 1e-4:
+        if not math.isfinite(sum(self.logprobs)) or max(self.logprobs) > LOGPROB_ROUNDING:
+            bad = [p for p in self.logprobs if not -math.inf < p <= LOGPROB_ROUNDING]
+            raise RecordError(
+                f"log-probability {bad[0]} is not a finite number <= 0; the engine must report one"
+            )
+        if not math.isfinite(sum(self.advantages)):
+            bad = [a for a in self.advantages if not math.isfinite(a)]
+            raise RecordError(
+                f"advantage {bad[0]} is not finite; look at the rewards of task {self.group!r}"
+            )
+        if self.restricted:
+            self._check_legal()
+
+    def _check_legal(self) -> None:
+        for position, legal in zip(self.positions, self.legal, strict=True):
+            if self.token_ids[position] not in legal:
                 raise RecordError(
-                    f"log-probability {logprob} is not a finite number <= 0; "
-                    "the engine must report one"
-                )
-            if not math.isfinite(advantage):
-                raise RecordError(
-                    f"advantage {advantage} is not finite; "
-                    f"look at the rewards of task {self.group!r}"
+                    f"token {self.token_ids[position]} was chosen where only {legal} could be "
+                    "sampled; a restricted sample needs its legal tokens"
                 )
 
     @property
