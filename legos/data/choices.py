@@ -60,5 +60,5 @@ def _node(answers: Sequence[tuple[int, ...]], depth: int, end_ids: tuple[int, ..
         if len(answer) > depth:
             following.setdefault(answer[depth], []).append(answer)
     children = {token: _node(rest, depth + 1, end_ids) for token, rest in following.items()}
-    legal = (*children, *end_ids) if whole and children else tuple(children)
+    legal = {*children, *end_ids} if whole and children else set(children)
     return ChoiceNode(children, tuple(sorted(legal)), whole=whole)

@@ -1,11 +1,14 @@
 """What is asked of a model and what comes back: messages, sampling parameters, completions."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from legos.errors import RecordError
 
 __all__ = ["Completion", "FinishReason", "Message", "Sampling"]
+
+MIN_TEMPERATURE = 1e-3  # below it, float32 logits overflow when they are divided
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -27,10 +30,10 @@ class Sampling:
     log-probability is under the restricted distribution.
     """
 
-    temperature: float = 1.0  # >= 0; 0 takes the most probable token
+    temperature: float = 1.0  # 0 takes the most probable token; else at least 0.001
     max_tokens: int | None = 256  # >= 1; None: as many as the longest of `choices` has
     stop: tuple[str, ...] = ()  # texts that end the completion and are left out of it
-    seed: int = 0  # the draw depends on (seed, position) alone, never on batch mates
+    seed: int = 0  # 64 bits; the draw depends on (seed, position) alone, never on batch mates
     choices: tuple[str, ...] = ()  # the legal answers, empty when anything goes
     restrict: bool = False  # True: only `choices` can be sampled
 
@@ -40,10 +43,14 @@ class Sampling:
         Raises:
             RecordError: naming the field, the value and the range.
         """
-        if not 0.0 <= self.temperature < float("inf"):
-            raise RecordError(f"temperature is {self.temperature}; expected a number >= 0")
+        if not (self.temperature == 0.0 or MIN_TEMPERATURE <= self.temperature < math.inf):
+            raise RecordError(
+                f"temperature is {self.temperature}; expected 0, or at least {MIN_TEMPERATURE}"
+            )
         if self.max_tokens is not None and self.max_tokens < 1:
             raise RecordError(f"max_tokens is {self.max_tokens}; expected at least 1")
+        if not 0 <= self.seed < 1 << 64:
+            raise RecordError(f"seed is {self.seed}; expected 64 bits, without a sign")
         if self.restrict and not self.choices:
             raise RecordError(
                 "restrict=True needs choices; pass the legal answers or restrict=False"
@@ -72,7 +79,7 @@ class Completion:
     elapsed_s: float = 0.0  # from submission to the last token, seconds
 
     def __post_init__(self) -> None:
-        """Refuse per-token fields of different lengths.
+        """Refuse per-token fields of different lengths, and a restriction that names no tokens.
 
         Raises:
             RecordError: naming the field and both lengths.
@@ -82,6 +89,11 @@ class Completion:
             raise RecordError(
                 f"a completion of {num_tokens} tokens has {len(self.logprobs)} log-probabilities "
                 f"and {len(self.versions)} versions; every token needs one of each"
+            )
+        if len(self.legal) != num_tokens and (self.legal or self.restricted):
+            raise RecordError(
+                f"a {'restricted ' if self.restricted else ''}completion of {num_tokens} tokens has "
+                f"{len(self.legal)} sets of legal tokens; every token needs one"
             )
 
     @property

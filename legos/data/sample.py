@@ -59,12 +59,12 @@ class Sample:
             raise RecordError(
                 "greedy completions (temperature 0) have no ratio; sample with temperature > 0"
             )
-        if not math.isfinite(sum(self.logprobs)) or max(self.logprobs) > LOGPROB_ROUNDING:
+        if not all(map(math.isfinite, self.logprobs)) or max(self.logprobs) > LOGPROB_ROUNDING:
             bad = [p for p in self.logprobs if not -math.inf < p <= LOGPROB_ROUNDING]
             raise RecordError(
                 f"log-probability {bad[0]} is not a finite number <= 0; the engine must report one"
             )
-        if not math.isfinite(sum(self.advantages)):
+        if not all(map(math.isfinite, self.advantages)):
             bad = [a for a in self.advantages if not math.isfinite(a)]
             raise RecordError(
                 f"advantage {bad[0]} is not finite; look at the rewards of task {self.group!r}"

@@ -1,1 +1,21 @@
 """Doubles for every seam, for our tests and for those of users."""
+
+from legos.testing.backend import FakeBackend, FakePublisher, FakeTracker
+from legos.testing.client import Asked, ScriptedClient
+from legos.testing.engine import FakeEngine, echo
+from legos.testing.models import write_tiny_model
+from legos.testing.records import make_episode, make_sample, make_turn
+
+__all__ = [
+    "Asked",
+    "FakeBackend",
+    "FakeEngine",
+    "FakePublisher",
+    "FakeTracker",
+    "ScriptedClient",
+    "echo",
+    "make_episode",
+    "make_sample",
+    "make_turn",
+    "write_tiny_model",
+]

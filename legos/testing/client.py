@@ -1,0 +1,143 @@
+"""A client that answers from a script: plays without a model."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from legos.data.choices import ChoiceNode, choice_tree
+from legos.data.message import Completion, Message, Sampling
+from legos.errors import RequestError
+
+__all__ = ["Asked", "ScriptedClient"]
+
+END = 0  # the token that ends every scripted answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One question that reached the client."""
+
+    messages: tuple[Message, ...]
+    sampling: Sampling
+    adapter: str
+
+    @property
+    def prompt(self) -> str:
+        """The last message's text."""
+        return self.messages[-1].content
+
+
+class ScriptedClient:
+    """Answers from a list, in order, or from a function of the question.
+
+    A token is a character's code point, and 0 ends an answer; every token has the same made-up
+    log-probability, so what is played with it can be trained on.
+
+    Attributes:
+        asked: every question so far, in order.
+        version: policy version that the tokens are tagged with; may be set at any time.
+    """
+
+    def __init__(
+        self,
+        answers: Sequence[str] | Callable[[Asked], str],
+        *,
+        logprob: float = -1.0,
+        version: int = 0,
+        trainable: bool = True,
+    ) -> None:
+        """Make a client.
+
+        Args:
+            answers: the answers, or what makes one; an exception that it raises reaches the asker.
+            logprob: of every token, nats.
+            version: of every token.
+            trainable: False: like an outside endpoint, answers carry no tokens.
+        """
+        self._answers = answers if callable(answers) else iter(answers)
+        self._logprob = logprob
+        self._trainable = trainable
+        self.version = version
+        self.asked: list[Asked] = []
+
+    async def complete(
+        self,
+        prompt: Sequence[Message] | Sequence[int],
+        sampling: Sampling,
+        *,
+        adapter: str = "policy",
+    ) -> Completion:
+        """Answer after one turn of the event loop.
+
+        Raises:
+            RequestError: the script has ended, or says what may not be said.
+        """
+        messages = tuple(
+            item if isinstance(item, Message) else Message("user", chr(item)) for item in prompt
+        )
+        asked = Asked(messages=messages, sampling=sampling, adapter=adapter)
+        self.asked.append(asked)
+        text = self._answer(asked)
+        await asyncio.sleep(0)
+        if not self._trainable:
+            return Completion(
+                prompt_ids=(),
+                token_ids=(),
+                logprobs=(),
+                versions=(),
+                text=text,
+                finish_reason="stop",
+                adapter=adapter,
+            )
+        whole = (*map(ord, text), END)
+        token_ids = whole[: sampling.max_tokens]
+        return Completion(
+            prompt_ids=_prompt_ids(messages),
+            token_ids=token_ids,
+            logprobs=(self._logprob,) * len(token_ids),
+            versions=(self.version,) * len(token_ids),
+            text=text[: sampling.max_tokens],
+            finish_reason="stop" if len(token_ids) == len(whole) else "length",
+            legal=_legal(sampling.choices, token_ids) if sampling.choices else (),
+            restricted=sampling.restrict,
+            temperature=sampling.temperature,
+            adapter=adapter,
+        )
+
+    def _answer(self, asked: Asked) -> str:
+        if callable(self._answers):
+            text = self._answers(asked)
+        else:
+            text = next(self._answers, None)
+            if text is None:
+                raise RequestError(
+                    f"the script ended after {len(self.asked) - 1} answers; "
+                    f"nothing is left to say to {asked.prompt!r}"
+                )
+        if asked.sampling.restrict and text not in asked.sampling.choices:
+            raise RequestError(
+                f"the script says {text!r}, but only {asked.sampling.choices} can be sampled"
+            )
+        return text
+
+
+def _prompt_ids(messages: Sequence[Message]) -> tuple[int, ...]:
+    """All characters said so far; an assistant's message ends as it did when it was sampled."""
+    ids: list[int] = []
+    for message in messages:
+        ids += map(ord, message.content)
+        if message.role == "assistant":
+            ids.append(END)
+    return tuple(ids) or (END,)
+
+
+def _legal(choices: Sequence[str], token_ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """[C] the tokens that could come next on the way to a legal answer, () off the way."""
+    node: ChoiceNode | None = choice_tree(
+        [(*map(ord, choice), END) for choice in choices], end_ids=()
+    )
+    legal: list[tuple[int, ...]] = []
+    for token in token_ids:
+        legal.append(node.legal if node else ())
+        node = node.children.get(token) if node else None
+    return tuple(legal)

@@ -1,0 +1,119 @@
+"""An engine without a model: it answers from a function, at once or when told to."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+
+from legos.data.message import FinishReason
+from legos.data.request import Generated, Request
+from legos.errors import AdapterError
+from legos.protocols import Deliver
+from legos.weights.adapter import Adapter, AdapterInfo
+
+__all__ = ["FakeEngine", "echo"]
+
+LOGPROB = -1.0  # nats, of every token
+
+
+def echo(request: Request) -> Sequence[int]:
+    """The prompt again, as far as the request's limit allows."""
+    return request.prompt_ids
+
+
+class FakeEngine:
+    """Serves the engine's protocol on the calling thread.
+
+    Attributes:
+        requests: every request so far, in order.
+        held: requests that wait for ``release``: (number, request, receiver).
+        cancelled: numbers that were cancelled, in order.
+        live: adapters by name.
+    """
+
+    def __init__(
+        self, answer: Callable[[Request], Sequence[int]] = echo, *, hold: bool = False
+    ) -> None:
+        """Make an engine.
+
+        Args:
+            answer: token ids sampled for a request; an exception that it raises is delivered.
+            hold: keep requests until ``release`` is called.
+        """
+        self._answer = answer
+        self._hold = hold
+        self.requests: list[Request] = []
+        self.held: list[tuple[int, Request, Deliver]] = []
+        self.cancelled: list[int] = []
+        self.live: dict[str, AdapterInfo] = {}
+
+    def submit(self, requests: Sequence[tuple[int, Request]], deliver: Deliver) -> None:
+        """Answer the requests, or hold them."""
+        self.requests += [request for _, request in requests]
+        self.held += [(number, request, deliver) for number, request in requests]
+        if not self._hold:
+            self.release()
+
+    def release(self) -> None:
+        """Answer everything that is held."""
+        held, self.held = self.held, []
+        for number, request, deliver in held:
+            deliver([(number, self._result(request))])
+
+    def cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
+        """Deliver what is held under these numbers with nothing sampled."""
+        self.cancelled += numbers
+        kept: list[tuple[int, Request, Deliver]] = []
+        for item in self.held:
+            if item[0] in numbers and item[2] == deliver:
+                deliver([(item[0], self._generated((), "cancelled"))])
+            else:
+                kept.append(item)
+        self.held = kept
+
+    def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
+        """Make an adapter live at once."""
+        future: Future[AdapterInfo] = Future()
+        self.live[adapter.name] = adapter.info
+        future.set_result(adapter.info)
+        return future
+
+    def drop_adapter(self, name: str) -> "Future[None]":
+        """Forget an adapter at once."""
+        future: Future[None] = Future()
+        if self.live.pop(name, None) is None:
+            future.set_exception(AdapterError(f"adapter {name!r} is not live; live: {self.live}"))
+        else:
+            future.set_result(None)
+        return future
+
+    def versions(self) -> Mapping[str, int]:
+        """Live adapters: name -> policy version."""
+        return {name: info.version for name, info in self.live.items()}
+
+    def score(
+        self,
+        prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
+        *,
+        end_ids: Sequence[int],
+    ) -> "Future[list[list[float]]]":
+        """One nat less for every token of a continuation."""
+        future: Future[list[list[float]]] = Future()
+        future.set_result([[LOGPROB * len(answer) for answer in answers] for _, answers in prompts])
+        return future
+
+    def _result(self, request: Request) -> Generated | Exception:
+        try:
+            tokens = tuple(self._answer(request))
+        except Exception as error:  # a script may want any error delivered
+            return error
+        kept = tokens[: request.max_tokens]
+        return self._generated(kept, "stop" if len(kept) == len(tokens) else "length")
+
+    def _generated(self, token_ids: tuple[int, ...], reason: FinishReason) -> Generated:
+        version = max((info.version for info in self.live.values()), default=0)
+        return Generated(
+            token_ids=token_ids,
+            logprobs=(LOGPROB,) * len(token_ids),
+            versions=(version,) * len(token_ids),
+            legal=(),
+            finish_reason=reason,
+        )

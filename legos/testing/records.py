@@ -1,0 +1,113 @@
+"""Records made of a few words, where a test wants one and does not care for all of its fields."""
+
+from collections.abc import Mapping, Sequence
+
+from legos.data.episode import Episode, Rollout, Task, Turn
+from legos.data.message import Completion, Message
+from legos.data.sample import Sample
+
+__all__ = ["make_episode", "make_sample", "make_turn"]
+
+
+def make_sample(
+    token_ids: Sequence[int] = (1, 2, 3),
+    *,
+    positions: Sequence[int] | None = None,
+    logprobs: Sequence[float] | float = -1.0,
+    versions: Sequence[int] | int = 0,
+    advantages: Sequence[float] | float = 1.0,
+    legal: Sequence[tuple[int, ...]] = (),
+    restricted: bool = False,
+    temperature: float = 1.0,
+    group: str = "task",
+    rollout: str = "",
+    role: str = "player",
+) -> Sample:
+    """A sample whose last token was chosen, unless ``positions`` says otherwise.
+
+    A single number stands for every chosen token; no ``legal`` means that nothing is known of it.
+    """
+    chosen = (len(token_ids) - 1,) if positions is None else tuple(positions)
+
+    def each(value: Sequence[float] | float) -> tuple[float, ...]:
+        return tuple(value) if isinstance(value, Sequence) else (value,) * len(chosen)
+
+    return Sample(
+        token_ids=tuple(token_ids),
+        positions=chosen,
+        logprobs=each(logprobs),
+        versions=(versions,) * len(chosen) if isinstance(versions, int) else tuple(versions),
+        advantages=each(advantages),
+        legal=tuple(legal) or ((),) * len(chosen),
+        restricted=restricted,
+        temperature=temperature,
+        group=group,
+        rollout=rollout,
+        role=role,
+    )
+
+
+def make_turn(
+    prompt_ids: Sequence[int] = (1, 2),
+    token_ids: Sequence[int] = (3,),
+    *,
+    logprob: float = -1.0,
+    version: int = 0,
+    reward: float | None = None,
+    restricted: bool = False,
+    temperature: float = 1.0,
+) -> Turn:
+    """A turn that can be trained on."""
+    count = len(token_ids)
+    completion = Completion(
+        prompt_ids=tuple(prompt_ids),
+        token_ids=tuple(token_ids),
+        logprobs=(logprob,) * count,
+        versions=(version,) * count,
+        text="".join(map(chr, token_ids)),
+        finish_reason="stop",
+        legal=tuple((token,) for token in token_ids) if restricted else (),
+        restricted=restricted,
+        temperature=temperature,
+    )
+    return Turn(messages=(Message("user", "?"),), completion=completion, reward=reward)
+
+
+def make_episode(
+    rewards: Mapping[str, float],
+    *,
+    task: str = "task",
+    arena: str = "arena",
+    turns: Mapping[str, Sequence[Turn]] | None = None,
+    untrained: Sequence[str] = (),
+    error: str | None = None,
+    void: bool = False,
+) -> Episode:
+    """An episode of one turn for every rewarded role, unless ``turns`` says otherwise.
+
+    Args:
+        rewards: role -> reward.
+        task: id of the task.
+        arena: its name.
+        turns: role -> what it said.
+        untrained: roles in which somebody else than the policy sat.
+        error: why the play failed.
+        void: whether it was ended as meaningless.
+    """
+    said = turns or {role: (make_turn(),) for role in rewards}
+    return Episode(
+        arena=arena,
+        task=Task(id=task),
+        rollouts=tuple(
+            Rollout(
+                role=role,
+                seat="bot" if role in untrained else "policy",
+                trainable=role not in untrained,
+                turns=tuple(of_role),
+            )
+            for role, of_role in said.items()
+        ),
+        rewards=rewards,
+        error=error,
+        void=void,
+    )

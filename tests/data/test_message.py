@@ -1,0 +1,76 @@
+"""Messages, sampling parameters and completions refuse what no engine could honour."""
+
+import math
+
+import pytest
+
+from legos.data.message import Completion, Sampling
+from legos.errors import RecordError
+
+
+@pytest.mark.parametrize("temperature", [-0.1, math.inf, math.nan])
+def test_temperature_is_a_finite_number_from_zero(temperature: float) -> None:
+    with pytest.raises(RecordError, match="temperature"):
+        Sampling(temperature=temperature)
+
+
+def test_a_temperature_too_close_to_zero_is_refused() -> None:
+    assert Sampling(temperature=0.0).temperature == 0.0
+    assert Sampling(temperature=0.01).temperature == 0.01
+    with pytest.raises(RecordError, match="temperature is 1e-05; expected 0, or at least 0.001"):
+        Sampling(temperature=1e-5)
+
+
+def test_max_tokens_is_at_least_one() -> None:
+    with pytest.raises(RecordError, match="max_tokens is 0"):
+        Sampling(max_tokens=0)
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 64])
+def test_a_seed_has_64_bits(seed: int) -> None:
+    with pytest.raises(RecordError, match=f"seed is {seed}"):
+        Sampling(seed=seed)
+
+
+def test_restriction_needs_choices() -> None:
+    with pytest.raises(RecordError, match="restrict=True needs choices"):
+        Sampling(restrict=True)
+    assert Sampling(restrict=True, choices=("a",)).choices == ("a",)
+
+
+def completion(**fields: object) -> Completion:
+    values = {
+        "prompt_ids": (1,),
+        "token_ids": (2, 3),
+        "logprobs": (-1.0, -2.0),
+        "versions": (0, 0),
+        "text": "ab",
+        "finish_reason": "stop",
+    }
+    return Completion(**(values | fields))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("logprobs", (-1.0,)), ("versions", (0, 0, 0)), ("logprobs", ())]
+)
+def test_every_token_has_a_logprob_and_a_version(field: str, value: tuple[float, ...]) -> None:
+    with pytest.raises(RecordError, match="2 tokens"):
+        completion(**{field: value})
+
+
+def test_legal_tokens_are_known_for_all_tokens_or_none() -> None:
+    assert completion(legal=()).legal == ()
+    assert completion(legal=((2,), (3,))).legal == ((2,), (3,))
+    with pytest.raises(RecordError, match="1 sets of legal tokens"):
+        completion(legal=((2,),))
+
+
+def test_a_restricted_completion_says_what_was_legal() -> None:
+    with pytest.raises(RecordError, match="restricted"):
+        completion(restricted=True)
+
+
+def test_only_tokens_with_their_prompt_can_be_trained_on() -> None:
+    assert completion().trainable
+    assert not completion(prompt_ids=()).trainable
+    assert not completion(token_ids=(), logprobs=(), versions=()).trainable
