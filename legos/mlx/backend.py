@@ -131,7 +131,7 @@ class MlxBackend:
             reason = "clip_skip"
         if reason is None:
             with self.spans:
-                self._apply(gradients, learning_rate, objective.ema_decay)
+                self._apply(gradients, learning_rate, objective)
         else:
             level = logging.WARNING if reason == "non_finite" else logging.INFO
             logger.log(level, "optimiser step left out: %s, %s", reason, metrics)
@@ -166,14 +166,18 @@ class MlxBackend:
             set_lora_arrays(self._model, current)
         return logits
 
-    def _apply(self, gradients: dict, learning_rate: float, ema_decay: float) -> None:
+    def _apply(self, gradients: dict, learning_rate: float, objective: Objective) -> None:
         self._optimiser.learning_rate = learning_rate
         self._optimiser.update(self._model, gradients)
         trained = lora_arrays(self._model)
-        self._average = {
-            name: ema_decay * old + (1.0 - ema_decay) * trained[name]
-            for name, old in self._average.items()
-        }
+        if objective.ema_kl_coef:
+            keep = objective.ema_decay
+            self._average = {
+                name: keep * old + (1.0 - keep) * trained[name]
+                for name, old in self._average.items()
+            }
+        else:
+            self._average = trained
         mx.eval(trained, self._average, self._optimiser.state)
         self._version += 1
 

@@ -84,8 +84,11 @@ def check_fits(arrays: Mapping[str, mx.array], expected: Mapping[str, mx.array],
             axis = -1 if key.endswith("lora_a") else -2
             hint = f"; it has rank {have[axis]} and the model was set up for {want[axis]}: start with --training.lora-rank {have[axis]}" if len(have) == len(want) and have[axis] != want[axis] else ""
             raise AdapterError(f"adapter {name!r}: {key} has shape {have}, expected {want}{hint}")
-        if not mx.all(mx.isfinite(arrays[key])).item():
-            raise AdapterError(f"adapter {name!r}: {key} holds values that are not finite")
+    keys = sorted(expected)
+    finite = mx.stack([mx.all(mx.isfinite(arrays[key])) for key in keys]).tolist()
+    if not all(finite):
+        first = keys[finite.index(False)]
+        raise AdapterError(f"adapter {name!r}: {first} holds values that are not finite")
 
 
 @contextmanager
