@@ -25,6 +25,8 @@ LossNormalisation = Literal["token", "sample", "constant", "prompt"]
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 ScalarT = TypeVar("ScalarT", bound=np.generic)
+PLACE_FIELDS = ("place_column", "place_temperature", "place_restricted", "place_legal")
+SAMPLE_FIELDS = ("sample_place", "target", "behaviour_logprob", "version", "advantage", "weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,27 +54,28 @@ class Batch:
             RecordError: naming the array and what was expected.
         """
         shape = self.mask.shape
-        for name in (
-            "sample_place",
-            "target",
-            "behaviour_logprob",
-            "version",
-            "advantage",
-            "weight",
-        ):
+        for name in SAMPLE_FIELDS:
             if getattr(self, name).shape != shape:
                 raise RecordError(
                     f"{name} has shape {getattr(self, name).shape}; expected {shape} like mask"
                 )
         num_places = len(self.place_row)
-        if self.sample_place.size and int(self.sample_place.max()) >= num_places:
-            raise RecordError(
-                f"sample_place points at {int(self.sample_place.max())} of {num_places} places"
-            )
-        if num_places and int(self.place_row.max()) >= len(self.input_ids):
-            raise RecordError(
-                f"place_row points at {int(self.place_row.max())} of {len(self.input_ids)} rows"
-            )
+        for name in PLACE_FIELDS:
+            if len(getattr(self, name)) != num_places:
+                raise RecordError(
+                    f"{name} has {len(getattr(self, name))} places; expected {num_places} "
+                    "like place_row"
+                )
+        num_rows, num_columns = self.input_ids.shape
+        for name, limit, what in (
+            ("sample_place", num_places, "places"),
+            ("place_row", num_rows, "rows"),
+            ("place_column", num_columns, "columns"),
+        ):
+            indices = getattr(self, name)
+            if indices.size and not 0 <= indices.min() <= indices.max() < limit:
+                worst = indices.min() if indices.min() < 0 else indices.max()
+                raise RecordError(f"{name} points at {worst} of {limit} {what}")
 
     @property
     def num_samples(self) -> int:
@@ -112,14 +115,13 @@ def normalisation_weights(
     if mode == "token":
         total = sum(len(sample.positions) for sample in samples)
         return [1.0 / total] * len(samples)
-    if mode == "constant":
-        num_rollouts = len({sample.rollout or index for index, sample in enumerate(samples)})
-        return [1.0 / (num_rollouts * constant_length)] * len(samples)
-    keys = [
-        (sample.rollout or str(index)) if mode == "sample" else sample.group
+    keys: list[str | int] = [  # a sample without a name is a rollout of its own
+        sample.group if mode == "prompt" else sample.rollout or index
         for index, sample in enumerate(samples)
     ]
-    tokens: dict[str, int] = {}
+    if mode == "constant":
+        return [1.0 / (len(set(keys)) * constant_length)] * len(samples)
+    tokens: dict[str | int, int] = {}
     for key, sample in zip(keys, samples, strict=True):
         tokens[key] = tokens.get(key, 0) + len(sample.positions)
     return [1.0 / (len(tokens) * tokens[key]) for key in keys]
@@ -139,7 +141,7 @@ def pack(samples: Sequence[Sample], weights: Sequence[float], *, max_tokens: int
         The batches; together they hold every sample once.
 
     Raises:
-        RecordError: a sample that is longer than the budget alone (see ``too_long``).
+        RecordError: a sample whose row alone exceeds the budget.
     """
     sharers: dict[tuple[int, ...], list[int]] = {}
     for index, sample in enumerate(samples):
@@ -149,7 +151,8 @@ def pack(samples: Sequence[Sample], weights: Sequence[float], *, max_tokens: int
     for row in sorted(sharers, key=lambda row: (len(row), row)):
         if len(row) > max_tokens:
             raise RecordError(
-                f"a sample of {len(row)} tokens exceeds micro_batch_tokens {max_tokens}"
+                f"a row of {len(row)} tokens exceeds micro_batch_tokens {max_tokens}; "
+                "raise it or ask for shorter completions"
             )
         if rows and (len(rows) + 1) * len(row) > max_tokens:
             batches.append(_pack_rows(rows, sharers, samples, weights))

@@ -91,9 +91,10 @@ class Completion:
                 f"and {len(self.versions)} versions; every token needs one of each"
             )
         if len(self.legal) != num_tokens and (self.legal or self.restricted):
+            kind = "a restricted completion" if self.restricted else "a completion"
             raise RecordError(
-                f"a {'restricted ' if self.restricted else ''}completion of {num_tokens} tokens has "
-                f"{len(self.legal)} sets of legal tokens; every token needs one"
+                f"{kind} of {num_tokens} tokens has {len(self.legal)} sets of legal tokens; "
+                "every token needs one"
             )
 
     @property

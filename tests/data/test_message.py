@@ -17,7 +17,7 @@ def test_temperature_is_a_finite_number_from_zero(temperature: float) -> None:
 def test_a_temperature_too_close_to_zero_is_refused() -> None:
     assert Sampling(temperature=0.0).temperature == 0.0
     assert Sampling(temperature=0.01).temperature == 0.01
-    with pytest.raises(RecordError, match="temperature is 1e-05; expected 0, or at least 0.001"):
+    with pytest.raises(RecordError, match=r"temperature is 1e-05; expected 0, or at least 0\.001"):
         Sampling(temperature=1e-5)
 
 
