@@ -4,7 +4,7 @@ from legos.testing.backend import FakeBackend, FakePublisher, FakeTracker
 from legos.testing.client import Asked, ScriptedClient
 from legos.testing.engine import FakeEngine, echo
 from legos.testing.models import write_tiny_model
-from legos.testing.records import make_episode, make_sample, make_turn
+from legos.testing.records import make_episode, make_sample, make_turn, random_samples
 
 __all__ = [
     "Asked",
@@ -17,5 +17,6 @@ __all__ = [
     "make_episode",
     "make_sample",
     "make_turn",
+    "random_samples",
     "write_tiny_model",
 ]

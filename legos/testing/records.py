@@ -1,12 +1,19 @@
 """Records made of a few words, where a test wants one and does not care for all of its fields."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
 
 from legos.data.episode import Episode, Rollout, Task, Turn
 from legos.data.message import Completion, Message
 from legos.data.sample import Sample
 
-__all__ = ["make_episode", "make_sample", "make_turn"]
+__all__ = ["Support", "make_episode", "make_sample", "make_turn", "random_samples"]
+
+Support = Literal["open", "legal", "restricted", "mixed"]
+"""What is known of the tokens that could be chosen: nothing, the legal ones, that only they could
+be sampled, or any of these from place to place."""
 
 
 def make_sample(
@@ -111,3 +118,54 @@ def make_episode(
         error=error,
         void=void,
     )
+
+
+def random_samples(
+    rng: np.random.Generator,
+    *,
+    num_samples: int = 6,
+    vocab: int = 7,
+    max_length: int = 6,
+    support: Support = "mixed",
+    temperatures: Sequence[float] = (0.5, 1.0, 2.0),
+) -> list[Sample]:
+    """Samples of random tokens with random numbers; about half share the row of another one.
+
+    Args:
+        rng: where everything comes from.
+        num_samples: how many.
+        vocab: token ids are below it; at least 3.
+        max_length: longest sample, tokens.
+        support: what is known of the tokens that could be chosen.
+        temperatures: one of them for each sample.
+    """
+    samples: list[Sample] = []
+    for index in range(num_samples):
+        length = int(rng.integers(2, max_length + 1))
+        row = rng.integers(vocab, size=length).tolist()
+        if samples and rng.random() < 0.5:
+            row = [*samples[int(rng.integers(len(samples)))].token_ids[:-1], row[-1]]
+        places = np.arange(1, len(row))
+        count = int(rng.integers(1, len(places) + 1))
+        positions = sorted(rng.choice(places, count, replace=False).tolist())
+        kinds = ("open", "legal", "restricted")
+        kind = kinds[int(rng.integers(3))] if support == "mixed" else support
+        legal = [
+            tuple(sorted({row[p], *rng.choice(vocab, 2, replace=False).tolist()}))
+            for p in positions
+        ]
+        samples.append(
+            make_sample(
+                row,
+                positions=positions,
+                logprobs=(-rng.uniform(0.2, 3.0, count)).tolist(),
+                versions=rng.integers(3, size=count).tolist(),
+                advantages=rng.normal(size=count).tolist(),
+                legal=() if kind == "open" else legal,
+                restricted=kind == "restricted",
+                temperature=float(rng.choice(list(temperatures))),
+                group=f"task {index % 2}",
+                rollout=f"rollout {index // 2}",
+            )
+        )
+    return samples

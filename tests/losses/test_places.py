@@ -1,0 +1,103 @@
+"""Distributions at a place: known values of entropy and divergence."""
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from legos.data.batch import pack
+from legos.losses.places import IMPOSSIBLE, Places, entropy, exact_kl, place_logprobs
+from legos.testing import make_sample
+
+LOG = math.log
+
+
+def places(
+    *, legal: tuple[int, ...] = (), restricted: bool = False, temperature: float = 1.0
+) -> Places:
+    """One place, after token 5; token 0 was chosen there."""
+    sample = make_sample((5, 0), legal=(legal,), restricted=restricted, temperature=temperature)
+    (batch,) = pack([sample], [1.0], max_tokens=10)
+    return Places(np, batch)
+
+
+def logits(*probabilities: float) -> NDArray[np.float64]:
+    return np.log(np.array([probabilities])) + 3.0  # a constant changes nothing
+
+
+def test_log_probabilities_over_the_vocabulary() -> None:
+    everywhere, legal = place_logprobs(np, logits(0.5, 0.3, 0.2), places())
+    assert legal is None
+    assert np.exp(everywhere[0]) == pytest.approx([0.5, 0.3, 0.2])
+
+
+def test_legal_tokens_do_not_change_an_open_distribution() -> None:
+    everywhere, legal = place_logprobs(np, logits(0.5, 0.3, 0.2), places(legal=(0, 2)))
+    assert np.exp(everywhere[0]) == pytest.approx([0.5, 0.3, 0.2])
+    assert np.exp(legal[0]) == pytest.approx([0.5, 0.2])
+
+
+def test_a_restriction_renormalises() -> None:
+    everywhere, legal = place_logprobs(
+        np, logits(0.5, 0.3, 0.2), places(legal=(0, 2), restricted=True)
+    )
+    assert np.exp(legal[0]) == pytest.approx([5 / 7, 2 / 7])
+    assert np.exp(everywhere[0, [0, 2]]) == pytest.approx([5 / 7, 2 / 7])
+
+
+def test_the_temperature_divides_the_logits() -> None:
+    everywhere, _ = place_logprobs(np, logits(0.5, 0.3, 0.2), places(temperature=0.5))
+    squares = np.array([0.25, 0.09, 0.04])
+    assert np.exp(everywhere[0]) == pytest.approx(squares / squares.sum())
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ({}, -(0.5 * LOG(0.5) + 0.3 * LOG(0.3) + 0.2 * LOG(0.2))),
+        ({"legal": (0, 2)}, -(5 / 7 * LOG(5 / 7) + 2 / 7 * LOG(2 / 7))),
+        ({"legal": (0, 2), "restricted": True}, -(5 / 7 * LOG(5 / 7) + 2 / 7 * LOG(2 / 7))),
+        ({"legal": (0,)}, 0.0),
+    ],
+)
+def test_entropy_by_hand(setting: dict, expected: float) -> None:
+    place = places(**setting)
+    found = entropy(np, *place_logprobs(np, logits(0.5, 0.3, 0.2), place), place)
+    assert found == pytest.approx([expected], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ({}, 0.5 * LOG(0.5 / 0.2) + 0.3 * LOG(0.3 / 0.3) + 0.2 * LOG(0.2 / 0.5)),
+        ({"legal": (0, 2)}, 0.5 * LOG(0.5 / 0.2) + 0.2 * LOG(0.2 / 0.5)),
+        (
+            {"legal": (0, 2), "restricted": True},
+            5 / 7 * LOG((5 / 7) / (2 / 7)) + 2 / 7 * LOG((2 / 7) / (5 / 7)),
+        ),
+    ],
+)
+def test_exact_divergence_by_hand(setting: dict, expected: float) -> None:
+    place = places(**setting)
+    policy = place_logprobs(np, logits(0.5, 0.3, 0.2), place)
+    other = place_logprobs(np, logits(0.2, 0.3, 0.5), place)
+    assert exact_kl(np, policy, other, place) == pytest.approx([expected])
+    assert exact_kl(np, policy, policy, place) == pytest.approx([0.0], abs=1e-15)
+
+
+def test_padding_of_the_legal_tokens_is_impossible() -> None:
+    samples = [
+        make_sample((5, 0), legal=((0, 1, 2),)),
+        make_sample((5, 0), legal=((0, 2),)),
+        make_sample((5, 0)),
+    ]
+    (batch,) = pack(samples, [1.0] * 3, max_tokens=10)
+    place = Places(np, batch)
+    three = np.tile(logits(0.5, 0.3, 0.2), (3, 1))
+    everywhere, legal = place_logprobs(np, three, place)
+    assert (legal[1, 2], legal[2].tolist()) == (IMPOSSIBLE, [IMPOSSIBLE] * 3)
+    found = entropy(np, everywhere, legal, place)
+    whole = -(0.5 * LOG(0.5) + 0.3 * LOG(0.3) + 0.2 * LOG(0.2))
+    pair = -(5 / 7 * LOG(5 / 7) + 2 / 7 * LOG(2 / 7))
+    assert found == pytest.approx([whole, pair, whole])

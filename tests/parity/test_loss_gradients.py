@@ -1,0 +1,113 @@
+"""Gradients of the whole loss: MLX's own against finite differences of the NumPy form."""
+
+import itertools
+from dataclasses import fields, replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from legos.data.batch import Batch, normalisation_weights, pack
+from legos.losses.objective import ImportanceSampling, KlEstimator, Objective
+from legos.losses.total import BatchArrays, total_loss
+from legos.testing import random_samples
+from legos.testing.records import Support
+
+Floats = NDArray[np.float64]
+VOCAB = 5
+STEP = 1e-6
+
+
+def float64(batch: Batch) -> Batch:
+    floats = {
+        field.name: getattr(batch, field.name).astype(np.float64)
+        for field in fields(batch)
+        if getattr(batch, field.name).dtype == np.float32
+    }
+    return replace(batch, **floats)
+
+
+def random_batch(seed: int, support: Support, temperatures: tuple[float, ...]) -> Batch:
+    """Five samples of up to four tokens, with positions masked where they are shorter."""
+    samples = random_samples(
+        np.random.default_rng(seed),
+        num_samples=5,
+        vocab=VOCAB,
+        max_length=4,
+        support=support,
+        temperatures=temperatures,
+    )
+    (batch,) = pack(samples, normalisation_weights(samples, "token"), max_tokens=1000)
+    return batch
+
+
+def numpy_gradient(
+    batch: Batch, objective: Objective, logits: Floats, others: tuple[Floats | None, Floats | None]
+) -> Floats:
+    """[P, V] central differences in double precision."""
+    found = np.zeros_like(logits)
+    for index in np.ndindex(*logits.shape):
+        step = np.zeros_like(logits)
+        step[index] = STEP
+        up = numpy_loss(batch, objective, logits + step, others)
+        found[index] = (up - numpy_loss(batch, objective, logits - step, others)) / (2 * STEP)
+    return found
+
+
+def numpy_loss(
+    batch: Batch, objective: Objective, logits: Floats, others: tuple[Floats | None, Floats | None]
+) -> float:
+    arrays = BatchArrays(np, float64(batch))
+    return float(total_loss(np, logits, others[0], others[1], arrays, objective)[0])
+
+
+def mlx_gradient(
+    batch: Batch, objective: Objective, logits: Floats, others: tuple[Floats | None, Floats | None]
+) -> tuple[float, Floats]:
+    arrays = BatchArrays(mx, batch)
+    reference, average = (None if x is None else mx.array(x.astype(np.float32)) for x in others)
+
+    def loss(x: mx.array) -> mx.array:
+        return total_loss(mx, x, reference, average, arrays, objective)[0]
+
+    value, found = mx.value_and_grad(loss)(mx.array(logits.astype(np.float32)))
+    return float(np.array(value)), np.array(found, np.float64)
+
+
+IMPORTANCE: tuple[ImportanceSampling, ...] = ("token", "sequence")
+ESTIMATORS: tuple[KlEstimator, ...] = ("k2", "exact")
+
+
+@pytest.mark.parametrize("support", ["open", "legal", "restricted", "mixed"])
+@pytest.mark.parametrize("temperatures", [(1.0,), (0.5, 1.0, 2.0)])
+@pytest.mark.parametrize("importance_sampling", IMPORTANCE)
+@pytest.mark.parametrize("kl_estimator", ESTIMATORS)
+def test_mlx_has_the_gradient_of_the_finite_differences(
+    support: Support,
+    temperatures: tuple[float, ...],
+    importance_sampling: ImportanceSampling,
+    kl_estimator: KlEstimator,
+) -> None:
+    terms = itertools.product([0.0, 0.5], [0.0, 0.4], [0.0, 0.3])
+    for seed, (kl, ema, entropy) in enumerate(terms):
+        batch = random_batch(seed, support, temperatures)
+        rng = np.random.default_rng(seed)
+        logits, *drawn = rng.normal(size=(3, len(batch.place_row), VOCAB))
+        # The same numbers on both sides: rounded to float32 before either reads them.
+        logits = logits.astype(np.float32).astype(np.float64)
+        reference, average = (x.astype(np.float32).astype(np.float64) for x in drawn)
+        others = (reference if kl else None, average if ema else None)
+        objective = Objective(
+            importance_sampling=importance_sampling,
+            kl_estimator=kl_estimator,
+            kl_coef=kl,
+            ema_kl_coef=ema,
+            entropy_coef=entropy,
+            dual_clip=1.5,
+        )
+        expected = numpy_gradient(batch, objective, logits, others)
+        value, found = mlx_gradient(batch, objective, logits, others)
+        assert value == pytest.approx(numpy_loss(batch, objective, logits, others), abs=1e-5)
+        assert np.abs(expected).max() > 1e-3, seed
+        assert np.abs(found - expected).max() < 1e-5, (seed, objective)
