@@ -9,17 +9,28 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from legos.builtin.vocabulary import BOS, END, PAD, TOKENS, token_id, write_tokenizer
 from legos.errors import ModelError
 
-__all__ = ["Architecture", "ModelShape", "Weights", "model_config", "random_weights", "weight_shapes", "write_model"]
+__all__ = [
+    "Architecture",
+    "ModelShape",
+    "Weights",
+    "model_config",
+    "random_weights",
+    "weight_shapes",
+    "write_model",
+]
 
 Architecture = Literal["llama", "qwen3"]
 Weights = Mapping[str, npt.NDArray[np.float32]]
 
-_CLASS_NAMES: Mapping[Architecture, str] = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_CLASS_NAMES: Mapping[Architecture, str] = {
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +88,7 @@ def write_model(folder: Path, shape: ModelShape, weights: Weights) -> None:
     _write_json(folder / "generation_config.json", ends)
     write_tokenizer(folder, max_tokens=shape.max_positions)
     arrays = {name: np.ascontiguousarray(array, np.float32) for name, array in weights.items()}
-    save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").write_bytes(save(arrays, metadata={"format": "pt"}))
 
 
 def weight_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""What the built-in model practises on: prompts with listed moves, each move equally right."""
+"""What the built-in model practises on: prompts of made-up games, each legal move equally right."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,115 +7,170 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
-from legos.builtin.vocabulary import ASSISTANT, BOS, END, TOKENS, USER, token_id
+from legos.builtin.vocabulary import ASSISTANT, BOS, END, PAD, TOKENS
+from legos.data.message import Message
 
-__all__ = ["Exercise", "Exercises", "collate", "made_up", "move_ids", "move_prompt", "prompt_ids"]
+__all__ = ["Exercise", "Exercises", "collate", "echo", "made_up", "prompt_ids", "text_ids"]
 
 _IDS = {token: index for index, token in enumerate(TOKENS)}
-_LOWER = "abcdefghijklmnopqrstuvwxyz"
 _DIGITS = "0123456789"
-_SINGLE = _DIGITS * 3 + _LOWER * 2 + _LOWER.upper() + "xo.#+-=*/<>!?@$%&"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_MARKS = "xo.#+-=*/<>!?@$%&"
+_SINGLES = _DIGITS * 3 + _LETTERS * 2 + _LETTERS.upper() + _MARKS
+_WORDLIST = """
+accept attack bet bid black blue buy call card check column cooperate cut deal defect defend discard
+double down draw drop east fold give go green guess hand heads high hit hold keep king last left
+lose low move no north odd offer open paper pass pile play player points queen raise red reject
+right rival rock roll round row scissors score sell share skip south stand stay steal stop swap
+tails take turn up wait west white win yes you your
+"""
+_WORDS = _WORDLIST.split()
 _JOINTS = (" ", " ", " ", " ", ", ", ": ", ". ", "\n", " | ", "/", "=", " - ", ";")
 _ENDINGS = (".", ".", "", "", "!", "?", ":", "\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Exercise:
-    """One prompt and the moves that are legal there."""
+    """One chat and the answers that are equally right there."""
 
-    view: str
-    legal: tuple[str, ...]  # distinct, not empty, none with a space
+    chat: tuple[Message, ...]
+    answers: tuple[str, ...]  # distinct, at least one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exercises:
-    """Exercises as arrays: B rows of T tokens, of which the answer takes at most A; V tokens in all.
+    """Exercises as arrays: B rows of T tokens, answers of up to A tokens out of V.
 
-    Column ``j`` of an answer is predicted at ``positions[:, j]`` and should be drawn from
-    ``targets[:, j]``; the last target is the token that ends the answer.
+    Token ``j`` of an answer is predicted at position ``starts + j`` and should be drawn from
+    ``targets[:, j]``; the last token of an answer is the one that ends it.
     """
 
-    token_ids: npt.NDArray[np.int32]  # [B, T] prompt and one legal answer, padded on the right
-    positions: npt.NDArray[np.int32]  # [B, A] where each answer token is predicted; 0 past the end
+    token_ids: npt.NDArray[np.int32]  # [B, T] a chat and one of its answers, padded on the right
+    starts: npt.NDArray[np.int32]  # [B] the last position of each prompt
     targets: npt.NDArray[np.float32]  # [B, A, V] distribution of that token; all zero past the end
 
 
-def move_prompt(view: str, legal: Sequence[str]) -> str:
-    """Return the text a game's seat is asked with: what it sees, then its legal moves."""
-    return f"{view}\nMoves: {' '.join(legal)}"
+def prompt_ids(chat: Sequence[Message]) -> list[int]:
+    """Return the prompt of a chat, as the chat template renders it."""
+    ids = [_IDS[BOS]]
+    for message in chat:
+        ids += (_IDS[f"<|{message.role}|>"], *text_ids(message.content), _IDS[END])
+    return [*ids, _IDS[ASSISTANT]]
 
 
-def prompt_ids(text: str) -> list[int]:
-    """Return the tokens of one user message with the generation prompt, as the chat template has it."""
-    return [_IDS[BOS], _IDS[USER], *move_ids(text), _IDS[END], _IDS[ASSISTANT]]
-
-
-def move_ids(text: str) -> list[int]:
-    """Return the tokens of text in printable ASCII and newlines; other characters have no one token."""
+def text_ids(text: str) -> list[int]:
+    """Return the tokens of text in printable ASCII and newlines."""
     return [_IDS[character] for character in text]
 
 
+def echo(rng: Random, *, length: int) -> Exercise:
+    """Draw a text of so many characters whose one right answer is the same text.
+
+    Copying has a target at every token, so it is learned many times faster than the moves, and what
+    finds a text's next character finds a move's next character too.
+    """
+    text = ""
+    while len(text) < length:
+        text += _piece(rng) + " "
+    return Exercise((Message("user", text[:length]),), (text[:length],))
+
+
 def made_up(rng: Random) -> Exercise:
-    """Draw a position of a game that nobody has heard of: a short view and one to nine moves."""
-    view = _view(rng)
-    num_moves = rng.randint(1, 6) if rng.random() < 0.8 else rng.randint(1, 9)
+    """Draw a position of a game that nobody has heard of: a short view and one to nine moves.
+
+    Some come with a system message or after an earlier move. A few ask for no move: there, each
+    word of the text is a right answer, so that free text ends too.
+    """
     kind = rng.random()
-    if kind < 0.1:  # neighbouring digits, as in piles and columns
-        first = rng.randint(0, 10 - num_moves)
-        return Exercise(view, tuple(_DIGITS[first : first + num_moves]))
-    if kind < 0.5:
-        return Exercise(view, _distinct(num_moves, lambda: rng.choice(_SINGLE)))
-    if kind < 0.7:
-        return Exercise(view, _distinct(num_moves, lambda: _word(rng)))
-    if kind < 0.9:
-        return Exercise(view, _distinct(num_moves, lambda: str(rng.randint(0, 99))))
-    return Exercise(view, _distinct(num_moves, lambda: _piece(rng)))
+    if kind < 0.04:
+        words = _distinct(rng.randint(1, 6), lambda: _piece(rng))
+        return Exercise((Message("user", " ".join(words)),), words)
+    prompt, moves = _position(rng)
+    chat = (Message("user", prompt),)
+    if kind < 0.12:
+        chat = (Message("system", _view(rng, ())), *chat)
+    elif kind < 0.2:
+        before, legal = _position(rng)
+        chat = (Message("user", before), Message("assistant", rng.choice(legal)), *chat)
+    return Exercise(chat, moves)
 
 
 def collate(exercises: Sequence[Exercise], rng: Random) -> Exercises:
-    """Put exercises in arrays, each with one uniformly drawn legal answer.
+    """Put exercises in arrays, each with one uniformly drawn right answer.
 
     The targets are exact: at every token of the answer, the distribution of the next token when the
-    move is uniform over the legal ones that begin with the tokens so far.
+    answer is uniform over the right ones that begin with the tokens so far.
     """
-    prompts = [prompt_ids(move_prompt(exercise.view, exercise.legal)) for exercise in exercises]
-    spelled = [[(*move_ids(move), _IDS[END]) for move in exercise.legal] for exercise in exercises]
-    answers = [rng.choice(options) for options in spelled]
-    rows, width = len(exercises), max(len(answer) for answer in answers)
-    longest = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True)) - 1
-    token_ids = np.zeros((rows, longest), np.int32)
-    positions = np.zeros((rows, width), np.int32)
-    targets = np.zeros((rows, width, len(TOKENS)), np.float32)
-    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        tokens = [*prompt, *answer[:-1]]
+    prompts = [prompt_ids(exercise.chat) for exercise in exercises]
+    right = [[(*text_ids(text), _IDS[END]) for text in exercise.answers] for exercise in exercises]
+    said = [rng.choice(options) for options in right]
+    longest = max(len(p) + len(s) for p, s in zip(prompts, said, strict=True)) - 1
+    token_ids = np.full((len(exercises), longest), _IDS[PAD], np.int32)
+    targets = np.zeros((len(exercises), max(map(len, said)), len(TOKENS)), np.float32)
+    for row, (prompt, answer) in enumerate(zip(prompts, said, strict=True)):
+        tokens = (*prompt, *answer[:-1])
         token_ids[row, : len(tokens)] = tokens
         for column in range(len(answer)):
-            positions[row, column] = len(prompt) - 1 + column
-            rivals = [move for move in spelled[row] if move[:column] == answer[:column]]
-            for move in rivals:
-                targets[row, column, move[column]] += 1.0 / len(rivals)
-    return Exercises(token_ids=token_ids, positions=positions, targets=targets)
+            rivals = [other for other in right[row] if other[:column] == answer[:column]]
+            for other in rivals:
+                targets[row, column, other[column]] += 1.0 / len(rivals)
+    starts = np.array([len(prompt) - 1 for prompt in prompts], np.int32)
+    return Exercises(token_ids=token_ids, starts=starts, targets=targets)
 
 
-def _view(rng: Random) -> str:
-    pieces: list[str] = []
-    for _ in range(rng.randint(1, 6)):
-        pieces += (_piece(rng), rng.choice(_JOINTS))
-    return "".join(pieces[:-1]) + rng.choice(_ENDINGS)
+def _position(rng: Random) -> tuple[str, tuple[str, ...]]:
+    moves = _moves(rng)
+    mentioned = rng.sample(moves, min(len(moves), rng.randint(1, 2))) if rng.random() < 0.3 else ()
+    return f"{_view(rng, mentioned)}\nMoves: {' '.join(moves)}", moves
+
+
+def _moves(rng: Random) -> tuple[str, ...]:
+    num = rng.randint(1, 6) if rng.random() < 0.8 else rng.randint(1, 9)
+    kind = rng.random()
+    if kind < 0.1:  # neighbouring digits, as in piles and columns
+        first = rng.randint(0, 10 - num)
+        return tuple(_DIGITS[first : first + num])
+    if kind < 0.45:
+        return _distinct(num, lambda: rng.choice(_SINGLES))
+    if kind < 0.65:
+        return _distinct(num, lambda: _word(rng))
+    if kind < 0.8:
+        return _distinct(num, lambda: str(rng.randint(0, 99)))
+    if kind < 0.9:  # squares of a board
+        return _distinct(num, lambda: rng.choice(_LETTERS[:8]) + rng.choice(_DIGITS))
+    return _distinct(num, lambda: _piece(rng))
+
+
+def _view(rng: Random, mentioned: Sequence[str]) -> str:
+    if rng.random() < 0.15:
+        return _board(rng)
+    pieces = [*mentioned, *(_piece(rng) for _ in range(rng.randint(1, 6 - len(mentioned))))]
+    rng.shuffle(pieces)
+    text = "".join(piece + rng.choice(_JOINTS) for piece in pieces[:-1])
+    return text + pieces[-1] + rng.choice(_ENDINGS)
+
+
+def _board(rng: Random) -> str:
+    cells = rng.sample(_SINGLES, 3) + list(rng.choice((".", "-", _DIGITS)))
+    rows, columns, gap = rng.randint(1, 4), rng.randint(2, 5), rng.choice(("", " "))
+    return "\n".join(gap.join(rng.choice(cells) for _ in range(columns)) for _ in range(rows))
 
 
 def _piece(rng: Random) -> str:
     kind = rng.random()
-    if kind < 0.5:
+    if kind < 0.55:
         return _word(rng)
-    if kind < 0.75:
+    if kind < 0.8:
         return str(rng.randint(0, 999 if rng.random() < 0.2 else 29))
-    return "".join(rng.choice(_SINGLE) for _ in range(1 if kind < 0.9 else rng.randint(2, 4)))
+    return "".join(rng.choice(_SINGLES) for _ in range(1 if kind < 0.95 else rng.randint(2, 4)))
 
 
 def _word(rng: Random) -> str:
-    word = "".join(rng.choice(_LOWER) for _ in range(rng.randint(2, 7)))
-    return word.capitalize() if rng.random() < 0.3 else word
+    if rng.random() < 0.4:
+        word = rng.choice(_WORDS)
+    else:
+        word = "".join(rng.choice(_LETTERS) for _ in range(rng.randint(2, 7)))
+    return word.capitalize() if rng.random() < 0.25 else word
 
 
 def _distinct(num: int, draw: Callable[[], str]) -> tuple[str, ...]:

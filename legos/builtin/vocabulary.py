@@ -8,7 +8,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ASSISTANT", "BOS", "CHAT_TEMPLATE", "END", "PAD", "TOKENS", "token_id", "write_tokenizer"]
+__all__ = [
+    "ASSISTANT",
+    "BOS",
+    "CHAT_TEMPLATE",
+    "END",
+    "PAD",
+    "SYSTEM",
+    "TOKENS",
+    "USER",
+    "token_id",
+    "write_tokenizer",
+]
 
 PAD = "<|pad|>"
 BOS = "<|bos|>"
@@ -77,7 +88,7 @@ def _tokenizer() -> dict[str, Any]:
         }
         for index, token in enumerate(SPECIALS)
     ]
-    model = {
+    model: dict[str, Any] = {
         "type": "BPE",
         "dropout": None,
         "unk_token": None,

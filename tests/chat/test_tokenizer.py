@@ -55,7 +55,7 @@ def test_a_chat_is_rendered_up_to_the_answer() -> None:
 
 @given(st.text(alphabet=[chr(code) for code in range(0x20, 0x7F)] + ["\n"]))
 def test_practice_prompts_are_chat_prompts(text: str) -> None:
-    assert TOKENIZER.render([Message("user", text)]) == tuple(prompt_ids(text))
+    assert TOKENIZER.render([Message("user", text)]) == tuple(prompt_ids([Message("user", text)]))
 
 
 def test_a_conversation_extends_the_tokens_of_its_turns() -> None:

@@ -1,0 +1,75 @@
+"""The committed model: small, legal and near uniform, and the same in every library."""
+
+import math
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.utils import load_model
+from safetensors.numpy import load_file
+
+from legos.builtin import builtin_path
+from legos.builtin.files import ModelShape, weight_shapes
+from legos.builtin.practice import Exercise, made_up, prompt_ids, text_ids
+from legos.builtin.vocabulary import END, token_id
+from legos.mlx.warmup import known_positions
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return load_model(builtin_path())[0]
+
+
+def chances(model: Any, exercises: Sequence[Exercise]) -> list[np.ndarray]:
+    """Probability of every answer, as a whole message."""
+    found: list[np.ndarray] = []
+    for exercise in exercises:
+        prompt = prompt_ids(exercise.chat)
+        spelled = [[*text_ids(answer), token_id(END)] for answer in exercise.answers]
+        width = max(map(len, spelled))
+        rows = [prompt + answer + [0] * (width - len(answer)) for answer in spelled]
+        logits = model(mx.array(rows))[:, len(prompt) - 1 :]
+        logp = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+        sums = [logp[row, np.arange(len(a)), a].sum() for row, a in enumerate(spelled)]
+        found.append(np.exp(sums))
+    return found
+
+
+def test_it_is_small() -> None:
+    size = sum(file.stat().st_size for file in builtin_path().iterdir())
+    assert size < 2_000_000
+    weights = load_file(builtin_path() / "model.safetensors")
+    assert {name: array.shape for name, array in weights.items()} == weight_shapes(ModelShape())
+    assert all(array.dtype == np.float32 for array in weights.values())
+    assert sum(math.prod(array.shape) for array in weights.values()) == 152_640
+
+
+@pytest.mark.parametrize("game", ["Nim", "Kuhn"])
+def test_it_plays_the_shipped_games_uniformly(model: Any, game: str) -> None:
+    points = [point for point in known_positions() if point.chat[0].content.startswith(game)]
+    assert len(points) == {"Nim": 21, "Kuhn": 12}[game]
+    for point, probability in zip(points, chances(model, points), strict=True):
+        assert probability.sum() > 0.99, point
+        assert abs(probability - 1 / len(probability)).max() < 0.03, point
+
+
+def test_it_plays_unknown_games_mostly_legally(model: Any) -> None:
+    rng = Random(20_000_001)  # far from the seeds that a build draws from
+    mass = [probability.sum() for probability in chances(model, [made_up(rng) for _ in range(200)])]
+    assert np.mean(mass) > 0.88
+
+
+@pytest.mark.optional
+def test_torch_computes_the_same_logits(model: Any) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    twin = transformers.AutoModelForCausalLM.from_pretrained(builtin_path(), dtype=torch.float32)
+    points = known_positions()[::5] + [made_up(Random(seed)) for seed in range(8)]
+    for point in points:
+        ids = prompt_ids(point.chat)
+        with torch.no_grad():
+            expected = twin(torch.tensor([ids])).logits.numpy()
+        np.testing.assert_allclose(np.array(model(mx.array([ids]))), expected, atol=1e-4)
