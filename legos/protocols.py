@@ -140,7 +140,7 @@ class CreditAssigner(Protocol):
     """Rewards to advantages; one file each in ``legos/credit``."""
 
     def assign(self, episodes: Sequence[Episode]) -> Sequence[Mapping[str, Sequence[float]]]:
-        """One mapping per episode: role -> one advantage per turn of that role's rollout."""
+        """One mapping per episode: trained role -> one advantage per turn of its rollout."""
         ...
 
     def state(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Group credit: a play's reward against the other plays of its task, seat by seat."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,21 @@ from legos.credit.returns import Advantages, per_turn
 from legos.data.episode import Episode
 from legos.errors import RecordError
 
-__all__ = ["GRPOCredit", "RLOOCredit", "group_centered", "group_standardised", "leave_one_out"]
+__all__ = [
+    "GRPOCredit",
+    "GroupCredit",
+    "RLOOCredit",
+    "group_centered",
+    "group_standardised",
+    "leave_one_out",
+]
 
 Floats = NDArray[np.float64]
 DEVIATION_FLOOR = 1e-6
 
 
 def group_centered(rewards: Floats) -> Floats:
-    """A_i = r_i - mean(r).
+    """Advantage of each play over its group: A_i = r_i - mean(r).
 
     Args:
         rewards: [G] rewards of G plays of one task, G >= 2.
@@ -35,7 +42,9 @@ def group_centered(rewards: Floats) -> Floats:
 
 
 def group_standardised(rewards: Floats) -> Floats:
-    """A_i = (r_i - mean(r)) / (std(r) + 1e-6), with the unbiased deviation.
+    """Advantage in units of the group's deviation: A_i = (r_i - mean(r)) / (std(r) + 1e-6).
+
+    The deviation is the unbiased one.
 
     Args:
         rewards: [G] rewards of G plays of one task, G >= 2.
@@ -53,7 +62,9 @@ def group_standardised(rewards: Floats) -> Floats:
 
 
 def leave_one_out(rewards: Floats) -> Floats:
-    """A_i = r_i - mean of the others' rewards = G / (G - 1) * (r_i - mean(r)).
+    """Advantage of each play over the others: A_i = r_i - mean_{j != i} r_j.
+
+    That is G / (G - 1) * (r_i - mean(r)).
 
     Args:
         rewards: [G] rewards of G plays of one task, G >= 2.
@@ -69,24 +80,29 @@ def leave_one_out(rewards: Floats) -> Floats:
     return group_centered(rewards) * (len(rewards) / (len(rewards) - 1))
 
 
-class _GroupCredit:
-    """Shared by the group rules: sort plays by (task, role), apply the rule to each group.
+class GroupCredit:
+    """Sorts plays by (arena, task, role) and applies a rule to the rewards of each group.
 
-    A group of one has nothing to compare with: its advantage is 0, and it is counted.
+    A group of one has nothing to compare with: its advantage is 0, and it is counted. Seats that
+    are not trained are no part of any group.
+
+    Attributes:
+        rule: [G] rewards -> [G] advantages, for G >= 2.
+        singletons: plays that had no other to be compared with, so far.
     """
 
-    def __init__(self) -> None:
-        self.singletons = 0  # plays that had no other to be compared with, so far
-
-    def rule(self, rewards: Floats) -> Floats:
-        raise NotImplementedError
+    def __init__(self, rule: Callable[[Floats], Floats]) -> None:
+        self.rule = rule
+        self.singletons = 0
 
     def assign(self, episodes: Sequence[Episode]) -> list[Advantages]:
-        """One mapping per episode: role -> one advantage per turn."""
+        """One mapping per episode: trained role -> one advantage per turn."""
         groups: dict[tuple[str, str, str], list[int]] = {}
         for index, episode in enumerate(episodes):
             for rollout in episode.rollouts:
-                groups.setdefault((episode.arena, episode.task.id, rollout.role), []).append(index)
+                if rollout.trainable:
+                    key = (episode.arena, episode.task.id, rollout.role)
+                    groups.setdefault(key, []).append(index)
         shared: list[dict[str, float]] = [{} for _ in episodes]
         for (_, _, role), members in groups.items():
             if len(members) == 1:
@@ -107,26 +123,18 @@ class _GroupCredit:
         self.singletons = state["singletons"]
 
 
-class GRPOCredit(_GroupCredit):
+def GRPOCredit(*, deviation: bool = True) -> GroupCredit:  # noqa: N802 - reads as what it makes
     """Reward minus the group's mean, divided by its deviation unless ``deviation`` is False."""
-
-    def __init__(self, *, deviation: bool = True) -> None:
-        super().__init__()
-        self.deviation = deviation
-
-    def rule(self, rewards: Floats) -> Floats:
-        """[G] advantages of one group."""
-        return group_standardised(rewards) if self.deviation else group_centered(rewards)
+    return GroupCredit(group_standardised if deviation else group_centered)
 
 
-class RLOOCredit(_GroupCredit):
+def RLOOCredit() -> GroupCredit:  # noqa: N802 - reads as what it makes
     """Reward minus the mean of the other plays of the group."""
-
-    def rule(self, rewards: Floats) -> Floats:
-        """[G] advantages of one group."""
-        return leave_one_out(rewards)
+    return GroupCredit(leave_one_out)
 
 
 def _need_two(rewards: Floats) -> None:
     if len(rewards) < 2:
-        raise RecordError(f"a group of {len(rewards)} has no other play to compare with; expected 2 or more")
+        raise RecordError(
+            f"a group of {len(rewards)} has no other play to compare with; expected 2 or more"
+        )

@@ -14,13 +14,15 @@ def per_turn(episode: Episode, advantages: Mapping[str, float]) -> Advantages:
 
     Args:
         episode: the play.
-        advantages: role -> advantage of the play's reward.
+        advantages: role -> advantage of the play's reward; roles without one are left out.
 
     Returns:
         role -> [number of turns] advantages.
     """
     spread: dict[str, Sequence[float]] = {}
     for rollout in episode.rollouts:
+        if rollout.role not in advantages:
+            continue
         values = [advantages[rollout.role]] * len(rollout.turns)
         to_come = 0.0
         for index in range(len(rollout.turns) - 1, -1, -1):

@@ -16,7 +16,7 @@ class RAECredit:
     One baseline per (arena, role), starting at 0 and kept in the checkpoint. Within one step every
     play meets the baseline from before the step, so the result does not depend on the order in
     which plays end; the baseline then moves by the step's mean, as far as that many plays would
-    have moved it: b <- decay^n b + (1 - decay^n) mean.
+    have moved it: b <- decay^n b + (1 - decay^n) mean. Seats that are not trained move nothing.
 
     Source: SPIRAL, arXiv:2506.24119, section 3.3.
     """
@@ -28,12 +28,14 @@ class RAECredit:
         self.baselines: dict[tuple[str, str], float] = {}
 
     def assign(self, episodes: Sequence[Episode]) -> list[Advantages]:
-        """One mapping per episode: role -> one advantage per turn."""
+        """One mapping per episode: trained role -> one advantage per turn."""
         rewards: dict[tuple[str, str], list[float]] = {}
         assigned: list[Advantages] = []
         for episode in episodes:
             advantages: dict[str, float] = {}
             for rollout in episode.rollouts:
+                if not rollout.trainable:
+                    continue
                 key = (episode.arena, rollout.role)
                 reward = episode.rewards[rollout.role]
                 advantages[rollout.role] = reward - self.baselines.get(key, 0.0)
@@ -47,7 +49,7 @@ class RAECredit:
 
     def state(self) -> dict[str, Any]:
         """The baselines."""
-        return {"baselines": [[arena, role, value] for (arena, role), value in self.baselines.items()]}
+        return {"baselines": [[*key, value] for key, value in self.baselines.items()]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what ``state`` returned."""

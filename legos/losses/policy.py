@@ -1,7 +1,7 @@
 """Policy losses: what one chosen token contributes, written once over an array namespace.
 
-``xp`` is ``numpy``, ``mlx.core`` or a module with the same functions; arrays are float32 (float64 in
-the finite-difference tests). S samples, A chosen tokens of the longest sample.
+``xp`` is ``numpy``, ``mlx.core`` or a module with the same functions; arrays are float32 (float64
+in the finite-difference tests). S samples, A chosen tokens of the longest sample.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ MAX_LOG_RATIO = 20.0
 
 
 def log_ratio(xp: Any, logprob: Any, behaviour_logprob: Any) -> Any:
-    """log r_t = log pi_theta(a_t) - log mu(a_t), clamped to [-20, 20] before any exponential.
+    """Clamp log r_t = log pi_theta(a_t) - log mu(a_t) to [-20, 20], before any exponential.
 
     Args:
         xp: array namespace.
@@ -28,7 +28,7 @@ def log_ratio(xp: Any, logprob: Any, behaviour_logprob: Any) -> Any:
 
 
 def sequence_log_ratio(xp: Any, log_ratio: Any, mask: Any) -> Any:
-    """log s_i = mean over the sample's tokens of log r_t, the length-normalised sequence ratio.
+    """Average log r_t over the sample's tokens: log s_i, the length-normalised sequence ratio.
 
     Args:
         xp: array namespace.
@@ -44,7 +44,13 @@ def sequence_log_ratio(xp: Any, log_ratio: Any, mask: Any) -> Any:
 
 
 def policy_loss(
-    xp: Any, logprob: Any, behaviour_logprob: Any, advantage: Any, mask: Any, objective: Objective
+    xp: Any,
+    logprob: Any,
+    objective: Objective,
+    *,
+    behaviour_logprob: Any,
+    advantage: Any,
+    mask: Any,
 ) -> tuple[Any, Any]:
     """L = -min(x A, clip(x, 1 - low, 1 + high) A), bounded by -c A where A < 0 (dual clip).
 
@@ -55,10 +61,10 @@ def policy_loss(
     Args:
         xp: array namespace.
         logprob: [S, A] nats under the policy being trained.
+        objective: clip ranges, dual clip and the kind of ratio.
         behaviour_logprob: [S, A] nats under the policy that sampled.
         advantage: [S, A].
         mask: [S, A] 1.0 where a token was chosen.
-        objective: clip ranges, dual clip and the kind of ratio.
 
     Returns:
         [S, A] loss per token, and [S, A] 1.0 where the clip cut the gradient; 0 where masked.

@@ -10,7 +10,17 @@ from legos.losses.policy import log_ratio, policy_loss
 __all__ = ["SUMS", "BatchArrays", "total_loss"]
 
 # Sums over chosen tokens that `total_loss` returns beside the loss, in this order.
-SUMS = ("tokens", "clipped", "kl", "ema_kl", "entropy", "k3", "ratio", "ratio_squared", "logprob_gap")
+SUMS = (
+    "tokens",
+    "clipped",
+    "kl",
+    "ema_kl",
+    "entropy",
+    "k3",
+    "ratio",
+    "ratio_squared",
+    "logprob_gap",
+)
 
 
 class BatchArrays:
@@ -29,23 +39,24 @@ class BatchArrays:
 def total_loss(
     xp: Any,
     logits: Any,
-    reference_logits: Any,
-    ema_logits: Any,
     arrays: BatchArrays,
     objective: Objective,
+    *,
+    reference: Any = None,
+    average: Any = None,
 ) -> tuple[Any, Any]:
     """Sum over tokens of weight * (policy loss + divergences - entropy bonus).
 
-    Weights sum to one over the whole optimiser step, so losses and gradients of its batches add up
-    whatever the split.
+    Weights are shares of the whole optimiser step and 0 where masked, so losses and gradients of
+    its batches add up whatever the split.
 
     Args:
         xp: array namespace.
         logits: [P, V] float32 of the policy being trained.
-        reference_logits: [P, V] of the model without LoRA, or None when ``kl_coef`` is 0.
-        ema_logits: [P, V] of the averaged policy, or None when ``ema_kl_coef`` is 0.
         arrays: the batch.
         objective: what to minimise.
+        reference: [P, V] logits of the model without LoRA, or None when ``kl_coef`` is 0.
+        average: [P, V] logits of the averaged policy, or None when ``ema_kl_coef`` is 0.
 
     Returns:
         The loss (scalar) and [len(SUMS)] sums for the metrics, which carry no gradient of interest.
@@ -55,13 +66,18 @@ def total_loss(
     logprob = chosen_logprobs(policy[0], arrays.sample_place, arrays.target)
     gap = log_ratio(xp, logprob, arrays.behaviour_logprob)
     per_token, cut = policy_loss(
-        xp, logprob, arrays.behaviour_logprob, arrays.advantage, mask, objective
+        xp,
+        logprob,
+        objective,
+        behaviour_logprob=arrays.behaviour_logprob,
+        advantage=arrays.advantage,
+        mask=mask,
     )
     nothing = xp.zeros_like(mask)
-    divergences = []
+    divergences: list[Any] = []
     for other_logits, coefficient in (
-        (reference_logits, objective.kl_coef),
-        (ema_logits, objective.ema_kl_coef),
+        (reference, objective.kl_coef),
+        (average, objective.ema_kl_coef),
     ):
         if other_logits is None:
             divergences.append(nothing)
@@ -69,15 +85,15 @@ def total_loss(
         other = place_logprobs(xp, other_logits, places)
         if objective.kl_estimator == "exact":
             kl = exact_kl(xp, policy, other, places)[arrays.sample_place]
-            per_token = per_token + coefficient * kl * mask
+            per_token = per_token + coefficient * kl
         else:
             d = logprob - chosen_logprobs(other[0], arrays.sample_place, arrays.target)
-            per_token = per_token + coefficient * 0.5 * d * d * mask
+            per_token = per_token + coefficient * 0.5 * d * d
             kl = d
         divergences.append(kl)
     spread = entropy(xp, policy[0], policy[1], places)[arrays.sample_place]
     if objective.entropy_coef:
-        per_token = per_token - objective.entropy_coef * spread * mask
+        per_token = per_token - objective.entropy_coef * spread
     ratio = xp.exp(gap)
     terms = (
         mask,
