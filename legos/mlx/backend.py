@@ -151,7 +151,9 @@ class MlxBackend:
 
         def loss() -> tuple[mx.array, mx.array]:
             logits = self._forward.logits_at(*rows)
-            return total_loss(mx, logits, reference, average, arrays, objective)
+            return total_loss(
+                mx, logits, arrays, objective, reference=reference, average=average
+            )
 
         (value, counted), gradients = nn.value_and_grad(self._model, loss)()
         return value, counted, gradients

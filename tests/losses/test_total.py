@@ -43,14 +43,15 @@ def loss_of(
     batch: Batch, objective: Objective, logits: Floats, reference: Any = None, average: Any = None
 ) -> float:
     arrays = BatchArrays(np, batch)
-    return float(total_loss(np, logits, reference, average, arrays, objective)[0])
+    loss, _ = total_loss(np, logits, arrays, objective, reference=reference, average=average)
+    return float(loss)
 
 
 def sums_of(
     batch: Batch, objective: Objective, logits: Floats, reference: Any = None, average: Any = None
 ) -> dict[str, float]:
     arrays = BatchArrays(np, batch)
-    sums = total_loss(np, logits, reference, average, arrays, objective)[1]
+    _, sums = total_loss(np, logits, arrays, objective, reference=reference, average=average)
     return dict(zip(SUMS, sums.tolist(), strict=True))
 
 
@@ -135,6 +136,8 @@ def test_the_loss_is_what_its_equations_say(support: Support, importance_samplin
         batch, *logits = random_case(seed, support)
         objective = Objective(
             importance_sampling=importance_sampling,
+            clip_low=0.3,
+            clip_high=0.1,
             kl_estimator=estimator,
             kl_coef=kl,
             ema_kl_coef=ema,

@@ -59,7 +59,8 @@ def numpy_loss(
     batch: Batch, objective: Objective, logits: Floats, others: tuple[Floats | None, Floats | None]
 ) -> float:
     arrays = BatchArrays(np, float64(batch))
-    return float(total_loss(np, logits, others[0], others[1], arrays, objective)[0])
+    loss, _ = total_loss(np, logits, arrays, objective, reference=others[0], average=others[1])
+    return float(loss)
 
 
 def mlx_gradient(
@@ -69,7 +70,7 @@ def mlx_gradient(
     reference, average = (None if x is None else mx.array(x.astype(np.float32)) for x in others)
 
     def loss(x: mx.array) -> mx.array:
-        return total_loss(mx, x, reference, average, arrays, objective)[0]
+        return total_loss(mx, x, arrays, objective, reference=reference, average=average)[0]
 
     value, found = mx.value_and_grad(loss)(mx.array(logits.astype(np.float32)))
     return float(np.array(value)), np.array(found, np.float64)
