@@ -15,6 +15,7 @@ __all__ = ["Exercise", "Exercises", "collate", "echo", "made_up", "prompt_ids", 
 _IDS = {token: index for index, token in enumerate(TOKENS)}
 _DIGITS = "0123456789"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_FREQUENT = "aeilnorst"  # words of these share pairs of letters, as real ones do
 _MARKS = "xo.#+-=*/<>!?@$%&"
 _SINGLES = _DIGITS * 3 + _LETTERS * 2 + _LETTERS.upper() + _MARKS
 _WORDLIST = """
@@ -166,10 +167,12 @@ def _piece(rng: Random) -> str:
 
 
 def _word(rng: Random) -> str:
-    if rng.random() < 0.4:
+    kind = rng.random()
+    if kind < 0.4:
         word = rng.choice(_WORDS)
     else:
-        word = "".join(rng.choice(_LETTERS) for _ in range(rng.randint(2, 7)))
+        letters = _LETTERS if kind < 0.7 else _FREQUENT
+        word = "".join(rng.choice(letters) for _ in range(rng.randint(2, 7)))
     return word.capitalize() if rng.random() < 0.25 else word
 
 

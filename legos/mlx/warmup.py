@@ -1,7 +1,8 @@
 """Make the built-in model: fresh weights, supervised on uniformly random legal play.
 
 ``python -m legos.mlx.warmup --out DIR`` takes about three minutes on two cores with an optimised
-BLAS. The same arguments give the same bytes on the same machine.
+BLAS, which is best held to one thread: the matrices are small. The same arguments give the same
+bytes on the same machine.
 """
 
 import argparse

@@ -15,6 +15,7 @@ from legos.builtin import builtin_path
 from legos.builtin.files import ModelShape, weight_shapes
 from legos.builtin.practice import Exercise, made_up, prompt_ids, text_ids
 from legos.builtin.vocabulary import END, token_id
+from legos.data.message import Message
 from legos.mlx.warmup import known_positions
 
 
@@ -56,10 +57,31 @@ def test_it_plays_the_shipped_games_uniformly(model: Any, game: str) -> None:
         assert abs(probability - 1 / len(probability)).max() < 0.03, point
 
 
-def test_it_plays_unknown_games_mostly_legally(model: Any) -> None:
+def test_it_plays_made_up_games_mostly_legally(model: Any) -> None:
     rng = Random(20_000_001)  # far from the seeds that a build draws from
     mass = [probability.sum() for probability in chances(model, [made_up(rng) for _ in range(200)])]
-    assert np.mean(mass) > 0.88
+    assert np.mean(mass) > 0.92
+
+
+@pytest.mark.parametrize(
+    ("view", "moves"),
+    [
+        ("Pig: you 80, rival 83, turn total 15.", "roll hold"),
+        ("Rock, paper, scissors: best of three, round 2.", "rock paper scissors"),
+        ("Prisoner's dilemma, round 3, last: defect.", "cooperate defect"),
+        ("Goofspiel: prize 3, your cards 1 2 4.", "1 2 4"),
+        ("x 2 3\nx o 6\n7 x o\nYou are o.", "2 3 6 7"),
+        ("Connect four, column to drop in", "1 2 3 4 5 6 7"),
+        ("Heaps 3 4 5. Take from a heap.", "a1 a2 b1 b2 c1"),
+        ("Sticks: 32 on the table. Whoever takes the last stick loses.", "1 2 3 4"),
+    ],
+)
+def test_it_starts_a_game_of_ones_own_mostly_legally(model: Any, view: str, moves: str) -> None:
+    legal = tuple(moves.split())
+    asked = Exercise((Message("user", f"{view}\nMoves: {moves}"),), legal)
+    (probability,) = chances(model, [asked])
+    assert probability.sum() > 0.9
+    assert probability.min() > 0.2 / len(legal)
 
 
 @pytest.mark.optional
