@@ -39,7 +39,8 @@ async def training_loop(
         episode_concurrency: plays going on at once in each batch.
         step_concurrency: batches being played at once.
         after_step: called with each step's metrics and the batches it was made of.
-        queue: for callers who end the loop from outside, or resume one.
+        queue: for callers who end the loop from outside, or resume one; they keep what is left in
+            it. Without one, what is left at the end is booked as discarded.
 
     Raises:
         Stopped: ``queue.end`` was called with it.
@@ -47,6 +48,7 @@ async def training_loop(
     """
     settings = trainer.settings
     trainer.num_steps = num_steps
+    given = queue
     queue = queue or SampleQueue(
         trainer.ledger,
         min_samples=settings.min_samples,
@@ -68,6 +70,8 @@ async def training_loop(
             await queue.end(Stopped())
             for player in players:
                 player.cancel()
+    if given is None:
+        queue.discard_rest()
     if failure is not None:
         raise failure
 
@@ -93,6 +97,7 @@ async def synchronous_training_loop(
         after_step=after_step,
         queue=queue,
     )
+    queue.discard_rest()
 
 
 async def _play(arena: Arena, queue: SampleQueue, episode_concurrency: int) -> None:

@@ -113,6 +113,11 @@ class SampleQueue:
             self._ending = self._ending or reason
             self._changed.notify_all()
 
+    def discard_rest(self) -> None:
+        """Book what is left as discarded: nobody will train on it any more."""
+        self._ledger.discard({"unused": self.num_tokens})
+        self._queued.clear()
+
     def refill(self, batches: Sequence[TrainingBatch]) -> None:
         """Put back what a checkpoint held; its tokens are accounted already."""
         self._queued.extend(batches)

@@ -1,0 +1,47 @@
+"""Every example runs as its docstring says, only shorter."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(name: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_self_play_leaves_the_reference_as_it_was():
+    told = run("self_play.py", "--steps", "4")
+    assert "step 4: loss" in told
+    assert "the reference is unchanged: True" in told
+
+
+@pytest.mark.slow
+def test_own_game_is_evaluated_before_and_after():
+    before, after = run("own_game.py", "--steps", "3").splitlines()
+    assert before.startswith("before {'policy_version': 0")
+    assert after.startswith("after")
+    assert "'arena': 'race'" in after
+
+
+def test_a_plot_is_drawn(tmp_path: Path):
+    rows = [
+        f'{{"step": {step}, "eval/exploitability": {0.5 / step}, "eval/vs_random_win": 0.5}}\n'
+        for step in (1, 2, 3)
+    ]
+    (tmp_path / "evaluations.jsonl").write_text("".join(rows))
+    picture = tmp_path / "plot.png"
+    run("plot_evaluation.py", str(tmp_path), str(picture))
+    assert picture.read_bytes().startswith(b"\x89PNG")
