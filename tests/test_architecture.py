@@ -20,7 +20,33 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_EXAMPLE_LINES = 80
 
-PUBLIC_NAMES = {"Game"}
+PUBLIC_NAMES = {
+    "Arena",
+    "Draw",
+    "Episode",
+    "Forfeit",
+    "GRPOCredit",
+    "Game",
+    "GameArena",
+    "Message",
+    "RAECredit",
+    "RLOOCredit",
+    "Reply",
+    "Sampling",
+    "Seat",
+    "Table",
+    "Task",
+    "Trainer",
+    "TrainingConfig",
+    "Void",
+    "apply_lora",
+    "disable_lora",
+    "evaluate",
+    "load_model",
+    "make_arena",
+    "synchronous_training_loop",
+    "training_loop",
+}
 
 
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -9,4 +9,7 @@ __all__ = ["list_arenas"]
 
 def list_arenas() -> Mapping[str, str]:
     """Arena name -> first line of its description."""
-    return {name: (kind.__doc__ or "").strip().partition("\n")[0] for name, kind in known_arenas().items()}
+    return {
+        name: (kind.__doc__ or "").strip().partition("\n")[0]
+        for name, kind in known_arenas().items()
+    }

@@ -4,6 +4,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from legos.arena.registry import advice
@@ -68,7 +69,9 @@ def _loop(trainer: Trainer, config: RunConfig, seconds: float) -> dict[str, Any]
     prompts = _step_prompts(trainer, config)
     device = DeviceBench(trainer)
     rows = sorted(set(prompts))
-    generation = [device.bare_shared(prompts, rows=config.generation.max_batch) for _ in range(ROUNDS)]
+    generation = [
+        device.bare_shared(prompts, rows=config.generation.max_batch) for _ in range(ROUNDS)
+    ]
     training = device.bare_training(rows, updates=4 * ROUNDS)[ROUNDS:]
     line = _run_line(trainer, config, device, seconds * 0.5)
     generation_s, training_s = statistics.median(generation), statistics.median(training)
@@ -114,10 +117,10 @@ def _engine(trainer: Trainer, config: RunConfig, seconds: float) -> dict[str, An
     for name, (ours, bare) in cases.items():
         pairs = _pairs(ours, bare, seconds / len(cases))
         ratios[name] = statistics.median(b / o for o, b in pairs)
-        speeds[name.replace("engine_vs_bare", "completions_per_s")] = (
-            {"engine_vs_bare": 256, "engine_vs_bare_long": 64}.get(name, len(repeated))
-            / statistics.median(o for o, _ in pairs)
-        )
+        speeds[name.replace("engine_vs_bare", "completions_per_s")] = {
+            "engine_vs_bare": 256,
+            "engine_vs_bare_long": 64,
+        }.get(name, len(repeated)) / statistics.median(o for o, _ in pairs)
     return {**speeds, "ratios": ratios}
 
 
@@ -182,10 +185,8 @@ def _run_line(
             after_step=after_step,
         )
 
-    try:
+    with suppress(_EnoughError):
         asyncio.run(run())
-    except _EnoughError:
-        pass
     warm = min(5, len(times) - 2)
     wall = times[-1] - times[warm]
     return {

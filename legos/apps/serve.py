@@ -29,7 +29,9 @@ def serve(*, model: str, adapter: Path | None, host: str, port: int) -> None:
         LegosError: the model or the adapter cannot be loaded.
     """
     if host not in LOOPBACK:
-        raise ConfigError(f"host {host!r} is reachable by others and the server asks for no key; use 127.0.0.1")
+        raise ConfigError(
+            f"host {host!r} is reachable by others and the server asks for no key; use 127.0.0.1"
+        )
     weights = read_adapter(adapter) if adapter is not None else None
     handle = load_model(model)
     if weights is None:

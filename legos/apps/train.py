@@ -73,7 +73,15 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
                 run.resume()
             quiet_collector()
             finished, number = asyncio.run(_until_the_end(run))
-        _sum_up(console, run, folder, config, finished, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        if finished:
+            _sum_up(console, run, folder, config.arena, seconds)
+        else:
+            _tell(
+                console,
+                f"stopped after {seconds:.0f} s with a checkpoint; go on with",
+                f"  uv run legos train --resume {folder.path}",
+            )
         if number is not None:
             raise SystemExit(128 + number)
     finally:
@@ -142,42 +150,32 @@ def _announce(console: Console, config: RunConfig, folder: RunFolder, trainer: T
     """What is about to run, on what, and where it is kept."""
     model = trainer.model
     adapted = sum(array.size for array in trainer.backend.adapter().arrays.values())
-    console.print(
+    _tell(
+        console,
         f"{config.model} ({model.num_parameters:,} parameters, {adapted:,} in LoRA) plays "
         f"{config.arena} for {config.loop.steps} steps, in {folder.path}",
-        highlight=False,
-        soft_wrap=True,
     )
     hint = blas_hint()
     if hint:
-        console.print(hint, highlight=False, soft_wrap=True)
+        _tell(console, hint)
 
 
-def _sum_up(
-    console: Console,
-    run: Run,
-    folder: RunFolder,
-    config: RunConfig,
-    finished: bool,
-    seconds: float,
-) -> None:
+def _sum_up(console: Console, run: Run, folder: RunFolder, arena: str, seconds: float) -> None:
     """The evaluation before and after, and what to try next."""
-    if finished:
-        console.print(_comparison(run.first, run.last, config.arena))
-        console.print(f"done in {seconds:.0f} s; next, try", highlight=False)
-        for command in (
-            f"legos eval {folder.path}",
-            f"legos serve --adapter {folder.adapter_folder()}",
-            f"legos train --arena {'nim' if config.arena == 'kuhn' else 'kuhn'}",
-        ):
-            console.print(f"  uv run {command}", highlight=False, soft_wrap=True)
-    else:
-        console.print(
-            f"stopped after {seconds:.0f} s with a checkpoint; go on with\n"
-            f"  uv run legos train --resume {folder.path}",
-            highlight=False,
-            soft_wrap=True,
-        )
+    console.print(_comparison(run.first, run.last, arena))
+    _tell(
+        console,
+        f"done in {seconds:.0f} s; next, try",
+        f"  uv run legos eval {folder.path}",
+        f"  uv run legos serve --adapter {folder.adapter_folder()}",
+        f"  uv run legos train --arena {'nim' if arena == 'kuhn' else 'kuhn'}",
+    )
+
+
+def _tell(console: Console, *lines: str) -> None:
+    """Lines as they are: no colours guessed, no breaks put in."""
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _comparison(first: Mapping[str, Any], last: Mapping[str, Any], arena: str) -> Table:

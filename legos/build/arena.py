@@ -75,7 +75,11 @@ def _check_options(name: str, kind: type, options: Mapping[str, object]) -> None
     parameters = inspect.signature(kind).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
-    known = [key for key in parameters if key not in ("client", "credit_assigner", "temperature", "seed")]
+    known = [
+        key for key in parameters if key not in ("client", "credit_assigner", "temperature", "seed")
+    ]
     for option in options:
         if option not in known:
-            raise ArenaError(f"arena {name!r} takes no option {option!r}{did_you_mean(option, known)}")
+            raise ArenaError(
+                f"arena {name!r} takes no option {option!r}{did_you_mean(option, known)}"
+            )

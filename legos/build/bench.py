@@ -20,7 +20,7 @@ class DeviceBench:
         self._engine = trainer.engine
 
     def engine(self, prompts: Sequence[Row], *, max_tokens: int) -> float:
-        """Seconds in which the engine samples a completion of every prompt, weights freshly loaded."""
+        """Seconds in which the engine samples a completion of every prompt, nothing remembered."""
         self._fresh()
         requests = [
             (number, Request(prompt_ids=prompt, max_tokens=max_tokens, seed=number))

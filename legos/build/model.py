@@ -17,10 +17,19 @@ if TYPE_CHECKING:
     from legos.mlx.engine import MlxEngine
     from legos.mlx.worker import Worker
 
-__all__ = ["BUILTIN", "ModelHandle", "apply_adapter_shape", "apply_lora", "disable_lora", "load_model"]
+__all__ = [
+    "BUILTIN",
+    "ModelHandle",
+    "apply_adapter_shape",
+    "apply_lora",
+    "disable_lora",
+    "load_model",
+]
 
 BUILTIN = "builtin"
-SMALL_MODEL = 10_000_000  # parameters up to which LoRA reaches the output head unless told otherwise
+SMALL_MODEL = (
+    10_000_000  # parameters up to which LoRA reaches the output head unless told otherwise
+)
 
 
 class ModelHandle:
@@ -167,7 +176,7 @@ def apply_adapter_shape(model: ModelHandle, shape: LoraShape) -> None:
 
 @contextmanager
 def disable_lora(model: ModelHandle) -> Iterator[None]:
-    """Within the block, calls on the handle compute the reference policy: the model without LoRA."""
+    """Within the block, calls on the handle compute the reference: the model without LoRA."""
     from legos.mlx.lora import without_lora
 
     block = without_lora(model.tree)

@@ -33,7 +33,11 @@ class EngineClient:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def complete(
-        self, prompt: Sequence[Message] | Sequence[int], sampling: Sampling, *, adapter: str = "policy"
+        self,
+        prompt: Sequence[Message] | Sequence[int],
+        sampling: Sampling,
+        *,
+        adapter: str = "policy",
     ) -> Completion:
         """Sample one completion of chat messages or token ids.
 

@@ -1,4 +1,4 @@
-"""Checkpoints: written beside, verified by digest, renamed into place; the newest whole one wins."""
+"""Checkpoints: written beside, verified by digest, renamed into place; the newest whole wins."""
 
 import hashlib
 import json
@@ -90,7 +90,9 @@ def newest_whole(parent: Path) -> Path:
         problem = _problem(folder)
         if problem is None:
             return folder
-        logger.warning("checkpoint %s is damaged (%s); going back to the one before", folder, problem)
+        logger.warning(
+            "checkpoint %s is damaged (%s); going back to the one before", folder, problem
+        )
     raise CheckpointError(f"{parent} holds no whole checkpoint; start a new run with another --out")
 
 

@@ -1,11 +1,11 @@
 """The run folder: everything of one run in one portable place.
 
-    config.toml         the resolved settings, each with its source
-    metrics.jsonl       one object per optimiser step
-    evaluations.jsonl   one object per evaluation
-    episodes.jsonl      some plays of each step, as text
-    adapters/vN/        adapters in mlx-lm's format
-    checkpoints/        what a resumed run needs
+config.toml         the resolved settings, each with its source
+metrics.jsonl       one object per optimiser step
+evaluations.jsonl   one object per evaluation
+episodes.jsonl      some plays of each step, as text
+adapters/vN/        adapters in mlx-lm's format
+checkpoints/        what a resumed run needs
 """
 
 import json
@@ -74,7 +74,9 @@ class RunFolder:
         if name is None:
             return max(found.values(), key=lambda path: int(path.name[1:]))
         if name not in found:
-            raise CheckpointError(f"{self.path} has no adapter {name!r}; it has {', '.join(sorted(found))}")
+            raise CheckpointError(
+                f"{self.path} has no adapter {name!r}; it has {', '.join(sorted(found))}"
+            )
         return found[name]
 
     def add_episodes(self, step: int, episodes: Sequence[Episode]) -> None:

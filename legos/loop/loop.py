@@ -64,7 +64,7 @@ async def training_loop(
         try:
             while trainer.step < num_steps:
                 await _whole_step(trainer, queue, after_step)
-        except Exception as error:  # noqa: BLE001 - raised below, outside the group
+        except Exception as error:
             failure = error
         finally:
             await queue.end(Stopped())
@@ -85,9 +85,7 @@ async def synchronous_training_loop(
     after_step: AfterStep | None = None,
 ) -> None:
     """The same loop with no lag allowed: every batch is played by the newest policy."""
-    queue = SampleQueue(
-        trainer.ledger, min_samples=trainer.settings.min_samples, staleness_limit=0
-    )
+    queue = SampleQueue(trainer.ledger, min_samples=trainer.settings.min_samples, staleness_limit=0)
     await training_loop(
         arena,
         trainer,
@@ -113,7 +111,7 @@ async def _play(arena: Arena, queue: SampleQueue, episode_concurrency: int) -> N
             await queue.put(batch)
     except Stopped:
         return
-    except Exception as error:  # noqa: BLE001 - handed to the trainer, which raises it
+    except Exception as error:
         await queue.end(error)
 
 

@@ -1,10 +1,10 @@
 """The queue between play and training: paced at its entrance, fresh at its exit.
 
 A batch that starts being played while ``n`` others are unfinished business (being played, queued or
-trained on) is consumed at most about ``n / batches per step`` optimiser steps later. So a player may
-start only while that is within the staleness limit: generation waits instead of being thrown away.
-At the exit every sample is held against the limit once more, by its oldest token, because a slow
-play can be overtaken.
+trained on) is consumed at most about ``n / batches per step`` optimiser steps later. So a player
+may start only while that is within the staleness limit: generation waits instead of being thrown
+away. At the exit every sample is held against the limit once more, by its oldest token, because a
+slow play can be overtaken.
 """
 
 import asyncio
@@ -73,7 +73,9 @@ class SampleQueue:
             self._account(batch)
             self._queued.append(batch)
             size = float(len(batch.samples))
-            self._batch_samples += (size - self._batch_samples) * (0.2 if self._batch_samples else 1)
+            self._batch_samples += (size - self._batch_samples) * (
+                0.2 if self._batch_samples else 1
+            )
             self._changed.notify_all()
 
     async def give_up(self) -> None:

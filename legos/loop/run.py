@@ -1,6 +1,5 @@
 """One run: the loop with its folder, trackers, evaluations and checkpoints."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,7 +10,6 @@ from typing import Any
 from legos.arena.arena import Arena
 from legos.arena.evaluate import flat_figures
 from legos.data.sample import TrainingBatch
-from legos.errors import CheckpointError
 from legos.loop.checkpoint import newest_whole, read_state, write_checkpoint
 from legos.loop.folder import RunFolder
 from legos.loop.loop import training_loop

@@ -70,7 +70,9 @@ class PolicyTrainer:
         result = self.backend.step(packed, objective, learning_rate=rate).result()
         return self._account([batch], samples, result, started, queued=0)
 
-    async def train(self, batches: Sequence[TrainingBatch], *, queued: Callable[[], int]) -> Metrics:
+    async def train(
+        self, batches: Sequence[TrainingBatch], *, queued: Callable[[], int]
+    ) -> Metrics:
         """One optimiser step on batches whose tokens are in the ledger already.
 
         Args:

@@ -151,9 +151,7 @@ class MlxBackend:
 
         def loss() -> tuple[mx.array, mx.array]:
             logits = self._forward.logits_at(*rows)
-            return total_loss(
-                mx, logits, arrays, objective, reference=reference, average=average
-            )
+            return total_loss(mx, logits, arrays, objective, reference=reference, average=average)
 
         (value, counted), gradients = nn.value_and_grad(self._model, loss)()
         return value, counted, gradients

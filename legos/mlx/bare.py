@@ -19,7 +19,9 @@ __all__ = ["bare_generation", "bare_shared_generation", "make_bare_training"]
 Row = tuple[int, ...]
 
 
-def bare_generation(model: nn.Module, prompts: Sequence[Row], *, max_tokens: int, rows: int) -> float:
+def bare_generation(
+    model: nn.Module, prompts: Sequence[Row], *, max_tokens: int, rows: int
+) -> float:
     """Seconds in which a bare BatchGenerator samples a completion of every prompt.
 
     Args:
@@ -57,7 +59,9 @@ def bare_shared_generation(model: nn.Module, counts: Mapping[Row, int], *, rows:
     return time.perf_counter() - started
 
 
-def make_bare_training(model: nn.Module, rows: Sequence[Row], learning_rate: float) -> Callable[[], float]:
+def make_bare_training(
+    model: nn.Module, rows: Sequence[Row], learning_rate: float
+) -> Callable[[], float]:
     """A function that does one update on distinct rows and returns its seconds.
 
     The loss is the mean log-probability of each row's last place with a fixed advantage: the

@@ -1,8 +1,9 @@
 """Drawing tokens: next-token distributions, made once each, and many draws from each.
 
-A draw inverts the cumulative distribution at a number that depends on the request's (seed, position)
-alone, so it does not change with batch mates. Written once over an array namespace: NumPy for small
-vocabularies (no device round trip for a cached distribution), ``mlx.core`` for large ones.
+A draw inverts the cumulative distribution at a number that depends on the request's (seed,
+position) alone, so it does not change with batch mates. Written once over an array namespace: NumPy
+for small vocabularies (no device round trip for a cached distribution), ``mlx.core`` for large
+ones.
 
 D distributions, N draws, V vocabulary.
 """
@@ -64,6 +65,7 @@ def draw(
     xp: Any,
     logprobs: Any,
     cumulative: Any,
+    *,
     which: NDArray[np.intp],
     seeds: Sequence[int],
     positions: Sequence[int],

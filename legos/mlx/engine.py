@@ -113,7 +113,10 @@ class MlxEngine:
         return {self._live.name: self._live.version} if self._live else {}
 
     def score(
-        self, prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]], *, end_ids: Sequence[int]
+        self,
+        prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
+        *,
+        end_ids: Sequence[int],
     ) -> "Future[list[list[float]]]":
         """Log-probability (nats, temperature 1) of each continuation as the whole answer.
 
@@ -162,7 +165,9 @@ class MlxEngine:
             if self._waiting:
                 self._start(finished)
         except Exception as error:
-            logger.exception("a step of the engine failed; its requests are answered with the error")
+            logger.exception(
+                "a step of the engine failed; its requests are answered with the error"
+            )
             self._fail_all(EngineError(f"a step of the engine failed: {error!r}"))
         _deliver(finished)
         return bool(self._rows or self._waiting or self._inbox)
@@ -206,7 +211,9 @@ class MlxEngine:
         if not prompt:
             return "the prompt is empty; expected at least one token"
         if min(prompt) < 0 or max(prompt) >= self._num_vocabulary:
-            return f"the prompt holds token {max(prompt)}; the vocabulary has {self._num_vocabulary}"
+            return (
+                f"the prompt holds token {max(prompt)}; the vocabulary has {self._num_vocabulary}"
+            )
         if len(prompt) + request.max_tokens > self._context:
             return (
                 f"{len(prompt)} prompt tokens and max_tokens {request.max_tokens} exceed the "
@@ -298,9 +305,9 @@ class MlxEngine:
             self._xp,
             logprobs,
             cumulative,
-            np.array(which),
-            [member.request.seed for member in members],
-            [len(member.tokens) for member in members],
+            which=np.array(which),
+            seeds=[member.request.seed for member in members],
+            positions=[len(member.tokens) for member in members],
         )
         self.draws += len(members)
         self.tokens_generated += len(members)
@@ -335,8 +342,10 @@ class MlxEngine:
                 members.append(member)
         return keys, which, members
 
-    def _distributions(self, keys: Mapping[Any, tuple[int, Member]], logits: mx.array | None) -> tuple[Any, Any]:
-        """[D, V] log-probabilities and cumulative probabilities, remembered where they may recur."""
+    def _distributions(
+        self, keys: Mapping[Any, tuple[int, Member]], logits: mx.array | None
+    ) -> tuple[Any, Any]:
+        """[D, V] log-probabilities and cumulative probabilities, some of them remembered."""
         xp = self._xp
         if logits is None:
             pairs = [self._known[key] for key in keys]

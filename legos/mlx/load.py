@@ -26,7 +26,9 @@ def resolve_folder(model: str) -> Path:
     folder = Path(model).expanduser()
     if not folder.is_dir():
         if model.startswith((".", "/", "~")) or model.count("/") != 1:
-            raise ModelError(f"no model folder {model!r}; give a folder, a hub name like 'org/model', or 'builtin'")
+            raise ModelError(
+                f"no model folder {model!r}; give a folder, a hub name (org/model), or 'builtin'"
+            )
         folder = _download(model)
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file() and not _has_other_tokenizer(folder, name):
@@ -87,7 +89,7 @@ def _download(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
-            f"model {name!r} is neither a folder nor to be had from the hub ({type(error).__name__}); "
+            f"model {name!r} is no folder, and the hub does not give it ({type(error).__name__}); "
             "check the name and the network, or use the built-in model: --model builtin"
         ) from error
 

@@ -19,7 +19,9 @@ LINEAR = (nn.Linear, nn.QuantizedLinear, SwitchLinear, QuantizedSwitchLinear)
 LORA = (LoRALinear, LoRASwitchLinear)
 
 
-def lora_shape(model: nn.Module, *, rank: int, alpha: float, num_layers: int, head: bool) -> LoraShape:
+def lora_shape(
+    model: nn.Module, *, rank: int, alpha: float, num_layers: int, head: bool
+) -> LoraShape:
     """Where LoRA will stand: every linear module of the last layers, and the output head if asked.
 
     Args:
@@ -32,12 +34,21 @@ def lora_shape(model: nn.Module, *, rank: int, alpha: float, num_layers: int, he
     Source: all linear layers, alpha / r scaling: Schulman et al., LoRA Without Regret (2025).
     """
     layers = model.layers[-num_layers:] if num_layers else []
-    names = {name for layer in layers for name, module in layer.named_modules() if isinstance(module, LINEAR)}
+    names = {
+        name
+        for layer in layers
+        for name, module in layer.named_modules()
+        if isinstance(module, LINEAR)
+    }
     if head and isinstance(model.get("lm_head"), LINEAR):
         names.add("lm_head")
     if not names:
-        raise AdapterError("LoRA would adapt nothing: ask for at least one layer or the output head")
-    return LoraShape(rank=rank, scale=alpha / rank, num_layers=len(layers), modules=tuple(sorted(names)))
+        raise AdapterError(
+            "LoRA would adapt nothing: ask for at least one layer or the output head"
+        )
+    return LoraShape(
+        rank=rank, scale=alpha / rank, num_layers=len(layers), modules=tuple(sorted(names))
+    )
 
 
 def add_lora(model: nn.Module, shape: LoraShape, *, seed: int) -> None:
@@ -67,7 +78,9 @@ def set_lora_arrays(model: nn.Module, arrays: Mapping[str, mx.array]) -> None:
     model.update(tree_unflatten(list(arrays.items())))
 
 
-def check_fits(arrays: Mapping[str, mx.array], expected: Mapping[str, mx.array], *, name: str) -> None:
+def check_fits(
+    arrays: Mapping[str, mx.array], expected: Mapping[str, mx.array], *, name: str
+) -> None:
     """Refuse arrays that do not fit the tree.
 
     Raises:
@@ -81,14 +94,23 @@ def check_fits(arrays: Mapping[str, mx.array], expected: Mapping[str, mx.array],
             raise AdapterError(f"adapter {name!r} holds {key}, where this model has no LoRA")
         have, want = tuple(arrays[key].shape), tuple(expected[key].shape)
         if have != want:
-            axis = -1 if key.endswith("lora_a") else -2
-            hint = f"; it has rank {have[axis]} and the model was set up for {want[axis]}: start with --training.lora-rank {have[axis]}" if len(have) == len(want) and have[axis] != want[axis] else ""
+            hint = _rank_hint(have, want, axis=-1 if key.endswith("lora_a") else -2)
             raise AdapterError(f"adapter {name!r}: {key} has shape {have}, expected {want}{hint}")
     keys = sorted(expected)
     finite = mx.stack([mx.all(mx.isfinite(arrays[key])) for key in keys]).tolist()
     if not all(finite):
         first = keys[finite.index(False)]
         raise AdapterError(f"adapter {name!r}: {first} holds values that are not finite")
+
+
+def _rank_hint(have: tuple[int, ...], want: tuple[int, ...], *, axis: int) -> str:
+    """What to do where only the rank differs."""
+    if len(have) != len(want) or have[axis] == want[axis]:
+        return ""
+    return (
+        f"; it has rank {have[axis]} and the model was set up for {want[axis]}: "
+        f"start with --training.lora-rank {have[axis]}"
+    )
 
 
 @contextmanager

@@ -56,7 +56,7 @@ def prefill(
 
 
 def row_blocks(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
-    """Rows sorted by length, in blocks of at most ``max_tokens`` padded tokens (one row at least)."""
+    """Rows sorted by length, in blocks of at most ``max_tokens`` padded tokens or one row."""
     block: list[Row] = []
     for row in sorted(rows, key=len):
         if block and (len(block) + 1) * len(row) > max_tokens:

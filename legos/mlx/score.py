@@ -51,7 +51,9 @@ def score_rows(
     ]
 
 
-def _next_logprobs(forward: CausalModel, rows: Sequence[Row], max_tokens: int) -> dict[Row, np.ndarray]:
+def _next_logprobs(
+    forward: CausalModel, rows: Sequence[Row], max_tokens: int
+) -> dict[Row, np.ndarray]:
     """Row -> [V] log-probabilities of its next token."""
     found: dict[Row, np.ndarray] = {}
     for block in row_blocks(rows, max_tokens):

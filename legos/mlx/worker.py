@@ -1,7 +1,7 @@
 """Who runs device code: a thread of its own, or the caller's.
 
-MLX streams belong to threads, so each module tree has one owner. A ``ThreadWorker`` is that owner in
-normal runs; an ``InlineWorker`` runs everything where it is called, which makes a run deterministic.
+MLX streams belong to threads, so each module tree has one owner. A ``ThreadWorker`` is that owner
+in normal runs; an ``InlineWorker`` runs everything where it is called, which makes a run repeat.
 Both take calls in order, and both keep calling ``tick`` while it says that there is more to do.
 """
 
@@ -46,9 +46,9 @@ class ThreadWorker:
     """Runs calls and ticks on one thread of its own."""
 
     def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._calls: queue.SimpleQueue[
+            tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None
+        ] = queue.SimpleQueue()
         self._tick: Tick | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -94,7 +94,9 @@ class ThreadWorker:
         while not self._calls.empty():
             item = self._calls.get()
             if item is not None:
-                item[0].set_exception(EngineError(f"{self._thread.name} was closed before this call"))
+                item[0].set_exception(
+                    EngineError(f"{self._thread.name} was closed before this call")
+                )
 
 
 class InlineWorker:
@@ -135,7 +137,7 @@ def _settle(future: "Future[T]", function: Callable[..., T], args: tuple[Any, ..
         return
     try:
         result = function(*args)
-    except BaseException as error:  # noqa: BLE001 - handed to whoever waits for the future
+    except BaseException as error:
         future.set_exception(error)
     else:
         future.set_result(result)

@@ -1,7 +1,7 @@
 """The shapes of the chat endpoint: what may be asked, and what is answered.
 
-Field names are OpenAI's; ``prompt_token_ids``, ``token_ids``, ``token_logprobs`` and ``versions`` are
-extensions that training needs. A field that is not listed here is refused by name.
+Field names are OpenAI's; ``prompt_token_ids``, ``token_ids``, ``token_logprobs`` and ``versions``
+are extensions that training needs. A field that is not listed here is refused by name.
 """
 
 from typing import Literal
@@ -29,7 +29,11 @@ class ChatRequest(BaseModel):
         extra="forbid",
         json_schema_extra={
             "examples": [
-                {"messages": [{"role": "user", "content": "Nim: 5 left, last one wins.\nMoves: 1 2 3"}]}
+                {
+                    "messages": [
+                        {"role": "user", "content": "Nim: 5 left, last one wins.\nMoves: 1 2 3"}
+                    ]
+                }
             ]
         },
     )

@@ -22,21 +22,21 @@ def run(name: str, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_self_play_leaves_the_reference_as_it_was():
+def test_self_play_leaves_the_reference_as_it_was() -> None:
     told = run("self_play.py", "--steps", "4")
     assert "step 4: loss" in told
     assert "the reference is unchanged: True" in told
 
 
 @pytest.mark.slow
-def test_own_game_is_evaluated_before_and_after():
+def test_own_game_is_evaluated_before_and_after() -> None:
     before, after = run("own_game.py", "--steps", "3").splitlines()
     assert before.startswith("before {'policy_version': 0")
     assert after.startswith("after")
     assert "'arena': 'race'" in after
 
 
-def test_a_plot_is_drawn(tmp_path: Path):
+def test_a_plot_is_drawn(tmp_path: Path) -> None:
     rows = [
         f'{{"step": {step}, "eval/exploitability": {0.5 / step}, "eval/vs_random_win": 0.5}}\n'
         for step in (1, 2, 3)
