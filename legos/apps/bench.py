@@ -128,7 +128,8 @@ def _pairs(
     ours: Callable[[], float], bare: Callable[[], float], seconds: float
 ) -> list[tuple[float, float]]:
     """Times of both, in turn, after one round that does not count."""
-    ours(), bare()
+    ours()
+    bare()
     pairs: list[tuple[float, float]] = []
     started = time.perf_counter()
     while len(pairs) < ROUNDS or time.perf_counter() - started < seconds:

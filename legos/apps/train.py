@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ async def _until_the_end(run: Run) -> tuple[bool, int | None]:
 @contextmanager
 def _opened(
     config: RunConfig, folder: RunFolder, resume: Path | None
-) -> Iterator[tuple[Tracker, Tracker]]:
+) -> Generator[tuple[Tracker, Tracker]]:
     """The trackers of the steps and of the evaluations, closed at the end whatever happens."""
     keep = read_state(newest_whole(folder.checkpoints))["trainer"]["step"] if resume else None
     trackers: list[Tracker] = [JsonlTracker(folder.metrics, keep_until=keep)]

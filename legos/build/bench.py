@@ -1,8 +1,9 @@
 """What the benches time on a device: the kit's own parts, and bare loops of the same work."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from legos.build.trainer import Trainer
 from legos.data.request import Generated, Request
@@ -44,9 +45,10 @@ class DeviceBench:
         """Seconds of a bare BatchGenerator on the same prompts."""
         from legos.mlx.bare import bare_generation
 
-        return self._on_engine(
-            lambda tree: bare_generation(tree, prompts, max_tokens=max_tokens, rows=rows)
-        )
+        def work(tree: Any) -> float:
+            return bare_generation(tree, prompts, max_tokens=max_tokens, rows=rows)
+
+        return self._engine.run(work).result()
 
     def bare_shared(self, prompts: Sequence[Row], *, rows: int) -> float:
         """Seconds of a bare BatchGenerator that computes equal prompts once, one token each."""
@@ -55,7 +57,11 @@ class DeviceBench:
         counts: dict[Row, int] = {}
         for prompt in prompts:
             counts[prompt] = counts.get(prompt, 0) + 1
-        return self._on_engine(lambda tree: bare_shared_generation(tree, counts, rows=rows))
+
+        def work(tree: Any) -> float:
+            return bare_shared_generation(tree, counts, rows=rows)
+
+        return self._engine.run(work).result()
 
     def bare_training(self, rows: Sequence[Row], *, updates: int) -> list[float]:
         """Seconds of each of ``updates`` bare LoRA updates on distinct rows."""
@@ -67,7 +73,7 @@ class DeviceBench:
 
     def record(self) -> None:
         """Start recording when device code runs, in the engine and in the trainer."""
-        for spans in (self._engine.spans, self._trainer.backend.spans):
+        for spans in self._trainer.spans:
             spans.found.clear()
             spans.recording = True
 
@@ -75,12 +81,9 @@ class DeviceBench:
         """Seconds between two readings of the clock in which some device code ran."""
         from legos.mlx.spans import covered
 
-        found = [*self._engine.spans.found, *self._trainer.backend.spans.found]
+        found = [span for spans in self._trainer.spans for span in spans.found]
         return covered((max(a, start), min(b, end)) for a, b in found if b > start and a < end)
 
     def _fresh(self) -> None:
         """Load the weights again, so that nothing is remembered."""
         self._engine.load_adapter(self._trainer.backend.adapter()).result()
-
-    def _on_engine(self, work: Callable[..., float]) -> float:
-        return self._engine.run(work).result()

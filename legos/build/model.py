@@ -1,6 +1,6 @@
 """Models: loaded once, owned by one thread, callable from any."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -175,7 +175,7 @@ def apply_adapter_shape(model: ModelHandle, shape: LoraShape) -> None:
 
 
 @contextmanager
-def disable_lora(model: ModelHandle) -> Iterator[None]:
+def disable_lora(model: ModelHandle) -> Generator[None]:
     """Within the block, calls on the handle compute the reference: the model without LoRA."""
     from legos.mlx.lora import without_lora
 

@@ -1,5 +1,7 @@
 """From configuration to trainers, engines and clients."""
 
+from typing import TYPE_CHECKING
+
 from legos.build.model import ModelHandle, apply_lora
 from legos.clients.engine import EngineClient
 from legos.config.schema import TrainingConfig
@@ -7,6 +9,9 @@ from legos.loop.publish import EnginePublisher
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
 from legos.losses.schedule import linear
+
+if TYPE_CHECKING:
+    from legos.mlx.spans import Spans
 
 __all__ = ["Trainer", "step_settings"]
 
@@ -17,6 +22,7 @@ class Trainer(PolicyTrainer):
     Attributes:
         model: the handle it was made of.
         engine: generates with the adapter that was published last.
+        spans: when device code ran, in the engine and in the trainer; off unless set to record.
     """
 
     def __init__(
@@ -59,6 +65,7 @@ class Trainer(PolicyTrainer):
             betas=(config.adam_beta1, config.adam_beta2),
             weight_decay=config.weight_decay,
         )
+        self.spans: tuple[Spans, ...] = (self.engine.spans, backend.spans)
         super().__init__(backend, EnginePublisher(self.engine), step_settings(config))
 
     def client(self) -> EngineClient:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import cast
 
 from legos.chat.tokenizer import ChatTokenizer
 from legos.data.choices import ChoiceNode, choice_tree
@@ -144,8 +145,8 @@ class EngineClient:
         if not prompt:
             raise RequestError("the prompt is empty; expected messages or token ids")
         if isinstance(prompt[0], Message):
-            return self._tokenizer.render(tuple(prompt))
-        return tuple(prompt)
+            return self._tokenizer.render(cast("tuple[Message, ...]", tuple(prompt)))
+        return cast("tuple[int, ...]", tuple(prompt))
 
     def _text(self, token_ids: tuple[int, ...], stop: tuple[str, ...]) -> str:
         """What the tokens say, up to the first stop text."""

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from legos.data.sample import TrainingBatch
+from legos.data.sample import Sample, TrainingBatch
 from legos.loop.ledger import Ledger
 
 __all__ = ["SampleQueue", "Stopped"]
@@ -150,7 +150,7 @@ class SampleQueue:
             self._changed.notify_all()  # dropping may have made room to play
         return enough
 
-    def _without_stale(self, batch: TrainingBatch, kept: tuple) -> TrainingBatch:
+    def _without_stale(self, batch: TrainingBatch, kept: tuple[Sample, ...]) -> TrainingBatch:
         """The batch with its fresh samples alone; the others' tokens are filtered."""
         tokens = sum(len(s.positions) for s in kept)
         stale = sum(len(s.positions) for s in batch.samples) - tokens

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,7 +176,7 @@ class Run:
         )
         self._saved_step = step
 
-    def _fill(self, place: Path) -> Mapping[str, Any]:
+    def _fill(self, place: Path) -> dict[str, Any]:
         return {
             "trainer": self._trainer.save(place),
             "arena": self._arena.state(),

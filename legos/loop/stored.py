@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 from legos.data.sample import Sample, TrainingBatch
 
@@ -37,8 +37,11 @@ def batches_from_json(stored: Sequence[Mapping[str, Any]]) -> list[TrainingBatch
 
 
 def _sample(values: Sequence[Any]) -> Sample:
-    named = dict(zip(_FIELDS, values, strict=True))
-    for name, value in named.items():
-        if isinstance(value, list):
-            named[name] = tuple(tuple(v) if isinstance(v, list) else v for v in value)
-    return Sample(**named)
+    return Sample(**{name: _tuples(value) for name, value in zip(_FIELDS, values, strict=True)})
+
+
+def _tuples(value: Any) -> Any:
+    """JSON's lists as the tuples they were."""
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in cast("list[Any]", value))
+    return value
