@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -58,7 +59,7 @@ class MlxBackend:
         self._optimiser = optim.AdamW(
             learning_rate=0.0, betas=list(betas), weight_decay=weight_decay, bias_correction=True
         )
-        self._average = lora_arrays(model)
+        self._average: dict[str, mx.array] = lora_arrays(model)
         self._version = 0
         self.spans = Spans()
         worker.call(self._optimiser.init, model.trainable_parameters()).result()
@@ -119,10 +120,10 @@ class MlxBackend:
                 value, counted, grads = self._gradients(batch, objective)
                 gradients = grads if gradients is None else tree_map(mx.add, gradients, grads)
                 mx.eval(value, counted, gradients)
-                loss += value.item()
+                loss += _number(value)
                 sums += np.array(counted, np.float64)
             gradients, norm = optim.clip_grad_norm(gradients, objective.max_grad_norm)
-            grad_norm = norm.item()
+            grad_norm = _number(norm)
         metrics = _metrics(loss, sums, grad_norm)
         reason = None
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
@@ -196,19 +197,29 @@ class MlxBackend:
         mx.save_safetensors(str(folder / STATE_FILE), state)
 
     def _restore(self, folder: Path) -> None:
-        trained = mx.load(str(folder / ADAPTER_FILE))
-        average = mx.load(str(folder / EMA_FILE))
-        state = mx.load(str(folder / STATE_FILE))
-        version = int(state.pop("version").item())
+        trained, average = _read(folder / ADAPTER_FILE), _read(folder / EMA_FILE)
+        state = _read(folder / STATE_FILE)
+        version = int(_number(state.pop("version")))
         expected = lora_arrays(self._model)
         check_fits(average, expected, name="average")
-        wanted = {name: array.shape for name, array in tree_flatten(self._optimiser.state)}
+        optimiser_state = dict(tree_flatten(self._optimiser.state))
+        wanted = {name: array.shape for name, array in optimiser_state.items()}
         if wanted != {name: array.shape for name, array in state.items()}:
             raise ValueError("the optimiser state is of another model or optimiser")
         mx.eval(trained, average, state)
         self._load(trained, version)
         self._average = average
-        self._optimiser.state = tree_unflatten(list(state.items()))
+        self._optimiser.state = cast("dict[str, Any]", tree_unflatten(list(state.items())))
+
+
+def _number(array: Any) -> float:
+    """The value of an array of one real number."""
+    return float(array.item())
+
+
+def _read(path: Path) -> dict[str, mx.array]:
+    """The arrays of a safetensors file, by name."""
+    return cast("dict[str, mx.array]", mx.load(str(path)))
 
 
 def _metrics(loss: float, sums: np.ndarray, grad_norm: float) -> dict[str, float]:

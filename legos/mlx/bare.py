@@ -54,7 +54,7 @@ def bare_shared_generation(model: nn.Module, counts: Mapping[Row, int], *, rows:
         for response in generator.next_generated():
             count = counts[numbers.pop(response.uid)]
             tokens = mx.random.categorical(response.logprobs, num_samples=count)
-            tokens.tolist(), response.logprobs[tokens].tolist()
+            _ = tokens.tolist(), response.logprobs[tokens].tolist()
     generator.close()
     return time.perf_counter() - started
 

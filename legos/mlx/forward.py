@@ -23,19 +23,19 @@ class CausalModel:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._trunk: Callable[..., mx.array] | None = None
-        parts = _parts(model)
-        if parts is not None:
+        self._parts = _parts(model)
+        if self._parts is not None:
+            trunk, head = self._parts
             probe = mx.array([[1, 2, 1]])
-            split = parts[1](parts[0](probe))
-            if mx.allclose(split, model(probe), rtol=1e-4, atol=1e-4).item():
-                self._trunk, self._head = parts
+            if not mx.allclose(head(trunk(probe)), model(probe), rtol=1e-4, atol=1e-4).item():
+                self._parts = None
 
     def logits_at(self, input_ids: mx.array, rows: mx.array, columns: mx.array) -> mx.array:
         """[P, V] float32 logits at P places of right-padded [R, T] rows, without a cache."""
-        if self._trunk is None:
+        if self._parts is None:
             return self.model(input_ids)[rows, columns].astype(mx.float32)
-        return self._head(self._trunk(input_ids)[rows, columns]).astype(mx.float32)
+        trunk, head = self._parts
+        return head(trunk(input_ids)[rows, columns]).astype(mx.float32)
 
     def next_logits(self, tokens: mx.array, cache: list[Any]) -> mx.array:
         """[B, V] float32 logits after one more token of each of B rows in the cache."""
@@ -47,12 +47,11 @@ def _parts(model: nn.Module) -> tuple[Callable[..., mx.array], Callable[..., mx.
     trunk = model.get("model")
     if not isinstance(trunk, nn.Module):
         return None
+    whole: Any = model
     if isinstance(model.get("lm_head"), nn.Module):
-        return trunk, lambda hidden: model.lm_head(hidden)
-    embedding = trunk.get("embed_tokens")
-    if hasattr(embedding, "as_linear"):
-        return trunk, embedding.as_linear
-    return None
+        return trunk, lambda hidden: whole.lm_head(hidden)
+    embedding: Any = trunk.get("embed_tokens")
+    return (trunk, embedding.as_linear) if hasattr(embedding, "as_linear") else None
 
 
 def all_logits(model: nn.Module, input_ids: Sequence[int]) -> NDArray[np.float32]:

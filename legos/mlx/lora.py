@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.lora import LoRALinear, LoRASwitchLinear
@@ -33,7 +34,8 @@ def lora_shape(
 
     Source: all linear layers, alpha / r scaling: Schulman et al., LoRA Without Regret (2025).
     """
-    layers = model.layers[-num_layers:] if num_layers else []
+    blocks: list[nn.Module] = list(model.layers or ())
+    layers = blocks[-num_layers:] if num_layers else []
     names = {
         name
         for layer in layers
@@ -97,9 +99,9 @@ def check_fits(
             hint = _rank_hint(have, want, axis=-1 if key.endswith("lora_a") else -2)
             raise AdapterError(f"adapter {name!r}: {key} has shape {have}, expected {want}{hint}")
     keys = sorted(expected)
-    finite = mx.stack([mx.all(mx.isfinite(arrays[key])) for key in keys]).tolist()
-    if not all(finite):
-        first = keys[finite.index(False)]
+    finite = np.array(mx.stack([mx.all(mx.isfinite(arrays[key])) for key in keys]))
+    if not finite.all():
+        first = keys[int(finite.argmin())]
         raise AdapterError(f"adapter {name!r}: {first} holds values that are not finite")
 
 

@@ -1,5 +1,6 @@
 """Requests on their way: what each has sampled so far, and when it ends."""
 
+from legos.data.message import FinishReason
 from legos.data.request import Generated, Request
 from legos.protocols import Deliver
 
@@ -42,7 +43,7 @@ class Member:
         """Whether the next token is the last one for sure, so that no cache need be kept."""
         return len(self.tokens) + 1 >= self.request.max_tokens
 
-    def add(self, token: int, logprob: float, version: int) -> str | None:
+    def add(self, token: int, logprob: float, version: int) -> FinishReason | None:
         """Take a sampled token; returns the finish reason if it was the last one."""
         request = self.request
         self.tokens += (token,)
@@ -59,7 +60,7 @@ class Member:
             return "stop"
         return "length" if len(self.tokens) >= request.max_tokens else None
 
-    def generated(self, finish_reason: str) -> Generated:
+    def generated(self, finish_reason: FinishReason) -> Generated:
         """What was sampled."""
         return Generated(
             token_ids=self.tokens,

@@ -35,7 +35,9 @@ def score_rows(
     for prompt, answers in prompts:
         plan: list[list[tuple[Row, tuple[int, ...]]]] = []
         for answer in answers:
-            terms = [(prompt + answer[:k], (token,)) for k, token in enumerate(answer)]
+            terms: list[tuple[Row, tuple[int, ...]]] = [
+                (prompt + answer[:k], (token,)) for k, token in enumerate(answer)
+            ]
             if any(other != answer and other[: len(answer)] == answer for other in answers):
                 terms.append((prompt + answer, end_ids))
             plan.append(terms)
