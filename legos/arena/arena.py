@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from legos.arena.seat import Seat
 from legos.arena.table import Table
@@ -25,8 +25,8 @@ class Arena:
     plays of one step is ``tasks_per_step * group_size``.
     """
 
-    roles: ClassVar[tuple[str, ...]] = ("player",)
-    system: ClassVar[Mapping[str, str]] = {}  # role -> system message
+    roles: tuple[str, ...] = ("player",)
+    system: Mapping[str, str] = {}  # role -> system message
     illegal: IllegalMove = "forfeit"  # what an illegal move costs
     retries: int = 2  # how often it is asked again, where illegal is "retry"
     forfeit_reward: float = -1.0  # of the seat that forfeits; the others get 0
@@ -35,7 +35,7 @@ class Arena:
     tasks_per_step: int = 16
     group_size: int = 8  # plays of each task
     max_tokens: int | None = 256  # of one reply, where `ask` does not say; None: its longest choice
-    recommended: ClassVar[Mapping[str, object]] = {}  # settings that suit it, dotted names
+    recommended: Mapping[str, object] = {}  # settings that suit it, dotted names
 
     def __init__(
         self,
@@ -85,11 +85,11 @@ class Arena:
             ArenaError: there is no client to ask.
         """
         if self.client is None:
-            raise ArenaError(f"arena {self.name!r} has no client; make it with {type(self).__name__}(client)")
+            raise ArenaError(
+                f"arena {self.name!r} has no client; make it with {type(self).__name__}(client)"
+            )
         sampling = Sampling(temperature=self.temperature, max_tokens=self.max_tokens)
-        return {
-            role: Seat(role=role, client=self.client, sampling=sampling) for role in self.roles
-        }
+        return {role: Seat(role=role, client=self.client, sampling=sampling) for role in self.roles}
 
     def forfeit(self, role: str) -> Mapping[str, float]:
         """Rewards of a play that ``role`` forfeits."""
@@ -122,9 +122,13 @@ class Arena:
         return plays
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs: how far the tasks have been drawn, and the credit's baselines."""
+        """What a resumed run needs: how far tasks have been drawn, and the credit's baselines."""
         credit = self.credit_assigner.state() if self.credit_assigner else {}
-        return {"tasks_drawn": self._tasks_drawn, "plays_started": self._plays_started, "credit": credit}
+        return {
+            "tasks_drawn": self._tasks_drawn,
+            "plays_started": self._plays_started,
+            "credit": credit,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what ``state`` returned."""

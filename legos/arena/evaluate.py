@@ -1,9 +1,9 @@
-"""How good a policy is at an arena: exactly where the game can be written out, by play elsewhere."""
+"""How good a policy is at an arena: exactly where the game can be written out, else by play."""
 
 import asyncio
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from legos.arena.arena import Arena
 from legos.arena.exact import GameReport, GameTree, decision_points, evaluate
@@ -50,7 +50,9 @@ class ArenaEvaluation:
             ArenaError: the arena is no game that can be written out.
         """
         if self._tree is None:
-            raise ArenaError(f"arena {self._arena.name!r} cannot be evaluated exactly; it lists no starts")
+            raise ArenaError(
+                f"arena {self._arena.name!r} cannot be evaluated exactly; it lists no starts"
+            )
         points = decision_points(self._tree)
         prompts = [([Message("user", point.prompt)], point.legal) for point in points]
         policy: dict[tuple[str, str], dict[str, float]] = {}
@@ -74,7 +76,13 @@ class ArenaEvaluation:
         played = [e for e in episodes if not e.error and not e.void]
         rewards = [r for e in played for r in e.rewards.values()]
         figures: dict[str, Any] = dict.fromkeys(
-            ("optimal_move_rate", "exploitability", "illegal_probability", "vs_random", "vs_optimal")
+            (
+                "optimal_move_rate",
+                "exploitability",
+                "illegal_probability",
+                "vs_random",
+                "vs_optimal",
+            )
         )
         mean = sum(rewards) / len(rewards) if rewards else None
         return {"arena": arena.name, **figures, "reward_mean": mean, "plays": len(played)}
@@ -85,7 +93,8 @@ def flat_figures(figures: Mapping[str, Any]) -> dict[str, float]:
     flat: dict[str, float] = {}
     for name, value in figures.items():
         if isinstance(value, Mapping):
-            flat |= {f"eval/{name}_{key}": number for key, number in value.items()}
+            numbers = cast("Mapping[str, float]", value)
+            flat |= {f"eval/{name}_{key}": number for key, number in numbers.items()}
         elif isinstance(value, int | float):
             flat[f"eval/{name}"] = value
     return flat

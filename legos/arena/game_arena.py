@@ -45,7 +45,9 @@ class GameArena(Arena):
             seed: of deals and plays.
             options: for the game's constructor.
         """
-        super().__init__(client, credit_assigner=credit_assigner, temperature=temperature, seed=seed)
+        super().__init__(
+            client, credit_assigner=credit_assigner, temperature=temperature, seed=seed
+        )
         self.game = game(**options) if isinstance(game, type) else game
         self.roles = tuple(self.game.roles)
         self.forfeit_reward = self.game.forfeit_reward
@@ -73,4 +75,3 @@ class GameArena(Arena):
             assert reply.move is not None, "ask returns a legal move or raises Forfeit"
             state = game.play(state, reply.move)
         return game.payoff(state)
-

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import math
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import cast
 
 from legos.arena.arena import Arena
 from legos.arena.table import Draw, Forfeit, Table, Void
@@ -15,16 +15,19 @@ from legos.data.sample import Sample, TrainingBatch, samples_of_rollout
 from legos.errors import ArenaError, EngineError
 from legos.protocols import CreditAssigner
 
-__all__ = ["batch_of", "play_one", "play_step"]
+__all__ = ["batch_of", "play_all", "play_one", "play_step"]
 
 logger = logging.getLogger(__name__)
 
 
-async def play_step(arena: Arena, plays: Sequence[tuple[Task, int]], concurrency: int) -> TrainingBatch:
+async def play_step(
+    arena: Arena, plays: Sequence[tuple[Task, int]], concurrency: int
+) -> TrainingBatch:
     """Play tasks, at most ``concurrency`` at once, and turn the episodes into a batch.
 
     Raises:
-        ArenaError: no credit assigner, or every play failed; the message holds the first failure.
+        ArenaError: no credit assigner, no concurrency, or every play failed; the message holds the
+            first failure.
         EngineError: what generates has died.
     """
     if arena.credit_assigner is None:
@@ -32,7 +35,27 @@ async def play_step(arena: Arena, plays: Sequence[tuple[Task, int]], concurrency
             f"arena {arena.name!r} has no credit assigner; "
             f"make it with {type(arena).__name__}(client, credit_assigner=GRPOCredit())"
         )
-    slots = asyncio.Semaphore(concurrency)
+    if concurrency < 1:
+        raise ArenaError(f"concurrency is {concurrency}; expected at least 1 play at once")
+    episodes = await play_all(arena, plays, asyncio.Semaphore(concurrency))
+    failed = [episode for episode in episodes if episode.error]
+    if failed:
+        share = f"{len(failed)} of {len(episodes)} plays of arena {arena.name!r} failed"
+        first = f"the first, of task {failed[0].task.id!r}:\n{failed[0].error}"
+        if len(failed) == len(episodes):
+            raise ArenaError(f"{share}; {first}")
+        logger.warning("%s; %s", share, first)
+    return batch_of(episodes, arena.credit_assigner)
+
+
+async def play_all(
+    arena: Arena, plays: Sequence[tuple[Task, int]], slots: asyncio.Semaphore
+) -> list[Episode]:
+    """Play tasks, each with the seed of its play, as ``slots`` allow; episodes in their order.
+
+    Raises:
+        EngineError: what generates has died.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             running = [
@@ -40,11 +63,7 @@ async def play_step(arena: Arena, plays: Sequence[tuple[Task, int]], concurrency
             ]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
-    episodes = [task.result() for task in running]
-    failures = [episode.error for episode in episodes if episode.error]
-    if len(failures) == len(episodes):
-        raise ArenaError(f"all {len(episodes)} plays of arena {arena.name!r} failed; the first:\n{failures[0]}")
-    return batch_of(episodes, arena.credit_assigner)
+    return [task.result() for task in running]
 
 
 async def play_one(arena: Arena, task: Task, seed: int, slots: asyncio.Semaphore) -> Episode:
@@ -54,66 +73,89 @@ async def play_one(arena: Arena, task: Task, seed: int, slots: asyncio.Semaphore
         EngineError: what generates has died, so no other play can go on either.
     """
     async with slots:
-        table = Table(
-            task,
-            arena.seats(task),
-            seed=seed,
-            system=arena.system,
-            remember=arena.remember,
-            illegal=arena.illegal,
-            retries=arena.retries,
-            restrict_choices=arena.restrict_choices,
-            slots=slots,
-            spawn=_spawn,
-        )
+        table: Table | None = None
         rewards: Mapping[str, float] = {}
         error: str | None = None
         void = False
         try:
+            table = _table(arena, task, seed, slots)
             rewards = _checked(await arena.play(table), arena)
-        except Draw as ending:
-            rewards = dict.fromkeys(arena.roles, 0.0)
-            table.note(f"draw: {ending}")
-        except Forfeit as ending:
-            rewards = arena.forfeit(ending.role)
-            table.note(str(ending))
-            table.metric(forfeit=1.0)
-        except Void as ending:
-            void = True
-            table.note(f"void: {ending}")
-        except EngineError:
-            raise
-        except Exception:  # noqa: BLE001 - a failed play is data: counted, shown, never trained on
-            error = traceback.format_exc(limit=-4)
-            logger.warning("a play of %s, task %s, failed:\n%s", arena.name, task.id, error)
+        except Exception as raised:  # a failed play is data: counted, shown, never trained on
+            ending = _ending(raised)
+            if isinstance(ending, EngineError):
+                raise ending from None
+            if table is not None and isinstance(ending, Draw | Forfeit):
+                rewards = _rewards_of(ending, arena, table)
+            elif table is not None and isinstance(ending, Void):
+                void = True
+                table.note(f"void: {ending}")
+            else:
+                error = "".join(traceback.format_exception(raised, limit=-4))
         return Episode(
             arena=arena.name,
             task=task,
-            rollouts=table.rollouts(),
+            rollouts=table.rollouts() if table else (),
             rewards=rewards,
-            metrics=table.metrics,
-            notes=tuple(table.notes),
+            seed=seed,
+            metrics=table.metrics if table else {},
+            notes=tuple(table.notes) if table else (),
             error=error,
             void=void,
-            children=tuple(table.children),
+            children=tuple(table.children) if table else (),
         )
 
 
+def _table(arena: Arena, task: Task, seed: int, slots: asyncio.Semaphore) -> Table:
+    return Table(
+        task,
+        arena.seats(task),
+        seed=seed,
+        system=arena.system,
+        remember=arena.remember,
+        illegal=arena.illegal,
+        retries=arena.retries,
+        restrict_choices=arena.restrict_choices,
+        slots=slots,
+        spawn=play_all,
+    )
+
+
+def _ending(error: Exception) -> Exception:
+    """What a play ended with: of several errors at once the gravest, and then the first."""
+    if not isinstance(error, ExceptionGroup):
+        return error
+    group = cast("ExceptionGroup[Exception]", error)
+    errors = [_ending(each) for each in group.exceptions]
+    failures = [each for each in errors if not isinstance(each, Draw | Forfeit | Void)]
+    dead = [each for each in failures if isinstance(each, EngineError)]
+    return (dead or failures or errors)[0]
+
+
+def _rewards_of(ending: Draw | Forfeit, arena: Arena, table: Table) -> Mapping[str, float]:
+    """The rewards of a play that ended early, which leaves a note at the table."""
+    if isinstance(ending, Draw):
+        table.note(f"draw: {ending}")
+        return dict.fromkeys(arena.roles, 0.0)
+    table.note(str(ending))
+    table.metric(forfeit=1.0)
+    return arena.forfeit(ending.role)
+
+
 def batch_of(episodes: Sequence[Episode], credit: CreditAssigner) -> TrainingBatch:
-    """Credit and samples of a step's episodes, children included, with every token accounted for."""
+    """Credit and samples of a step's episodes, children included, every token accounted for."""
     flat = list(_with_children(episodes))
     played = [episode for episode in flat if not episode.error and not episode.void]
     samples: list[Sample] = []
     discarded: Counter[str] = Counter()
     breaks = 0
-    for index, (episode, advantages) in enumerate(zip(played, credit.assign(played), strict=True)):
+    for episode, advantages in zip(played, credit.assign(played), strict=True):
         for rollout in episode.rollouts:
             if not rollout.trainable or not rollout.turns:
                 continue
             if not all(turn.completion.trainable for turn in rollout.turns):
                 discarded["no_logprobs"] += rollout.num_tokens
                 continue
-            name = f"{episode.task.id}/{index}/{rollout.role}"
+            name = f"{episode.arena}/{episode.task.id}/{episode.seed}/{rollout.role}"
             made, broken = samples_of_rollout(
                 rollout, advantages[rollout.role], group=episode.task.id, name=name
             )
@@ -132,31 +174,6 @@ def batch_of(episodes: Sequence[Episode], credit: CreditAssigner) -> TrainingBat
     )
 
 
-async def _spawn(arena: Any, tasks: Sequence[Task], parent: Table, train: bool) -> list[Episode]:
-    """Play child tasks at tables of their own, under the parent's concurrency limit."""
-    if isinstance(arena, type):
-        arena = arena(next(iter(parent.seats.values())).client)
-    slots = parent._slots  # noqa: SLF001 - the one semaphore of the whole step
-    async with asyncio.TaskGroup() as group:
-        running = [
-            group.create_task(play_one(arena, task, parent.rng.getrandbits(63), slots))
-            for task in tasks
-        ]
-    episodes = [task.result() for task in running]
-    return episodes if train else [_untrained(episode) for episode in episodes]
-
-
-def _untrained(episode: Episode) -> Episode:
-    """The same episode with no seat to train."""
-    from dataclasses import replace
-
-    return replace(
-        episode,
-        rollouts=tuple(replace(rollout, trainable=False) for rollout in episode.rollouts),
-        children=tuple(_untrained(child) for child in episode.children),
-    )
-
-
 def _with_children(episodes: Iterable[Episode]) -> Iterable[Episode]:
     for episode in episodes:
         yield episode
@@ -168,7 +185,8 @@ def _checked(rewards: Mapping[str, float], arena: Arena) -> Mapping[str, float]:
     missing = set(arena.roles) ^ set(rewards)
     if missing:
         raise ValueError(
-            f"play() returned rewards for {sorted(rewards)}; expected one for each of {sorted(arena.roles)}"
+            f"play() returned rewards for {sorted(rewards)}; "
+            f"expected one for each of {sorted(arena.roles)}"
         )
     bad = {role: reward for role, reward in rewards.items() if not math.isfinite(reward)}
     if bad:
@@ -178,7 +196,7 @@ def _checked(rewards: Mapping[str, float], arena: Arena) -> Mapping[str, float]:
 
 def _metrics(flat: Sequence[Episode], played: Sequence[Episode], breaks: int) -> dict[str, float]:
     """Means over the step's episodes, flat names."""
-    sums: Counter[str] = Counter()
+    sums: defaultdict[str, float] = defaultdict(float)
     counts: Counter[str] = Counter()
     for episode in played:
         for role, reward in episode.rewards.items():

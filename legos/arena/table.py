@@ -2,9 +2,10 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from legos.arena.seat import Seat
@@ -16,7 +17,10 @@ from legos.errors import ArenaError, did_you_mean
 
 __all__ = ["Draw", "Forfeit", "Reply", "Table", "Void"]
 
-Spawn = Callable[[Any, Sequence[Task], "Table", bool], Awaitable[list[Episode]]]
+Spawn = Callable[[Any, Sequence[tuple[Task, int]], asyncio.Semaphore], Awaitable[Sequence[Episode]]]
+"""Plays tasks of an arena, each with the seed of its play, under a step's limit."""
+
+STREAM = 1 << 32  # draws of one seat; the next seat's numbers start after them
 
 
 class Draw(Exception):  # noqa: N818 - an ending of a play, not an error
@@ -54,8 +58,10 @@ class _Chair:
     """What the table keeps about one seat while the play lasts."""
 
     seat: Seat
+    stream: int  # where its random numbers start
     memory: list[Message]
     turns: list[Turn]
+    draws: int = 0
 
 
 class Table:
@@ -84,7 +90,7 @@ class Table:
         self.seats = dict(seats)
         self._seed = seed
         self._rng: random.Random | None = None
-        self._draws = 0
+        self._children_seeds = 0
         self._remember = remember
         self._illegal = illegal
         self._retries = retries
@@ -92,8 +98,13 @@ class Table:
         self._slots = slots
         self._spawn = spawn
         self._chairs = {
-            role: _Chair(seat, [Message("system", system[role])] if role in system else [], [])
-            for role, seat in seats.items()
+            role: _Chair(
+                seat,
+                number * STREAM,
+                [Message("system", system[role])] if role in system else [],
+                [],
+            )
+            for number, (role, seat) in enumerate(seats.items(), start=1)
         }
         self.metrics: dict[str, float] = {}
         self.notes: list[str] = []
@@ -136,26 +147,53 @@ class Table:
             ArenaError: no such role.
         """
         chair = self._chair(role)
-        attempts = 1 + (self._retries if retries is None else retries) * (self._illegal == "retry")
-        asked = prompt
-        for attempt in range(attempts):
-            reply, reason = await self._ask_once(chair, asked, choices, parse, max_tokens, stop)
+        if choices is not None and not choices:
+            raise ArenaError(f"ask({role!r}, ...) offers no choices; offer one, or end the play")
+        retries = self._retries if retries is None else retries
+        asking = partial(
+            self._ask_once, chair, choices=choices, parse=parse, max_tokens=max_tokens, stop=stop
+        )
+        reply, reason = await asking(prompt)
+        for _ in range(retries if self._illegal == "retry" else 0):
             if reason is None:
-                return reply
-            if attempt + 1 < attempts:
-                asked = f"{reason} Answer again.\n{prompt}"
+                break
+            reply, reason = await asking(f"{reason} Answer again.\n{prompt}")
+        if reason is None:
+            return reply
         if self._illegal == "random" and choices:
-            return replace(reply, move=self.rng.choice(list(choices)))
+            move = choices[self._next_seed(chair) % len(choices)]
+            return replace(reply, move=move, parsed=move)
         raise Forfeit(role, reason)
 
     async def ask_all(self, prompts: Mapping[str, str], **options: Any) -> dict[str, Reply]:
-        """Ask several seats at once; none sees what the others say."""
+        """Ask several seats at once; none sees what the others say.
+
+        Args:
+            prompts: role -> what only this seat reads.
+            options: as of ``ask``.
+
+        Returns:
+            Role -> its reply, once all have answered.
+
+        Raises:
+            Forfeit: an answer is not legal; where several are not, of the role asked first.
+        """
+
+        async def outcome(role: str, prompt: str) -> Reply | Exception:
+            try:
+                return await self.ask(role, prompt, **options)
+            except Exception as error:  # raised below, when every answer is in its rollout
+                return error
+
         async with asyncio.TaskGroup() as group:
-            tasks = {
-                role: group.create_task(self.ask(role, prompt, **options))
-                for role, prompt in prompts.items()
-            }
-        return {role: task.result() for role, task in tasks.items()}
+            asked = {role: group.create_task(outcome(role, p)) for role, p in prompts.items()}
+        replies: dict[str, Reply] = {}
+        for role, task in asked.items():
+            reply = task.result()
+            if isinstance(reply, Exception):
+                raise reply
+            replies[role] = reply
+        return replies
 
     def tell(self, text: str, to: str | Sequence[str] | None = None) -> None:
         """Show a text to one seat, several, or all; they read it before the next question."""
@@ -178,11 +216,13 @@ class Table:
         """Keep a text in the replay; no seat sees it."""
         self.notes.append(text)
 
-    async def spawn(self, arena: Any, tasks: Task | Sequence[Task], n: int = 1, *, train: bool = True) -> list[Episode]:
+    async def spawn(
+        self, arena: Any, tasks: Task | Sequence[Task], n: int = 1, *, train: bool = True
+    ) -> list[Episode]:
         """Play another arena inside this one; a child that fails comes back with ``error`` set.
 
         Args:
-            arena: an Arena, or its class (then it uses this table's clients).
+            arena: an Arena, or its class (then it asks as this table's first seat does).
             tasks: what to play, each ``n`` times.
             n: plays per task.
             train: whether the children's policy turns become samples.
@@ -190,11 +230,21 @@ class Table:
         Returns:
             The children's episodes, in the order of ``tasks``.
         """
-        wanted = [tasks] if isinstance(tasks, Task) else list(tasks)
+        if isinstance(arena, type):
+            seat = next(iter(self.seats.values()))
+            arena = arena(seat.client)
+            arena.temperature = seat.sampling.temperature
+        plays: list[tuple[Task, int]] = []
+        for task in [tasks] if isinstance(tasks, Task) else tasks:
+            for _ in range(n):
+                self._children_seeds += 1
+                plays.append((task, mix(self._seed, self._children_seeds)))
         async with self._slot_released():
-            episodes = await self._spawn(arena, [task for task in wanted for _ in range(n)], self, train)
+            episodes = await self._spawn(arena, plays, self._slots)
+        if not train:
+            episodes = [_untrained(episode) for episode in episodes]
         self.children.extend(episodes)
-        return episodes
+        return list(episodes)
 
     def rollouts(self) -> tuple[Rollout, ...]:
         """What each seat saw and said so far."""
@@ -212,10 +262,16 @@ class Table:
         try:
             return self._chairs[role]
         except KeyError:
-            raise ArenaError(f"no role {role!r} at this table{did_you_mean(role, self._chairs)}") from None
+            hint = did_you_mean(role, self._chairs)
+            raise ArenaError(f"no role {role!r} at this table{hint}") from None
+
+    def _next_seed(self, chair: _Chair) -> int:
+        """A seed that depends on the play, the seat and how often the seat has drawn, alone."""
+        chair.draws += 1
+        return mix(self._seed, chair.stream + chair.draws)
 
     @asynccontextmanager
-    async def _slot_released(self):  # noqa: ANN202 - an async generator of nothing
+    async def _slot_released(self) -> AsyncGenerator[None]:
         """Give this play's place among the concurrent ones to its children while it waits."""
         self._slots.release()
         try:
@@ -227,6 +283,7 @@ class Table:
         self,
         chair: _Chair,
         prompt: str,
+        *,
         choices: Sequence[str] | None,
         parse: Callable[[str], Any] | None,
         max_tokens: int | None,
@@ -234,13 +291,12 @@ class Table:
     ) -> tuple[Reply, str | None]:
         """One model call; the reply, and why it is not legal (None when it is)."""
         seat = chair.seat
-        self._draws += 1
         base = seat.sampling
         sampling = Sampling(
             temperature=base.temperature,
             max_tokens=base.max_tokens if max_tokens is None else max_tokens,
             stop=base.stop if stop is None else tuple(stop),
-            seed=mix(self._seed, self._draws),
+            seed=self._next_seed(chair),
             choices=() if choices is None else tuple(choices),
             restrict=self._restrict and bool(choices),
         )
@@ -262,6 +318,15 @@ class Table:
             completion=completion,
         )
         return reply, reason
+
+
+def _untrained(episode: Episode) -> Episode:
+    """The same episode with no seat to train."""
+    return replace(
+        episode,
+        rollouts=tuple(replace(rollout, trainable=False) for rollout in episode.rollouts),
+        children=tuple(_untrained(child) for child in episode.children),
+    )
 
 
 def _read(

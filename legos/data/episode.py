@@ -51,6 +51,7 @@ class Episode:
     task: Task
     rollouts: tuple[Rollout, ...]
     rewards: Mapping[str, float]  # role -> reward of the whole play
+    seed: int = 0  # of the play: every draw at its table follows from it
     parts: Mapping[str, float] = field(default_factory=dict[str, float])  # named reward parts
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     notes: tuple[str, ...] = ()  # free text for the replay

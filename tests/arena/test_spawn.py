@@ -1,0 +1,247 @@
+"""Plays inside plays: children, their groups and failures, and draws that no timing changes."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from legos.arena.arena import Arena
+from legos.arena.step import play_all
+from legos.arena.table import Table
+from legos.credit import GRPOCredit
+from legos.data.episode import Episode, Task
+from legos.data.sample import TrainingBatch
+from legos.errors import EngineError
+from legos.testing import ScriptedClient
+
+Play = Callable[[Table], Awaitable[Mapping[str, float]]]
+
+
+def step(arena: Arena, concurrency: int = 8) -> TrainingBatch:
+    return asyncio.run(arena.step(concurrency=concurrency))
+
+
+class Solver(Arena):
+    """One seat, played as it is told."""
+
+    def __init__(self, play: Play) -> None:
+        super().__init__(ScriptedClient(lambda asked: "x" * (asked.sampling.seed % 4)))
+        self._play = play
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        return await self._play(t)
+
+
+async def solve(t: Table) -> Mapping[str, float]:
+    """The longer the answer, the better."""
+    return {"player": float(len((await t.ask("player", "solve")).answer))}
+
+
+class Family(Arena):
+    """A parent that spawns solvers."""
+
+    tasks_per_step = 2
+    group_size = 1
+
+    def __init__(self, solve: Play, *, train: bool = True, depth: int = 1, n: int = 3) -> None:
+        super().__init__(
+            ScriptedClient(lambda asked: "x" * (asked.sampling.seed % 4)),
+            credit_assigner=GRPOCredit(deviation=False),
+        )
+        self._solve = solve
+        self._train = train
+        self._depth = depth
+        self._n = n
+
+    def tasks(self, rng: random.Random) -> Iterable[Task]:
+        number = 0
+        while True:
+            yield Task(id=f"p{number}")
+            number += 1
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        await t.ask("player", "propose")
+        if self._depth > 1:
+            inner = Family(self._solve, depth=self._depth - 1, n=self._n)
+            children = await t.spawn(inner, Task(id=f"{t.task.id}.0"), n=2, train=self._train)
+        else:
+            solver = Solver(self._solve)
+            tasks = [Task(id=f"{t.task.id}/{problem}") for problem in "ab"]
+            children = await t.spawn(solver, tasks, n=self._n, train=self._train)
+        await t.ask("player", "and now?")
+        return {"player": float(len(children))}
+
+
+def test_children_are_played_compared_and_trained_on() -> None:
+    batch = step(Family(solve))
+    assert [len(e.children) for e in batch.episodes] == [6, 6]
+    ids = [child.task.id for child in batch.episodes[0].children]
+    assert ids == ["p0/a"] * 3 + ["p0/b"] * 3
+    groups = {s.group for s in batch.samples if "/" in s.group}
+    assert groups == {"p0/a", "p0/b", "p1/a", "p1/b"}
+    children = [child for e in batch.episodes for child in e.children]
+    for group in groups:
+        rewards = [c.rewards["player"] for c in children if c.task.id == group]
+        advantages = [s.advantages[0] for s in batch.samples if s.group == group]
+        mean = sum(rewards) / 3
+        assert advantages == pytest.approx([reward - mean for reward in rewards])
+    assert batch.tokens_generated == sum(len(s.positions) for s in batch.samples)
+    assert batch.metrics["arena/episodes"] == 14.0
+
+
+def test_one_place_is_enough_for_any_depth() -> None:
+    async def limited() -> TrainingBatch:
+        return await asyncio.wait_for(Family(solve, depth=3).step(concurrency=1), timeout=30)
+
+    batch = asyncio.run(limited())
+    grandchildren = [g for e in batch.episodes for c in e.children for g in c.children]
+    assert len(grandchildren) == 2 * 2 * 2
+    assert all(len(g.children) == 6 for g in grandchildren)
+
+
+def test_a_failing_child_is_told_to_its_parent_and_to_nobody_else() -> None:
+    async def solve_some(t: Table) -> Mapping[str, float]:
+        await t.ask("player", "solve")
+        if t.task.id.endswith("a"):
+            raise ValueError("unsolvable")
+        return {"player": 1.0}
+
+    batch = step(Family(solve_some), concurrency=1)
+    assert [e.error for e in batch.episodes] == [None, None]
+    for episode in batch.episodes:
+        assert ["unsolvable" in (c.error or "") for c in episode.children] == [True] * 3 + [
+            False
+        ] * 3
+    failed = sum(e.num_tokens for p in batch.episodes for e in p.children if e.error)
+    assert batch.tokens_discarded == {"failed": failed}
+    assert not any(s.group.endswith("a") for s in batch.samples)
+
+
+def test_children_that_are_not_to_be_trained_are_only_recorded() -> None:
+    batch = step(Family(solve, train=False, depth=2))
+    assert {s.group for s in batch.samples} == {"p0", "p1"}
+    descendants = [c for e in batch.episodes for c in e.children]
+    descendants += [g for c in descendants for g in c.children]
+    assert len(descendants) == 4 + 24
+    assert all(not r.trainable and r.turns for c in descendants for r in c.rollouts)
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_children_and_parents_share_one_limit(limit: int) -> None:
+    inside = 0
+    most = 0
+
+    async def busy(t: Table) -> Mapping[str, float]:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await t.ask("player", "?")
+        inside -= 1
+        return {"player": 0.0}
+
+    async def parent(t: Table) -> Mapping[str, float]:
+        await busy(t)
+        await t.spawn(Solver(busy), [Task(id="a"), Task(id="b")])
+        return await busy(t)
+
+    async def all_of_them() -> None:
+        plays = [(Task(id=f"{n}"), n) for n in range(6)]
+        await play_all(Solver(parent), plays, asyncio.Semaphore(limit))
+
+    asyncio.run(all_of_them())
+    assert most == limit
+
+
+def test_when_the_engine_dies_under_a_child_the_step_ends() -> None:
+    async def die(t: Table) -> Mapping[str, float]:
+        raise EngineError("the engine was closed")
+
+    with pytest.raises(EngineError):
+        step(Family(die), concurrency=1)
+
+
+class Child(Arena):
+    """A child that anybody can be asked to play."""
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        await t.ask("player", "child?")
+        return {"player": 0.0}
+
+
+class Parent(Arena):
+    """Spawns a class, not an arena."""
+
+    def tasks(self, rng: random.Random) -> Iterable[Task]:
+        yield Task(id="p")
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        await t.spawn(Child, Task(id="c"))
+        await t.ask("player", "parent?")
+        return {"player": 0.0}
+
+
+def test_a_child_by_its_class_asks_as_its_parent_does() -> None:
+    client = ScriptedClient(lambda _: "a")
+    step(Parent(client, credit_assigner=GRPOCredit(), temperature=0.5))
+    assert {asked.sampling.temperature for asked in client.asked} == {0.5}
+    assert {asked.prompt for asked in client.asked} == {"child?", "parent?"}
+
+
+class Slow(ScriptedClient):
+    """Answers after a number of turns of the event loop that differs from call to call."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(lambda asked: f"{asked.sampling.seed % 5}")
+        self._rng = rng
+
+    async def complete(self, *args: Any, **options: Any) -> Any:
+        for _ in range(self._rng.randrange(5)):
+            await asyncio.sleep(0)
+        return await super().complete(*args, **options)
+
+
+class Pair(Arena):
+    """Two seats that answer at once, and again as often as a random number says."""
+
+    roles = ("a", "b")
+    illegal = "retry"
+
+    def tasks(self, rng: random.Random) -> Iterable[Task]:
+        while True:
+            yield Task(id=f"{rng.random()}")
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        for _ in range(t.rng.randrange(3)):
+            await t.ask_all({"a": "?", "b": "?"}, choices=["1", "2", "3", "4"])
+        child = await t.spawn(Pair.Child, Task(id=t.task.id), n=2)
+        return {"a": sum(c.rewards["player"] for c in child), "b": t.rng.random()}
+
+    class Child(Arena):
+        async def play(self, t: Table) -> Mapping[str, float]:
+            return {"player": float((await t.ask("player", "?")).answer)}
+
+
+def told(episode: Episode) -> Any:
+    """All that was drawn in an episode, children included."""
+    return (
+        episode.task.id,
+        episode.seed,
+        dict(episode.rewards),
+        [[t.completion.text for t in rollout.turns] for rollout in episode.rollouts],
+        [told(child) for child in episode.children],
+    )
+
+
+def test_plays_are_the_same_whatever_the_concurrency_and_the_timing() -> None:
+    played: list[Any] = []
+    for concurrency in (1, 2, 5, 100):
+        arena = Pair(Slow(random.Random(concurrency)), credit_assigner=GRPOCredit(), seed=3)
+        batches = [step(arena, concurrency), step(arena, concurrency)]
+        played.append([told(e) for batch in batches for e in batch.episodes])
+    assert played[0] == played[1] == played[2] == played[3]
+    seeds = [episode[1] for episode in played[0]]
+    assert len(set(seeds)) == len(seeds)
+    other = Pair(Slow(random.Random(1)), credit_assigner=GRPOCredit(), seed=4)
+    assert told(step(other).episodes[0]) != played[0][0]
