@@ -1,54 +1,31 @@
-"""Checkpoints: written beside, verified by digest, renamed into place; the newest whole wins."""
+"""Checkpoints: folders whose files are verified by digest; the newest whole one wins."""
 
 import hashlib
 import json
 import logging
-import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from legos.errors import CheckpointError
+from legos.loop.atomic import clear_unfinished, write_folder
 
-__all__ = ["checkpoints", "newest_whole", "read_state", "write_checkpoint", "write_folder"]
+__all__ = ["checkpoints", "newest_whole", "read_state", "write_checkpoint"]
 
 logger = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 STATE = "state.json"
-
-
-def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Fill a folder beside its place and rename it there, so that it is whole or absent.
-
-    Args:
-        folder: where it shall stand; one that is there already is replaced.
-        write: puts the files into the folder it is given.
-
-    Raises:
-        CheckpointError: the disk is full or refuses; nothing is left half-written.
-    """
-    beside = folder.with_name(f".{folder.name}.unfinished")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir()
-        write(beside)
-        _flush(beside)
-        if folder.exists():
-            shutil.rmtree(folder)
-        beside.rename(folder)
-    except (OSError, RuntimeError) as error:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise CheckpointError(
-            f"{folder} cannot be written: {error}; free some space or choose another --out"
-        ) from error
+_NAME = re.compile(r"step-(\d+)")
 
 
 def write_checkpoint(
     parent: Path, step: int, write: Callable[[Path], dict[str, Any]], *, keep: int
 ) -> Path:
     """Write ``parent/step-000123`` and remove all but the newest ``keep``.
+
+    Checkpoints of later steps belong to a course of the run that was given up, and go too.
 
     Args:
         parent: the run's ``checkpoints`` folder.
@@ -60,7 +37,7 @@ def write_checkpoint(
         The new checkpoint's folder.
 
     Raises:
-        CheckpointError: as ``write_folder``.
+        CheckpointError: the disk is full or refuses; nothing is left half-written.
     """
 
     def fill(folder: Path) -> None:
@@ -70,14 +47,18 @@ def write_checkpoint(
 
     place = parent / f"step-{step:06d}"
     write_folder(place, fill)
-    for old in checkpoints(parent)[:-keep]:
-        shutil.rmtree(old)
+    found = checkpoints(parent)
+    newest = found.index(place) + 1
+    for old in found[: max(0, newest - keep)] + found[newest:]:
+        shutil.rmtree(old, ignore_errors=True)
     return place
 
 
 def checkpoints(parent: Path) -> list[Path]:
     """Checkpoint folders, oldest first."""
-    return sorted(parent.glob("step-*"))
+    names = {path: _NAME.fullmatch(path.name) for path in parent.glob("step-*")}
+    steps = {path: int(name[1]) for path, name in names.items() if name}
+    return sorted(steps, key=lambda path: steps[path])
 
 
 def newest_whole(parent: Path) -> Path:
@@ -86,6 +67,7 @@ def newest_whole(parent: Path) -> Path:
     Raises:
         CheckpointError: there is none.
     """
+    clear_unfinished(parent)
     for folder in reversed(checkpoints(parent)):
         problem = _problem(folder)
         if problem is None:
@@ -104,8 +86,10 @@ def read_state(folder: Path) -> dict[str, Any]:
 def _problem(folder: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     try:
-        digests: dict[str, str] = json.loads((folder / MANIFEST).read_text())
-        for name, digest in digests.items():
+        listed: object = json.loads((folder / MANIFEST).read_text())
+        if not isinstance(listed, dict) or STATE not in listed:
+            return f"{MANIFEST} lists no {STATE}"
+        for name, digest in cast("dict[str, str]", listed).items():
             if _digest(folder / name) != digest:
                 return f"{name} does not match its digest"
     except (OSError, ValueError) as error:
@@ -116,13 +100,3 @@ def _problem(folder: Path) -> str | None:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(folder: Path) -> None:
-    """Have the disk hold the files before the rename makes them count."""
-    for path in folder.iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -16,7 +16,7 @@ from typing import Any
 
 from legos.data.episode import Episode
 from legos.errors import CheckpointError
-from legos.loop.checkpoint import write_folder
+from legos.loop.atomic import write_folder
 from legos.track.jsonl import kept_bytes
 from legos.weights.adapter import Adapter, write_adapter
 

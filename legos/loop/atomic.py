@@ -1,0 +1,101 @@
+"""Files and folders that are whole or absent, whatever ends the process that writes them."""
+
+import os
+import shutil
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from legos.errors import CheckpointError, LegosError
+
+__all__ = ["clear_unfinished", "write_file", "write_folder"]
+
+_REFUSALS = (OSError, RuntimeError, SafetensorError)  # MLX and safetensors have their own
+
+
+def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Fill a folder beside its place and rename it there.
+
+    Args:
+        folder: where it shall stand; one that is there already is replaced.
+        write: puts the files into the folder it is given.
+
+    Raises:
+        CheckpointError: the disk is full or refuses; nothing is left half-written.
+    """
+    with _beside(folder) as beside:
+        beside.mkdir()
+        write(beside)
+        for path in beside.iterdir():
+            _flush(path)
+        replaced = folder.with_name(f".{folder.name}.replaced")
+        if folder.exists():
+            folder.rename(replaced)
+        beside.rename(folder)
+        _flush(folder.parent)
+        _remove(replaced)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a text file beside its place and rename it there.
+
+    Raises:
+        CheckpointError: the disk is full or refuses; what stood there before still does.
+    """
+    with _beside(path) as beside:
+        beside.write_text(text, encoding="utf-8")
+        _flush(beside)
+        beside.replace(path)
+        _flush(path.parent)
+
+
+def clear_unfinished(parent: Path) -> None:
+    """Tidy up after a crash: what was being written goes, what was being replaced comes back."""
+    for path in list(parent.glob(".*.unfinished")):
+        _remove(path)
+    for path in list(parent.glob(".*.replaced")):
+        place = path.with_name(path.name.removeprefix(".").removesuffix(".replaced"))
+        if place.exists():
+            _remove(path)
+        else:
+            path.rename(place)
+
+
+@contextmanager
+def _beside(place: Path) -> Generator[Path]:
+    """A free name beside a place; what stands there when the block fails is removed.
+
+    Raises:
+        CheckpointError: the disk is full or refuses.
+    """
+    beside = place.with_name(f".{place.name}.unfinished")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _remove(beside)
+        yield beside
+    except BaseException as error:
+        _remove(beside)
+        if isinstance(error, LegosError) or not isinstance(error, _REFUSALS):
+            raise
+        raise CheckpointError(
+            f"{place} cannot be written: {error}; free some space or choose another --out"
+        ) from error
+
+
+def _remove(path: Path) -> None:
+    """A file or a folder, if it is there and the disk lets it go."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    elif path.exists():
+        path.unlink()
+
+
+def _flush(path: Path) -> None:
+    """Have the disk hold a file, or the names in a folder, before what follows counts on it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
