@@ -1,6 +1,7 @@
 """The base class of what people write: tasks, roles, and one coroutine that plays."""
 
 import random
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -10,12 +11,13 @@ from legos.data.episode import Task
 from legos.data.message import Sampling
 from legos.data.sample import TrainingBatch
 from legos.data.seeds import mix
-from legos.errors import ArenaError
+from legos.errors import ArenaError, LegosError
 from legos.protocols import Client, CreditAssigner
 
 __all__ = ["Arena", "IllegalMove"]
 
 IllegalMove = Literal["forfeit", "retry", "random"]
+_Start = tuple[int, int]  # tasks drawn and plays started before a step
 
 
 class Arena:
@@ -60,6 +62,8 @@ class Arena:
         self._tasks_drawn = 0
         self._plays_started = 0
         self._task_stream: Iterator[Task] | None = None
+        self._unfinished: list[_Start] = []  # steps that are being played, or were cancelled
+        self._again: list[_Start] = []  # steps that a resumed run plays again
 
     @property
     def name(self) -> str:
@@ -102,31 +106,31 @@ class Arena:
             concurrency: plays that go on at once.
 
         Raises:
-            ArenaError: no credit assigner, or every play failed.
+            ArenaError: no credit assigner, no tasks, or every play failed.
         """
         from legos.arena.step import play_step
 
-        return await play_step(self, self.next_plays(), concurrency)
+        start = self._again.pop(0) if self._again else (self._tasks_drawn, self._plays_started)
+        self._unfinished.append(start)
+        try:
+            batch = await play_step(self, self._plays(start), concurrency)
+        except Exception:  # but not where the step was cancelled: then it is played again
+            self._unfinished.remove(start)
+            raise
+        self._unfinished.remove(start)
+        return batch
 
     def next_plays(self) -> list[tuple[Task, int]]:
         """The next step's tasks, each ``group_size`` times, with the seed of each play."""
-        if self._task_stream is None:
-            self._task_stream = self._stream(skip=self._tasks_drawn)
-        plays: list[tuple[Task, int]] = []
-        for _ in range(self.tasks_per_step):
-            task = next(self._task_stream)
-            self._tasks_drawn += 1
-            for _ in range(self.group_size):
-                plays.append((task, mix(self.seed, self._plays_started)))
-                self._plays_started += 1
-        return plays
+        return self._plays((self._tasks_drawn, self._plays_started))
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs: how far tasks have been drawn, and the credit's baselines."""
+        """What a resumed run needs: how far tasks are drawn and played, the credit's baselines."""
         credit = self.credit_assigner.state() if self.credit_assigner else {}
         return {
             "tasks_drawn": self._tasks_drawn,
             "plays_started": self._plays_started,
+            "unfinished": [list(start) for start in (*self._unfinished, *self._again)],
             "credit": credit,
         }
 
@@ -135,8 +139,33 @@ class Arena:
         self._tasks_drawn = state["tasks_drawn"]
         self._plays_started = state["plays_started"]
         self._task_stream = None
+        self._again = [(task, play) for task, play in state["unfinished"]]
         if self.credit_assigner:
             self.credit_assigner.restore(state["credit"])
+
+    def _plays(self, start: _Start) -> list[tuple[Task, int]]:
+        """A step's plays: of the next step, or of one that began before the run was resumed.
+
+        Raises:
+            ArenaError: ``tasks`` failed, or yields none.
+        """
+        first_task, first_play = start
+        new = first_task == self._tasks_drawn
+        stream = self._task_stream if new else self._stream(skip=first_task)
+        if stream is None:
+            stream = self._task_stream = self._stream(skip=first_task)
+        try:
+            tasks = [next(stream) for _ in range(self.tasks_per_step)]
+        except LegosError:
+            raise
+        except Exception as error:  # the arena's own code may raise anything
+            story = "".join(traceback.format_exception(error, limit=-4))
+            raise ArenaError(f"tasks() of arena {self.name!r} failed:\n{story}") from error
+        plays = [task for task in tasks for _ in range(self.group_size)]
+        if new:
+            self._tasks_drawn += len(tasks)
+            self._plays_started += len(plays)
+        return [(task, mix(self.seed, first_play + n)) for n, task in enumerate(plays)]
 
     def _stream(self, *, skip: int) -> Iterator[Task]:
         """Tasks of epoch 0, 1, ... without the first ``skip``."""

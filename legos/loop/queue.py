@@ -67,21 +67,19 @@ class SampleQueue:
             self._playing += 1
 
     async def put(self, batch: TrainingBatch) -> None:
-        """Hand over a played batch."""
+        """Hand over a played batch; it is in the queue even where the caller is cancelled here."""
+        self._playing -= 1
+        self._account(batch)
+        self._queued.append(batch)
+        size = float(len(batch.samples))
+        self._batch_samples += (size - self._batch_samples) * (0.2 if self._batch_samples else 1)
         async with self._changed:
-            self._playing -= 1
-            self._account(batch)
-            self._queued.append(batch)
-            size = float(len(batch.samples))
-            self._batch_samples += (size - self._batch_samples) * (
-                0.2 if self._batch_samples else 1
-            )
             self._changed.notify_all()
 
     async def give_up(self) -> None:
         """End an admission without a batch."""
+        self._playing -= 1
         async with self._changed:
-            self._playing -= 1
             self._changed.notify_all()
 
     async def take(self, version: int) -> list[TrainingBatch]:

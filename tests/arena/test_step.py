@@ -1,6 +1,7 @@
 """A step of an arena: isolation, endings, children, seeds, and the account of every token."""
 
 import asyncio
+import json
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
@@ -295,6 +296,55 @@ def test_a_resumed_arena_goes_on_with_the_same_plays(steps: int) -> None:
     resumed.restore(state)
     for _ in range(3):
         assert resumed.next_plays() == arena.next_plays()
+
+
+def test_steps_that_were_being_played_are_played_again() -> None:
+    async def slowly(t: Table) -> Mapping[str, float]:
+        await asyncio.sleep(3600)
+        return {}
+
+    async def cancelled(arena: Arena) -> list[dict[str, object]]:
+        steps = [asyncio.create_task(arena.step()) for _ in range(2)]
+        await asyncio.sleep(0)
+        states = [arena.state()]
+        for running in steps:
+            running.cancel()
+        await asyncio.wait(steps)
+        return [*states, arena.state()]
+
+    def seeds(arena: Arena) -> list[list[tuple[str, int]]]:
+        batches = [step(arena) for _ in range(3)]
+        return [[(e.task.id, e.seed) for e in batch.episodes] for batch in batches]
+
+    whole, stopped = Solo(alternating(), num_tasks=3), Solo(slowly, num_tasks=3)
+    expected = seeds(whole)
+    for state in asyncio.run(cancelled(stopped)):
+        resumed = Solo(alternating(), num_tasks=3)
+        resumed.restore(json.loads(json.dumps(state)))
+        assert seeds(resumed) == expected
+        assert resumed.state() == whole.state()
+
+
+def test_a_step_that_failed_is_not_played_again() -> None:
+    async def play(t: Table) -> Mapping[str, float]:
+        raise ValueError("no")
+
+    arena = Solo(play)
+    with pytest.raises(ArenaError):
+        step(arena)
+    assert arena.state()["unfinished"] == []
+
+
+def test_tasks_that_fail_are_told_with_where() -> None:
+    class Broken(Solo):
+        def tasks(self, rng: random.Random) -> Iterable[Task]:
+            yield Task(id="t0")
+            raise KeyError("lost file")
+
+    with pytest.raises(ArenaError, match=r"(?s)tasks\(\) of arena 'broken' failed:.*lost file"):
+        step(Broken(one_question))
+    with pytest.raises(ArenaError, match=r"Arena needs tasks\(self, rng\)"):
+        step(Arena(ScriptedClient([]), credit_assigner=RAECredit()))
 
 
 def test_the_credits_baselines_are_in_the_state() -> None:

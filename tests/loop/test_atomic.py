@@ -12,8 +12,6 @@ from legos.errors import CheckpointError, EngineError
 from legos.loop.atomic import clear_unfinished, write_file, write_folder
 
 
-
-
 class Fill:
     """Writes one file, and then fails if it is told how."""
 
