@@ -1,7 +1,6 @@
 """A step of an arena: isolation, endings, children, seeds, and the account of every token."""
 
 import asyncio
-import json
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from legos.arena.arena import Arena
 from legos.arena.seat import Seat
 from legos.arena.table import Draw, Forfeit, Table, Void
-from legos.credit import GRPOCredit, RAECredit
+from legos.credit import GRPOCredit
 from legos.data.episode import Task
 from legos.data.sample import TrainingBatch
 from legos.errors import ArenaError, EngineError
@@ -284,75 +283,6 @@ def test_finite_tasks_start_again_with_other_random_numbers() -> None:
     drawn = [task for _ in range(3) for task, _ in arena.next_plays()]
     assert [task.id for task in drawn] == [f"t{n % 3}" for n in range(12)]
     assert len({task.data for task in drawn}) == 12
-
-
-@pytest.mark.parametrize("steps", [0, 1, 3])
-def test_a_resumed_arena_goes_on_with_the_same_plays(steps: int) -> None:
-    arena = Solo(alternating(), num_tasks=3)
-    for _ in range(steps):
-        arena.next_plays()
-    state = arena.state()
-    resumed = Solo(alternating(), num_tasks=3)
-    resumed.restore(state)
-    for _ in range(3):
-        assert resumed.next_plays() == arena.next_plays()
-
-
-def test_steps_that_were_being_played_are_played_again() -> None:
-    async def slowly(t: Table) -> Mapping[str, float]:
-        await asyncio.sleep(3600)
-        return {}
-
-    async def cancelled(arena: Arena) -> list[dict[str, object]]:
-        steps = [asyncio.create_task(arena.step()) for _ in range(2)]
-        await asyncio.sleep(0)
-        states = [arena.state()]
-        for running in steps:
-            running.cancel()
-        await asyncio.wait(steps)
-        return [*states, arena.state()]
-
-    def seeds(arena: Arena) -> list[list[tuple[str, int]]]:
-        batches = [step(arena) for _ in range(3)]
-        return [[(e.task.id, e.seed) for e in batch.episodes] for batch in batches]
-
-    whole, stopped = Solo(alternating(), num_tasks=3), Solo(slowly, num_tasks=3)
-    expected = seeds(whole)
-    for state in asyncio.run(cancelled(stopped)):
-        resumed = Solo(alternating(), num_tasks=3)
-        resumed.restore(json.loads(json.dumps(state)))
-        assert seeds(resumed) == expected
-        assert resumed.state() == whole.state()
-
-
-def test_a_step_that_failed_is_not_played_again() -> None:
-    async def play(t: Table) -> Mapping[str, float]:
-        raise ValueError("no")
-
-    arena = Solo(play)
-    with pytest.raises(ArenaError):
-        step(arena)
-    assert arena.state()["unfinished"] == []
-
-
-def test_tasks_that_fail_are_told_with_where() -> None:
-    class Broken(Solo):
-        def tasks(self, rng: random.Random) -> Iterable[Task]:
-            yield Task(id="t0")
-            raise KeyError("lost file")
-
-    with pytest.raises(ArenaError, match=r"(?s)tasks\(\) of arena 'broken' failed:.*lost file"):
-        step(Broken(one_question))
-    with pytest.raises(ArenaError, match=r"Arena needs tasks\(self, rng\)"):
-        step(Arena(ScriptedClient([]), credit_assigner=RAECredit()))
-
-
-def test_the_credits_baselines_are_in_the_state() -> None:
-    arena, resumed = Solo(alternating()), Solo(alternating())
-    arena.credit_assigner, resumed.credit_assigner = RAECredit(), RAECredit()
-    step(arena)
-    resumed.restore(arena.state())
-    assert resumed.credit_assigner.baselines == arena.credit_assigner.baselines != {}
 
 
 def test_an_endpoint_without_logprobs_is_counted_and_never_trained_on() -> None:

@@ -1,0 +1,113 @@
+"""An arena that is resumed: the same plays, also those that were cut off, and the baselines."""
+
+import asyncio
+import json
+import random
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from legos.arena.arena import Arena
+from legos.arena.table import Table
+from legos.credit import GRPOCredit, RAECredit
+from legos.data.episode import Task
+from legos.data.sample import TrainingBatch
+from legos.errors import ArenaError
+from legos.testing import ScriptedClient
+
+
+class Solo(Arena):
+    """One seat that earns what its answer says; three tasks, again and again."""
+
+    tasks_per_step = 4
+    group_size = 2
+    num_tasks = 3
+
+    def __init__(self) -> None:
+        client = ScriptedClient(lambda asked: str(asked.sampling.seed % 10))
+        super().__init__(client, credit_assigner=GRPOCredit(deviation=False))
+
+    def tasks(self, rng: random.Random) -> Iterable[Task]:
+        for number in range(self.num_tasks):
+            yield Task(id=f"t{number}", data=rng.random())
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        return {"player": float((await t.ask("player", t.task.id)).answer)}
+
+
+class Slow(Solo):
+    """Never ends."""
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        await asyncio.sleep(3600)
+        return {}
+
+
+def step(arena: Arena) -> TrainingBatch:
+    return asyncio.run(arena.step())
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_a_resumed_arena_goes_on_with_the_same_plays(steps: int) -> None:
+    arena = Solo()
+    for _ in range(steps):
+        arena.next_plays()
+    state = arena.state()
+    resumed = Solo()
+    resumed.restore(state)
+    for _ in range(3):
+        assert resumed.next_plays() == arena.next_plays()
+
+
+def test_steps_that_were_being_played_are_played_again() -> None:
+    async def cancelled(arena: Arena) -> list[dict[str, object]]:
+        steps = [asyncio.create_task(arena.step()) for _ in range(2)]
+        await asyncio.sleep(0)
+        states = [arena.state()]
+        for running in steps:
+            running.cancel()
+        await asyncio.wait(steps)
+        return [*states, arena.state()]
+
+    def seeds(arena: Arena) -> list[list[tuple[str, int]]]:
+        batches = [step(arena) for _ in range(3)]
+        return [[(e.task.id, e.seed) for e in batch.episodes] for batch in batches]
+
+    whole, stopped = Solo(), Slow()
+    expected = seeds(whole)
+    for state in asyncio.run(cancelled(stopped)):
+        resumed = Solo()
+        resumed.restore(json.loads(json.dumps(state)))
+        assert seeds(resumed) == expected
+        assert resumed.state() == whole.state()
+
+
+def test_a_step_that_failed_is_not_played_again() -> None:
+    class Failing(Solo):
+        async def play(self, t: Table) -> Mapping[str, float]:
+            raise ValueError("no")
+
+    arena = Failing()
+    with pytest.raises(ArenaError):
+        step(arena)
+    assert arena.state()["unfinished"] == []
+
+
+def test_tasks_that_fail_are_told_with_where() -> None:
+    class Broken(Solo):
+        def tasks(self, rng: random.Random) -> Iterable[Task]:
+            yield Task(id="t0")
+            raise KeyError("lost file")
+
+    with pytest.raises(ArenaError, match=r"(?s)tasks\(\) of arena 'broken' failed:.*lost file"):
+        step(Broken())
+    with pytest.raises(ArenaError, match=r"Arena needs tasks\(self, rng\)"):
+        step(Arena(ScriptedClient([]), credit_assigner=RAECredit()))
+
+
+def test_the_credits_baselines_are_in_the_state() -> None:
+    arena, resumed = Solo(), Solo()
+    arena.credit_assigner, resumed.credit_assigner = RAECredit(), RAECredit()
+    step(arena)
+    resumed.restore(arena.state())
+    assert resumed.credit_assigner.baselines == arena.credit_assigner.baselines != {}
