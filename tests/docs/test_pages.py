@@ -1,0 +1,59 @@
+"""What the pages show, works: their programs are run, their commands and links exist."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from legos import GRPOCredit
+from legos.arena.exact import GameTree, optimal_move_rate, optimal_policy
+from legos.arena.registry import find_arena
+from legos.cli.app import main
+from legos.testing import ScriptedClient
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def program(page: Path, place: Path) -> Path:
+    """The page's first Python block as a file."""
+    block = re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert block is not None
+    place.write_text(block[1])
+    return place
+
+
+def test_the_game_of_the_readme_can_be_solved(tmp_path: Path) -> None:
+    kind = find_arena(f"{program(ROOT / 'README.md', tmp_path / 'race.py')}:Race")
+    tree = GameTree(kind())
+    best = optimal_policy(tree)
+    assert best is not None
+    assert optimal_move_rate(tree, best) == pytest.approx(1.0)
+
+
+def test_the_arena_of_the_index_plays(tmp_path: Path) -> None:
+    kind = find_arena(f"{program(ROOT / 'docs' / 'index.md', tmp_path / 'refine.py')}:Refine")
+    client = ScriptedClient(lambda asked: "the sea" if "Revise" in asked.prompt else "fine")
+    arena = kind(client, credit_assigner=GRPOCredit())
+    arena.tasks_per_step, arena.group_size = 3, 2
+    batch = asyncio.run(arena.step(concurrency=2))
+    told = {episode.task.data: episode.rewards["writer"] for episode in batch.episodes}
+    assert told == {"sea": 1.0, "snow": 0.0, "bread": 0.0}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+    missing = [link for link in links if "//" not in link and not (page.parent / link).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_exists(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = set(
+        re.findall(r"legos (train|eval|serve|bench|arenas|play|runs)\b", page.read_text())
+    )
+    for command in commands:
+        assert main([command, "--help"]) == 0
+    capsys.readouterr()
