@@ -1,7 +1,6 @@
 """``legos train``: everything put together, run, and summed up."""
 
 import asyncio
-import signal
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -11,20 +10,40 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from legos.apps.signals import StopSignals
 from legos.arena.evaluate import ArenaEvaluation, flat_figures
-from legos.build.arena import make_arena
+from legos.build.arena import check_options, make_arena
 from legos.build.machine import blas_hint, quiet_collector
 from legos.build.model import load_model
 from legos.build.trainer import Trainer
-from legos.config.resolve import ResolvedConfig
+from legos.config.resolve import ResolvedConfig, read_config
 from legos.config.schema import RunConfig
-from legos.loop.checkpoint import newest_whole, read_state
+from legos.errors import ConfigError, LegosError
+from legos.loop.checkpoint import checkpoints, newest_whole
 from legos.loop.folder import RunFolder, fresh_folder
 from legos.loop.run import Run, RunSettings
 from legos.protocols import Tracker
 from legos.track import ConsoleTracker, JsonlTracker, ManyTrackers, WandbTracker
 
-__all__ = ["train"]
+__all__ = ["check", "train"]
+
+RUNS = Path("runs")
+
+
+def check(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
+    """Refuse what can be refused before anything is loaded or written.
+
+    Args:
+        resolved: the checked settings.
+        resume: the run folder to go on with.
+
+    Raises:
+        LegosError: an arena or an option of it does not exist, or the folder holds another run.
+    """
+    config = resolved.config
+    check_options(config.arena, config.play.options)
+    if resume is None and config.out is not None:
+        RunFolder(config.out).check_free()
 
 
 def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
@@ -39,81 +58,116 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
         SystemExit: with 128 + signal number where a signal stopped it.
     """
     config = resolved.config
-    console = Console()
-    folder = RunFolder(resume or config.out or fresh_folder(Path("runs"), Path(config.arena).stem))
     started = time.perf_counter()
+    checkpoint = newest_whole(RunFolder(resume).checkpoints) if resume else None
+    trainer = _trainer(config)
+    try:
+        client = trainer.client()
+        arena = make_arena(
+            config.arena, client, play=config.play, generation=config.generation, seed=config.seed
+        )
+        evaluation = ArenaEvaluation(arena, client)
+        with StopSignals() as signals, _folder(resolved, resume, arena.name) as folder:
+            run = Run(
+                folder,
+                arena,
+                trainer,
+                _run_settings(config),
+                evaluation=evaluation,
+                count_tokens=trainer.tokens_generated,
+            )
+            if checkpoint is not None:
+                run.resume(checkpoint)
+                _keep_settings(folder, resolved)
+            if run.finished:
+                _tell_finished(run, folder, config)
+            else:
+                _announce(resolved, folder, trainer, run)
+                _go(run, signals, config, folder, resumed=checkpoint is not None)
+                _sum_up(run, folder, config, time.perf_counter() - started)
+        if signals.received is not None:
+            raise SystemExit(128 + signals.received)
+    finally:
+        trainer.close()
+
+
+def _trainer(config: RunConfig) -> Trainer:
+    """The model, loaded, with all that trains it."""
     model = load_model(config.model, inline=config.loop.deterministic)
-    trainer = Trainer(
+    longest = config.generation.max_tokens
+    if longest is not None and longest >= model.context:
+        raise ConfigError(
+            f"generation.max_tokens is {longest} but model {config.model!r} has a context of "
+            f"{model.context} tokens for prompt and completion together; give a smaller number"
+        )
+    return Trainer(
         model=model,
         config=config.training,
         max_rows=config.generation.max_batch,
         prefill_tokens=config.generation.prefill_tokens,
         seed=config.seed,
     )
-    try:
-        client = trainer.client()
-        arena = make_arena(
-            config.arena, client, play=config.play, generation=config.generation, seed=config.seed
-        )
-        if resume is None:
-            folder.start(resolved.toml())
-        _announce(console, config, folder, trainer)
-        run_settings = _run_settings(config)
-        with _opened(config, folder, resume) as (tracker, evaluations):
-            run = Run(
-                folder,
-                arena,
-                trainer,
-                run_settings,
-                tracker=tracker,
-                evaluations=evaluations,
-                evaluate=ArenaEvaluation(arena, client).figures,
-            )
-            if resume:
-                run.resume()
-            quiet_collector()
-            finished, number = asyncio.run(_until_the_end(run))
-        seconds = time.perf_counter() - started
-        if finished:
-            _sum_up(console, run, folder, config.arena, seconds)
-        else:
-            _tell(
-                console,
-                f"stopped after {seconds:.0f} s with a checkpoint; go on with",
-                f"  uv run legos train --resume {folder.path}",
-            )
-        if number is not None:
-            raise SystemExit(128 + number)
-    finally:
-        trainer.close()
-
-
-async def _until_the_end(run: Run) -> tuple[bool, int | None]:
-    """Run until the last step or a signal; whether it finished, and the signal's number."""
-    loop = asyncio.get_running_loop()
-    received: list[int] = []
-    stops: set[asyncio.Task[None]] = set()
-
-    def stop(number: int) -> None:
-        received.append(number)
-        for each in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(each)  # a second one ends the process at once
-        stops.add(loop.create_task(run.stop()))
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
-    finished = await run.go()
-    return finished, received[0] if received else None
 
 
 @contextmanager
-def _opened(
-    config: RunConfig, folder: RunFolder, resume: Path | None
+def _folder(resolved: ResolvedConfig, resume: Path | None, name: str) -> Generator[RunFolder]:
+    """The run's folder; an error that ends the run tells how to go on."""
+    if resume is not None:
+        folder = RunFolder(resume)
+    else:
+        folder = RunFolder(resolved.config.out or fresh_folder(RUNS, name))
+    try:
+        if resume is not None:
+            yield folder
+        else:
+            with folder.new_run(resolved.toml()):
+                yield folder
+    except LegosError as error:
+        if checkpoints(folder.checkpoints):
+            error.add_note(f"the run has a checkpoint; go on with\n  {_resuming(folder)}")
+        raise
+
+
+def _keep_settings(folder: RunFolder, resolved: ResolvedConfig) -> None:
+    """Have the folder tell the settings that the run goes on with, where they changed."""
+    config = resolved.config
+    if read_config(folder.config).replace(out=config.out) != config:
+        folder.write_config(resolved.toml())
+
+
+def _go(
+    run: Run, signals: StopSignals, config: RunConfig, folder: RunFolder, *, resumed: bool
+) -> None:
+    """Train until the last step or a signal."""
+
+    async def go(tracker: Tracker, evaluations: Tracker) -> None:
+        loop = asyncio.get_running_loop()
+        stops: list[asyncio.Task[None]] = []
+
+        def stop() -> None:
+            stops.append(loop.create_task(run.stop()))
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(stop)
+
+        signals.on_stop(wake)
+        try:
+            await run.go(tracker, evaluations)
+        finally:
+            signals.on_stop(None)
+
+    with _trackers(config, folder, keep_until=run.step if resumed else None) as trackers:
+        quiet_collector()
+        asyncio.run(go(*trackers))
+
+
+@contextmanager
+def _trackers(
+    config: RunConfig, folder: RunFolder, *, keep_until: int | None
 ) -> Generator[tuple[Tracker, Tracker]]:
     """The trackers of the steps and of the evaluations, closed at the end whatever happens."""
-    keep = read_state(newest_whole(folder.checkpoints))["trainer"]["step"] if resume else None
-    trackers: list[Tracker] = [JsonlTracker(folder.metrics, keep_until=keep)]
-    evaluations = JsonlTracker(folder.evaluations, keep_until=keep)
+    trackers: list[Tracker] = [JsonlTracker(folder.metrics, keep_until=keep_until)]
+    evaluations = JsonlTracker(folder.evaluations, keep_until=keep_until)
     if config.track.wandb != "off":
         trackers.append(
             WandbTracker(
@@ -146,36 +200,61 @@ def _run_settings(config: RunConfig) -> RunSettings:
     )
 
 
-def _announce(console: Console, config: RunConfig, folder: RunFolder, trainer: Trainer) -> None:
+def _announce(resolved: ResolvedConfig, folder: RunFolder, trainer: Trainer, run: Run) -> None:
     """What is about to run, on what, and where it is kept."""
-    model = trainer.model
-    adapted = sum(array.size for array in trainer.backend.adapter().arrays.values())
+    config, model = resolved.config, trainer.model
+    adapter = trainer.backend.adapter()
+    adapted = sum(array.size for array in adapter.arrays.values())
+    done = f", {run.step} of which are done" if run.step else ""
     _tell(
-        console,
         f"{config.model} ({model.num_parameters:,} parameters, {adapted:,} in LoRA) plays "
-        f"{config.arena} for {config.loop.steps} steps, in {folder.path}",
+        f"{config.arena} for {config.loop.steps} steps{done}, in {folder.path}"
     )
+    asked, layers = config.training.lora_layers, adapter.shape.num_layers
+    if asked > layers and resolved.sources["training.lora_layers"] != "default":
+        _tell(f"training.lora_layers is {asked}; the model has {layers}, and all get LoRA")
     hint = blas_hint()
     if hint:
-        _tell(console, hint)
+        _tell(hint)
 
 
-def _sum_up(console: Console, run: Run, folder: RunFolder, arena: str, seconds: float) -> None:
+def _sum_up(run: Run, folder: RunFolder, config: RunConfig, seconds: float) -> None:
     """The evaluation before and after, and what to try next."""
-    console.print(_comparison(run.first, run.last, arena))
+    if not run.finished:
+        _tell(
+            f"stopped after {seconds:.0f} s at step {run.step} of {config.loop.steps}, "
+            "with a checkpoint; go on with",
+            f"  {_resuming(folder)}",
+        )
+        return
+    Console().print(_comparison(run.first, run.last, config.arena))
     _tell(
-        console,
         f"done in {seconds:.0f} s; next, try",
         f"  uv run legos eval {folder.path}",
         f"  uv run legos serve --adapter {folder.adapter_folder()}",
-        f"  uv run legos train --arena {'nim' if arena == 'kuhn' else 'kuhn'}",
+        f"  uv run legos train --arena {'nim' if config.arena == 'kuhn' else 'kuhn'}",
     )
 
 
-def _tell(console: Console, *lines: str) -> None:
+def _tell_finished(run: Run, folder: RunFolder, config: RunConfig) -> None:
+    """There is nothing left to train."""
+    Console().print(_comparison(run.first, run.last, config.arena))
+    _tell(
+        f"nothing to do: the run in {folder.path} has done {run.step} steps of "
+        f"{config.loop.steps}; go on with",
+        f"  {_resuming(folder)} --steps {2 * run.step}",
+    )
+
+
+def _resuming(folder: RunFolder) -> str:
+    return f"uv run legos train --resume {folder.path}"
+
+
+def _tell(*lines: str) -> None:
     """Lines as they are: no colours guessed, no breaks put in."""
+    console = Console()
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _comparison(first: Mapping[str, Any], last: Mapping[str, Any], arena: str) -> Table:

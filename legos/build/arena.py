@@ -11,12 +11,13 @@ from legos.arena.registry import find_arena
 from legos.config.schema import GenerationConfig, PlayConfig
 from legos.credit.group import GRPOCredit, RLOOCredit
 from legos.credit.role import RAECredit
-from legos.errors import ArenaError, did_you_mean
+from legos.errors import ArenaError, LegosError, did_you_mean
 from legos.protocols import Client, CreditAssigner
 
-__all__ = ["DEFAULT_CREDIT", "make_arena", "make_credit"]
+__all__ = ["DEFAULT_CREDIT", "check_options", "make_arena", "make_credit"]
 
 DEFAULT_CREDIT = "grpo"
+_OURS = ("client", "credit_assigner", "temperature", "seed")  # not given as options
 
 
 def make_credit(name: str) -> CreditAssigner:
@@ -51,16 +52,24 @@ def make_arena(
     play = play or PlayConfig()
     kind = find_arena(name)
     options = dict(play.options)
-    _check_options(name, kind, options)
+    check_options(name, options)
     common: dict[str, Any] = {
         "credit_assigner": make_credit(play.credit or DEFAULT_CREDIT),
         "temperature": generation.temperature if generation else 1.0,
         "seed": seed,
     }
-    if issubclass(kind, Game):
-        arena: Arena = GameArena(kind(**options), client, **common)
-    else:
-        arena = kind(client, **common, **options)
+    try:
+        if issubclass(kind, Game):
+            arena: Arena = GameArena(kind(**options), client, **common)
+        else:
+            arena = kind(client, **common, **options)
+    except LegosError:
+        raise
+    except Exception as error:  # the arena's own code may raise anything
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items()) or "no options"
+        raise ArenaError(
+            f"arena {name!r} cannot be made with {given}: {type(error).__name__}: {error}"
+        ) from error
     if generation is not None and generation.max_tokens is not None:
         arena.max_tokens = generation.max_tokens
     for field in ("tasks_per_step", "group_size", "illegal", "restrict_choices"):
@@ -70,16 +79,17 @@ def make_arena(
     return arena
 
 
-def _check_options(name: str, kind: type, options: Mapping[str, object]) -> None:
-    """Refuse an option that the arena's constructor does not take."""
-    parameters = inspect.signature(kind).parameters
+def check_options(name: str, options: Mapping[str, object]) -> None:
+    """Refuse an option that the arena's constructor does not take.
+
+    Raises:
+        ArenaError: there is one, or no such arena.
+    """
+    parameters = inspect.signature(find_arena(name)).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
-    known = [
-        key for key in parameters if key not in ("client", "credit_assigner", "temperature", "seed")
-    ]
+    known = [key for key in parameters if key not in _OURS]
     for option in options:
         if option not in known:
-            raise ArenaError(
-                f"arena {name!r} takes no option {option!r}{did_you_mean(option, known)}"
-            )
+            hint = did_you_mean(option, known) if known else "; it takes none"
+            raise ArenaError(f"arena {name!r} takes no option {option!r}{hint}")

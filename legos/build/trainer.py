@@ -1,5 +1,6 @@
 """From configuration to trainers, engines and clients."""
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from legos.build.model import ModelHandle, apply_lora
@@ -71,6 +72,15 @@ class Trainer(PolicyTrainer):
     def client(self) -> EngineClient:
         """A client that asks the engine in this process."""
         return EngineClient(self.engine, self.model.tokenizer)
+
+    async def tokens_generated(self) -> int:
+        """Tokens that the engine has sampled since it was made, cancelled requests included.
+
+        Raises:
+            EngineError: the engine has died or was closed.
+        """
+        engine = self.engine
+        return await asyncio.wrap_future(engine.run(lambda _: engine.tokens_generated))
 
     def close(self) -> None:
         """End the engine's and the trainer's threads."""

@@ -1,4 +1,4 @@
-"""The program ``legos``: its commands, and how it ends."""
+"""The program ``legos``: its commands, and what it says when one is refused."""
 
 import logging
 import sys
@@ -11,9 +11,9 @@ from cyclopts import App, CycloptsError
 from legos.cli import commands
 from legos.errors import LegosError
 
-__all__ = ["app", "main"]
+__all__ = ["app", "run"]
 
-OK, REFUSED, INTERRUPTED = 0, 2, 130
+OK, REFUSED = 0, 2
 _DEBUG = "--debug"
 
 app = App(
@@ -31,16 +31,15 @@ app.command(commands.bench)
 app.command(commands.arenas)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def run(given: Sequence[str]) -> int:
     """Run one command.
 
     Args:
-        arguments: of the command line; those of the process by default.
+        given: its name and options.
 
     Returns:
-        Exit code: 0 done, 2 refused or failed with a message, 130 interrupted.
+        Exit code: 0 done, 2 refused or failed with a message.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
     debug = _DEBUG in given
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     if debug:
@@ -53,12 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             exit_on_error=False,
             print_error=False,
         )
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return INTERRUPTED
     except (CycloptsError, LegosError) as error:
         if debug:
             raise
-        sys.stderr.write(f"error: {error}\n")
+        notes: list[str] = getattr(error, "__notes__", [])
+        sys.stderr.write("\n".join([f"error: {error}", *notes]) + "\n")
         return REFUSED
     return OK

@@ -79,12 +79,14 @@ def train(
         "track": tracking,
     }
     resolved = resolve_run(config, resume=resume, overrides=dotted(groups, shorthands))
-    if dry_run:
-        show(resolved.toml())
-        return
+    from legos.apps.train import check
     from legos.apps.train import train as run
 
-    run(resolved, resume=resume)
+    check(resolved, resume=resume)
+    if dry_run:
+        show(resolved.toml())
+    else:
+        run(resolved, resume=resume)
 
 
 def evaluate(

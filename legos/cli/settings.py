@@ -1,10 +1,12 @@
 """From the options of ``legos train`` to the resolved settings of a run."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from legos.arena.registry import advice
 from legos.config.resolve import ResolvedConfig, read_config, resolve
+from legos.config.toml import read_sources
 from legos.errors import CheckpointError, ConfigError
 
 __all__ = ["resolve_run"]
@@ -42,4 +44,9 @@ def resolve_run(
                 f"{name} is {now!r} ({resolved.sources[name]}) but the run in {resume} has "
                 f"{was!r}; leave it out, or start a new run"
             )
-    return resolved
+    origins = read_sources(saved.read_text(encoding="utf-8"))
+    sources = {
+        name: origins.get(name, source) if source == f"file {saved}" else source
+        for name, source in resolved.sources.items()
+    }
+    return replace(resolved, sources=sources)

@@ -7,7 +7,7 @@ from typing import cast
 
 from legos.errors import ConfigError
 
-__all__ = ["write_toml"]
+__all__ = ["read_sources", "write_toml"]
 
 
 def write_toml(values: Mapping[str, object], sources: Mapping[str, str]) -> str:
@@ -31,6 +31,20 @@ def write_toml(values: Mapping[str, object], sources: Mapping[str, str]) -> str:
         "\n".join([f"[{table}]", *lines] if table else lines) for table, lines in tables.items()
     ]
     return "\n\n".join(blocks) + "\n"
+
+
+def read_sources(text: str) -> dict[str, str]:
+    """Dotted name -> source, from the comments of a text that ``write_toml`` wrote."""
+    sources: dict[str, str] = {}
+    table = ""
+    for line in text.splitlines():
+        setting, comment, source = line.rpartition("  # ")
+        if line.startswith("["):
+            table = line.strip("[]") + "."
+        elif comment:
+            key = setting.partition(" = ")[0]
+            sources[table + (json.loads(key) if key.startswith('"') else key)] = source
+    return sources
 
 
 def _table_and_key(name: str) -> tuple[str, str]:

@@ -10,19 +10,24 @@ checkpoints/        what a resumed run needs
 
 import json
 import os
-from collections.abc import Sequence
+import re
+import shutil
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from legos.data.episode import Episode
 from legos.errors import CheckpointError
-from legos.loop.atomic import write_folder
-from legos.track.jsonl import kept_bytes
+from legos.loop.atomic import clear_unfinished, write_file, write_folder
+from legos.loop.checkpoint import checkpoints
+from legos.track.jsonl import append_whole, kept_bytes
 from legos.weights.adapter import Adapter, write_adapter
 
 __all__ = ["RunFolder", "fresh_folder"]
 
 CONFIG = "config.toml"
+_ADAPTER = re.compile(r"v(\d+)")
 
 
 class RunFolder:
@@ -37,27 +42,68 @@ class RunFolder:
         self.adapters = path / "adapters"
         self.checkpoints = path / "checkpoints"
 
-    def start(self, config: str) -> None:
-        """Make the folder of a new run.
+    def check_free(self) -> None:
+        """Refuse a place where a new run would mix with another.
 
         Raises:
-            CheckpointError: a run is there already, or the disk refuses.
+            CheckpointError: a run, or a part of one, is there already.
         """
-        if self.config.exists():
+        if any(part.exists() for part in self._parts):
             raise CheckpointError(
                 f"{self.path} already holds a run; go on with --resume {self.path}, "
                 "or choose another --out"
             )
+
+    @contextmanager
+    def new_run(self, config: str) -> Generator[None]:
+        """Make the folder of a new run; all is as before where the block comes to nothing.
+
+        Args:
+            config: the resolved settings, as TOML.
+
+        Raises:
+            CheckpointError: a run is there already, or the disk refuses.
+        """
+        self.check_free()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.config.write_text(config)
-        except OSError as error:
-            raise CheckpointError(f"cannot start a run in {self.path}: {error}") from error
+            write_file(self.config, config)
+            yield
+        except BaseException:
+            if not checkpoints(self.checkpoints) and not _has_content(self.metrics):
+                self._forget()
+            raise
+
+    def write_config(self, config: str) -> None:
+        """Replace the settings by those that the run goes on with.
+
+        Raises:
+            CheckpointError: the disk refuses; the old ones stay.
+        """
+        write_file(self.config, config)
+
+    def rewind(self, *, step: int, version: int) -> None:
+        """Forget plays and adapters of later steps than the one that a resumed run goes on from.
+
+        Args:
+            step: optimiser steps done.
+            version: policy version after them.
+        """
+        if self.episodes.exists():
+            os.truncate(self.episodes, kept_bytes(self.episodes, step))
+        clear_unfinished(self.adapters)
+        for number, path in self._adapters().items():
+            if number > version:
+                shutil.rmtree(path)
 
     def write_adapter(self, adapter: Adapter) -> Path:
-        """Write ``adapters/vN``, whole or not at all."""
+        """Write ``adapters/vN``, whole or not at all; one that is there already stays.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
         place = self.adapters / f"v{adapter.version}"
-        write_folder(place, lambda folder: write_adapter(adapter, folder))
+        if not place.exists():
+            write_folder(place, lambda folder: write_adapter(adapter, folder))
         return place
 
     def adapter_folder(self, name: str | None = None) -> Path:
@@ -66,18 +112,20 @@ class RunFolder:
         Raises:
             CheckpointError: there is none of that name, or none at all.
         """
-        found = {path.name: path for path in self.adapters.glob("v*")}
         if not self.config.exists():
-            raise CheckpointError(f"{self.path} holds no run: it has no {CONFIG}")
-        if not found:
-            raise CheckpointError(f"{self.path} holds no adapter yet")
-        if name is None:
-            return max(found.values(), key=lambda path: int(path.name[1:]))
-        if name not in found:
             raise CheckpointError(
-                f"{self.path} has no adapter {name!r}; it has {', '.join(sorted(found))}"
+                f"{self.path} holds no run: it has no {CONFIG}; give the folder of a run, "
+                "such as runs/nim-1"
             )
-        return found[name]
+        found = self._adapters()
+        if not found:
+            raise CheckpointError(f"{self.path} holds no adapter yet; train it first")
+        if name is None:
+            return found[max(found)]
+        known = {path.name: path for _, path in sorted(found.items())}
+        if name not in known:
+            raise CheckpointError(f"{self.path} has no adapter {name!r}; it has {', '.join(known)}")
+        return known[name]
 
     def add_episodes(self, step: int, episodes: Sequence[Episode]) -> None:
         """Append plays as text, one JSON object a line.
@@ -86,24 +134,52 @@ class RunFolder:
             CheckpointError: the disk refuses.
         """
         lines = [json.dumps({"step": step, **_as_json(episode)}) + "\n" for episode in episodes]
-        try:
-            with self.episodes.open("a") as file:
-                file.write("".join(lines))
-        except OSError as error:
-            raise CheckpointError(f"cannot write {self.episodes}: {error}") from error
+        append_whole(self.episodes, "".join(lines).encode())
 
-    def cut_episodes(self, step: int) -> None:
-        """Forget plays of later steps than the one that a resumed run goes on from."""
-        if self.episodes.exists():
-            os.truncate(self.episodes, kept_bytes(self.episodes, step))
+    @property
+    def _parts(self) -> tuple[Path, ...]:
+        files = (self.config, self.metrics, self.evaluations, self.episodes)
+        return (*files, self.adapters, self.checkpoints, self.path / "wandb")
+
+    def _adapters(self) -> dict[int, Path]:
+        """Adapter folders by version."""
+        names = {path: _ADAPTER.fullmatch(path.name) for path in self.adapters.glob("v*")}
+        return {int(name[1]): path for path, name in names.items() if name}
+
+    def _forget(self) -> None:
+        """Remove all parts, and the folder if nothing else is in it."""
+        for part in self._parts:
+            if part.is_dir():
+                shutil.rmtree(part, ignore_errors=True)
+            else:
+                part.unlink(missing_ok=True)
+        with suppress(OSError):  # it holds what is not ours, or was never made
+            self.path.rmdir()
 
 
 def fresh_folder(parent: Path, name: str) -> Path:
-    """``parent/name-1``, ``-2``, ...: the first that is not taken."""
+    """Make ``parent/name-1``, ``-2``, ...: the first that is not taken.
+
+    Raises:
+        CheckpointError: the disk refuses.
+    """
     number = 1
-    while (parent / f"{name}-{number}").exists():
-        number += 1
-    return parent / f"{name}-{number}"
+    while True:
+        place = parent / f"{name}-{number}"
+        try:
+            place.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot make the run folder {place}: {error}; choose another place with --out"
+            ) from error
+        else:
+            return place
+
+
+def _has_content(file: Path) -> bool:
+    return file.exists() and file.stat().st_size > 0
 
 
 def _as_json(episode: Episode) -> dict[str, Any]:

@@ -14,7 +14,8 @@ class Ledger:
 
     generated = trained + filtered(reason) + discarded(reason) + queued, checked at every step.
     Filtered tokens had been sampled well but were not used (too old, a step left out); discarded
-    ones never became samples (a failed play, an endpoint without log-probabilities).
+    ones never became samples (a failed play, an endpoint without log-probabilities, a play that
+    was cut off by the end of the run, a play of an evaluation).
     """
 
     def __init__(self) -> None:
@@ -26,6 +27,12 @@ class Ledger:
     def discard(self, reasons: Mapping[str, int]) -> None:
         """Add tokens that never became samples."""
         self.discarded.update(reasons)
+
+    def lose(self, reason: str, tokens: int) -> None:
+        """Add tokens that were generated and reach no batch, so that nobody else counts them."""
+        if tokens:
+            self.generated += tokens
+            self.discarded[reason] += tokens
 
     def check(self, *, queued: int) -> None:
         """Refuse to go on with an account that does not balance.

@@ -127,7 +127,8 @@ async def _one_step(
     await trainer.publish_weights()
     if after_step is not None:
         await after_step(metrics, batches)
-    await queue.release()
+    if trainer.step < trainer.num_steps:  # nobody would train on what is played after the last
+        await queue.release()
 
 
 async def _whole_step(

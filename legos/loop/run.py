@@ -1,16 +1,19 @@
 """One run: the loop with its folder, trackers, evaluations and checkpoints."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from legos.arena.arena import Arena
 from legos.arena.evaluate import flat_figures
 from legos.data.sample import TrainingBatch
-from legos.loop.checkpoint import newest_whole, read_state, write_checkpoint
+from legos.errors import CheckpointError, EngineError
+from legos.loop.checkpoint import read_state, write_checkpoint
 from legos.loop.folder import RunFolder
 from legos.loop.loop import training_loop
 from legos.loop.queue import SampleQueue, Stopped
@@ -18,10 +21,23 @@ from legos.loop.stored import batches_from_json, batches_to_json
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.protocols import Tracker
 
-__all__ = ["Run", "RunSettings"]
+__all__ = ["Evaluation", "Run", "RunSettings"]
 
 logger = logging.getLogger(__name__)
 Figures = dict[str, Any]
+
+
+class Evaluation(Protocol):
+    """Tells how good the live policy is."""
+
+    @property
+    def tokens_generated(self) -> int:
+        """Tokens that its plays have had sampled so far."""
+        ...
+
+    async def figures(self) -> Figures:
+        """The figures as JSON values."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,59 +68,80 @@ class Run:
         trainer: PolicyTrainer,
         settings: RunSettings,
         *,
-        tracker: Tracker,
-        evaluations: Tracker,
-        evaluate: Callable[[], Awaitable[Figures]],
+        evaluation: Evaluation,
+        count_tokens: Callable[[], Awaitable[int]],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Put a run together; nothing happens before ``go``.
+        """Put a run together; nothing happens before ``resume`` and ``go``.
 
         Args:
             folder: where it is kept.
             arena: what is played.
             trainer: what is trained.
             settings: its length and its leavings.
-            tracker: gets each step's metrics.
-            evaluations: gets each evaluation's figures.
-            evaluate: figures of the live policy.
+            evaluation: tells figures of the live policy.
+            count_tokens: tokens that the engine has sampled since it was made.
             clock: seconds.
         """
         self._folder = folder
         self._arena = arena
         self._trainer = trainer
         self._settings = settings
-        self._tracker = tracker
-        self._evaluations = evaluations
-        self._evaluate = evaluate
+        self._evaluation = evaluation
+        self._count_tokens = count_tokens
         self._clock = clock
         self._step_ended = clock()
-        self._saved_step = -1
         self._queue = SampleQueue(
             trainer.ledger,
             min_samples=trainer.settings.min_samples,
             staleness_limit=trainer.settings.staleness_limit,
         )
+        self._evaluated_step: int | None = None  # step of the newest evaluation
+        self._evaluating: asyncio.Task[Figures] | None = None
+        self._stopping = False
+        self._unlogged: Metrics | None = None  # of a step whose line could not be written
         self.first: Figures = {}
         self.last: Figures = {}
 
-    def resume(self) -> int:
-        """Take up the newest whole checkpoint; returns its step.
-
-        Raises:
-            CheckpointError: there is none, or it is of another model or arena.
-        """
-        place = newest_whole(self._folder.checkpoints)
-        state = read_state(place)
-        self._trainer.restore(place, state["trainer"])
-        self._arena.restore(state["arena"])
-        self._queue.refill(batches_from_json(state["queued"]))
-        self.first = state["first"]
-        self._saved_step = self._trainer.step
-        self._folder.cut_episodes(self._trainer.step)
+    @property
+    def step(self) -> int:
+        """Optimiser steps done."""
         return self._trainer.step
 
-    async def go(self) -> bool:
+    @property
+    def finished(self) -> bool:
+        """Whether every step is done and the policy after the last one evaluated."""
+        return self.step >= self._settings.num_steps and self._evaluated_step == self.step
+
+    def resume(self, place: Path) -> None:
+        """Take up a checkpoint, and forget what the folder holds of later steps.
+
+        Args:
+            place: a whole checkpoint of this run.
+
+        Raises:
+            CheckpointError: it is of another model or arena; nothing is forgotten then.
+        """
+        state = read_state(place)
+        try:
+            self._trainer.restore(place, state["trainer"])
+            self._arena.restore(state["arena"])
+            self._queue.refill(batches_from_json(state["queued"]))
+            self.first, self.last = state["first"], state["last"]
+            self._evaluated_step = state["evaluated_step"]
+            self._unlogged = state["unlogged"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{place} does not fit this run: {error!r}; was it written by another version?"
+            ) from error
+        self._folder.rewind(step=self.step, version=self._trainer.version)
+
+    async def go(self, tracker: Tracker, evaluations: Tracker) -> bool:
         """Train to the end, or until ``stop``; whatever happens, a checkpoint is written.
+
+        Args:
+            tracker: gets each step's metrics.
+            evaluations: gets each evaluation's figures.
 
         Returns:
             True where the last step was reached, False where the run was stopped.
@@ -112,36 +149,62 @@ class Run:
         Raises:
             LegosError: what ended the run early.
         """
-        settings = self._settings
-        finished = False
+        elsewhere = self._trainer.ledger.generated - await self._count_tokens()
         try:
-            await self._trainer.publish_weights()
-            if not self.first:
-                self.first = self.last = await self._figures(step=0)
-                self._folder.write_adapter(self._trainer.backend.adapter())
-            self._step_ended = self._clock()
-            await training_loop(
-                self._arena,
-                self._trainer,
-                settings.num_steps,
-                episode_concurrency=settings.episode_concurrency,
-                step_concurrency=settings.step_concurrency,
-                after_step=self._after_step,
-                queue=self._queue,
-            )
-            finished = True
+            await self._to_the_end(tracker, evaluations)
         except Stopped:
-            logger.info("stopped at step %d", self._trainer.step)
-        finally:
-            self._save()
-        return finished
+            logger.info("stopped at step %d", self.step)
+        except BaseException as error:
+            try:
+                await self._close(elsewhere)
+            except CheckpointError as also:
+                error.add_note(str(also))
+            raise
+        await self._close(elsewhere)
+        return self.finished
 
     async def stop(self) -> None:
         """Ask the run to end; it writes its checkpoint and returns from ``go``."""
+        self._stopping = True
+        if self._evaluating is not None:
+            self._evaluating.cancel()
         await self._queue.end(Stopped())
 
-    async def _after_step(self, metrics: Metrics, batches: Sequence[TrainingBatch]) -> None:
-        step, settings = self._trainer.step, self._settings
+    async def _to_the_end(self, tracker: Tracker, evaluations: Tracker) -> None:
+        settings, trainer = self._settings, self._trainer
+
+        async def after_step(metrics: Metrics, batches: Sequence[TrainingBatch]) -> None:
+            await self._after_step(metrics, batches, tracker, evaluations)
+
+        if self._unlogged is not None:
+            tracker.log(self._unlogged, step=self.step)
+            self._unlogged = None
+        await trainer.publish_weights()
+        if not self.first:
+            self._folder.write_adapter(trainer.backend.adapter())
+            self.first = await self._evaluate(evaluations)
+        self._step_ended = self._clock()
+        if self.step < settings.num_steps:
+            await training_loop(
+                self._arena,
+                trainer,
+                settings.num_steps,
+                episode_concurrency=settings.episode_concurrency,
+                step_concurrency=settings.step_concurrency,
+                after_step=after_step,
+                queue=self._queue,
+            )
+        if not self.finished:  # the run was stopped in the middle of its last evaluation
+            await self._evaluate(evaluations)
+
+    async def _after_step(
+        self,
+        metrics: Metrics,
+        batches: Sequence[TrainingBatch],
+        tracker: Tracker,
+        evaluations: Tracker,
+    ) -> None:
+        step, settings = self.step, self._settings
         last = step >= settings.num_steps
         now = self._clock()
         turns = sum(batch.metrics.get("arena/turns", 0.0) for batch in batches)
@@ -149,32 +212,64 @@ class Run:
         metrics["loop/seconds_per_step"] = now - self._step_ended
         self._step_ended = now
         if last or (settings.evaluate_every and step % settings.evaluate_every == 0):
-            self.last = await self._figures(step=step)
-            metrics |= flat_figures(self.last)
-        self._tracker.log(metrics, step=step)
+            with suppress(Stopped):  # the step is done all the same
+                metrics |= flat_figures(await self._evaluate(evaluations))
+        self._unlogged = metrics
+        tracker.log(metrics, step=step)
+        self._unlogged = None
         episodes = [episode for batch in batches for episode in batch.episodes]
         if settings.episodes_kept:
             self._folder.add_episodes(step, episodes[: settings.episodes_kept])
         if settings.checkpoint_every and step % settings.checkpoint_every == 0 and not last:
             self._save()
 
-    async def _figures(self, *, step: int) -> Figures:
-        figures = {"policy_version": self._trainer.version, **await self._evaluate()}
-        self._evaluations.log(
-            {"policy_version": self._trainer.version, **flat_figures(figures)}, step=step
-        )
-        return figures
+    async def _evaluate(self, evaluations: Tracker) -> Figures:
+        """Figures of the live policy, logged and kept.
+
+        Raises:
+            Stopped: the run is to end; plays of an evaluation are not waited for.
+        """
+        if self._stopping:
+            raise Stopped
+        before = self._evaluation.tokens_generated
+        self._evaluating = asyncio.ensure_future(self._evaluation.figures())
+        try:
+            found = await self._evaluating
+        except asyncio.CancelledError:
+            if self._stopping:
+                raise Stopped from None
+            raise
+        finally:
+            self._evaluating = None
+            self._trainer.ledger.lose("evaluation", self._evaluation.tokens_generated - before)
+        version = self._trainer.version
+        self.last = {"policy_version": version, **found}
+        self._evaluated_step = self.step
+        evaluations.log({"policy_version": version, **flat_figures(found)}, step=self.step)
+        return self.last
+
+    async def _close(self, elsewhere: int) -> None:
+        """Book what was being sampled when the run ended, and write a checkpoint.
+
+        Args:
+            elsewhere: tokens in the ledger that this engine has not sampled: of a run's earlier
+                processes.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
+        ledger = self._trainer.ledger
+        with suppress(EngineError):  # it has died, and nobody can tell
+            sampled = elsewhere + await self._count_tokens()
+            ledger.lose("unfinished", max(0, sampled - ledger.generated))
+        self._save()
 
     def _save(self) -> None:
-        """Adapter and checkpoint of this step, unless they are there already."""
-        step = self._trainer.step
-        if step == self._saved_step:
-            return
+        """Adapter and checkpoint of this step."""
         self._folder.write_adapter(self._trainer.backend.adapter())
         write_checkpoint(
-            self._folder.checkpoints, step, self._fill, keep=self._settings.keep_checkpoints
+            self._folder.checkpoints, self.step, self._fill, keep=self._settings.keep_checkpoints
         )
-        self._saved_step = step
 
     def _fill(self, place: Path) -> dict[str, Any]:
         return {
@@ -182,4 +277,7 @@ class Run:
             "arena": self._arena.state(),
             "queued": batches_to_json(self._queue.queued),
             "first": self.first,
+            "last": self.last,
+            "evaluated_step": self._evaluated_step,
+            "unlogged": self._unlogged,
         }

@@ -4,12 +4,13 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
 from typing import cast
 
 from legos.errors import CheckpointError
 
-__all__ = ["JsonlTracker", "kept_bytes", "read_metrics"]
+__all__ = ["JsonlTracker", "append_whole", "kept_bytes", "read_metrics"]
 
 
 class JsonlTracker:
@@ -41,20 +42,24 @@ class JsonlTracker:
             CheckpointError: it cannot be written (disk full); no piece of a line is left behind.
         """
         values = {"step": step} | {name: _finite(value) for name, value in metrics.items()}
-        line = json.dumps(values, allow_nan=False).encode() + b"\n"
-        before = self._file.tell()
-        reason = "the disk is full"
-        try:
-            written = self._file.write(line)
-        except OSError as error:
-            written, reason = 0, error.strerror
-        if written != len(line):
-            os.truncate(self._file.fileno(), before)
-            raise CheckpointError(f"cannot write {self._path}: {reason}")
+        _append(self._file, json.dumps(values, allow_nan=False).encode() + b"\n", self._path)
 
     def close(self) -> None:
         """Close the file; a second time does nothing."""
         self._file.close()
+
+
+def append_whole(path: Path, data: bytes) -> None:
+    """Append to a file, all or nothing; it is made where it does not exist.
+
+    Raises:
+        CheckpointError: it cannot be written (disk full); no piece of the data is left behind.
+    """
+    try:
+        with path.open("ab", buffering=0) as file:
+            _append(file, data, path)
+    except OSError as error:
+        raise CheckpointError(f"cannot open {path}: {error.strerror}") from error
 
 
 def read_metrics(path: Path) -> list[dict[str, float | int | None]]:
@@ -83,6 +88,20 @@ def kept_bytes(path: Path, keep_until: int | None) -> int:
                 break
             kept += len(line)
     return kept
+
+
+def _append(file: FileIO, data: bytes, path: Path) -> None:
+    before = file.tell()
+    reason = "the disk is full"
+    try:
+        written = file.write(data)
+    except OSError as error:
+        written, reason = 0, error.strerror
+    if written != len(data):
+        os.truncate(file.fileno(), before)
+        raise CheckpointError(
+            f"cannot write {path}: {reason}; free some space, then go on with --resume"
+        )
 
 
 def _parse(line: bytes, path: Path, number: int) -> dict[str, float | int | None]:
