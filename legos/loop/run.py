@@ -113,6 +113,12 @@ class Run:
         """Whether every step is done and the policy after the last one evaluated."""
         return self.step >= self._settings.num_steps and self._evaluated_step == self.step
 
+    @property
+    def _due(self) -> bool:
+        """Whether this step is one to evaluate after."""
+        every = self._settings.evaluate_every
+        return self.step >= self._settings.num_steps or bool(every and self.step % every == 0)
+
     def resume(self, place: Path) -> None:
         """Take up a checkpoint, and forget what the folder holds of later steps.
 
@@ -183,6 +189,8 @@ class Run:
         if not self.first:
             self._folder.write_adapter(trainer.backend.adapter())
             self.first = await self._evaluate(evaluations)
+        elif self._due and self._evaluated_step != self.step:  # it was cut off by a stop
+            await self._evaluate(evaluations)
         self._step_ended = self._clock()
         if self.step < settings.num_steps:
             await training_loop(
@@ -194,8 +202,8 @@ class Run:
                 after_step=after_step,
                 queue=self._queue,
             )
-        if not self.finished:  # the run was stopped in the middle of its last evaluation
-            await self._evaluate(evaluations)
+        if not self.finished:  # the stop came in the middle of the last evaluation
+            raise Stopped
 
     async def _after_step(
         self,
@@ -205,13 +213,12 @@ class Run:
         evaluations: Tracker,
     ) -> None:
         step, settings = self.step, self._settings
-        last = step >= settings.num_steps
         now = self._clock()
         turns = sum(batch.metrics.get("arena/turns", 0.0) for batch in batches)
         metrics["play/moves_per_s"] = turns / max(now - self._step_ended, 1e-9)
         metrics["loop/seconds_per_step"] = now - self._step_ended
         self._step_ended = now
-        if last or (settings.evaluate_every and step % settings.evaluate_every == 0):
+        if self._due:
             with suppress(Stopped):  # the step is done all the same
                 metrics |= flat_figures(await self._evaluate(evaluations))
         self._unlogged = metrics
@@ -220,6 +227,7 @@ class Run:
         episodes = [episode for batch in batches for episode in batch.episodes]
         if settings.episodes_kept:
             self._folder.add_episodes(step, episodes[: settings.episodes_kept])
+        last = step >= settings.num_steps  # whose checkpoint is written at the end of all
         if settings.checkpoint_every and step % settings.checkpoint_every == 0 and not last:
             self._save()
 

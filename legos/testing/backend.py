@@ -1,6 +1,7 @@
 """A backend without gradients, a publisher without engines, a tracker without files."""
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -26,6 +27,7 @@ class FakeBackend:
         steps: (batches, objective, learning rate) of every step asked for.
         left_out: reasons not to apply the next steps, first come first used; None applies one.
         held: futures of steps that wait for ``release``, where ``hold`` is set.
+        trail: digest of all that it was trained on, in order; kept in what ``save`` writes.
     """
 
     def __init__(self, *, hold: bool = False) -> None:
@@ -35,6 +37,7 @@ class FakeBackend:
         self.steps: list[tuple[Sequence[Batch], Objective, float]] = []
         self.left_out: list[str | None] = []
         self.held: list[Future[StepResult]] = []
+        self.trail = ""
 
     @property
     def version(self) -> int:
@@ -46,6 +49,12 @@ class FakeBackend:
     ) -> "Future[StepResult]":
         """Take note of a step."""
         self.steps.append((batches, objective, learning_rate))
+        seen = [
+            [array.tolist() for array in (b.input_ids, b.target, b.advantage, b.version)]
+            for b in batches
+        ]
+        whole = f"{self.trail} {seen} {objective} {learning_rate}"
+        self.trail = hashlib.sha256(whole.encode()).hexdigest()
         future: Future[StepResult] = Future()
         self.held.append(future)
         if not self._hold:
@@ -78,17 +87,19 @@ class FakeBackend:
         return Adapter(name="policy", version=self._version, shape=SHAPE, arrays=arrays)
 
     def save(self, folder: Path) -> None:
-        """Write the number of steps."""
-        (folder / STATE_FILE).write_text(json.dumps({"version": self._version}))
+        """Write the number of steps and the trail."""
+        state = {"version": self._version, "trail": self.trail}
+        (folder / STATE_FILE).write_text(json.dumps(state))
 
     def restore(self, folder: Path) -> None:
-        """Read the number of steps.
+        """Read what ``save`` wrote.
 
         Raises:
             CheckpointError: there is none.
         """
         try:
-            self._version = json.loads((folder / STATE_FILE).read_text())["version"]
+            state = json.loads((folder / STATE_FILE).read_text())
+            self._version, self.trail = state["version"], state["trail"]
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{folder} cannot be restored: {error}") from error
 
