@@ -152,7 +152,8 @@ class RunFolder:
             if part.is_dir():
                 shutil.rmtree(part, ignore_errors=True)
             else:
-                part.unlink(missing_ok=True)
+                with suppress(OSError):
+                    part.unlink()
         with suppress(OSError):  # it holds what is not ours, or was never made
             self.path.rmdir()
 

@@ -1,0 +1,155 @@
+"""A run folder: begun whole or not at all, never mixed with another, rewound without traces."""
+
+import json
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from legos.errors import CheckpointError
+from legos.loop.folder import RunFolder, fresh_folder
+from legos.testing import make_episode
+from legos.weights.adapter import Adapter, LoraShape, read_adapter
+
+
+def adapter(version: int) -> Adapter:
+    shape = LoraShape(rank=1, scale=1.0, num_layers=1, modules=("head",))
+    arrays = {"head.lora_a": np.full((2, 1), version, np.float32)}
+    return Adapter(name="policy", version=version, shape=shape, arrays=arrays)
+
+
+def begun(path: Path) -> RunFolder:
+    folder = RunFolder(path)
+    with folder.new_run("seed = 1\n"):
+        pass
+    return folder
+
+
+def test_a_new_run_has_its_settings(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "deep" / "run")
+    assert folder.config.read_text() == "seed = 1\n"
+    assert [path.name for path in folder.path.iterdir()] == ["config.toml"]
+
+
+@pytest.mark.parametrize(
+    "part", ["config.toml", "metrics.jsonl", "episodes.jsonl", "adapters/v0", "checkpoints/x"]
+)
+def test_no_two_runs_in_one_folder(part: str, tmp_path: Path) -> None:
+    place = tmp_path / part
+    place.parent.mkdir(exist_ok=True)
+    place.touch()
+    with (
+        pytest.raises(CheckpointError, match="already holds a run; go on with --resume") as caught,
+        RunFolder(tmp_path).new_run(""),
+    ):
+        pytest.fail("the run was begun")
+    assert str(tmp_path) in str(caught.value)
+    assert "or choose another --out" in str(caught.value)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [place]
+
+
+def test_a_run_that_came_to_nothing_leaves_nothing(tmp_path: Path) -> None:
+    notes = tmp_path / "run" / "notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("mine")
+
+    def fail() -> None:
+        folder = RunFolder(tmp_path / "run")
+        with folder.new_run("seed = 1\n"):
+            folder.metrics.touch()
+            folder.write_adapter(adapter(0))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [notes]
+    notes.unlink()
+    with pytest.raises(KeyError):
+        fail()
+    assert not notes.parent.exists()
+
+
+@pytest.mark.parametrize("part", ["metrics.jsonl", "checkpoints/step-000003/state.json"])
+def test_a_run_that_failed_later_keeps_what_it_has(part: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+
+    def fail() -> None:
+        with folder.new_run("seed = 1\n"):
+            (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / part).write_text("{}\n")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert folder.config.exists()
+    assert (tmp_path / part).exists()
+
+
+def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(CheckpointError, match=r"cannot be written.*choose another --out"),
+        RunFolder(tmp_path / "file").new_run(""),
+    ):
+        pytest.fail("the run was begun")
+    with pytest.raises(CheckpointError, match=r"cannot make the run folder .*--out"):
+        fresh_folder(tmp_path / "file", "nim")
+
+
+def test_fresh_folders_are_numbered_and_taken_at_once(tmp_path: Path) -> None:
+    parent = tmp_path / "runs"
+    assert fresh_folder(parent, "nim") == parent / "nim-1"
+    assert fresh_folder(parent, "nim") == parent / "nim-2"
+    assert fresh_folder(parent, "kuhn") == parent / "kuhn-1"
+    assert sorted(path.name for path in parent.iterdir()) == ["kuhn-1", "nim-1", "nim-2"]
+
+
+def test_adapters_are_found_by_number_and_by_name(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run")
+    for version in (0, 9, 10):
+        folder.write_adapter(adapter(version))
+    (folder.adapters / "v10.old").mkdir()
+    (folder.adapters / "vocabulary").mkdir()
+    assert folder.adapter_folder().name == "v10"
+    assert read_adapter(folder.adapter_folder("v9")).version == 9
+    with pytest.raises(CheckpointError, match=r"has no adapter 'v3'; it has v0, v9, v10$"):
+        folder.adapter_folder("v3")
+    with pytest.raises(CheckpointError, match="has no adapter 'vocabulary'"):
+        folder.adapter_folder("vocabulary")
+
+
+def test_a_folder_without_a_run_or_an_adapter_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"nowhere holds no run: it has no config\.toml"):
+        RunFolder(tmp_path / "nowhere").adapter_folder()
+    with pytest.raises(CheckpointError, match="run holds no adapter yet"):
+        begun(tmp_path / "run").adapter_folder()
+
+
+def test_plays_are_written_whole_and_rewound(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run")
+    for step in (1, 2, 3):
+        folder.add_episodes(step, [make_episode({"first": 1.0, "second": -1.0})] * 2)
+        folder.write_adapter(adapter(step))
+    with folder.episodes.open("a") as file:
+        file.write('{"step": 3, "are')
+    (folder.adapters / ".v4.unfinished").mkdir()
+    folder.rewind(step=2, version=2)
+    lines = [json.loads(line) for line in folder.episodes.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 1, 2, 2]
+    assert lines[0]["rewards"] == {"first": 1.0, "second": -1.0}
+    assert sorted(path.name for path in folder.adapters.iterdir()) == ["v1", "v2"]
+
+
+def test_a_full_disk_leaves_no_piece_of_a_play(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run")
+    folder.add_episodes(1, [make_episode({"player": 1.0})])
+    before = folder.episodes.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 50, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"cannot write .*episodes\.jsonl: .*full"):
+            folder.add_episodes(2, [make_episode({"player": 1.0})])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert folder.episodes.read_bytes() == before
