@@ -9,7 +9,7 @@ import pytest
 from legos import GRPOCredit
 from legos.arena.exact import GameTree, optimal_move_rate, optimal_policy
 from legos.arena.registry import find_arena
-from legos.cli.app import main
+from legos.cli import main
 from legos.testing import ScriptedClient
 
 ROOT = Path(__file__).parents[2]
