@@ -1,0 +1,203 @@
+"""``legos train --resume``: exact, within its bounds, and harmless where nothing is left to do."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from legos.cli import main
+from legos.config.resolve import read_config
+from legos.loop.checkpoint import newest_whole, read_state
+from legos.track.jsonl import read_metrics
+from legos.weights.adapter import read_adapter
+
+TIMES = ("step_s", "play/moves_per_s", "loop/seconds_per_step")
+FAST = (
+    *("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16"),
+    *("--loop.checkpoint-every", "3", "--loop.evaluate-every", "3"),
+)
+GROUPS = ("--play.group-size", "2")
+
+
+def train(folder: Path, *options: str, steps: int = 6) -> None:
+    assert main(["train", "--out", str(folder), "--steps", str(steps), *FAST, *options]) == 0
+
+
+def crash(folder: Path, copy: Path, *, step: int) -> Path:
+    """The folder as it would be, had the run been killed after its last step but one.
+
+    Lines of later steps than the checkpoint's are still there, and the piece of another.
+    """
+    shutil.copytree(folder, copy)
+    for path in (*copy.glob("checkpoints/*"), *copy.glob("adapters/v*")):
+        if int(path.name.lstrip("step-v")) > step:
+            shutil.rmtree(path)
+    (copy / "checkpoints" / f".step-{step + 3:06d}.unfinished").mkdir()
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        lines = (copy / name).read_text().splitlines(keepends=True)
+        (copy / name).write_text("".join(lines[:-1]) + lines[-1][:9])
+    return copy
+
+
+def timeless(path: Path) -> list[Mapping[str, Any]]:
+    return [
+        {name: value for name, value in line.items() if name not in TIMES}
+        for line in read_metrics(path)
+    ]
+
+
+def arrays(path: Path) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in load_file(path).items()}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--arena", "nim", "--play.credit", "grpo", *GROUPS),
+        ("--arena", "nim", "--play.credit", "grpo_std", *GROUPS, "--seed", "3"),
+        ("--arena", "nim", "--play.credit", "rloo", *GROUPS),
+        ("--arena", "kuhn", "--play.credit", "rae"),
+        ("--training.kl-coef", "0.1", "--training.ema-kl-coef", "0.5"),
+    ],
+    ids=lambda options: " ".join(options[1::2]),
+)
+def test_a_killed_run_ends_as_an_undisturbed_one(options: tuple[str, ...], tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    train(whole, "--deterministic", *options)
+    resumed = crash(whole, tmp_path / "resumed", step=3)
+    assert main(["train", "--resume", str(resumed)]) == 0
+    assert timeless(resumed / "metrics.jsonl") == timeless(whole / "metrics.jsonl")
+    ours, theirs = files(resumed), files(whole)
+    assert ours.keys() == theirs.keys()
+    place = "checkpoints/step-000006"  # whose arrays stand in no order of their own
+    loose = {"metrics.jsonl", f"{place}/manifest.json"}
+    for name in ("adapter", "average", "optimiser"):
+        file = f"{place}/{name}.safetensors"
+        if file in ours:
+            loose.add(file)
+            assert arrays(resumed / file) == arrays(whole / file)
+    assert {name for name in ours if ours[name] != theirs[name]} <= loose
+    assert (
+        read_adapter(whole / "adapters" / "v6").digest
+        != read_adapter(whole / "adapters" / "v3").digest
+    )
+
+
+def test_a_resumed_run_with_lag_keeps_its_bounds(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    train(whole, "--training.staleness-limit", "2", "--loop.step-concurrency", "3")
+    resumed = crash(whole, tmp_path / "resumed", step=3)
+    state = read_state(newest_whole(resumed / "checkpoints"))
+    queued = sum(len(sample[1]) for batch in state["queued"] for sample in batch["samples"])
+    ledger = state["trainer"]["ledger"]
+    lost = sum(ledger["filtered"].values()) + sum(ledger["discarded"].values())
+    assert ledger["generated"] == ledger["trained"] + lost + queued
+    assert main(["train", "--resume", str(resumed)]) == 0
+    lines = read_metrics(resumed / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    for line in lines:
+        assert (line["staleness_max"] or 0) <= 2
+        uses = ("trained", "filtered", "discarded", "queued")
+        assert line["tokens_generated"] == sum(line[f"tokens_{use}"] or 0 for use in uses)
+    assert (lines[3]["tokens_generated"] or 0) >= ledger["generated"]
+
+
+def test_a_finished_run_says_so_and_stays_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    train(run, steps=2)
+    before = files(run)
+    capsys.readouterr()
+    for more in ([], ["--steps", "1"]):
+        assert main(["train", "--resume", str(run), *more]) == 0
+        told = capsys.readouterr().out
+        assert f"nothing to do: the run in {run} has done 2 steps of" in told
+        assert f"--resume {run} --steps 4" in told
+        assert "optimal move rate" in told
+    after = files(run)
+    assert {name for name in before if before[name] != after[name]} <= {"config.toml"}
+    assert after.keys() == before.keys()
+
+
+def test_more_steps_go_on_and_are_remembered(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(run, steps=2)
+    assert main(["train", "--resume", str(run), "--steps", "4"]) == 0
+    assert [line["step"] for line in read_metrics(run / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert read_config(run / "config.toml").loop.steps == 4
+    text = (run / "config.toml").read_text()
+    assert "steps = 4  # command line" in text
+    assert "min_samples_per_step = 16  # command line" in text
+    assert 'model = "builtin"  # default' in text
+    assert "lora_rank = 16  # arena nim" in text
+    assert (run / "adapters" / "v4").is_dir()
+
+
+def test_a_resumed_run_may_be_moved(tmp_path: Path) -> None:
+    train(tmp_path / "run", steps=2)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert main(["train", "--resume", str(tmp_path / "moved"), "--steps", "3"]) == 0
+    assert not (tmp_path / "run").exists()
+    assert (tmp_path / "moved" / "adapters" / "v3").is_dir()
+
+
+def test_a_damaged_checkpoint_is_named_once_and_the_one_before_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    train(run)
+    damaged = run / "checkpoints" / "step-000006" / "adapter.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert main(["train", "--resume", str(run)]) == 0
+    [message] = [m for m in caplog.messages if "damaged" in m]
+    assert "step-000006 is damaged (adapter.safetensors does not match its digest)" in message
+    assert [line["step"] for line in read_metrics(run / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+    assert newest_whole(run / "checkpoints").name == "step-000006"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--training.lora-rank", "4"], "has rank 16 and the model was set up for 4"),
+        (["--training.lora-layers", "1"], "where this model has no LoRA"),
+        (["--seed", "9"], "seed is 9 (command line) but the run in"),
+    ],
+)
+def test_a_resume_that_does_not_fit_changes_nothing(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    train(run, steps=2)
+    before = files(run)
+    assert main(["train", "--resume", str(run), "--steps", "4", *options]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert message in told
+    assert files(run) == before
+
+
+def test_a_folder_without_a_whole_checkpoint_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    train(run, steps=1)
+    for manifest in run.glob("checkpoints/*/manifest.json"):
+        manifest.unlink()
+    assert main(["train", "--resume", str(run)]) == 2
+    assert "checkpoints holds no whole checkpoint; start a new run" in capsys.readouterr().err
+    (run / "config.toml").unlink()
+    assert main(["train", "--resume", str(run)]) == 2
+    message = f"{run} holds no run to resume: it has no config.toml"
+    assert message in capsys.readouterr().err
