@@ -1,3 +1,5 @@
+"""The game as a state machine: names, starts, prompts, and how it is refused."""
+
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence

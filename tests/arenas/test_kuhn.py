@@ -1,3 +1,5 @@
+"""Kuhn poker: its pay-offs, its equilibria and its reference numbers."""
+
 import random
 import time
 

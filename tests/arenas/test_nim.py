@@ -1,3 +1,5 @@
+"""Nim: its rules, its optimum and its reference numbers."""
+
 import random
 import time
 from fractions import Fraction
