@@ -15,6 +15,7 @@ from legos.errors import ModelError
 __all__ = ["base_arrays", "context_length", "load_tree", "resolve_folder"]
 
 logger = logging.getLogger(__name__)
+_WAY_OUT = "copy or download the whole model again, or use --model builtin"
 
 
 def resolve_folder(model: str) -> Path:
@@ -32,13 +33,15 @@ def resolve_folder(model: str) -> Path:
         folder = _download(model)
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file() and not _has_other_tokenizer(folder, name):
-            raise ModelError(f"{folder} is no model folder: {name} is missing")
+            raise ModelError(f"{folder} is no model folder: {name} is missing; {_WAY_OUT}")
     if not list(folder.glob("model*.safetensors")):
-        raise ModelError(f"{folder} is no model folder: model*.safetensors is missing")
+        raise ModelError(f"{folder} is no model folder: model*.safetensors is missing; {_WAY_OUT}")
     try:
-        json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / "config.json").read_text())
     except ValueError as error:
-        raise ModelError(f"{folder}/config.json is not JSON: {error}") from error
+        raise ModelError(f"{folder}/config.json is not JSON: {error}; {_WAY_OUT}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{folder}/config.json is no JSON object; {_WAY_OUT}")
     return folder
 
 
@@ -59,7 +62,9 @@ def load_tree(folder: Path, *, share: dict[str, mx.array] | None = None) -> nn.M
     try:
         model, _ = load_mlx_model(folder, lazy=share is not None)
     except (ValueError, KeyError, TypeError, FileNotFoundError, RuntimeError) as error:
-        raise ModelError(f"{folder} cannot be loaded: {error}") from error
+        told, _, more = f"{error}".partition("\n")
+        reason = f"{told} ..." if more else told
+        raise ModelError(f"{folder} cannot be loaded: {reason}; {_WAY_OUT}") from error
     if share is not None:
         model.update(tree_unflatten(list(share.items())))
     model.eval()
@@ -87,7 +92,7 @@ def _download(name: str) -> Path:
     patterns = ["*.json", "*.jinja", "*.txt", "*.model", "model*.safetensors", "tokenizer*"]
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise ModelError(
             f"model {name!r} is no folder, and the hub does not give it ({type(error).__name__}); "
             "check the name and the network, or use the built-in model: --model builtin"

@@ -96,6 +96,12 @@ def read_adapter(folder: Path) -> Adapter:
     Raises:
         AdapterError: a file is missing, unreadable, or does not match the recorded digest.
     """
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (folder / name).is_file():
+            raise AdapterError(
+                f"{folder} is no adapter folder: {name} is missing; "
+                "give one that a run has written, such as runs/nim-1/adapters/v100"
+            )
     try:
         config = json.loads((folder / CONFIG_FILE).read_text())
         arrays = load_file(folder / WEIGHTS_FILE)
@@ -107,16 +113,22 @@ def read_adapter(folder: Path) -> Adapter:
             modules=tuple(parameters["keys"]),
         )
         record = config["legos"]
-    except FileNotFoundError as error:
+        adapter = Adapter(
+            name=record["name"], version=record["version"], shape=shape, arrays=arrays
+        )
+        digest = record["digest"]
+    except KeyError as error:
         raise AdapterError(
-            f"{folder} is no adapter folder: {Path(error.filename).name} is missing"
+            f"{folder} cannot be read as an adapter: {CONFIG_FILE} lacks {error}; "
+            "was it written by another program?"
         ) from error
-    except (KeyError, ValueError, SafetensorError) as error:
-        raise AdapterError(f"{folder} cannot be read as an adapter: {error}") from error
-    adapter = Adapter(name=record["name"], version=record["version"], shape=shape, arrays=arrays)
-    if adapter.digest != record["digest"]:
+    except (OSError, TypeError, ValueError, SafetensorError) as error:
         raise AdapterError(
-            f"{folder}: the arrays have digest {adapter.digest} but {record['digest']} was "
-            "recorded; the file is damaged"
+            f"{folder} cannot be read as an adapter: {error}; take another one of the run"
+        ) from error
+    if adapter.digest != digest:
+        raise AdapterError(
+            f"{folder}: the arrays have digest {adapter.digest} but {digest} was "
+            "recorded; the file is damaged, take another adapter of the run"
         )
     return adapter
