@@ -16,9 +16,10 @@ class ChoiceNode:
             of a longer one, the end-of-text ids are legal too.
         whole: whether the tokens so far are a whole answer.
         depth: tokens of the longest answer from here on.
+        largest: the largest token id that may come from here on, -1 where none may.
     """
 
-    __slots__ = ("children", "depth", "legal", "whole")
+    __slots__ = ("children", "depth", "largest", "legal", "whole")
 
     def __init__(
         self, children: Mapping[int, "ChoiceNode"], legal: tuple[int, ...], *, whole: bool
@@ -27,6 +28,8 @@ class ChoiceNode:
         self.legal = legal
         self.whole = whole
         self.depth: int = max((1 + child.depth for child in children.values()), default=0)
+        below = (child.largest for child in children.values())
+        self.largest: int = max((*legal, *below), default=-1)
 
     @property
     def closed(self) -> bool:

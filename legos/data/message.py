@@ -6,7 +6,7 @@ from typing import Literal
 
 from legos.errors import RecordError
 
-__all__ = ["Completion", "FinishReason", "Message", "Sampling"]
+__all__ = ["MIN_TEMPERATURE", "Completion", "FinishReason", "Message", "Sampling"]
 
 MIN_TEMPERATURE = 1e-3  # below it, float32 logits overflow when they are divided
 

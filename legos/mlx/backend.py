@@ -14,7 +14,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from legos.data.batch import Batch
-from legos.errors import AdapterError, CheckpointError
+from legos.errors import AdapterError, CheckpointError, TrainerError
 from legos.losses.objective import Objective, StepResult
 from legos.losses.total import SUMS, BatchArrays, total_loss
 from legos.mlx.forward import CausalModel
@@ -54,20 +54,20 @@ class MlxBackend:
         """
         self._worker = worker
         self._model = model
-        self._forward = CausalModel(model)
+        self._forward = worker.call(CausalModel, model).result()
         self._shape = shape
         self._optimiser = optim.AdamW(
             learning_rate=0.0, betas=list(betas), weight_decay=weight_decay, bias_correction=True
         )
-        self._average: dict[str, mx.array] = lora_arrays(model)
-        self._version = 0
-        self.spans = Spans()
         worker.call(self._optimiser.init, model.trainable_parameters()).result()
+        self._adapter = worker.call(self._trained, 0).result()
+        self._average: Mapping[str, mx.array] = self._adapter.arrays
+        self.spans = Spans()
 
     @property
     def version(self) -> int:
         """Optimiser steps applied so far."""
-        return self._version
+        return self._adapter.version
 
     def step(
         self, batches: Sequence[Batch], objective: Objective, *, learning_rate: float
@@ -79,20 +79,17 @@ class MlxBackend:
         """
         return self._worker.call(self._step, batches, objective, learning_rate)
 
-    def adapter(self, name: str = "policy") -> Adapter:
+    def adapter(self) -> Adapter:
         """The adapter as trained so far; nothing is copied and its arrays never change."""
-        return Adapter(
-            name=name, version=self._version, shape=self._shape, arrays=lora_arrays(self._model)
-        )
+        return self._adapter
 
     def load(self, adapter: Adapter) -> None:
-        """Start from an adapter; the optimiser keeps its state.
+        """Start from an adapter, and the average from it; the optimiser keeps its state.
 
         Raises:
             AdapterError: it does not fit.
         """
         self._worker.call(self._load, adapter.arrays, adapter.version).result()
-        self._average = lora_arrays(self._model)
 
     def save(self, folder: Path) -> None:
         """Write adapter, average and optimiser state into an existing folder."""
@@ -112,6 +109,8 @@ class MlxBackend:
     def _step(
         self, batches: Sequence[Batch], objective: Objective, learning_rate: float
     ) -> StepResult:
+        if not batches:
+            raise TrainerError("an optimiser step needs at least one batch; none came")
         loss = 0.0
         sums = np.zeros(len(SUMS))
         gradients = None
@@ -170,7 +169,8 @@ class MlxBackend:
     def _apply(self, gradients: dict, learning_rate: float, objective: Objective) -> None:
         self._optimiser.learning_rate = learning_rate
         self._optimiser.update(self._model, gradients)
-        trained = lora_arrays(self._model)
+        adapter = self._trained(self._adapter.version + 1)
+        trained = adapter.arrays
         if objective.ema_kl_coef:
             keep = objective.ema_decay
             self._average = {
@@ -180,20 +180,26 @@ class MlxBackend:
         else:
             self._average = trained
         mx.eval(trained, self._average, self._optimiser.state)
-        self._version += 1
+        self._adapter = adapter
+
+    def _trained(self, version: int) -> Adapter:
+        """What the tree holds, as a record that does not change with it."""
+        arrays = lora_arrays(self._model)
+        return Adapter(name="policy", version=version, shape=self._shape, arrays=arrays)
 
     def _load(self, arrays: Mapping[str, mx.array], version: int) -> None:
         fresh = {name: mx.array(array) for name, array in arrays.items()}
         check_fits(fresh, lora_arrays(self._model), name=f"v{version}")
         mx.eval(list(fresh.values()))
         set_lora_arrays(self._model, fresh)
-        self._version = version
+        self._adapter = self._trained(version)
+        self._average = self._adapter.arrays
 
     def _save(self, folder: Path) -> None:
         state = dict(tree_flatten(self._optimiser.state))
-        state["version"] = mx.array(self._version)
+        state["version"] = mx.array(self.version)
         mx.save_safetensors(str(folder / ADAPTER_FILE), lora_arrays(self._model))
-        mx.save_safetensors(str(folder / EMA_FILE), self._average)
+        mx.save_safetensors(str(folder / EMA_FILE), dict(self._average))
         mx.save_safetensors(str(folder / STATE_FILE), state)
 
     def _restore(self, folder: Path) -> None:

@@ -1,10 +1,49 @@
 """Requests on their way: what each has sampled so far, and when it ends."""
 
-from legos.data.message import FinishReason
+import math
+from collections.abc import Iterator
+
+from legos.data.message import MIN_TEMPERATURE, FinishReason
 from legos.data.request import Generated, Request
 from legos.protocols import Deliver
 
-__all__ = ["Member"]
+__all__ = ["Member", "refusal"]
+
+
+def refusal(request: Request, *, num_vocabulary: int, context: int) -> str | None:
+    """Why a model cannot serve a request, or None.
+
+    Args:
+        request: what is asked.
+        num_vocabulary: token ids are below it.
+        context: longest prompt plus completion, tokens.
+    """
+    return next(_complaints(request, num_vocabulary, context), None)
+
+
+def _complaints(request: Request, num_vocabulary: int, context: int) -> Iterator[str]:
+    """What is wrong with a request; only the first one means anything."""
+    prompt, choices = request.prompt_ids, request.choices
+    if not prompt:
+        yield "the prompt is empty; expected at least one token"
+    if min(prompt) < 0 or max(prompt) >= num_vocabulary:
+        bad = min(prompt) if min(prompt) < 0 else max(prompt)
+        yield f"the prompt holds token {bad}; the vocabulary has {num_vocabulary}"
+    if request.max_tokens < 1:
+        yield f"max_tokens is {request.max_tokens}; expected at least 1"
+    if len(prompt) + request.max_tokens > context:
+        yield (
+            f"{len(prompt)} prompt tokens and max_tokens {request.max_tokens} exceed the "
+            f"context of {context}; shorten one of them"
+        )
+    if not (request.temperature == 0.0 or MIN_TEMPERATURE <= request.temperature < math.inf):
+        yield f"temperature is {request.temperature}; expected 0, or at least {MIN_TEMPERATURE}"
+    if not 0 <= request.seed < 1 << 64:
+        yield f"seed is {request.seed}; expected 64 bits, without a sign"
+    if request.restrict and choices is None:
+        yield "restrict=True needs choices"
+    if choices is not None and choices.largest >= num_vocabulary:
+        yield f"a choice holds token {choices.largest}; the vocabulary has {num_vocabulary}"
 
 
 class Member:

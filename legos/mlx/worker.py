@@ -6,11 +6,14 @@ Both take calls in order, and both keep calling ``tick`` while it says that ther
 """
 
 import asyncio
+import atexit
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from legos.errors import EngineError
@@ -19,6 +22,7 @@ __all__ = ["InlineWorker", "ThreadWorker", "Worker"]
 
 T = TypeVar("T")
 Tick = Callable[[], bool]
+Call = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 logger = logging.getLogger(__name__)
 
 
@@ -46,23 +50,24 @@ class ThreadWorker:
     """Runs calls and ticks on one thread of its own."""
 
     def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[
-            tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None
-        ] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._tick: Tick | None = None
-        self._closed = threading.Event()
+        self._open = True
+        self._lock = threading.Lock()  # no call is queued once the thread may have ended
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # a process that exits under its running thread is aborted
 
     def call(self, function: Callable[..., T], *args: Any) -> "Future[T]":
         """Queue a call; a call from the thread itself runs at once."""
         future: Future[T] = Future()
-        if self._closed.is_set():
-            raise EngineError(f"{self._thread.name} is closed; nothing can run on it any more")
-        if threading.current_thread() is self._thread:
-            _settle(future, function, args)
-        else:
-            self._calls.put((future, function, args))
+        with self._lock:
+            if not self._open:
+                raise EngineError(f"{self._thread.name} is closed; nothing can run on it any more")
+            if threading.current_thread() is not self._thread:
+                self._calls.put((future, function, args))
+                return future
+        _settle(future, function, args)
         return future
 
     def set_tick(self, tick: Tick) -> None:
@@ -75,26 +80,29 @@ class ThreadWorker:
 
     def close(self) -> None:
         """End after the call in flight and wait for it."""
-        self._closed.set()
+        atexit.unregister(self.close)
+        with self._lock:
+            self._open = False
         self._calls.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
+            _wait_for_system(self._thread)
 
     def _run(self) -> None:
         busy = False
-        while not self._closed.is_set():
+        while self._open:
             try:
-                item = self._calls.get(block=not busy)
+                call = self._calls.get(block=not busy)
             except queue.Empty:
-                item = None
-            if item is not None:
-                _settle(*item)
-                continue
-            busy = self._tick() if self._tick else False
+                call = None
+            if call is not None:
+                _settle(*call)
+            else:
+                busy = _ticked(self._tick)
         while not self._calls.empty():
-            item = self._calls.get()
-            if item is not None:
-                item[0].set_exception(
+            call = self._calls.get()
+            if call is not None and call[0].set_running_or_notify_cancel():
+                call[0].set_exception(
                     EngineError(f"{self._thread.name} was closed before this call")
                 )
 
@@ -104,10 +112,13 @@ class InlineWorker:
 
     def __init__(self) -> None:
         self._tick: Tick | None = None
-        self._scheduled = False
+        self._loop: asyncio.AbstractEventLoop | None = None  # on which a tick is due
+        self._open = True
 
     def call(self, function: Callable[..., T], *args: Any) -> "Future[T]":
         """Run a function now."""
+        if not self._open:
+            raise EngineError("the worker is closed; nothing can run on it any more")
         future: Future[T] = Future()
         _settle(future, function, args)
         return future
@@ -118,17 +129,44 @@ class InlineWorker:
 
     def wake(self) -> None:
         """Tick once the callbacks that are ready have run."""
-        if not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._run)
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # one that ended took its tick along
+            self._loop = loop
+            loop.call_soon(self._run)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """End; later calls raise ``EngineError``."""
+        self._open = False
 
     def _run(self) -> None:
-        self._scheduled = False
-        if self._tick and self._tick():
+        self._loop = None
+        if self._open and _ticked(self._tick):
             self.wake()
+
+
+def _wait_for_system(thread: threading.Thread) -> None:
+    """Wait until the system has ended a thread that Python has joined.
+
+    What MLX keeps for a thread (compiled functions) is destroyed after that and takes the
+    interpreter's lock; a process that exits in the meantime is aborted. Nothing tells when it is
+    done, so this looks again and again, a few milliseconds in all.
+    """
+    tasks = Path("/proc/self/task")
+    if not tasks.exists():
+        time.sleep(0.05)
+        return
+    deadline = time.monotonic() + 2.0
+    while (tasks / str(thread.native_id)).exists() and time.monotonic() < deadline:
+        time.sleep(0.0005)
+
+
+def _ticked(tick: Tick | None) -> bool:
+    """Tick; whether there is more to do. A failing tick must not end its worker."""
+    try:
+        return tick() if tick else False
+    except Exception:
+        logger.exception("a tick failed; the worker goes on")
+        return False
 
 
 def _settle(future: "Future[T]", function: Callable[..., T], args: tuple[Any, ...]) -> None:

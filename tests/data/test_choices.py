@@ -30,6 +30,8 @@ def test_one_answer_that_begins_another_can_be_ended() -> None:
     assert one.children[2].closed
     assert root.children[3].closed
     assert root.children[3].legal == ()
+    assert (root.depth, one.depth, root.children[3].depth) == (2, 1, 0)
+    assert (root.largest, one.largest, root.children[3].largest) == (91, 91, -1)
 
 
 def test_an_end_token_inside_an_answer_is_legal_once() -> None:
