@@ -28,20 +28,20 @@ class Kuhn(Game):
     """
 
     roles = ("first", "second")
-    # A strong pull to a slow average of its past keeps the seats from chasing each other.
+    # Entropy and the pull towards a slow average keep the two seats from chasing each other.
     recommended: Mapping[str, object] = {
-        "loop.steps": 1000,
-        "loop.evaluate_every": 50,
+        "loop.steps": 800,
+        "loop.evaluate_every": 40,
         "play.tasks_per_step": 256,
-        "play.credit": "grpo",
-        "training.ema_decay": 0.95,
-        "training.ema_kl_coef": 1.0,
         "training.entropy_coef": 0.1,
-        "training.entropy_coef_end": 0.02,
+        "training.entropy_coef_end": 0.1,
+        "training.ema_kl_coef": 0.5,
+        "training.ema_decay": 0.98,
         "training.kl_coef": 0.0,
         "training.kl_estimator": "exact",
-        "training.learning_rate": 2e-3,
-        "training.learning_rate_end_fraction": 0.05,
+        "training.learning_rate": 1e-3,
+        "training.learning_rate_end_fraction": 0.1,
+        "training.warmup_steps": 10,
         "training.lora_rank": 16,
         "training.min_samples_per_step": 256,
         "training.staleness_limit": 1,
