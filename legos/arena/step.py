@@ -181,7 +181,7 @@ def _with_children(episodes: Iterable[Episode]) -> Iterable[Episode]:
 
 
 def _checked(rewards: Mapping[str, float], arena: Arena) -> Mapping[str, float]:
-    """The play's rewards, or a ValueError that says what is wrong with them."""
+    """The play's rewards as plain numbers, or a ValueError that says what is wrong with them."""
     missing = set(arena.roles) ^ set(rewards)
     if missing:
         raise ValueError(
@@ -191,7 +191,7 @@ def _checked(rewards: Mapping[str, float], arena: Arena) -> Mapping[str, float]:
     bad = {role: reward for role, reward in rewards.items() if not math.isfinite(reward)}
     if bad:
         raise ValueError(f"play() returned rewards that are not finite numbers: {bad}")
-    return rewards
+    return {role: float(reward) for role, reward in rewards.items()}
 
 
 def _metrics(flat: Sequence[Episode], played: Sequence[Episode], breaks: int) -> dict[str, float]:

@@ -206,11 +206,11 @@ class Table:
         turns = self._chair(role).turns
         if not turns:
             raise ArenaError(f"reward({role!r}, ...) before {role!r} was asked anything; ask first")
-        turns[-1] = replace(turns[-1], reward=(turns[-1].reward or 0.0) + value)
+        turns[-1] = replace(turns[-1], reward=(turns[-1].reward or 0.0) + float(value))
 
     def metric(self, **values: float) -> None:
         """Log numbers of this play; they are averaged over the step's plays."""
-        self.metrics.update(values)
+        self.metrics.update({name: float(value) for name, value in values.items()})
 
     def note(self, text: str) -> None:
         """Keep a text in the replay; no seat sees it."""

@@ -188,7 +188,8 @@ class Run:
         await trainer.publish_weights()
         if not self.first:
             self._folder.write_adapter(trainer.backend.adapter())
-            self.first = await self._evaluate(evaluations)
+            await self._evaluate(evaluations)
+            self.first = self.last
         elif self._due and self._evaluated_step != self.step:  # it was cut off by a stop
             await self._evaluate(evaluations)
         self._step_ended = self._clock()
@@ -232,7 +233,7 @@ class Run:
             self._save()
 
     async def _evaluate(self, evaluations: Tracker) -> Figures:
-        """Figures of the live policy, logged and kept.
+        """Figures of the live policy, which are also logged and kept.
 
         Raises:
             Stopped: the run is to end; plays of an evaluation are not waited for.
@@ -254,7 +255,7 @@ class Run:
         self.last = {"policy_version": version, **found}
         self._evaluated_step = self.step
         evaluations.log({"policy_version": version, **flat_figures(found)}, step=self.step)
-        return self.last
+        return found
 
     async def _close(self, elsewhere: int) -> None:
         """Book what was being sampled when the run ended, and write a checkpoint.

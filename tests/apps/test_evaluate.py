@@ -1,0 +1,222 @@
+"""``legos eval``: the figures of the run again, from its folder alone, and what is refused."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from legos.arena.evaluate import flat_figures
+from legos.cli import main
+from legos.track.jsonl import read_metrics
+from legos.weights.adapter import Adapter, LoraShape, read_adapter, write_adapter
+
+FAST = ("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16", "--steps", "2")
+OUTCOMES = {"win", "draw", "loss"}
+GUESS = '''"""A role guesses the number that another one hides; rewards are NumPy's numbers."""
+
+import numpy as np
+
+from legos import Arena, Task
+
+
+class Guess(Arena):
+    """One hides, one guesses."""
+
+    roles = ("hider", "guesser")
+    tasks_per_step = 4
+    group_size = 2
+    max_tokens = 2
+
+    def tasks(self, rng):
+        while True:
+            yield Task(id=f"bias-{rng.randrange(3)}", data=rng.random())
+
+    async def play(self, t):
+        hidden = await t.ask("hider", "Hide 1 or 2.")
+        guess = await t.ask("guesser", "Guess 1 or 2.")
+        t.metric(met=np.float32(hidden.text == guess.text))
+        gain = np.float32(len(guess.text) - t.task.data)
+        return {"hider": -gain, "guesser": gain}
+'''
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "nim"
+    assert main(["train", "--out", str(folder), *FAST]) == 0
+    return folder
+
+
+@pytest.fixture
+def evaluated(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    def evaluate(*arguments: object) -> dict[str, Any]:
+        capsys.readouterr()
+        assert main(["eval", *map(str, arguments), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return evaluate
+
+
+def logged(run: Path, step: int) -> Mapping[str, Any]:
+    """What the run itself wrote down after a step."""
+    [line] = [line for line in read_metrics(run / "evaluations.jsonl") if line["step"] == step]
+    return {name: value for name, value in line.items() if name != "step"}
+
+
+def as_logged(figures: dict[str, Any]) -> Mapping[str, Any]:
+    version = figures.pop("policy_version")
+    return {"policy_version": version, **flat_figures(figures)}
+
+
+def test_the_figures_of_nim_are_those_of_the_run(
+    run: Path, evaluated: Callable[..., dict[str, Any]]
+) -> None:
+    figures = evaluated(run)
+    assert list(figures) == [
+        "arena",
+        "policy_version",
+        "optimal_move_rate",
+        "exploitability",
+        "illegal_probability",
+        "vs_random",
+        "vs_optimal",
+    ]
+    assert (figures["arena"], figures["policy_version"]) == ("nim", 2)
+    assert set(figures["vs_random"]) == set(figures["vs_optimal"]) == OUTCOMES
+    assert as_logged(figures) == logged(run, 2)
+    last = read_metrics(run / "metrics.jsonl")[-1]
+    assert {name: last[name] for name in last if name.startswith("eval/")} == {
+        name: value for name, value in logged(run, 2).items() if name.startswith("eval/")
+    }
+    start = evaluated(run, "--adapter", "v0")
+    assert start["policy_version"] == 0
+    assert as_logged(start) == logged(run, 0)
+    assert as_logged(start) != as_logged(evaluated(run))
+
+
+def test_a_figure_that_kuhn_does_not_define_is_null(
+    tmp_path: Path, evaluated: Callable[..., dict[str, Any]]
+) -> None:
+    run = tmp_path / "kuhn"
+    assert main(["train", "--arena", "kuhn", "--out", str(run), *FAST, "--deterministic"]) == 0
+    figures = evaluated(run)
+    assert figures["arena"] == "kuhn"
+    assert figures["optimal_move_rate"] is None
+    assert 0 < figures["exploitability"] < 1
+    assert as_logged(figures) == logged(run, 2)
+
+
+def test_an_arena_of_ones_own_is_evaluated_by_the_same_plays(
+    tmp_path: Path, evaluated: Callable[..., dict[str, Any]]
+) -> None:
+    (tmp_path / "guess.py").write_text(GUESS)
+    run = tmp_path / "run"
+    arena = f"{tmp_path / 'guess.py'}:Guess"
+    options = ["--steps", "2", "--training.min-samples-per-step", "8"]
+    assert main(["train", "--arena", arena, "--out", str(run), *options]) == 0
+    figures = evaluated(run)
+    assert figures["optimal_move_rate"] is figures["vs_random"] is None
+    assert figures["plays"] == 64
+    assert set(figures["reward"]) == {"hider", "guesser"}
+    assert as_logged(figures) == logged(run, 2)
+    lines = read_metrics(run / "metrics.jsonl")
+    assert all("arena/met" in line and "reward/guesser" in line for line in lines)
+    assert (lines[-1]["discarded/evaluation_tokens"] or 0) > 64
+    assert len((run / "episodes.jsonl").read_text().splitlines()) == 16
+
+
+def test_people_get_aligned_lines(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["arena", "nim"]
+    assert lines[5].startswith("vs_random.win  ")
+
+
+ARRAYS, RECORD = "adapters/v2/adapters.safetensors", "adapters/v2/adapter_config.json"
+
+
+def rewritten(change: Callable[[Adapter], Adapter]) -> Callable[[Path], object]:
+    """An adapter folder that is whole, but of another kind."""
+
+    def rewrite(run: Path) -> None:
+        place = run / "adapters" / "v2"
+        write_adapter(change(read_adapter(place)), place)
+
+    return rewrite
+
+
+def narrower(adapter: Adapter) -> Adapter:
+    arrays = {
+        name: np.ascontiguousarray(array[:, :4] if name.endswith("lora_a") else array[:4])
+        for name, array in adapter.arrays.items()
+    }
+    return replace(adapter, arrays=arrays)
+
+
+def elsewhere(adapter: Adapter) -> Adapter:
+    shape = LoraShape(rank=16, scale=2.0, num_layers=2, modules=("other",))
+    return replace(adapter, shape=shape, arrays={"other.lora_a": np.zeros((3, 16), np.float32)})
+
+
+def without_numbers(adapter: Adapter) -> Adapter:
+    return replace(
+        adapter, arrays={name: array * np.float32("nan") for name, array in adapter.arrays.items()}
+    )
+
+
+def flip_a_bit(run: Path) -> None:
+    data = bytearray((run / ARRAYS).read_bytes())
+    data[-5] ^= 1
+    (run / ARRAYS).write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda run: (run / ARRAYS).unlink(), "v2 is no adapter folder: adapters.safetensors is"),
+        (lambda run: (run / RECORD).unlink(), "v2 is no adapter folder: adapter_config.json is"),
+        (lambda run: (run / RECORD).write_text("{"), "v2 cannot be read as an adapter: Expecting"),
+        (lambda run: (run / RECORD).write_text("[]"), "v2 cannot be read as an adapter: list"),
+        (lambda run: (run / RECORD).write_text("{}"), "config.json lacks 'lora_parameters'; was"),
+        (lambda run: (run / ARRAYS).write_bytes(b"1234"), "v2 cannot be read as an adapter: "),
+        (flip_a_bit, "was recorded; the file is damaged"),
+        (rewritten(narrower), "it has rank 4 and the model was set up for 16"),
+        (rewritten(elsewhere), "holds other.lora_a, where this model has no LoRA"),
+        (rewritten(without_numbers), "holds values that are not finite"),
+    ],
+    ids=range(10),
+)
+def test_adapters(
+    damage: Callable[[Path], object],
+    message: str,
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    damage(copy)
+    capsys.readouterr()
+    assert main(["eval", str(copy)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert message in told
+    assert main(["eval", str(copy), "--adapter", "v0"]) == 0
+
+
+def test_folders_and_names(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run), "--adapter", "v9"]) == 2
+    assert capsys.readouterr().err.endswith("has no adapter 'v9'; it has v0, v2\n")
+    assert main(["eval", str(tmp_path)]) == 2
+    message = f"error: {tmp_path} holds no run: it has no config.toml; give the folder of a run"
+    assert message in capsys.readouterr().err
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    (copy / "config.toml").write_text('arena = "nmi"\n')
+    assert main(["eval", str(copy)]) == 2
+    assert "no arena is called 'nmi'; did you mean 'nim'?" in capsys.readouterr().err
