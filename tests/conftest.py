@@ -1,6 +1,17 @@
-"""What all tests share: how Hypothesis looks for counterexamples."""
+"""What all tests share: Hypothesis's manners, tiny models, an engine that steps when told to."""
 
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
+
+from legos.data.request import Generated, Request
+from legos.testing import write_tiny_model
+from legos.weights.adapter import Adapter, LoraShape
 
 settings.register_profile(
     "legos",
@@ -9,3 +20,131 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("legos")
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Folders of random models: two architectures, and a vocabulary sampled on the device."""
+    root = tmp_path_factory.mktemp("models")
+    return {
+        "llama": write_tiny_model(root / "llama"),
+        "qwen3": write_tiny_model(root / "qwen3", architecture="qwen3", seed=1),
+        "wide": write_tiny_model(root / "wide", vocab=5000, seed=2),
+    }
+
+
+class StepWorker:
+    """A worker whose ticks are asked for, one by one."""
+
+    def __init__(self) -> None:
+        self._tick: Callable[[], bool] = lambda: False
+        self.closed = False
+
+    def call(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def set_tick(self, tick: Callable[[], bool]) -> None:
+        self._tick = tick
+
+    def wake(self) -> None:
+        pass
+
+    def tick(self) -> bool:
+        return self._tick()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class EngineRoom:
+    """An engine of a tiny model, stepped by hand, and the answers that it delivered.
+
+    Attributes:
+        tree: the engine's module tree.
+        engine: the engine, an adapter of version 0 live in it.
+        answers: number -> everything that was delivered under it.
+    """
+
+    def __init__(self, folder: Path, **limits: int) -> None:
+        from legos.mlx.engine import MlxEngine
+        from legos.mlx.load import load_tree
+        from legos.mlx.lora import add_lora, lora_arrays, lora_shape
+
+        self.worker = StepWorker()
+        self.tree: Any = load_tree(folder)
+        self.shape: LoraShape = lora_shape(self.tree, rank=4, alpha=8.0, num_layers=2, head=True)
+        add_lora(self.tree, self.shape, seed=0)
+        self.sizes = {name: array.shape for name, array in lora_arrays(self.tree).items()}
+        num_vocabulary = self.tree.args.vocab_size
+        self.engine = MlxEngine(
+            self.worker, self.tree, num_vocabulary=num_vocabulary, context=1024, **limits
+        )
+        self.answers: dict[int, list[Generated | Exception]] = {}
+        self.load(0)
+
+    def adapter(self, version: int, *, name: str = "policy", size: float = 0.15) -> Adapter:
+        """Random LoRA arrays, none of them zero; the same for the same version."""
+        rng = np.random.default_rng(version)
+        arrays = {
+            key: (size * rng.standard_normal(shape)).astype(np.float32)
+            for key, shape in self.sizes.items()
+        }
+        return Adapter(name=name, version=version, shape=self.shape, arrays=arrays)
+
+    def load(self, version: int) -> None:
+        self.engine.load_adapter(self.adapter(version)).result()
+
+    def deliver(self, results: Sequence[tuple[int, Generated | Exception]]) -> None:
+        for number, result in results:
+            self.answers.setdefault(number, []).append(result)
+
+    def submit(self, requests: Mapping[int, Request]) -> None:
+        self.engine.submit(list(requests.items()), self.deliver)
+
+    def cancel(self, *numbers: int) -> None:
+        self.engine.cancel(numbers, self.deliver)
+
+    def tick(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.worker.tick()
+
+    def finish(self) -> None:
+        while self.worker.tick():
+            pass
+
+    def ask(self, requests: Sequence[Request]) -> list[Generated]:
+        """All requests at once, to the end."""
+        first = max(self.answers, default=-1) + 1
+        self.submit({first + index: request for index, request in enumerate(requests)})
+        self.finish()
+        return [self.answer(first + index) for index in range(len(requests))]
+
+    def answer(self, number: int) -> Generated:
+        """What was delivered under a number, once and no error."""
+        (result,) = self.answers[number]
+        assert isinstance(result, Generated), result
+        return result
+
+    def error(self, number: int) -> Exception:
+        """The error that was delivered under a number, once."""
+        (result,) = self.answers[number]
+        assert isinstance(result, Exception), result
+        return result
+
+
+MakeRoom = Callable[..., EngineRoom]
+
+
+@pytest.fixture
+def room(tiny_models: Mapping[str, Path]) -> MakeRoom:
+    """Makes engine rooms: ``room("llama", max_rows=4)``."""
+
+    def make(model: str = "llama", **limits: int) -> EngineRoom:
+        return EngineRoom(tiny_models[model], **limits)
+
+    return make
