@@ -95,18 +95,21 @@ def test_a_draw_depends_on_seed_and_position_alone(xp: object) -> None:
 
 
 @NAMESPACES
-@pytest.mark.parametrize("last", [2, 5, 9])
-def test_what_cannot_be_is_never_drawn(xp: object, last: int) -> None:
-    """Not even by numbers next to 0 or to 1, at either end of the vocabulary."""
-    logits = np.full((1, 10), IMPOSSIBLE, np.float32)
-    logits[0, [2, last]] = np.random.default_rng(last).normal(size=2)
-    rows = logits if xp is np else mx.array(logits)
-    made = distributions(xp, rows, [1.0], [None])
-    seeds = list(range(50_000))
-    tokens, _ = draw(
-        xp, *made, which=np.zeros(len(seeds), np.intp), seeds=seeds, positions=[0] * len(seeds)
+@pytest.mark.parametrize("last", [3, 5, 9])
+@pytest.mark.parametrize(("number", "expected"), [(0.0, 0), (1 - 2.0**-24, 1)])
+def test_what_cannot_be_is_never_drawn(
+    xp: object, last: int, number: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even by the smallest and the largest number, at either end of the vocabulary."""
+    monkeypatch.setattr(
+        "legos.mlx.draw.uniforms", lambda seeds, _: np.full(len(seeds), number, np.float32)
     )
-    assert set(tokens) == {2, last}
+    possible = [2, last]
+    logits = np.full((100, 10), IMPOSSIBLE, np.float32)
+    logits[:, possible] = np.random.default_rng(last).normal(size=(100, 2))
+    made = distributions(xp, logits if xp is np else mx.array(logits), [1.0] * 100, [None] * 100)
+    tokens, _ = draw(xp, *made, which=np.arange(100), seeds=[0] * 100, positions=[0] * 100)
+    assert set(tokens) == {possible[expected]}
 
 
 def test_host_and_device_draw_the_same() -> None:
