@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,16 +47,18 @@ def check(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
         RunFolder(config.out).check_free()
 
 
-def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
+def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
     """Train as configured, in a new run folder or in the one to resume.
 
     Args:
         resolved: the checked settings.
         resume: the run folder to go on with.
 
+    Returns:
+        Exit code: 0, or 128 + signal number where a signal came.
+
     Raises:
         LegosError: what ended the run; its checkpoint is written before.
-        SystemExit: with 128 + signal number where a signal stopped it.
     """
     config = resolved.config
     started = time.perf_counter()
@@ -85,8 +88,7 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
                 _announce(resolved, folder, trainer, run)
                 _go(run, signals, config, folder, resumed=checkpoint is not None)
                 _sum_up(run, folder, config, time.perf_counter() - started)
-        if signals.received is not None:
-            raise SystemExit(128 + signals.received)
+        return 0 if signals.received is None else 128 + signals.received
     finally:
         trainer.close()
 
@@ -155,6 +157,8 @@ def _go(
             await run.go(tracker, evaluations)
         finally:
             signals.on_stop(None)
+            # A play's thread cannot be cancelled; the loop forgets the old pool and does not wait.
+            loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
 
     with _trackers(config, folder, keep_until=run.step if resumed else None) as trackers:
         quiet_collector()

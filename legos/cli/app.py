@@ -38,7 +38,7 @@ def run(given: Sequence[str]) -> int:
         given: its name and options.
 
     Returns:
-        Exit code: 0 done, 2 refused or failed with a message.
+        Exit code: 0 done, 2 refused or failed with a message, or what the command asks for.
     """
     debug = _DEBUG in given
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
@@ -47,7 +47,7 @@ def run(given: Sequence[str]) -> int:
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # so that --arena module:Class finds modules as python -m would
     try:
-        app(
+        asked = app(
             [argument for argument in given if argument != _DEBUG],
             exit_on_error=False,
             print_error=False,
@@ -58,4 +58,4 @@ def run(given: Sequence[str]) -> int:
         notes: list[str] = getattr(error, "__notes__", [])
         sys.stderr.write("\n".join([f"error: {error}", *notes]) + "\n")
         return REFUSED
-    return OK
+    return asked if isinstance(asked, int) else OK

@@ -42,7 +42,7 @@ def train(
     tracking: Annotated[
         TrackOptions | None, Parameter(name="--track", group=Group("Numbers", sort_key=4))
     ] = None,
-) -> None:
+) -> int | None:
     """Train a model by self-play; with no options, the built-in model on nim.
 
     Args:
@@ -85,8 +85,8 @@ def train(
     check(resolved, resume=resume)
     if dry_run:
         show(resolved.toml())
-    else:
-        run(resolved, resume=resume)
+        return None
+    return run(resolved, resume=resume)
 
 
 def evaluate(

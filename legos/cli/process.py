@@ -1,5 +1,6 @@
 """The process: how a command starts, and how it ends when it is interrupted."""
 
+import os
 import signal
 import sys
 import threading
@@ -19,12 +20,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: of the command line; those of the process by default.
+        arguments: of the command line. None: those of the process, which this call then stands
+            for: it does not wait for threads that plays have left behind.
 
     Returns:
         Exit code: 0 done, 2 refused or failed with a message, 130 interrupted, 143 terminated.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is not None:
+        return _run(arguments)
+    code = _run(sys.argv[1:])
+    if any(thread is not threading.main_thread() for thread in _waited_for()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _run(given: Sequence[str]) -> int:
     try:
         with _terminable():
             from legos.cli.app import run  # its imports take a while, and can be interrupted too
@@ -36,6 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED
+
+
+def _waited_for() -> list[threading.Thread]:
+    """The threads that Python joins before a process ends."""
+    return [thread for thread in threading.enumerate() if not thread.daemon]
 
 
 @contextmanager
