@@ -14,7 +14,7 @@ All methods named ``_x`` run on the worker that owns the module tree.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -39,6 +39,8 @@ __all__ = ["MlxEngine"]
 logger = logging.getLogger(__name__)
 Result = Generated | Exception
 Tokens = tuple[int, ...]
+Message = tuple[Deliver, Sequence[tuple[int, Request]] | frozenset[int]]
+"""Requests that come in, or the numbers of those to be cancelled."""
 T = TypeVar("T")
 
 
@@ -79,7 +81,7 @@ class MlxEngine:
         self._prefill_tokens = prefill_tokens
         self._sampler = Sampler(num_vocabulary)
         self._live: AdapterInfo | None = None
-        self._inbox: deque[tuple[Deliver, Sequence[tuple[int, Request]] | frozenset[int]]] = deque()
+        self._inbox: deque[Message] = deque()
         self._inside: set[Member] = set()
         self._waiting: dict[Tokens, list[Member]] = {}
         self._rows = DecodingRows()
@@ -220,8 +222,7 @@ class MlxEngine:
     def _accept(self, finished: list[tuple[Member, Result]]) -> None:
         """Take in what was submitted; what was cancelled goes."""
         cancelled: set[tuple[Deliver, int]] = set()
-        while self._inbox:
-            deliver, requests = self._inbox.popleft()
+        for deliver, requests in self._messages():
             if isinstance(requests, frozenset):
                 cancelled |= {(deliver, number) for number in requests}
                 continue
@@ -349,11 +350,15 @@ class MlxEngine:
 
     def _refuse_inbox(self) -> None:
         """Answer what nobody will take in any more; from any thread."""
-        while True:
-            try:
-                deliver, requests = self._inbox.popleft()
-            except IndexError:
-                return
+        for deliver, requests in self._messages():
             if not isinstance(requests, frozenset):
                 closed = EngineError("the engine was closed")
                 deliver([(number, closed) for number, _ in requests])
+
+    def _messages(self) -> Iterator[Message]:
+        """Everything in the inbox, each message to one thread alone."""
+        while True:
+            try:
+                yield self._inbox.popleft()
+            except IndexError:
+                return

@@ -1,0 +1,332 @@
+"""Every request is answered exactly once: served, refused, cancelled, failed or cut off."""
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from legos.data.choices import choice_tree
+from legos.data.request import Generated, Request
+from legos.errors import EngineError, RequestError
+from legos.mlx.engine import MlxEngine
+from legos.mlx.worker import ThreadWorker
+
+Room = Callable[..., Any]
+GOOD = Request(prompt_ids=(1, 2, 3), max_tokens=4, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request(prompt_ids=(), max_tokens=1), "the prompt is empty"),
+        (Request(prompt_ids=(1, 358), max_tokens=1), "token 358; the vocabulary has 358"),
+        (Request(prompt_ids=(1, -5), max_tokens=1), "token -5"),
+        (Request(prompt_ids=(1,) * 1000, max_tokens=25), "exceed the context of 1024"),
+        (Request(prompt_ids=(1,), max_tokens=0), "max_tokens is 0"),
+        (Request(prompt_ids=(1,), max_tokens=1, adapter="v7"), "adapter 'v7' is not live"),
+        (Request(prompt_ids=(1,), max_tokens=1, temperature=-1.0), "temperature is -1.0"),
+        (Request(prompt_ids=(1,), max_tokens=1, temperature=np.nan), "temperature is nan"),
+        (Request(prompt_ids=(1,), max_tokens=1, seed=-1), "seed is -1"),
+        (Request(prompt_ids=(1,), max_tokens=1, seed=1 << 64), "seed is 18446744073709551616"),
+        (Request(prompt_ids=(1,), max_tokens=1, restrict=True), "restrict=True needs choices"),
+        (
+            Request(prompt_ids=(1,), max_tokens=1, choices=choice_tree([(1, 999)], end_ids=())),
+            "a choice holds token 999",
+        ),
+        (Request(prompt_ids=("a",), max_tokens=1), "the request is broken"),  # pyright: ignore[reportArgumentType]
+        (
+            Request(prompt_ids=(1, 2, 3), max_tokens=4, seed=1, stops=lambda _: bool(1 / 0)),
+            "its stop test failed: ZeroDivisionError",
+        ),
+    ],
+)
+def test_a_bad_request_fails_alone(room: Room, request_: Request, message: str) -> None:
+    one = room("llama")
+    one.submit({0: GOOD, 1: request_, 2: GOOD})
+    one.finish()
+    assert isinstance(one.error(1), RequestError)
+    assert message in str(one.error(1))
+    assert one.answer(0) == one.answer(2)
+    assert one.ask([GOOD])[0].token_ids == one.answer(0).token_ids
+
+
+def sharers(count: int, max_tokens: int = 6) -> dict[int, Request]:
+    """Requests that stay in one row to the end."""
+    request = Request(prompt_ids=(1, 2, 3), max_tokens=max_tokens, seed=1)
+    return dict.fromkeys(range(count), request)
+
+
+def test_cancelled_before_it_is_taken_in(room: Room) -> None:
+    one = room("llama")
+    one.submit(sharers(3))
+    one.cancel(1)
+    one.finish()
+    assert (one.answer(1).token_ids, one.answer(1).finish_reason) == ((), "cancelled")
+    assert one.answer(0) == one.answer(2)
+    assert len(one.answer(0).token_ids) == 6
+
+
+def test_cancelled_while_it_waits_for_room(room: Room) -> None:
+    one = room("llama", max_rows=1)
+    one.submit({0: GOOD, 1: Request(prompt_ids=(9,), max_tokens=4), 2: GOOD})
+    one.tick()
+    one.submit({3: Request(prompt_ids=(9,), max_tokens=4)})
+    one.tick()
+    one.cancel(1)
+    one.tick()
+    assert one.answer(1).token_ids == ()
+    one.finish()
+    assert one.answer(0) == one.answer(2)
+    (alone,) = room("llama").ask([Request(prompt_ids=(9,), max_tokens=4)])
+    assert one.answer(3).token_ids == alone.token_ids
+
+
+def test_cancelled_while_it_is_decoded(room: Room) -> None:
+    one = room("llama")
+    others = {n: Request(prompt_ids=(n,), max_tokens=6, seed=n) for n in range(10, 14)}
+    expected = room("llama").ask([*sharers(3).values(), *others.values()])
+    one.submit(sharers(3) | others)
+    one.tick(3)
+    one.cancel(1, 11)
+    one.tick()
+    for number, index in ((1, 1), (11, 4)):
+        cancelled = one.answer(number)
+        assert cancelled.token_ids == expected[index].token_ids[:3]
+        assert cancelled.logprobs == pytest.approx(expected[index].logprobs[:3], abs=1e-5)
+        assert cancelled.finish_reason == "cancelled"
+    one.finish()
+    for number, index in ((0, 0), (2, 2), (10, 3), (12, 5), (13, 6)):
+        assert one.answer(number).token_ids == expected[index].token_ids
+        assert one.answer(number).logprobs == pytest.approx(expected[index].logprobs, abs=1e-5)
+
+
+def test_all_sharers_of_a_row_and_all_rows_cancelled(room: Room) -> None:
+    one = room("llama")
+    one.submit(sharers(3))
+    one.tick(2)
+    one.cancel(0, 1, 2)
+    assert one.worker.tick() is False  # nothing is left to do
+    assert [one.answer(n).finish_reason for n in range(3)] == ["cancelled"] * 3
+    assert len(one.ask([GOOD])[0].token_ids) == 4
+
+
+def test_cancelling_what_is_not_there(room: Room) -> None:
+    one = room("llama")
+    (done,) = one.ask([GOOD])
+    one.cancel(0, 77)
+    one.finish()
+    assert one.answers == {0: [done]}
+
+
+def test_only_ones_own_numbers_can_be_cancelled(room: Room) -> None:
+    one, other = room("llama"), []
+    one.submit(sharers(1))
+    one.engine.submit([(0, GOOD)], other.extend)
+    one.tick()
+    one.cancel(0)
+    one.finish()
+    assert one.answer(0).finish_reason == "cancelled"
+    assert [result.finish_reason for _, result in other] == ["length"]
+
+
+def test_a_failing_step_is_told_to_all_and_the_engine_goes_on(
+    room: Room, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = room("llama", max_rows=2)
+    ending = Request(prompt_ids=(8,), max_tokens=3, seed=1)
+    one.submit(sharers(2) | {5: ending, 6: Request(prompt_ids=(9,), max_tokens=3)})
+    one.tick()
+    forward = one.engine._forward
+    broken = type("Broken", (), {"next_logits": lambda *_: 1 / 0, "model": forward.model})()
+    one.engine._forward = broken
+    with caplog.at_level(logging.ERROR):
+        one.tick()
+    one.engine._forward = forward
+    for number in (0, 1, 5, 6):
+        assert isinstance(one.error(number), EngineError)
+        assert "a step of the engine failed: ZeroDivisionError" in str(one.error(number))
+    assert "a step of the engine failed" in caplog.text
+    assert one.worker.tick() is False
+    assert one.ask([GOOD]) == room("llama").ask([GOOD])
+
+
+def test_a_step_that_fails_half_way_answers_nobody_twice(room: Room) -> None:
+    """What had ended before the failure is delivered; what was between places is not lost."""
+    one = room("llama", prefill_tokens=4)
+    ready = {n: Request(prompt_ids=(n,), max_tokens=1, seed=n) for n in range(4)}
+    going = {n: Request(prompt_ids=(n, n), max_tokens=5, seed=n) for n in range(10, 14)}
+    one.submit(ready | going)
+    calls = 0
+    draw = one.engine._sampler.draw
+
+    def fail_at_third(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise MemoryError("no room")
+        return draw(*args, **options)
+
+    one.engine._sampler.draw = fail_at_third
+    one.tick()
+    one.engine._sampler.draw = draw
+    one.finish()
+    assert sorted(one.answers) == sorted(ready | going)
+    served = [n for n in ready if isinstance(one.answers[n][0], Generated)]
+    assert len(served) == 4
+    assert all(isinstance(one.error(n), EngineError) for n in going)
+
+
+def test_weights_that_give_no_numbers_are_an_error(room: Room) -> None:
+    one = room("llama")
+    one.engine.load_adapter(one.adapter(1, size=1e25)).result()
+    one.submit({0: GOOD})
+    one.finish()
+    assert isinstance(one.error(0), EngineError)
+    assert "logits are not numbers" in str(one.error(0))
+    one.load(0)
+    assert len(one.ask([GOOD])[0].token_ids) == 4
+
+
+def test_a_receiver_that_fails_harms_nobody_else(
+    room: Room, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_: Sequence[tuple[int, Generated | Exception]]) -> None:
+        raise RuntimeError("the loop is closed")
+
+    one = room("llama")
+    one.engine.submit([(0, GOOD)], broken)
+    one.submit({0: GOOD})
+    one.engine.submit([(0, GOOD)], broken)
+    one.finish()
+    assert len(one.answer(0).token_ids) == 4
+    assert "a receiver of results failed; the engine goes on" in caplog.text
+    assert len(one.ask([GOOD])[0].token_ids) == 4
+
+
+def test_what_waits_at_the_end_is_answered(room: Room) -> None:
+    one = room("llama", max_rows=1)
+    one.submit(sharers(2) | {3: Request(prompt_ids=(9,), max_tokens=4)})
+    one.tick(2)
+    one.submit({4: GOOD, 5: Request(prompt_ids=(), max_tokens=1)})
+    one.cancel(0)
+    one.engine.close()
+    for number in (0, 1, 3, 4, 5):
+        assert isinstance(one.error(number), EngineError)
+        assert "the engine was closed" in str(one.error(number))
+    assert one.worker.closed
+    one.submit({6: GOOD})
+    one.cancel(6)
+    assert "the engine was closed" in str(one.error(6))
+    one.engine.close()
+    one.engine._inbox.append((one.deliver, [(7, GOOD)]))  # by a thread that is half-way in submit
+    assert one.worker.tick() is False
+    assert "the engine was closed" in str(one.error(7))
+
+
+def test_scores_of_bad_prompts_are_refused(room: Room) -> None:
+    one = room("llama")
+    for prompts, message in (
+        ([((), [(1,)])], "the prompt is empty"),
+        ([((1,), [(1, 400)])], "token 400; the vocabulary has 358"),
+        ([((1,) * 1000, [(2,) * 30])], "exceed the context"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            one.engine.score(prompts, end_ids=(2,)).result()
+
+
+def random_request(rng: random.Random) -> Request:
+    prompt = tuple(rng.randrange(4) for _ in range(rng.randrange(4)))  # sometimes empty
+    return Request(
+        prompt_ids=prompt,
+        max_tokens=rng.choice((1, 1, 3, 8)),
+        seed=rng.randrange(5),
+        temperature=rng.choice((0.0, 1.0)),
+        adapter="policy" if rng.random() < 0.95 else "nobody",
+        end_ids=tuple(rng.randrange(358) for _ in range(30)),
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_storm_of_requests_cancellations_and_swaps(room: Room, seed: int) -> None:
+    rng = random.Random(seed)
+    one = room("llama", max_rows=rng.choice((1, 4, 64)), prefill_tokens=rng.choice((4, 4096)))
+    cancelled: set[int] = set()
+    number = 0
+    while number < 400:
+        action = rng.random()
+        if action < 0.4:
+            count = rng.randint(1, 12)
+            one.submit({number + n: random_request(rng) for n in range(count)})
+            number += count
+        elif action < 0.6 and number:
+            some = rng.sample(range(number), min(number, rng.randint(1, 5)))
+            cancelled |= set(some)
+            one.cancel(*some)
+        elif action < 0.65:
+            one.load(rng.randrange(3))
+        else:
+            one.tick(rng.randint(1, 3))
+    one.finish()
+    assert sorted(one.answers) == list(range(number))
+    for n, answers in one.answers.items():
+        assert len(answers) == 1, n
+        result = answers[0]
+        if isinstance(result, Generated):
+            assert len(result.logprobs) == len(result.versions) == len(result.token_ids)
+            assert result.finish_reason != "cancelled" or n in cancelled
+        else:
+            assert isinstance(result, RequestError)
+    assert not one.engine._inside
+    assert not one.engine._waiting
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_storm_from_many_threads_and_a_sudden_end(
+    tiny_models: Mapping[str, Path], room: Room, seed: int
+) -> None:
+    """Four threads ask and cancel while weights are swapped; then the engine closes."""
+    prepared = room("llama")  # for its adapters alone
+    worker = ThreadWorker("legos-engine")
+
+    def build() -> MlxEngine:
+        from legos.mlx.load import load_tree
+        from legos.mlx.lora import add_lora
+
+        tree = load_tree(tiny_models["llama"])
+        add_lora(tree, prepared.shape, seed=0)
+        return MlxEngine(worker, tree, num_vocabulary=358, context=1024, max_rows=8)
+
+    engine = worker.call(build).result()
+    engine.load_adapter(prepared.adapter(0)).result()
+    answers: list[list[tuple[int, Generated | Exception]]] = [[] for _ in range(4)]
+
+    def storm(thread: int) -> None:
+        rng = random.Random(seed * 10 + thread)
+        deliver = answers[thread].extend
+        for number in range(0, 200, 5):
+            engine.submit([(number + n, random_request(rng)) for n in range(5)], deliver)
+            engine.cancel([rng.randrange(number + 5)], deliver)
+
+    threads = [threading.Thread(target=storm, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for version in range(1, 4):
+        assert engine.load_adapter(prepared.adapter(version)).result().version == version
+    if seed:
+        threads[0].join()  # at seed 0 the others are still asking when it ends
+    if seed == 2:
+        for thread in threads:
+            thread.join()
+    engine.close()
+    for thread in threads:
+        thread.join()
+    for received in answers:
+        assert sorted(number for number, _ in received) == list(range(200))
+        assert all(
+            isinstance(result, Generated | RequestError | EngineError) for _, result in received
+        )
