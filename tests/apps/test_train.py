@@ -1,0 +1,188 @@
+"""``legos train``: what it leaves, and that its books are those of the engine."""
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legos.apps import train as app
+from legos.build.trainer import Trainer
+from legos.cli import main
+from legos.config.resolve import read_config
+from legos.loop.checkpoint import newest_whole, read_state
+from legos.track import JsonlTracker
+from legos.track.jsonl import read_metrics
+
+FAST = ("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16")
+PROMISED = {
+    "step",
+    "loss",
+    "clip_fraction",
+    "kl_divergence",
+    "advantage_mean",
+    "advantage_std",
+    "policy_version",
+    "samples_per_step",
+    "reward_mean",
+    "staleness_max",
+    "entropy",
+    "grad_norm",
+    "tokens_generated",
+    "tokens_trained",
+    "tokens_filtered",
+    "tokens_discarded",
+    "mismatch_k3",
+    "step_s",
+}
+USES = ("trained", "filtered", "discarded", "queued")
+
+
+@pytest.fixture(autouse=True)
+def empty_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def trainers(monkeypatch: pytest.MonkeyPatch) -> list[Trainer]:
+    """Every trainer that a command makes."""
+    made: list[Trainer] = []
+
+    def make(**arguments: Any) -> Trainer:
+        made.append(Trainer(**arguments))
+        return made[-1]
+
+    monkeypatch.setattr(app, "Trainer", make)
+    return made
+
+
+def check_lines(run: Path, steps: int) -> None:
+    lines = read_metrics(run / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, steps + 1))
+    for line in lines:
+        assert line.keys() >= PROMISED
+        assert None not in line.values()
+        assert line["tokens_generated"] == sum(line[f"tokens_{use}"] or 0 for use in USES)
+
+
+def test_runs_without_a_name_are_numbered(
+    empty_place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in (1, 2):
+        assert main(["train", *FAST, "--steps", "2"]) == 0
+        told = capsys.readouterr().out
+        assert f"plays nim for 2 steps, in runs/nim-{number}" in told
+        assert f"uv run legos eval runs/nim-{number}\n" in told
+        assert f"uv run legos serve --adapter runs/nim-{number}/adapters/v2\n" in told
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["nim-1", "nim-2"]
+    assert [path.name for path in empty_place.iterdir()] == ["runs"]
+    assert sorted(path.name for path in Path("runs/nim-2").iterdir()) == [
+        "adapters",
+        "checkpoints",
+        "config.toml",
+        "episodes.jsonl",
+        "evaluations.jsonl",
+        "metrics.jsonl",
+    ]
+    assert sorted(path.name for path in Path("runs/nim-2/adapters").iterdir()) == ["v0", "v2"]
+    check_lines(Path("runs/nim-1"), 2)
+    assert read_config(Path("runs/nim-1/config.toml")).loop.steps == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--deterministic"],
+        ["--loop.step-concurrency", "4", "--training.staleness-limit", "1"],
+        ["--arena", "kuhn", "--training.kl-coef", "0.1"],
+        ["--training.micro-batch-tokens", "42"],  # no room for the larger piles' prompts
+    ],
+    ids=" ".join,
+)
+def test_the_books_are_those_of_the_engine(options: list[str], trainers: list[Trainer]) -> None:
+    assert main(["train", "--out", "run", *FAST, "--steps", "4", *options]) == 0
+    check_lines(Path("run"), 4)
+    [trainer] = trainers
+    state = read_state(newest_whole(Path("run/checkpoints")))
+    ledger = state["trainer"]["ledger"]
+    assert ledger["generated"] == trainer.engine.tokens_generated
+    queued = sum(len(sample[1]) for batch in state["queued"] for sample in batch["samples"])
+    lost = sum(ledger["filtered"].values()) + sum(ledger["discarded"].values())
+    assert ledger["generated"] == ledger["trained"] + lost + queued
+    assert ("too_long" in ledger["filtered"]) == ("42" in options)
+
+
+def test_what_was_being_sampled_at_a_stop_is_booked(
+    trainers: list[Trainer], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = JsonlTracker.log
+
+    def stop(self: JsonlTracker, metrics: Mapping[str, float | int | None], *, step: int) -> None:
+        log(self, metrics, step=step)
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(JsonlTracker, "log", stop)
+    options = ["--loop.step-concurrency", "4", "--training.staleness-limit", "3"]
+    assert main(["train", "--out", "run", *FAST, "--steps", "400", *options]) == 143
+    told = capsys.readouterr().out
+    assert "at step 3 of 400, with a checkpoint; go on with\n" in told
+    assert told.endswith("  uv run legos train --resume run\n")
+    ledger = read_state(newest_whole(Path("run/checkpoints")))["trainer"]["ledger"]
+    assert ledger["generated"] == trainers[0].engine.tokens_generated
+    check_lines(Path("run"), 3)
+    monkeypatch.undo()
+
+
+def test_an_arena_that_fails_ends_the_run_with_its_message(
+    empty_place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty_place / "broken.py").write_text(
+        "from legos import Arena, Task\n\n\n"
+        "class Broken(Arena):\n"
+        "    tasks_per_step = 2\n"
+        "    group_size = 2\n\n"
+        "    def tasks(self, rng):\n"
+        "        while True:\n"
+        "            yield Task(id='only')\n\n"
+        "    async def play(self, t):\n"
+        "        await t.ask('player', 'Say a word.', max_tokens=3)\n"
+        "        return {'player': 1 / 0}\n"
+    )
+    assert main(["train", "--arena", "broken.py:Broken", "--out", "run", "--steps", "2"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(
+        "error: 4 of 4 plays of arena 'broken' failed; the first, of task 'only'"
+    )
+    assert "ZeroDivisionError: division by zero" in told
+    assert told.endswith("go on with\n  uv run legos train --resume run\n")
+    state = read_state(newest_whole(Path("run/checkpoints")))
+    assert state["trainer"]["step"] == 0
+    discarded = state["trainer"]["ledger"]["discarded"]
+    assert discarded["evaluation"] > 0
+    assert discarded["unfinished"] > 0
+
+
+@pytest.mark.slow
+def test_weights_and_biases_get_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    logged: list[tuple[int, dict[str, Any]]] = []
+    log = wandb.Run.log
+
+    def spy(self: wandb.Run, data: dict[str, Any], *, step: int) -> None:
+        logged.append((step, data))
+        log(self, data, step=step)
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr(wandb.Run, "log", spy)
+    assert main(["train", "--out", "run", *FAST, "--steps", "3", "--track", "wandb"]) == 0
+    lines = read_metrics(Path("run/metrics.jsonl"))
+    assert logged == [(line["step"], line) for line in lines]
+    [file] = Path("run/wandb").glob("offline-run-*/*.wandb")
+    written = file.read_bytes()
+    for line in lines:
+        assert str(line["loss"]).encode() in written
