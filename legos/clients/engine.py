@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import cast
 
@@ -32,6 +33,7 @@ class EngineClient:
         self._outbox: list[tuple[int, Request]] = []
         self._futures: dict[int, asyncio.Future[Generated]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._receive = self._deliver  # one object: the engine tells receivers apart
 
     async def complete(
         self,
@@ -115,21 +117,26 @@ class EngineClient:
 
     def _cancel(self, number: int) -> None:
         """Nobody waits for this request any more."""
-        self._futures.pop(number, None)
-        unsent = [item for item in self._outbox if item[0] != number]
-        if len(unsent) < len(self._outbox):
-            self._outbox = unsent
-        else:
-            self._engine.cancel([number], self._deliver)
+        if self._futures.pop(number, None) is not None:
+            self._engine.cancel([number], self._receive)
 
     def _flush(self) -> None:
+        """Submit what was asked in this turn of the loop, and is still waited for."""
         outbox, self._outbox = self._outbox, []
-        self._engine.submit(outbox, self._deliver)
+        for number, _ in outbox:
+            if self._futures[number].done():
+                del self._futures[number]
+        waited = [item for item in outbox if item[0] in self._futures]
+        try:
+            self._engine.submit(waited, self._receive)
+        except Exception as error:  # whoever asked gets it; nobody would hear it here
+            self._resolve([(number, error) for number, _ in waited])
 
     def _deliver(self, results: Sequence[tuple[int, Generated | Exception]]) -> None:
         """Called from the engine's thread."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._resolve, results)
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._resolve, results)
 
     def _resolve(self, results: Sequence[tuple[int, Generated | Exception]]) -> None:
         for number, result in results:
