@@ -10,7 +10,7 @@ from typing import Any
 from legos.arena.registry import advice
 from legos.build.arena import make_arena
 from legos.build.bench import DeviceBench
-from legos.build.machine import blas_hint, quiet_collector
+from legos.build.machine import blas_hint, quiet_collector, share_cores
 from legos.build.model import load_model
 from legos.build.trainer import Trainer
 from legos.config.resolve import resolve
@@ -52,6 +52,7 @@ def bench(name: str, seconds: float) -> Mapping[str, Any]:
         prefill_tokens=config.generation.prefill_tokens,
     )
     quiet_collector()
+    share_cores(2)  # as `legos train` does; the bare loops run under the same limit
     try:
         figures = benches[name](trainer, config, seconds)
     finally:
@@ -65,29 +66,43 @@ def _settings() -> RunConfig:
 
 
 def _loop(trainer: Trainer, config: RunConfig, seconds: float) -> dict[str, Any]:
-    """The whole line on its default arena, against its two halves alone on the same work."""
+    """The whole line on its default arena, against its two halves alone on the same work.
+
+    The halves compute every row, as loops without sharing do; once more, as the stricter limit,
+    they compute equal rows once.
+    """
     prompts = _step_prompts(trainer, config)
     device = DeviceBench(trainer)
     rows = sorted(set(prompts))
-    generation = [
-        device.bare_shared(prompts, rows=config.generation.max_batch) for _ in range(ROUNDS)
-    ]
-    training = device.bare_training(rows, updates=4 * ROUNDS)[ROUNDS:]
-    line = _run_line(trainer, config, device, seconds * 0.5)
-    generation_s, training_s = statistics.median(generation), statistics.median(training)
-    line_s = line["seconds_per_step"]
-    engine = _engine(trainer, config, seconds * 0.3)
+    budget = config.training.micro_batch_tokens
+    max_rows = config.generation.max_batch
+    bare: dict[str, list[float]] = {
+        "bare_generation_s": [
+            device.bare(prompts, max_tokens=1, rows=max_rows) for _ in range(ROUNDS)
+        ],
+        "bare_training_s": device.bare_training(prompts, updates=ROUNDS, max_tokens=budget)[1:],
+        "bare_generation_shared_s": [
+            device.bare_shared(prompts, rows=max_rows) for _ in range(ROUNDS)
+        ],
+        "bare_training_shared_s": device.bare_training(rows, updates=4 * ROUNDS, max_tokens=budget)[
+            ROUNDS:
+        ],
+    }
+    line = _run_line(trainer, config, device, seconds * 0.4)
+    seconds_of = {name: statistics.median(times) for name, times in bare.items()}
+    slower = max(seconds_of["bare_generation_s"], seconds_of["bare_training_s"])
+    slower_shared = max(
+        seconds_of["bare_generation_shared_s"], seconds_of["bare_training_shared_s"]
+    )
+    engine = _engine(trainer, config, seconds * 0.25)
     return {
-        "moves_per_s": line["moves_per_s"],
-        "moves_per_step": line["moves_per_step"],
+        **line,
         "distinct_rows_per_step": len(rows),
-        "seconds_per_step": line_s,
-        "bare_generation_s": generation_s,
-        "bare_training_s": training_s,
-        "outside_device_share": line["outside_device_share"],
+        **seconds_of,
         "ratios": {
             **engine["ratios"],
-            "line_vs_slower_half": max(generation_s, training_s) / line_s,
+            "line_vs_slower_half": slower / line["seconds_per_step"],
+            "line_vs_slower_half_shared": slower_shared / line["seconds_per_step"],
         },
     }
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from legos.apps.signals import StopSignals
 from legos.arena.evaluate import ArenaEvaluation, flat_figures
 from legos.build.arena import check_options, make_arena
-from legos.build.machine import blas_hint, quiet_collector
+from legos.build.machine import blas_hint, quiet_collector, share_cores
 from legos.build.model import load_model
 from legos.build.trainer import Trainer
 from legos.config.resolve import ResolvedConfig, read_config
@@ -162,6 +162,7 @@ def _go(
 
     with _trackers(config, folder, keep_until=run.step if resumed else None) as trackers:
         quiet_collector()
+        share_cores(2)  # play and training
         asyncio.run(go(*trackers))
 
 

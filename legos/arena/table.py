@@ -4,9 +4,12 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from legos.arena.seat import Seat
 from legos.chat.reply import parse_move, split_thinking
@@ -40,8 +43,7 @@ class Forfeit(Exception):  # noqa: N818 - an ending of a play, not an error
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(Struct, frozen=True, kw_only=True):
     """What a seat said."""
 
     text: str  # all of it

@@ -63,12 +63,12 @@ class DeviceBench:
 
         return self._engine.run(work).result()
 
-    def bare_training(self, rows: Sequence[Row], *, updates: int) -> list[float]:
-        """Seconds of each of ``updates`` bare LoRA updates on distinct rows."""
+    def bare_training(self, rows: Sequence[Row], *, updates: int, max_tokens: int) -> list[float]:
+        """Seconds of each of ``updates`` bare LoRA updates on these rows, equal ones again."""
         from legos.mlx.bare import make_bare_training
 
         worker, tree = self._trainer.model.worker, self._trainer.model.tree
-        update = worker.call(make_bare_training, tree, rows, 1e-6).result()
+        update = worker.call(make_bare_training, tree, rows, 1e-6, max_tokens).result()
         return [worker.call(update).result() for _ in range(updates)]
 
     def record(self) -> None:

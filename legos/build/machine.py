@@ -1,10 +1,13 @@
 """What the process and the machine at hand could do better."""
 
 import gc
+import os
 import sys
 from pathlib import Path
 
-__all__ = ["blas_hint", "quiet_collector"]
+from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
+
+__all__ = ["blas_hint", "quiet_collector", "share_cores"]
 
 
 def blas_hint() -> str | None:
@@ -27,3 +30,12 @@ def quiet_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+def share_cores(parts: int) -> None:
+    """Give each of so many parts that compute at the same time its share of the BLAS threads.
+
+    Otherwise every part starts as many as there are cores, and those without work spin: two parts
+    on two cores took nearly twice as long. It has no effect where there is no such BLAS (macOS).
+    """
+    threadpool_limits(limits=max((os.cpu_count() or 1) // parts, 1), user_api="blas")

@@ -1,16 +1,16 @@
 """What happened in a play: tasks, turns, rollouts, episodes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from legos.data.message import Completion, Message
 
 __all__ = ["Episode", "Rollout", "Task", "Turn"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(Struct, frozen=True, kw_only=True):
     """One thing to play: a deal, a question, a start position."""
 
     id: str  # stable across runs; episodes of one id are compared with each other
@@ -18,8 +18,7 @@ class Task:
     data: Any = None  # whatever the arena needs to play it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Turn(Struct, frozen=True, kw_only=True):
     """One model call by one seat."""
 
     messages: tuple[Message, ...]  # what was asked, as text
@@ -28,8 +27,7 @@ class Turn:
     reward: float | None = None  # a reward of this turn alone
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
+class Rollout(Struct, frozen=True, kw_only=True):
     """What one seat saw and said in one episode."""
 
     role: str
@@ -43,8 +41,7 @@ class Rollout:
         return sum(len(turn.completion.token_ids) for turn in self.turns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
+class Episode(Struct, frozen=True, kw_only=True):
     """One finished play of a task, or one that failed (``error`` set)."""
 
     arena: str

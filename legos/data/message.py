@@ -1,8 +1,9 @@
 """What is asked of a model and what comes back: messages, sampling parameters, completions."""
 
 import math
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from legos.errors import RecordError
 
@@ -13,16 +14,14 @@ MIN_TEMPERATURE = 1e-3  # below it, float32 logits overflow when they are divide
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True):
     """One chat message."""
 
     role: str  # "system", "user" or "assistant"
     content: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class Sampling(Struct, frozen=True, kw_only=True):
     """How one completion is drawn.
 
     ``choices`` are the legal answers as text. They are always recorded (the entropy bonus and the
@@ -57,8 +56,7 @@ class Sampling:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
+class Completion(Struct, frozen=True, kw_only=True):
     """What an engine sampled for one prompt; C is the number of completion tokens.
 
     The token ids are the record and the text is a view of them. A completion that comes from an

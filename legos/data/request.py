@@ -1,7 +1,8 @@
 """One generation request in the engine's own terms: token ids, numbers, no text."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from legos.data.choices import ChoiceNode
 from legos.data.message import FinishReason
@@ -9,8 +10,7 @@ from legos.data.message import FinishReason
 __all__ = ["Generated", "Request"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Struct, frozen=True, kw_only=True):
     """What an engine needs to sample one completion."""
 
     prompt_ids: tuple[int, ...]  # [P] P >= 1
@@ -24,8 +24,7 @@ class Request:
     adapter: str = "policy"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generated:
+class Generated(Struct, frozen=True, kw_only=True):
     """What the engine sampled for a request; the fields are those of ``Completion``."""
 
     token_ids: tuple[int, ...]  # [C]

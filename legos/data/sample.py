@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
+
+from msgspec import Struct, field
 
 from legos.data.episode import Episode, Rollout, Turn
 from legos.errors import RecordError
@@ -13,8 +14,7 @@ __all__ = ["Sample", "TrainingBatch", "samples_of_rollout"]
 LOGPROB_ROUNDING = 1e-4  # a certain token may come out this far above 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Sample(Struct, frozen=True, kw_only=True):
     """One training sequence of T tokens, of which A were chosen by the policy.
 
     Everything but the tokens is held for the chosen tokens alone, in the order of ``positions``.
@@ -86,8 +86,7 @@ class Sample:
         return min(self.versions)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingBatch:
+class TrainingBatch(Struct, frozen=True, kw_only=True):
     """What one ``arena.step`` returns: samples, not packed, and the account of every token.
 
     ``tokens_generated`` equals the samples' chosen tokens plus ``tokens_discarded`` of all reasons.

@@ -1,8 +1,9 @@
 """Samples that wait at a checkpoint, as JSON values and back."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any, cast
+
+from msgspec.structs import fields
 
 from legos.data.sample import Sample, TrainingBatch
 

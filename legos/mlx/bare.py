@@ -1,7 +1,7 @@
 """Bare loops: the same work with nothing around it, the limit that benches measure against.
 
 ``bare_generation`` drives mlx-lm's BatchGenerator directly; ``bare_training`` is one forward,
-backward and AdamW update of the same LoRA model on the same distinct rows.
+backward and AdamW update of the same LoRA model on the same rows.
 """
 
 import time
@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
+from mlx.utils import tree_map
 from mlx_lm.generate import BatchGenerator
 
-from legos.mlx.prefill import pad_rows
+from legos.mlx.prefill import pad_rows, row_blocks
 
 __all__ = ["bare_generation", "bare_shared_generation", "make_bare_training"]
 
@@ -60,31 +61,35 @@ def bare_shared_generation(model: nn.Module, counts: Mapping[Row, int], *, rows:
 
 
 def make_bare_training(
-    model: nn.Module, rows: Sequence[Row], learning_rate: float
+    model: nn.Module, rows: Sequence[Row], learning_rate: float, max_tokens: int
 ) -> Callable[[], float]:
-    """A function that does one update on distinct rows and returns its seconds.
+    """A function that does one update on rows, every one computed, and returns its seconds.
 
     The loss is the mean log-probability of each row's last place with a fixed advantage: the
-    forward and backward pass that any policy loss needs, and an AdamW update.
+    forward and backward pass that any policy loss needs, in passes of at most ``max_tokens`` padded
+    tokens, and an AdamW update.
     """
     optimiser = optim.AdamW(learning_rate=learning_rate)
-    input_ids, last = pad_rows(rows)
-    places = mx.arange(len(rows))
-    targets = input_ids[places, last]
+    blocks = [pad_rows(block) for block in row_blocks(rows, max_tokens)]
 
-    def loss() -> mx.array:
+    def loss(input_ids: mx.array, last: mx.array) -> mx.array:
+        places = mx.arange(len(last))
         logits = model(input_ids)[places, last]
         logprobs = logits - mx.logsumexp(logits, axis=1, keepdims=True)
-        return -mx.mean(logprobs[places, targets])
+        return -mx.sum(logprobs[places, input_ids[places, last]]) / len(rows)
 
     step = nn.value_and_grad(model, loss)
 
     def update() -> float:
         started = time.perf_counter()
-        value, gradients = step()
+        gradients = None
+        for block in blocks:
+            _, grads = step(*block)
+            gradients = grads if gradients is None else tree_map(mx.add, gradients, grads)
+            mx.eval(gradients)
         gradients, _ = optim.clip_grad_norm(gradients, 1.0)
         optimiser.update(model, gradients)
-        mx.eval(value, model.trainable_parameters(), optimiser.state)
+        mx.eval(model.trainable_parameters(), optimiser.state)
         return time.perf_counter() - started
 
     return update

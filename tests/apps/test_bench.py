@@ -20,8 +20,10 @@ def test_the_loop_bench_measures_both_halves_and_the_line() -> None:
         "engine_vs_bare_long",
         "engine_vs_bare_repeated",
         "line_vs_slower_half",
+        "line_vs_slower_half_shared",
     }
-    assert all(0.0 < ratio < 10.0 for ratio in ratios.values())
+    assert all(ratio > 0.0 for ratio in ratios.values())
+    assert ratios["line_vs_slower_half"] > 1.0  # what computing equal rows once is for
     assert 0.0 <= figures["outside_device_share"] <= 1.0
     assert figures["distinct_rows_per_step"] == 21
     assert figures["moves_per_s"] == pytest.approx(
