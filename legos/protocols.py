@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from legos.data.batch import Batch
 from legos.data.episode import Episode
 from legos.data.message import Completion, Message, Sampling
-from legos.data.request import Generated, Request
+from legos.data.request import Request, Result
 from legos.losses.objective import Objective, StepResult
 from legos.weights.adapter import Adapter, AdapterInfo
 
@@ -29,7 +29,7 @@ __all__ = [
     "Tracker",
 ]
 
-Deliver = Callable[[Sequence[tuple[int, Generated | Exception]]], None]
+Deliver = Callable[[Sequence[tuple[int, Result]]], None]
 
 
 class Client(Protocol):
@@ -69,6 +69,7 @@ class Engine(Protocol):
 
         ``deliver`` is called from the engine's thread, once or more, with the finished ones; every
         number is delivered exactly once, with what was sampled or with the error that stopped it.
+        Before that, a request that asked for it gets its tokens as they come (``Progress``).
         """
         ...
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from legos.data.request import Generated, Request
+from legos.data.request import Generated, Request, Result
 from legos.testing import write_tiny_model
 from legos.weights.adapter import Adapter, LoraShape
 
@@ -84,7 +84,7 @@ class EngineRoom:
         self.engine = MlxEngine(
             self.worker, self.tree, num_vocabulary=num_vocabulary, context=1024, **limits
         )
-        self.answers: dict[int, list[Generated | Exception]] = {}
+        self.answers: dict[int, list[Result]] = {}
         self.load(0)
 
     def adapter(self, version: int, *, name: str = "policy", size: float = 0.15) -> Adapter:
@@ -99,7 +99,7 @@ class EngineRoom:
     def load(self, version: int) -> None:
         self.engine.load_adapter(self.adapter(version)).result()
 
-    def deliver(self, results: Sequence[tuple[int, Generated | Exception]]) -> None:
+    def deliver(self, results: Sequence[tuple[int, Result]]) -> None:
         for number, result in results:
             self.answers.setdefault(number, []).append(result)
 

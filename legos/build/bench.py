@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from legos.build.trainer import Trainer
-from legos.data.request import Generated, Request
+from legos.data.request import Request, Result
 
 __all__ = ["DeviceBench"]
 
@@ -30,7 +30,7 @@ class DeviceBench:
         done: Future[None] = Future()
         left = len(requests)
 
-        def deliver(results: Sequence[tuple[int, Generated | Exception]]) -> None:
+        def deliver(results: Sequence[tuple[int, Result]]) -> None:
             nonlocal left
             left -= len(results)
             if not left:

@@ -10,7 +10,7 @@ from typing import cast
 from legos.chat.tokenizer import ChatTokenizer
 from legos.data.choices import ChoiceNode, choice_tree
 from legos.data.message import Completion, Message, Sampling
-from legos.data.request import Generated, Request
+from legos.data.request import Generated, Progress, Request, Result
 from legos.errors import RequestError
 from legos.protocols import Engine
 
@@ -132,14 +132,16 @@ class EngineClient:
         except Exception as error:  # whoever asked gets it; nobody would hear it here
             self._resolve([(number, error) for number, _ in waited])
 
-    def _deliver(self, results: Sequence[tuple[int, Generated | Exception]]) -> None:
+    def _deliver(self, results: Sequence[tuple[int, Result]]) -> None:
         """Called from the engine's thread."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 self._loop.call_soon_threadsafe(self._resolve, results)
 
-    def _resolve(self, results: Sequence[tuple[int, Generated | Exception]]) -> None:
+    def _resolve(self, results: Sequence[tuple[int, Result]]) -> None:
         for number, result in results:
+            if isinstance(result, Progress):
+                continue
             future = self._futures.pop(number, None)
             if future is None or future.done():
                 continue

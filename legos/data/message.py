@@ -7,11 +7,23 @@ from msgspec import Struct
 
 from legos.errors import RecordError
 
-__all__ = ["MIN_TEMPERATURE", "Completion", "FinishReason", "Message", "Sampling"]
+__all__ = [
+    "MIN_TEMPERATURE",
+    "Alternatives",
+    "Completion",
+    "Filters",
+    "FinishReason",
+    "Message",
+    "Sampling",
+]
 
 MIN_TEMPERATURE = 1e-3  # below it, float32 logits overflow when they are divided
 
 FinishReason = Literal["stop", "length", "cancelled"]
+
+
+Alternatives = tuple[tuple[int, float], ...]
+"""The most probable next tokens and their log-probabilities (nats), most probable first."""
 
 
 class Message(Struct, frozen=True):
@@ -19,6 +31,24 @@ class Message(Struct, frozen=True):
 
     role: str  # "system", "user" or "assistant"
     content: str
+
+
+class Filters(Struct, frozen=True, kw_only=True):
+    """What bends the distribution beside the temperature, in the order in which it is applied.
+
+    Penalties, then the bias, then the temperature, then the three cuts; what is left is normalised
+    again. A completion that was drawn through filters is never trained on: its log-probabilities
+    are those of the bent distribution, which the trainer does not compute.
+    """
+
+    repetition_penalty: float = 1.0  # > 0; divides (multiplies) positive (negative) logits of
+    # tokens that the prompt or the completion holds already
+    presence_penalty: float = 0.0  # taken off the logits of tokens that the completion holds
+    frequency_penalty: float = 0.0  # taken off once for each time the completion holds them
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id and what is added to its logit
+    top_k: int = 0  # >= 0; keep so many of the most probable tokens; 0 keeps all
+    top_p: float = 1.0  # in (0, 1]; keep the fewest most probable tokens that hold this share
+    min_p: float = 0.0  # in [0, 1]; keep tokens of this share of the most probable one's
 
 
 class Sampling(Struct, frozen=True, kw_only=True):
@@ -35,6 +65,11 @@ class Sampling(Struct, frozen=True, kw_only=True):
     seed: int = 0  # 64 bits; the draw depends on (seed, position) alone, never on batch mates
     choices: tuple[str, ...] = ()  # the legal answers, empty when anything goes
     restrict: bool = False  # True: only `choices` can be sampled
+    stop_ids: tuple[int, ...] = ()  # token ids that end the completion, beside the model's own
+    filters: Filters | None = None  # None: the temperature alone
+    json_schema: str | None = None  # a JSON schema, as text, that the completion must satisfy
+    num_alternatives: int = 0  # >= 0; most probable tokens recorded at every place
+    raw_logprobs: bool = False  # True: record the model's own log-probabilities as well
 
     def __post_init__(self) -> None:
         """Refuse values that no engine can honour.
@@ -75,6 +110,9 @@ class Completion(Struct, frozen=True, kw_only=True):
     temperature: float = 1.0  # the temperature it was sampled at
     adapter: str = "policy"  # whose weights spoke
     elapsed_s: float = 0.0  # from submission to the last token, seconds
+    filtered: bool = False  # True: sampled through filters or a grammar, so never trained on
+    raw_logprobs: tuple[float, ...] = ()  # [C] the model's own at temperature 1; () unless asked
+    alternatives: tuple[Alternatives, ...] = ()  # [C] under the distribution sampled from; or ()
 
     def __post_init__(self) -> None:
         """Refuse per-token fields of different lengths, and a restriction that names no tokens.
@@ -98,4 +136,4 @@ class Completion(Struct, frozen=True, kw_only=True):
     @property
     def trainable(self) -> bool:
         """Whether it holds the tokens and log-probabilities that training needs."""
-        return bool(self.token_ids) and bool(self.prompt_ids)
+        return bool(self.token_ids) and bool(self.prompt_ids) and not self.filtered

@@ -1,13 +1,41 @@
 """One generation request in the engine's own terms: token ids, numbers, no text."""
 
 from collections.abc import Callable
+from typing import Protocol
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from legos.data.choices import ChoiceNode
-from legos.data.message import FinishReason
+from legos.data.message import Alternatives, Filters, FinishReason
 
-__all__ = ["Generated", "Request"]
+__all__ = ["Generated", "Grammar", "GrammarState", "Progress", "Request", "Result"]
+
+
+class GrammarState(Protocol):
+    """How far one completion has come in a grammar; it belongs to that completion alone."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the text is whole and nothing may follow."""
+        ...
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """[V] the token ids that may come next."""
+        ...
+
+    def advance(self, token: int) -> None:
+        """Take the next token."""
+        ...
+
+
+class Grammar(Protocol):
+    """What a completion must look like."""
+
+    def begin(self) -> GrammarState:
+        """The state before the first token."""
+        ...
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -21,7 +49,22 @@ class Request(Struct, frozen=True, kw_only=True):
     choices: ChoiceNode | None = None  # legal answers; generation ends when one is whole
     restrict: bool = False  # True: sample legal tokens only
     stops: Callable[[tuple[int, ...]], bool] | None = None  # asked after each token: end here?
-    adapter: str = "policy"
+    adapter: str = "policy"  # "base" is the model without any; "NAME@VERSION" insists on a version
+    filters: Filters | None = None  # what bends the distribution beside the temperature
+    grammar: Grammar | None = None  # what the completion must look like
+    num_alternatives: int = 0  # most probable tokens to report at every place
+    raw_logprobs: bool = False  # True: report the model's own log-probabilities as well
+    stream: bool = False  # True: deliver a ``Progress`` for every token, then the whole
+
+
+class Progress(Struct, frozen=True, kw_only=True):
+    """The tokens that a streamed request got since it was last heard of; N is their number."""
+
+    token_ids: tuple[int, ...]  # [N]
+    logprobs: tuple[float, ...]  # [N] nats
+    versions: tuple[int, ...]  # [N]
+    raw_logprobs: tuple[float, ...] = ()  # [N], or () unless asked
+    alternatives: tuple[Alternatives, ...] = ()  # [N], or () unless asked
 
 
 class Generated(Struct, frozen=True, kw_only=True):
@@ -32,3 +75,9 @@ class Generated(Struct, frozen=True, kw_only=True):
     versions: tuple[int, ...]  # [C]
     legal: tuple[tuple[int, ...], ...]  # [C], or () where no choices were given
     finish_reason: FinishReason
+    raw_logprobs: tuple[float, ...] = ()  # [C], or () unless asked
+    alternatives: tuple[Alternatives, ...] = ()  # [C], or () unless asked
+
+
+Result = Generated | Progress | Exception
+"""What a receiver hears of a request: its tokens as they come, and in the end all or an error."""

@@ -21,7 +21,7 @@ from typing import TypeVar
 import mlx.core as mx
 import mlx.nn as nn
 
-from legos.data.request import Generated, Request
+from legos.data.request import Request, Result
 from legos.errors import AdapterError, EngineError, RequestError
 from legos.mlx.forward import CausalModel
 from legos.mlx.lora import check_fits, lora_arrays, set_lora_arrays
@@ -37,7 +37,6 @@ from legos.weights.adapter import Adapter, AdapterInfo
 __all__ = ["MlxEngine"]
 
 logger = logging.getLogger(__name__)
-Result = Generated | Exception
 Tokens = tuple[int, ...]
 Message = tuple[Deliver, Sequence[tuple[int, Request]] | frozenset[int]]
 """Requests that come in, or the numbers of those to be cancelled."""

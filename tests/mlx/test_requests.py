@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from legos.data.choices import choice_tree
-from legos.data.request import Generated, Request
+from legos.data.request import Generated, Request, Result
 from legos.errors import EngineError, RequestError
 from legos.mlx.engine import MlxEngine
 from legos.mlx.worker import ThreadWorker
@@ -195,7 +195,7 @@ def test_weights_that_give_no_numbers_are_an_error(room: Room) -> None:
 def test_a_receiver_that_fails_harms_nobody_else(
     room: Room, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(_: Sequence[tuple[int, Generated | Exception]]) -> None:
+    def broken(_: Sequence[tuple[int, Result]]) -> None:
         raise RuntimeError("the loop is closed")
 
     one = room("llama")
@@ -303,7 +303,7 @@ def test_a_storm_from_many_threads_and_a_sudden_end(
 
     engine = worker.call(build).result()
     engine.load_adapter(prepared.adapter(0)).result()
-    answers: list[list[tuple[int, Generated | Exception]]] = [[] for _ in range(4)]
+    answers: list[list[tuple[int, Result]]] = [[] for _ in range(4)]
 
     def storm(thread: int) -> None:
         rng = random.Random(seed * 10 + thread)
