@@ -65,12 +65,12 @@ class EngineRoom:
     """An engine of a tiny model, stepped by hand, and the answers that it delivered.
 
     Attributes:
-        tree: the engine's module tree.
+        tree: a trainer's module tree with the same weights as the engine's.
         engine: the engine, an adapter of version 0 live in it.
         answers: number -> everything that was delivered under it.
     """
 
-    def __init__(self, folder: Path, **limits: int) -> None:
+    def __init__(self, folder: Path, **limits: Any) -> None:
         from legos.mlx.engine import MlxEngine
         from legos.mlx.load import load_tree
         from legos.mlx.lora import add_lora, lora_arrays, lora_shape
@@ -82,7 +82,11 @@ class EngineRoom:
         self.sizes = {name: array.shape for name, array in lora_arrays(self.tree).items()}
         num_vocabulary = self.tree.args.vocab_size
         self.engine = MlxEngine(
-            self.worker, self.tree, num_vocabulary=num_vocabulary, context=1024, **limits
+            self.worker,
+            load_tree(folder),
+            num_vocabulary=num_vocabulary,
+            context=1024,
+            **limits,
         )
         self.answers: dict[int, list[Result]] = {}
         self.load(0)
@@ -97,7 +101,16 @@ class EngineRoom:
         return Adapter(name=name, version=version, shape=self.shape, arrays=arrays)
 
     def load(self, version: int) -> None:
-        self.engine.load_adapter(self.adapter(version)).result()
+        self.make_live(self.adapter(version))
+
+    def make_live(self, adapter: Adapter) -> None:
+        """Load an adapter into the engine, and into the tree of a trainer beside it."""
+        import mlx.core as mx
+
+        from legos.mlx.lora import set_lora_arrays
+
+        self.engine.load_adapter(adapter).result()
+        set_lora_arrays(self.tree, {key: mx.array(array) for key, array in adapter.arrays.items()})
 
     def deliver(self, results: Sequence[tuple[int, Result]]) -> None:
         for number, result in results:

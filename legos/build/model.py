@@ -67,15 +67,12 @@ class ModelHandle:
         """An engine on a thread and module tree of its own, sharing this model's base arrays."""
         from legos.mlx.engine import MlxEngine
         from legos.mlx.load import load_tree
-        from legos.mlx.lora import add_lora
         from legos.mlx.worker import InlineWorker, ThreadWorker
 
         worker: Worker = InlineWorker() if self.inline else ThreadWorker("legos-engine")
 
         def build() -> MlxEngine:
             tree = load_tree(self.folder, share=self._base)
-            if self.lora is not None:
-                add_lora(tree, self.lora, seed=0)
             return MlxEngine(
                 worker,
                 tree,

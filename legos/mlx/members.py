@@ -51,7 +51,9 @@ class Member:
 
     __slots__ = (
         "deliver",
+        "epoch",
         "legal",
+        "live",
         "logprobs",
         "node",
         "number",

@@ -8,6 +8,7 @@ import mlx.core as mx
 from legos.mlx.forward import CausalModel
 from legos.mlx.members import Member
 from legos.mlx.sampler import Row
+from legos.mlx.slots import AdapterSlots
 
 __all__ = ["DecodingRows", "Fork"]
 
@@ -16,49 +17,74 @@ Fork = tuple[int, list[Member]]
 
 
 class DecodingRows:
-    """Rows of a batch cache; members of one row have sampled the same tokens."""
+    """Rows of a batch cache; members of one row have sampled the same tokens.
 
-    def __init__(self) -> None:
+    Attributes:
+        cache: one batch cache per layer; empty where there is no row.
+        rows_computed: rows that went through the model.
+    """
+
+    def __init__(self, slots: AdapterSlots, max_rows: int) -> None:
+        self._slots = slots
+        self._max_rows = max_rows
         self._members: list[list[Member]] = []
-        self._cache: list[Any] = []
+        self.cache: list[Any] = []
+        self.rows_computed = 0
 
     def __len__(self) -> int:
         return len(self._members)
 
+    @property
+    def room(self) -> int:
+        """Rows that may join."""
+        return max(self._max_rows - len(self._members), 0)
+
     def listed(self) -> list[Row]:
         """Every row, as the sampler wants it."""
         return [
-            (members[0].request.prompt_ids + members[0].tokens, members, index)
-            for index, members in enumerate(self._members)
+            ((m[0].epoch, m[0].request.prompt_ids + m[0].tokens), m, index)
+            for index, m in enumerate(self._members)
         ]
 
     def next_logits(self, forward: CausalModel) -> mx.array:
         """[B, V] logits after the last token of every row, which goes into the cache."""
         inputs = mx.array([members[0].tokens[-1] for members in self._members])
-        return forward.next_logits(inputs, self._cache)
+        self.rows_computed += len(self._members)
+        with self._slots.rows([members[0].live.slot for members in self._members]):
+            return forward.next_logits(inputs, self.cache)
 
-    def fork(self, forks: Sequence[Fork]) -> None:
-        """Put the forks of the rows in their place; rows without one go."""
-        _reorder(self._cache, [index for index, _ in forks], len(self._members))
-        self._put([members for _, members in forks])
+    def fork(self, forks: Sequence[Fork]) -> Sequence[Fork]:
+        """Put the forks of the rows in their place; rows without one go.
 
-    def join(self, cache: list[Any], forks: Sequence[Fork], count: int) -> None:
+        Returns:
+            The forks for which there is no room.
+        """
+        fit = forks[: self._max_rows]
+        _reorder(self.cache, [index for index, _ in fit], len(self._members))
+        self._put([members for _, members in fit])
+        return forks[self._max_rows :]
+
+    def join(self, cache: list[Any], forks: Sequence[Fork], count: int) -> Sequence[Fork]:
         """Add the forks of freshly computed rows.
 
         Args:
-            cache: of ``count`` rows.
+            cache: of ``count`` rows; without one, no fork can join.
             forks: which of them go on.
             count: how many were computed.
+
+        Returns:
+            The forks for which there is no room.
         """
-        if not forks:
-            return
-        _reorder(cache, [index for index, _ in forks], count)
-        if self._cache:
-            for old, new in zip(self._cache, cache, strict=True):
-                old.extend(new)
-        else:
-            self._cache = cache
-        self._members += [members for _, members in forks]
+        room = self.room if cache else 0
+        if forks[:room]:
+            _reorder(cache, [index for index, _ in forks[:room]], count)
+            if self.cache:
+                for old, new in zip(self.cache, cache, strict=True):
+                    old.extend(new)
+            else:
+                self.cache = cache
+            self._members += [members for _, members in forks[:room]]
+        return forks[room:]
 
     def remove(self, gone: Collection[Member]) -> None:
         """Take members out of the rows they share; a row without members goes."""
@@ -72,7 +98,7 @@ class DecodingRows:
     def _put(self, members: list[list[Member]]) -> None:
         self._members = members
         if not members:
-            self._cache = []
+            self.cache = []
 
 
 def _reorder(cache: Sequence[Any], indices: Sequence[int], count: int) -> None:

@@ -1,20 +1,20 @@
 """Exact log-probabilities of whole answers: what an evaluation of a small game reads."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import numpy as np
 
-from legos.mlx.forward import CausalModel
-from legos.mlx.prefill import pad_rows, row_blocks
+from legos.mlx.prefill import row_blocks
 
 __all__ = ["score_rows"]
 
 Row = tuple[int, ...]
+LastLogits = Callable[[Sequence[Row]], mx.array]
 
 
 def score_rows(
-    forward: CausalModel,
+    last_logits: LastLogits,
     prompts: Sequence[tuple[Row, Sequence[Row]]],
     end_ids: tuple[int, ...],
     max_tokens: int,
@@ -22,7 +22,7 @@ def score_rows(
     """Log-probability (nats, temperature 1) of each continuation as the whole answer.
 
     Args:
-        forward: the model.
+        last_logits: [B, V] next-token logits of B rows.
         prompts: prompt, and its continuations.
         end_ids: ids that end a text; a continuation that begins another one must be ended by one.
         max_tokens: padded tokens of one forward pass.
@@ -43,7 +43,7 @@ def score_rows(
             plan.append(terms)
             wanted.update(dict.fromkeys(row for row, _ in terms))
         plans.append(plan)
-    logprobs = _next_logprobs(forward, list(wanted), max_tokens)
+    logprobs = _next_logprobs(last_logits, list(wanted), max_tokens)
     return [
         [
             float(sum(np.logaddexp.reduce(logprobs[row][list(tokens)]) for row, tokens in terms))
@@ -54,13 +54,12 @@ def score_rows(
 
 
 def _next_logprobs(
-    forward: CausalModel, rows: Sequence[Row], max_tokens: int
+    last_logits: LastLogits, rows: Sequence[Row], max_tokens: int
 ) -> dict[Row, np.ndarray]:
     """Row -> [V] log-probabilities of its next token."""
     found: dict[Row, np.ndarray] = {}
     for block in row_blocks(rows, max_tokens):
-        input_ids, last = pad_rows(block)
-        logits = forward.logits_at(input_ids, mx.arange(len(block)), last)
+        logits = last_logits(block)
         values = np.array(logits - mx.logsumexp(logits, axis=1, keepdims=True))
         found.update(zip(block, values, strict=True))
     return found

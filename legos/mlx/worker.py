@@ -33,6 +33,11 @@ class Worker(Protocol):
         """Run a function on the owning thread, after everything asked before."""
         ...
 
+    @property
+    def alive(self) -> bool:
+        """Whether calls are still run."""
+        ...
+
     def set_tick(self, tick: Tick) -> None:
         """What to do between calls while it returns True."""
         ...
@@ -43,6 +48,10 @@ class Worker(Protocol):
 
     def close(self) -> None:
         """End after the call in flight; later calls raise ``EngineError``."""
+        ...
+
+    def abandon(self) -> None:
+        """End as ``close`` does, without waiting for a call in flight that may never end."""
         ...
 
 
@@ -70,6 +79,11 @@ class ThreadWorker:
         _settle(future, function, args)
         return future
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread still takes calls."""
+        return self._open and self._thread.is_alive()
+
     def set_tick(self, tick: Tick) -> None:
         """What to do between calls while it returns True."""
         self._tick = tick
@@ -78,12 +92,16 @@ class ThreadWorker:
         """Look at ``tick`` again."""
         self._calls.put(None)
 
-    def close(self) -> None:
-        """End after the call in flight and wait for it."""
+    def abandon(self) -> None:
+        """End after the call in flight, and let it take as long as it likes."""
         atexit.unregister(self.close)
         with self._lock:
             self._open = False
         self._calls.put(None)
+
+    def close(self) -> None:
+        """End after the call in flight and wait for it."""
+        self.abandon()
         if threading.current_thread() is not self._thread:
             self._thread.join()
             _wait_for_system(self._thread)
@@ -123,6 +141,11 @@ class InlineWorker:
         _settle(future, function, args)
         return future
 
+    @property
+    def alive(self) -> bool:
+        """Whether it was not closed."""
+        return self._open
+
     def set_tick(self, tick: Tick) -> None:
         """What to do on the event loop while it returns True."""
         self._tick = tick
@@ -136,6 +159,10 @@ class InlineWorker:
 
     def close(self) -> None:
         """End; later calls raise ``EngineError``."""
+        self._open = False
+
+    def abandon(self) -> None:
+        """End; there is no thread to wait for."""
         self._open = False
 
     def _run(self) -> None:

@@ -75,7 +75,7 @@ def test_a_fresh_request_learns_nothing_from_rows_that_saw_the_swap(
     one.tick()
     start = one.adapter(0)
     nearby = {name: 1.1 * array for name, array in start.arrays.items()}
-    one.engine.load_adapter(replace(start, version=1, arrays=nearby)).result()
+    one.make_live(replace(start, version=1, arrays=nearby))
     fresh = {n + 100: request for n, request in old.items()}
     one.submit(fresh)
     one.finish()
@@ -113,34 +113,69 @@ def test_an_adapter_that_does_not_fit_leaves_what_was_live(room: Callable[..., A
     assert one.ask([Request(prompt_ids=PROMPT, max_tokens=1, seed=1)]) == before
 
 
-def test_another_name_takes_the_place_and_its_requests_are_told(room: Callable[..., Any]) -> None:
+def test_several_adapters_speak_side_by_side(room: Callable[..., Any]) -> None:
+    """Every row is what it is alone, whoever else is in the batch."""
     one = room("llama")
-    one.submit({n: Request(prompt_ids=(n,), max_tokens=9, seed=n) for n in range(3)})
-    one.tick()
-    one.submit({3: Request(prompt_ids=(3,), max_tokens=9)})
     one.engine.load_adapter(one.adapter(4, name="rival")).result()
-    assert one.engine.versions() == {"rival": 4}
-    one.finish()
-    for number in range(3):
-        assert isinstance(one.error(number), RequestError)
-        assert "adapter was replaced" in str(one.error(number))
-    assert "adapter 'policy' is not live" in str(one.error(3))
-    (generated,) = one.ask([Request(prompt_ids=(1,), max_tokens=2, adapter="rival")])
-    assert generated.versions == (4, 4)
+    assert one.engine.versions() == {"policy": 0, "rival": 4}
+    names = ("policy", "rival", "base", "rival@4")
+    requests = [
+        Request(prompt_ids=PROMPT[: 2 + n % 3], max_tokens=1 + n % 4, seed=n, adapter=name)
+        for n in range(12)
+        for name in names
+    ]
+    together = one.ask(requests)
+    for batched, request in zip(together, requests, strict=True):
+        (alone,) = one.ask([request])
+        assert (batched.token_ids, batched.versions) == (alone.token_ids, alone.versions)
+        assert batched.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
+    assert {generated.versions[0] for generated in together} == {0, 4}
+    spoken = {name: [g.logprobs for g in together[n::4]] for n, name in enumerate(names)}
+    assert spoken["rival"] == spoken["rival@4"]
+    assert spoken["rival"] != spoken["policy"] != spoken["base"] != spoken["rival"]
 
 
-def test_a_dropped_adapter_is_gone(room: Callable[..., Any]) -> None:
+def test_another_version_than_the_one_asked_for_is_refused(room: Callable[..., Any]) -> None:
     one = room("llama")
-    one.submit({0: Request(prompt_ids=(1,), max_tokens=9)})
+    for number, (adapter, told) in enumerate(
+        (("policy@3", "'policy' is at 0"), ("polic", "did you mean 'policy'"), ("base@1", "at 0"))
+    ):
+        one.submit({number: Request(prompt_ids=(1,), max_tokens=1, adapter=adapter)})
+        one.finish()
+        assert isinstance(one.error(number), RequestError)
+        assert told in str(one.error(number))
+
+
+def test_a_pinned_request_ends_under_the_weights_it_began_with(room: Callable[..., Any]) -> None:
+    one = room("llama", in_flight="pin")
+    request = Request(prompt_ids=PROMPT, max_tokens=6, seed=3)
+    (undisturbed,) = one.ask([request])
+    one.submit({10: request})
+    one.tick(3)
+    one.load(7)
+    one.submit({11: request})
+    one.finish()
+    assert one.answer(10) == undisturbed
+    assert one.answer(11).versions == (7,) * 6
+    assert one.answer(11).logprobs != undisturbed.logprobs
+    assert one.engine.versions() == {"policy": 7}
+    assert len(one.engine._slots.slots) == 2  # base and policy: the old weights are gone with the last that used them
+
+
+def test_a_dropped_adapter_is_gone_but_ends_what_it_began(room: Callable[..., Any]) -> None:
+    one = room("llama")
+    request = Request(prompt_ids=(1,), max_tokens=9)
+    (undisturbed,) = one.ask([request])
+    one.submit({10: request})
     one.tick()
     with pytest.raises(AdapterError, match="'rival' is not live"):
         one.engine.drop_adapter("rival").result()
     one.engine.drop_adapter("policy").result()
     assert one.engine.versions() == {}
     one.finish()
-    assert "adapter was replaced" in str(one.error(0))
-    one.submit({1: Request(prompt_ids=(1,), max_tokens=1)})
+    assert one.answer(10) == undisturbed
+    one.submit({11: Request(prompt_ids=(1,), max_tokens=1)})
     one.finish()
-    assert "adapter 'policy' is not live" in str(one.error(1))
+    assert "adapter 'policy' is not live" in str(one.error(11))
     one.load(2)
     assert one.ask([Request(prompt_ids=(1,), max_tokens=1)])[0].versions == (2,)
