@@ -92,6 +92,18 @@ class Engine(Protocol):
         """Live adapters: name -> policy version."""
         ...
 
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """Live adapters: name -> version and digest."""
+        ...
+
+    def stats(self) -> Mapping[str, float]:
+        """What it has done and holds now: counts end in ``_total``, sizes in ``_bytes``.
+
+        Raises:
+            EngineError: it is closed, or its thread has died or is stuck; the message says why.
+        """
+        ...
+
     def score(
         self,
         prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],

@@ -3,11 +3,12 @@
 import json
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from legos.chat.tools import plain_messages
 from legos.data.message import Message
 from legos.errors import ModelError
 
@@ -46,6 +47,7 @@ class ChatTokenizer:
     Attributes:
         vocab_size: number of tokens, added ones included.
         end_ids: the token ids that end a completion, in ascending order.
+        knows_tools: whether the chat template has a place for tools.
     """
 
     def __init__(self, tokenizer: Any, *, end_ids: Sequence[int]) -> None:
@@ -55,18 +57,23 @@ class ChatTokenizer:
         self._remember = lru_cache(maxsize=_REMEMBERED_PROMPTS)(self._render)
         self.vocab_size: int = len(tokenizer)
         self.end_ids: tuple[int, ...] = tuple(sorted(set(end_ids)))
+        self.knows_tools: bool = "tools" in str(tokenizer.chat_template or "")
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the ids of a text; none are added before or after it."""
         with self._lock:
             return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids; special tokens say nothing."""
+    def decode(self, ids: Sequence[int], *, controls: bool = False) -> str:
+        """Return the text of token ids; special tokens say nothing unless `controls` is True."""
         with self._lock:
             return self._tokenizer.decode(
-                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+                list(ids), skip_special_tokens=not controls, clean_up_tokenization_spaces=False
             )
+
+    def is_control(self, text: str) -> bool:
+        """Whether a text is the name of a special token, which ``decode`` leaves out."""
+        return text in self._controls
 
     def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the prompt of a chat, up to where the assistant's next message begins.
@@ -84,18 +91,56 @@ class ChatTokenizer:
             return self._render(chat)
         return self._remember(chat)
 
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """``render`` for messages as OpenAI's interface has them, tool calls and answers included.
+
+        Args:
+            messages: each with "role" and a text as "content"; assistants' may have "tool_calls",
+                their arguments as JSON objects.
+            tools: what may be called; models whose template knows none are told in a system message.
+            options: further variables of the chat template, such as ``enable_thinking``.
+
+        Raises:
+            ModelError: the model's chat template refuses these messages, or there are none.
+        """
+        if not messages:
+            raise ModelError("a chat needs at least one message to be rendered")
+        if not self.knows_tools:
+            messages, tools = plain_messages(messages, tools), ()
+        said = [
+            message
+            if message["role"] == "assistant"
+            else {**message, "content": self._harmless(message["content"])}
+            for message in messages
+        ]
+        return self._apply(said, {**(options or {}), "tools": list(tools) or None})
+
     def _render(self, chat: tuple[Message, ...]) -> tuple[int, ...]:
-        said = [{"role": message.role, "content": self._harmless(message)} for message in chat]
+        said: list[Mapping[str, Any]] = []
+        for message in chat:
+            own = message.role == "assistant"
+            content = message.content if own else self._harmless(message.content)
+            said.append({"role": message.role, "content": content})
+        return self._apply(said, {})
+
+    def _apply(
+        self, said: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> tuple[int, ...]:
         with self._lock:
             if not self._tokenizer.chat_template:
                 lines = [f"{message['role']}: {message['content']}\n" for message in said]
                 return tuple(self._tokenizer.encode("".join(lines) + "assistant:"))
             try:
                 rendered = self._tokenizer.apply_chat_template(
-                    said, add_generation_prompt=True, tokenize=True, return_dict=True
+                    said, add_generation_prompt=True, tokenize=True, return_dict=True, **options
                 )
             except Exception as error:  # templates raise their own errors through the renderer
-                roles = ", ".join(message.role for message in chat)
+                roles = ", ".join(message["role"] for message in said)
                 raise ModelError(
                     f"the model's chat template refuses messages of roles {roles}: {error}"
                 ) from error
@@ -104,11 +149,9 @@ class ChatTokenizer:
         doubled = first is not None and ids[:2] == [first, first]
         return tuple(ids[1:] if doubled else ids)
 
-    def _harmless(self, message: Message) -> str:
-        content = message.content
-        if message.role != "assistant":
-            for control in self._controls:
-                content = content.replace(control, f"{control[0]} {control[1:]}")
+    def _harmless(self, content: str) -> str:
+        for control in self._controls:
+            content = content.replace(control, f"{control[0]} {control[1:]}")
         return content
 
 

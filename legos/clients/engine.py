@@ -2,36 +2,44 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import cast
 
+from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer
 from legos.data.choices import ChoiceNode, choice_tree
 from legos.data.message import Completion, Message, Sampling
-from legos.data.request import Generated, Progress, Request, Result
+from legos.data.request import Generated, Grammar, Progress, Request, Result
 from legos.errors import RequestError
 from legos.protocols import Engine
 
 __all__ = ["EngineClient"]
+
+_SHORT = 32  # tokens; longer completions are seldom said twice, and remembering them takes memory
 
 
 class EngineClient:
     """Asks an engine in this process.
 
     What is asked within one turn of the event loop reaches the engine as one submission, so a
-    thousand plays that wake together are batched together.
+    thousand plays that wake together are batched together; what the engine delivers at once wakes
+    the loop once.
     """
 
     def __init__(self, engine: Engine, tokenizer: ChatTokenizer) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._tree = lru_cache(maxsize=4096)(self._make_tree)
-        self._decode = lru_cache(maxsize=65536)(tokenizer.decode)
+        self._grammar = lru_cache(maxsize=64)(self._make_grammar)
+        self._stops = lru_cache(maxsize=256)(self._make_stops)
+        self._short_text = lru_cache(maxsize=65536)(tokenizer.decode)
+        self._ends = lru_cache(maxsize=256)(self._make_ends)
         self._next = 0
         self._outbox: list[tuple[int, Request]] = []
         self._futures: dict[int, asyncio.Future[Generated]] = {}
+        self._news: dict[int, _News] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._receive = self._deliver  # one object: the engine tells receivers apart
 
@@ -49,38 +57,52 @@ class EngineClient:
             EngineError: the engine died or was closed.
         """
         started = time.perf_counter()
-        prompt_ids = self._prompt_ids(prompt)
-        tree = self._tree(sampling.choices) if sampling.choices else None
-        limit = sampling.max_tokens
-        if limit is None:
-            if tree is None:
-                raise RequestError("max_tokens is none and there are no choices; give a number")
-            limit = tree.depth
-        request = Request(
-            prompt_ids=prompt_ids,
-            max_tokens=limit,
-            temperature=sampling.temperature,
-            seed=sampling.seed,
-            end_ids=self._tokenizer.end_ids,
-            choices=tree,
-            restrict=sampling.restrict,
-            stops=self._stops(sampling.stop) if sampling.stop else None,
-            adapter=adapter,
-        )
-        generated = await self._answer(request)
-        return Completion(
-            prompt_ids=prompt_ids,
-            token_ids=generated.token_ids,
-            logprobs=generated.logprobs,
-            versions=generated.versions,
-            text=self._text(generated.token_ids, sampling.stop),
-            finish_reason=generated.finish_reason,
-            legal=generated.legal,
-            restricted=sampling.restrict,
-            temperature=sampling.temperature,
-            adapter=adapter,
-            elapsed_s=time.perf_counter() - started,
-        )
+        request = self._request(prompt, sampling, adapter, stream=False)
+        number, future = self._ask(request)
+        try:
+            generated = await future
+        except asyncio.CancelledError:
+            self._cancel(number)
+            raise
+        return self._completion(request, generated, sampling, started)
+
+    async def stream(
+        self,
+        prompt: Sequence[Message] | Sequence[int],
+        sampling: Sampling,
+        *,
+        adapter: str = "policy",
+    ) -> AsyncGenerator[Progress | Completion]:
+        """Sample one completion and tell its tokens as they come.
+
+        A consumer that is slower than the engine gets several tokens at once. One that leaves, by
+        ``aclose`` or by being cancelled, ends the request.
+
+        Yields:
+            ``Progress`` for new tokens, once or more often, and last the whole ``Completion``.
+
+        Raises:
+            RequestError: the request cannot be served.
+            EngineError: the engine died or was closed.
+        """
+        started = time.perf_counter()
+        request = self._request(prompt, sampling, adapter, stream=True)
+        number, future = self._ask(request)
+        news = self._news[number] = _News()
+        try:
+            future.add_done_callback(news.wake)
+            while not future.done() or news.pending:
+                if news.pending:
+                    yield news.take()
+                else:
+                    await news.arrived.wait()
+                    news.arrived.clear()
+            yield self._completion(request, future.result(), sampling, started)
+        finally:
+            self._news.pop(number, None)
+            future.remove_done_callback(news.wake)
+            if not future.done():
+                self._cancel(number)
 
     async def score(
         self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]]
@@ -98,22 +120,76 @@ class EngineClient:
         scores = self._engine.score(rows, end_ids=self._tokenizer.end_ids)
         return await asyncio.wrap_future(scores)
 
-    async def _answer(self, request: Request) -> Generated:
+    def _request(
+        self,
+        prompt: Sequence[Message] | Sequence[int],
+        sampling: Sampling,
+        adapter: str,
+        *,
+        stream: bool,
+    ) -> Request:
+        """What is asked, in the engine's terms."""
+        prompt_ids = self._prompt_ids(prompt)
+        tree = self._tree(sampling.choices) if sampling.choices else None
+        limit = sampling.max_tokens
+        if limit is None:
+            if tree is None:
+                raise RequestError("max_tokens is none and there are no choices; give a number")
+            limit = tree.depth
+        schema = sampling.json_schema
+        return Request(
+            prompt_ids=prompt_ids,
+            max_tokens=limit,
+            temperature=sampling.temperature,
+            seed=sampling.seed,
+            end_ids=self._ends(sampling.stop_ids),
+            choices=tree,
+            restrict=sampling.restrict,
+            stops=self._stops(sampling.stop) if sampling.stop else None,
+            adapter=adapter,
+            filters=sampling.filters,
+            grammar=self._grammar(schema) if schema is not None else None,
+            num_alternatives=sampling.num_alternatives,
+            raw_logprobs=sampling.raw_logprobs,
+            stream=stream,
+        )
+
+    def _completion(
+        self, request: Request, generated: Generated, sampling: Sampling, started: float
+    ) -> Completion:
+        """What was sampled, as whoever asked reads it."""
+        token_ids = generated.token_ids
+        decode = self._short_text if len(token_ids) <= _SHORT else self._tokenizer.decode
+        text = decode(token_ids)
+        return Completion(
+            prompt_ids=request.prompt_ids,
+            token_ids=token_ids,
+            logprobs=generated.logprobs,
+            versions=generated.versions,
+            text=cut_at_stop(text, sampling.stop) if sampling.stop else text,
+            finish_reason=generated.finish_reason,
+            legal=generated.legal,
+            restricted=sampling.restrict,
+            temperature=sampling.temperature,
+            adapter=request.adapter,
+            elapsed_s=time.perf_counter() - started,
+            filtered=request.filters is not None or request.grammar is not None,
+            raw_logprobs=generated.raw_logprobs,
+            alternatives=generated.alternatives,
+        )
+
+    def _ask(self, request: Request) -> tuple[int, "asyncio.Future[Generated]"]:
+        """Queue a request; its number, and the future that holds its answer."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            self._loop, self._outbox, self._futures = loop, [], {}
+            self._loop, self._outbox, self._futures, self._news = loop, [], {}, {}
         if not self._outbox:
             loop.call_soon(self._flush)
         future: asyncio.Future[Generated] = loop.create_future()
         self._next += 1
         self._futures[self._next] = future
-        number = self._next
-        self._outbox.append((number, request))
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._cancel(number)
-            raise
+        self._outbox.append((self._next, request))
+        return self._next, future
 
     def _cancel(self, number: int) -> None:
         """Nobody waits for this request any more."""
@@ -123,10 +199,15 @@ class EngineClient:
     def _flush(self) -> None:
         """Submit what was asked in this turn of the loop, and is still waited for."""
         outbox, self._outbox = self._outbox, []
-        for number, _ in outbox:
-            if self._futures[number].done():
-                del self._futures[number]
-        waited = [item for item in outbox if item[0] in self._futures]
+        waited: list[tuple[int, Request]] = []
+        for item in outbox:
+            future = self._futures.get(item[0])
+            if future is not None and not future.done():
+                waited.append(item)
+            else:
+                self._futures.pop(item[0], None)
+        if not waited:
+            return
         try:
             self._engine.submit(waited, self._receive)
         except Exception as error:  # whoever asked gets it; nobody would hear it here
@@ -141,6 +222,9 @@ class EngineClient:
     def _resolve(self, results: Sequence[tuple[int, Result]]) -> None:
         for number, result in results:
             if isinstance(result, Progress):
+                news = self._news.get(number)
+                if news is not None:
+                    news.add(result)
                 continue
             future = self._futures.pop(number, None)
             if future is None or future.done():
@@ -157,17 +241,51 @@ class EngineClient:
             return self._tokenizer.render(cast("tuple[Message, ...]", tuple(prompt)))
         return cast("tuple[int, ...]", tuple(prompt))
 
-    def _text(self, token_ids: tuple[int, ...], stop: tuple[str, ...]) -> str:
-        """What the tokens say, up to the first stop text."""
-        text = self._decode(token_ids)
-        places = [place for place in (text.find(word) for word in stop) if place >= 0]
-        return text[: min(places)] if places else text
-
     def _make_tree(self, choices: tuple[str, ...]) -> ChoiceNode:
         return choice_tree(
             [self._tokenizer.encode(choice) for choice in choices], end_ids=self._tokenizer.end_ids
         )
 
-    def _stops(self, stop: tuple[str, ...]) -> Callable[[tuple[int, ...]], bool]:
-        decode = self._tokenizer.decode
-        return lambda tokens: any(text in decode(tokens) for text in stop)
+    def _make_grammar(self, schema: str) -> Grammar:
+        from legos.chat.grammar import json_grammar  # its library is heavy, and seldom needed
+
+        return json_grammar(schema, self._tokenizer)
+
+    def _make_stops(self, stop: tuple[str, ...]) -> Callable[[tuple[int, ...]], bool]:
+        return stop_test(self._tokenizer.decode, stop)
+
+    def _make_ends(self, stop_ids: tuple[int, ...]) -> tuple[int, ...]:
+        if not stop_ids:
+            return self._tokenizer.end_ids
+        return tuple(sorted({*self._tokenizer.end_ids, *stop_ids}))
+
+
+class _News:
+    """Tokens of one streamed request that its consumer has not taken yet."""
+
+    __slots__ = ("arrived", "pending")
+
+    def __init__(self) -> None:
+        self.pending: list[Progress] = []
+        self.arrived = asyncio.Event()
+
+    def add(self, progress: Progress) -> None:
+        self.pending.append(progress)
+        self.arrived.set()
+
+    def wake(self, _: object) -> None:
+        """The request is answered."""
+        self.arrived.set()
+
+    def take(self) -> Progress:
+        """All of them, as one."""
+        pending, self.pending = self.pending, []
+        if len(pending) == 1:
+            return pending[0]
+        return Progress(
+            token_ids=tuple(x for news in pending for x in news.token_ids),
+            logprobs=tuple(x for news in pending for x in news.logprobs),
+            versions=tuple(x for news in pending for x in news.versions),
+            raw_logprobs=tuple(x for news in pending for x in news.raw_logprobs),
+            alternatives=tuple(x for news in pending for x in news.alternatives),
+        )

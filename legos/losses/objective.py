@@ -1,38 +1,83 @@
 """What one optimiser step minimises, as data: the settings, and the numbers that come back."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from legos.errors import ConfigError
+from legos.losses.corrections import Corrections
+from legos.losses.kl import KL_PLACES, KlEstimator, KlPlace
 
-__all__ = ["ImportanceSampling", "KlEstimator", "Objective", "StepResult"]
+__all__ = [
+    "CLIP_RANGES",
+    "RATIO_OF",
+    "Anchor",
+    "EntropyOver",
+    "ImportanceSampling",
+    "KlEstimator",
+    "Objective",
+    "PolicyLoss",
+    "StepResult",
+    "check_anchor",
+    "check_kl_place",
+    "check_ratio",
+]
 
 ImportanceSampling = Literal["token", "sequence"]
-KlEstimator = Literal["k2", "exact"]
+PolicyLoss = Literal["reinforce", "ppo", "gspo", "cispo", "dppo_tv", "dppo_kl", "gmpo", "sapo"]
+Anchor = Literal["behaviour", "proximal"]
+EntropyOver = Literal["legal", "vocabulary"]
+
+RATIO_OF: Mapping[PolicyLoss, ImportanceSampling] = {
+    "reinforce": "token",
+    "ppo": "token",
+    "gspo": "sequence",
+    "cispo": "token",
+    "dppo_tv": "token",
+    "dppo_kl": "token",
+    "gmpo": "sequence",
+    "sapo": "token",
+}
+# How far down and up the trust region reaches where nobody says: of the ratio around 1 (PPO, GSPO,
+# CISPO), of its logarithm (GMPO), of the probability (DPPO-TV), in nats (DPPO-KL).
+CLIP_RANGES: Mapping[PolicyLoss, tuple[float, float]] = {
+    "ppo": (0.2, 0.2),  # arXiv:1707.06347
+    "gspo": (3e-4, 4e-4),  # arXiv:2507.18071, section 5.1
+    "cispo": (1.0, 4.0),  # no lower bound and a cap of 5: arXiv:2510.13786
+    "dppo_tv": (0.2, 0.2),  # arXiv:2602.04879
+    "dppo_kl": (0.05, 0.05),
+    "gmpo": (0.4, 0.4),  # arXiv:2507.20673
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
     """The loss of one optimiser step; every coefficient is already what this step uses."""
 
-    importance_sampling: ImportanceSampling = "token"  # "token": PPO clip; "sequence": GSPO
-    clip_low: float = 0.2  # ratio is clipped below 1 - clip_low
-    clip_high: float = 0.2  # and above 1 + clip_high
-    dual_clip: float | None = 3.0  # bound of the loss where the advantage is negative; None: none
+    importance_sampling: ImportanceSampling | None = None  # "token": ppo; "sequence": gspo
+    loss: PolicyLoss | None = None  # None: as importance_sampling says
+    anchor: Anchor = "behaviour"  # what ratios are taken to: who sampled, or the policy itself
+    corrections: Corrections = field(default_factory=Corrections)  # over the policy loss
+    clip_low: float = 0.2  # how far down the trust region reaches; see CLIP_RANGES for its unit
+    clip_high: float = 0.2  # and how far up
+    dual_clip: float | None = 3.0  # ppo, gspo: bound where the advantage is negative; None: none
+    sapo_tau: float = 1.0  # sapo: temperature of the gate where the advantage is positive
+    sapo_tau_negative: float = 1.05  # and where it is not
     clip_skip_threshold: float = 0.3  # skip the step when a larger share of the tokens is clipped
-    kl_estimator: KlEstimator = "k2"  # "k2": on the chosen tokens; "exact": whole distributions
+    kl_estimator: KlEstimator = "k2"  # of the chosen tokens, or "exact": whole distributions
+    kl_in: KlPlace = "loss"  # whether divergences are added to the loss or taken off advantages
     kl_coef: float = 0.0  # weight of KL(policy || policy without LoRA)
     ema_kl_coef: float = 0.0  # weight of KL(policy || average of its past)
     ema_decay: float = 0.95  # the average keeps this share at every step
     entropy_coef: float = 0.0  # weight of the entropy bonus
+    entropy_over: EntropyOver = "legal"  # the legal moves where they are known, or everything
     max_grad_norm: float = 1.0  # gradients are scaled down to this norm
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range.
+        """Refuse values outside their range, and fields that contradict each other.
 
         Raises:
-            ConfigError: naming the field and the value.
+            ConfigError: naming the fields and the values.
         """
         if self.clip_low < 0 or self.clip_high < 0:
             raise ConfigError(
@@ -42,6 +87,66 @@ class Objective:
             raise ConfigError(f"dual_clip is {self.dual_clip}; expected more than 1, or none")
         if self.max_grad_norm <= 0:
             raise ConfigError(f"max_grad_norm is {self.max_grad_norm}; expected more than 0")
+        for name in ("sapo_tau", "sapo_tau_negative"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected more than 0")
+        check_ratio(self.loss, self.importance_sampling)
+        check_anchor(self.anchor, self.corrections.truncation)
+        if self.kl_coef or self.ema_kl_coef:
+            check_kl_place(self.kl_estimator, self.kl_in)
+
+    @property
+    def policy_loss(self) -> PolicyLoss:
+        """The loss chosen, by either name."""
+        if self.loss is not None:
+            return self.loss
+        return "gspo" if self.importance_sampling == "sequence" else "ppo"
+
+
+def check_ratio(loss: PolicyLoss | None, importance_sampling: str | None) -> None:
+    """Refuse a loss whose ratio is another one than ``importance_sampling`` says.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    if loss is not None and importance_sampling not in (None, RATIO_OF[loss]):
+        raise ConfigError(
+            f"loss is {loss!r}, which takes the ratio of each {RATIO_OF[loss]}, but "
+            f"importance_sampling is {importance_sampling!r}; leave importance_sampling out"
+        )
+
+
+def check_anchor(anchor: Anchor, truncation: str) -> None:
+    """Refuse to correct the same gap twice: by the loss's own ratio and by a weight.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    if anchor == "behaviour" and truncation != "none":
+        raise ConfigError(
+            f"anchor is 'behaviour' and truncation is {truncation!r}: both correct the gap to the "
+            "policy that sampled; set anchor to 'proximal' or truncation to 'none'"
+        )
+
+
+def check_kl_place(kl_estimator: KlEstimator, kl_in: KlPlace) -> None:
+    """Refuse an estimator where its gradient is wrong.
+
+    Raises:
+        ConfigError: naming both, and what is right there.
+    """
+    if KL_PLACES[kl_estimator] == kl_in:
+        return
+    right = ", ".join(repr(name) for name, place in KL_PLACES.items() if place == kl_in)
+    wrong = {
+        "k1": "in the loss its expected gradient is zero",
+        "k1_onesided": "in the loss its gradient is not the divergence's",
+        "exact": "in the reward it is the same for every action",
+    }.get(kl_estimator, "in the reward it is biased")
+    raise ConfigError(
+        f"kl_estimator is {kl_estimator!r} and kl_in is {kl_in!r}: {wrong}; "
+        f"use one of {right} there, or kl_in {KL_PLACES[kl_estimator]!r}"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,15 @@ from typing import Any
 
 from legos.data.batch import Batch
 
-__all__ = ["IMPOSSIBLE", "Places", "chosen_logprobs", "entropy", "exact_kl", "place_logprobs"]
+__all__ = [
+    "IMPOSSIBLE",
+    "Places",
+    "chosen_logprobs",
+    "entropy",
+    "exact_kl",
+    "place_logprobs",
+    "support_entropy",
+]
 
 IMPOSSIBLE = -1e9  # log-weight of a token outside the support; finite, so gradients stay finite
 
@@ -88,6 +96,29 @@ def entropy(xp: Any, place_logprob: Any, legal_logprob: Any, places: Places) -> 
     log_q = xp.where(places.has_legal[:, None], 0.0, place_logprob)
     over_all = -xp.sum(xp.exp(log_q) * log_q, axis=1)
     return xp.where(places.has_legal, over_legal, over_all)
+
+
+def support_entropy(xp: Any, place_logprob: Any, legal_logprob: Any, places: Places) -> Any:
+    """H = -sum p log p at each place over all that could be sampled there.
+
+    That is the vocabulary, or the legal tokens where sampling was restricted to them.
+
+    Args:
+        xp: array namespace.
+        place_logprob: [P, V] from ``place_logprobs``.
+        legal_logprob: [P, K] from ``place_logprobs``, or None.
+        places: legal tokens and restriction.
+
+    Returns:
+        [P] nats.
+    """
+    if not places.any_restricted:
+        return -xp.sum(xp.exp(place_logprob) * place_logprob, axis=1)
+    log_q = xp.where(places.restricted[:, None], 0.0, place_logprob)
+    over_all = -xp.sum(xp.exp(log_q) * log_q, axis=1)
+    log_p = xp.where(places.is_legal, legal_logprob, 0.0)
+    over_legal = -xp.sum(xp.where(places.is_legal, xp.exp(log_p) * log_p, 0.0), axis=1)
+    return xp.where(places.restricted, over_legal, over_all)
 
 
 def exact_kl(xp: Any, policy: tuple[Any, Any], other: tuple[Any, Any], places: Places) -> Any:

@@ -1,4 +1,4 @@
-"""Policy losses: what one chosen token contributes, written once over an array namespace.
+"""The policy term of the loss: what one chosen token contributes, whichever loss is chosen.
 
 ``xp`` is ``numpy``, ``mlx.core`` or a module with the same functions; arrays are float32 (float64
 in the finite-difference tests). S samples, A chosen tokens of the longest sample.
@@ -7,40 +7,11 @@ in the finite-difference tests). S samples, A chosen tokens of the longest sampl
 from typing import Any
 
 from legos.losses.objective import Objective
+from legos.losses.ratio import detach, log_ratio, sequence_log_ratio
+from legos.losses.sequence import gmpo, gspo
+from legos.losses.token import cispo, clipped_surrogate, dppo, reinforce, sapo
 
 __all__ = ["log_ratio", "policy_loss", "sequence_log_ratio"]
-
-MAX_LOG_RATIO = 20.0
-
-
-def log_ratio(xp: Any, logprob: Any, behaviour_logprob: Any) -> Any:
-    """Clamp log r_t = log pi_theta(a_t) - log mu(a_t) to [-20, 20], before any exponential.
-
-    Args:
-        xp: array namespace.
-        logprob: [S, A] nats under the policy being trained.
-        behaviour_logprob: [S, A] nats under the policy that sampled.
-
-    Returns:
-        [S, A] log-ratios.
-    """
-    return xp.clip(logprob - behaviour_logprob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
-
-
-def sequence_log_ratio(xp: Any, log_ratio: Any, mask: Any) -> Any:
-    """Average log r_t over the sample's tokens: log s_i, the length-normalised sequence ratio.
-
-    Args:
-        xp: array namespace.
-        log_ratio: [S, A].
-        mask: [S, A] 1.0 where a token was chosen.
-
-    Returns:
-        [S, 1].
-
-    Source: GSPO, arXiv:2507.18071, equation 7.
-    """
-    return xp.sum(log_ratio * mask, axis=1, keepdims=True) / xp.sum(mask, axis=1, keepdims=True)
 
 
 def policy_loss(
@@ -51,35 +22,54 @@ def policy_loss(
     behaviour_logprob: Any,
     advantage: Any,
     mask: Any,
+    frozen: Any = None,
 ) -> tuple[Any, Any]:
-    """L = -min(x A, clip(x, 1 - low, 1 + high) A), bounded by -c A where A < 0 (dual clip).
+    """The loss that ``objective`` names, with the ratio to its anchor.
 
-    x is the token ratio r_t (PPO, arXiv:1707.06347) or, with ``importance_sampling="sequence"``,
-    the sequence ratio s_i for every token of the sample (GSPO). The ratio is anchored on the policy
-    that sampled, so no other correction of the same gap may be stacked on it.
+    The anchor is the policy that sampled, or the policy as it stands before this optimiser step
+    (proximal). One step makes one update, so the latter is the policy itself with no gradient
+    through it: no extra forward pass, and every ratio is 1.
 
     Args:
         xp: array namespace.
         logprob: [S, A] nats under the policy being trained.
-        objective: clip ranges, dual clip and the kind of ratio.
+        objective: the loss, its anchor and its trust region.
         behaviour_logprob: [S, A] nats under the policy that sampled.
         advantage: [S, A].
         mask: [S, A] 1.0 where a token was chosen.
+        frozen: [S, A] ``logprob`` without gradient; None takes it from ``logprob``. A finite
+            difference needs it given, because there it must stand still.
 
     Returns:
-        [S, A] loss per token, and [S, A] 1.0 where the clip cut the gradient; 0 where masked.
-
-    Source: dual clip with c = 3, arXiv:1912.09729.
+        [S, A] loss per token, and [S, A] 1.0 where the trust region acted; 0 where masked.
     """
-    log_x = log_ratio(xp, logprob, behaviour_logprob)
-    if objective.importance_sampling == "sequence":
-        log_x = sequence_log_ratio(xp, log_x, mask)
-    ratio = xp.exp(log_x)
-    upper, lower = 1.0 + objective.clip_high, 1.0 - objective.clip_low
-    loss = -xp.minimum(ratio * advantage, xp.clip(ratio, lower, upper) * advantage)
-    cut = ((advantage > 0) & (ratio > upper)) | ((advantage < 0) & (ratio < lower))
-    if objective.dual_clip is not None:
-        bound = -objective.dual_clip * advantage
-        cut = cut | ((advantage < 0) & (loss > bound))
-        loss = xp.where(advantage < 0, xp.minimum(loss, bound), loss)
+    frozen = detach(xp, logprob) if frozen is None else frozen
+    anchor = behaviour_logprob if objective.anchor == "behaviour" else frozen
+    name = objective.policy_loss
+    bounds = {"low": objective.clip_low, "high": objective.clip_high}
+    if name == "reinforce":
+        loss, cut = reinforce(xp, logprob, advantage=advantage)
+    elif name == "cispo":
+        loss, cut = cispo(xp, logprob, frozen, anchor, advantage=advantage, **bounds)
+    elif name in ("dppo_tv", "dppo_kl"):
+        kl = name == "dppo_kl"
+        loss, cut = dppo(xp, logprob, frozen, anchor, advantage=advantage, kl=kl, **bounds)
+    else:
+        loss, cut = _of_ratio(xp, log_ratio(xp, logprob, anchor), objective, advantage, mask)
     return loss * mask, cut * mask
+
+
+def _of_ratio(
+    xp: Any, log_x: Any, objective: Objective, advantage: Any, mask: Any
+) -> tuple[Any, Any]:
+    """The losses that are functions of the ratio alone."""
+    name, low, high = objective.policy_loss, objective.clip_low, objective.clip_high
+    if name == "sapo":
+        tau, negative = objective.sapo_tau, objective.sapo_tau_negative
+        return sapo(xp, log_x, advantage=advantage, tau=tau, tau_negative=negative)
+    if name == "gmpo":
+        return gmpo(xp, log_x, advantage=advantage, mask=mask, low=low, high=high)
+    dual = objective.dual_clip
+    if name == "gspo":
+        return gspo(xp, log_x, advantage=advantage, mask=mask, low=low, high=high, dual_clip=dual)
+    return clipped_surrogate(xp, log_x, advantage=advantage, low=low, high=high, dual_clip=dual)

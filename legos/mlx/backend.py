@@ -15,8 +15,9 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from legos.data.batch import Batch
 from legos.errors import AdapterError, CheckpointError, TrainerError
+from legos.losses.metrics import SUMS, step_metrics
 from legos.losses.objective import Objective, StepResult
-from legos.losses.total import SUMS, BatchArrays, total_loss
+from legos.losses.total import BatchArrays, total_loss
 from legos.mlx.forward import CausalModel
 from legos.mlx.lora import check_fits, lora_arrays, set_lora_arrays, without_lora
 from legos.mlx.spans import Spans
@@ -123,7 +124,7 @@ class MlxBackend:
                 sums += np.array(counted, np.float64)
             gradients, norm = optim.clip_grad_norm(gradients, objective.max_grad_norm)
             grad_norm = _number(norm)
-        metrics = _metrics(loss, sums, grad_norm)
+        metrics = step_metrics(loss, sums.tolist(), grad_norm)
         reason = None
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             reason = "non_finite"
@@ -226,22 +227,3 @@ def _number(array: Any) -> float:
 def _read(path: Path) -> dict[str, mx.array]:
     """The arrays of a safetensors file, by name."""
     return cast("dict[str, mx.array]", mx.load(str(path)))
-
-
-def _metrics(loss: float, sums: np.ndarray, grad_norm: float) -> dict[str, float]:
-    """Means over the step's tokens."""
-    total = dict(zip(SUMS, sums.tolist(), strict=True))
-    tokens = total["tokens"]
-    mean = {name: value / tokens for name, value in total.items()}
-    return {
-        "loss": loss,
-        "clip_fraction": mean["clipped"],
-        "kl_divergence": mean["kl"],
-        "ema_kl_divergence": mean["ema_kl"],
-        "entropy": mean["entropy"],
-        "mismatch_k3": mean["k3"],
-        "logprob_gap": mean["logprob_gap"],
-        "ratio_mean": mean["ratio"],
-        "effective_sample_share": total["ratio"] ** 2 / (tokens * total["ratio_squared"]),
-        "grad_norm": grad_norm,
-    }

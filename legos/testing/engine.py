@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from legos.data.message import FinishReason
-from legos.data.request import Generated, Request
+from legos.data.request import Generated, Progress, Request
 from legos.errors import AdapterError
 from legos.protocols import Deliver
 from legos.weights.adapter import Adapter, AdapterInfo
@@ -21,6 +21,8 @@ def echo(request: Request) -> Sequence[int]:
 
 class FakeEngine:
     """Serves the engine's protocol on the calling thread.
+
+    A streamed request gets its tokens one by one, then the whole.
 
     Attributes:
         requests: every request so far, in order.
@@ -56,7 +58,19 @@ class FakeEngine:
         """Answer everything that is held."""
         held, self.held = self.held, []
         for number, request, deliver in held:
-            deliver([(number, self._result(request))])
+            result = self._result(request)
+            if request.stream and isinstance(result, Generated):
+                for index in range(len(result.token_ids)):
+                    deliver([(number, _progress(result, index))])
+            deliver([(number, result)])
+
+    def stream(self, num_tokens: int = 1) -> None:
+        """Deliver so many first tokens of every streamed request that is held."""
+        for number, request, deliver in self.held:
+            result = self._result(request)
+            if request.stream and isinstance(result, Generated):
+                for index in range(num_tokens):
+                    deliver([(number, _progress(result, index))])
 
     def cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
         """Deliver what is held under these numbers with nothing sampled."""
@@ -64,7 +78,7 @@ class FakeEngine:
         kept: list[tuple[int, Request, Deliver]] = []
         for item in self.held:
             if item[0] in numbers and item[2] == deliver:
-                deliver([(item[0], self._generated((), "cancelled"))])
+                deliver([(item[0], self._generated((), "cancelled", item[1]))])
             else:
                 kept.append(item)
         self.held = kept
@@ -89,6 +103,14 @@ class FakeEngine:
         """Live adapters: name -> policy version."""
         return {name: info.version for name, info in self.live.items()}
 
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """Live adapters by name."""
+        return dict(self.live)
+
+    def stats(self) -> Mapping[str, float]:
+        """How many requests came, and how many are held."""
+        return {"requests_total": len(self.requests), "waiting": len(self.held)}
+
     def score(
         self,
         prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
@@ -106,14 +128,45 @@ class FakeEngine:
         except Exception as error:  # a script may want any error delivered
             return error
         kept = tokens[: request.max_tokens]
-        return self._generated(kept, "stop" if len(kept) == len(tokens) else "length")
+        reason: FinishReason = "stop" if len(kept) == len(tokens) else "length"
+        if request.stops is not None:
+            ends = (end for end in range(1, len(kept) + 1) if request.stops(kept[:end]))
+            stopped = next(ends, None)
+            if stopped is not None:
+                kept, reason = kept[:stopped], "stop"
+        return self._generated(kept, reason, request)
 
-    def _generated(self, token_ids: tuple[int, ...], reason: FinishReason) -> Generated:
-        version = max((info.version for info in self.live.values()), default=0)
+    def _generated(
+        self, token_ids: tuple[int, ...], reason: FinishReason, request: Request
+    ) -> Generated:
+        count = len(token_ids)
+        info = self.live.get(request.adapter)
+        version = max((live.version for live in self.live.values()), default=0)
+        version = version if info is None else info.version
+        others = range(request.num_alternatives - 1)
         return Generated(
             token_ids=token_ids,
-            logprobs=(LOGPROB,) * len(token_ids),
-            versions=(version,) * len(token_ids),
+            logprobs=(LOGPROB,) * count,
+            versions=(version,) * count,
             legal=(),
             finish_reason=reason,
+            raw_logprobs=(2 * LOGPROB,) * count if request.raw_logprobs else (),
+            alternatives=tuple(
+                ((token, LOGPROB), *((other, LOGPROB - 1 - other) for other in others))
+                for token in token_ids
+            )
+            if request.num_alternatives
+            else (),
         )
+
+
+def _progress(whole: Generated, index: int) -> Progress:
+    """One token of an answer."""
+    one = slice(index, index + 1)
+    return Progress(
+        token_ids=whole.token_ids[one],
+        logprobs=whole.logprobs[one],
+        versions=whole.versions[one],
+        raw_logprobs=whole.raw_logprobs[one],
+        alternatives=whole.alternatives[one],
+    )

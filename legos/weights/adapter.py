@@ -1,7 +1,8 @@
-"""A named set of LoRA arrays with a version, and its form on disk (mlx-lm's adapter format)."""
+"""A named set of LoRA arrays with a version, and its forms: a folder (mlx-lm's), and bytes."""
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,11 +14,25 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 
 from legos.errors import AdapterError
+from legos.weights.tensors import pack_tensors, unpack_tensors
 
-__all__ = ["Adapter", "AdapterInfo", "LoraShape", "read_adapter", "write_adapter"]
+__all__ = [
+    "Adapter",
+    "AdapterInfo",
+    "LoraShape",
+    "pack_adapter",
+    "read_adapter",
+    "shape_of",
+    "unpack_adapter",
+    "write_adapter",
+]
 
 WEIGHTS_FILE = "adapters.safetensors"
 CONFIG_FILE = "adapter_config.json"
+HEADER_ENTRY = "legos"  # of a safetensors file: what this kit records there, as JSON
+
+_ARRAY_NAME = re.compile(r"(?P<module>.+)\.lora_(?P<letter>[ab])")
+_IN_LAYER = re.compile(r".*?\b(?:layers|blocks|h)\.(?P<layer>\d+)\.(?P<rest>.+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +105,112 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
 
 
+def pack_adapter(adapter: Adapter) -> bytes:
+    """An adapter as one safetensors file; its header holds name, version, digest and scale."""
+    record = {
+        "name": adapter.name,
+        "version": adapter.version,
+        "digest": adapter.digest,
+        "scale": adapter.shape.scale,
+    }
+    return pack_tensors(adapter.arrays, {"format": "mlx", HEADER_ENTRY: json.dumps(record)})
+
+
+def unpack_adapter(
+    data: bytes, *, name: str | None = None, version: int | None = None, scale: float | None = None
+) -> Adapter:
+    """Read what ``pack_adapter`` wrote, or any safetensors file with mlx-lm's names.
+
+    Args:
+        data: the file.
+        name: None takes the recorded one.
+        version: None takes the recorded one.
+        scale: LoRA's multiplier where the file records none.
+
+    Raises:
+        AdapterError: the file is damaged, or does not say what is not given.
+    """
+    arrays, texts = unpack_tensors(data)
+    record = header_record(texts)
+    name = record.get("name") if name is None else name
+    version = record.get("version") if version is None else version
+    scale = record.get("scale", scale)
+    missing = [
+        word
+        for word, value in (("name", name), ("version", version), ("scale", scale))
+        if value is None
+    ]
+    if name is None or version is None or scale is None:
+        raise AdapterError(f"the file does not record its {' and '.join(missing)}; give it as well")
+    adapter = Adapter(name=name, version=version, shape=shape_of(arrays, scale), arrays=arrays)
+    digest = record.get("digest", adapter.digest)
+    if adapter.digest != digest:
+        raise AdapterError(
+            f"adapter {name!r} has digest {adapter.digest} but {digest} was recorded; "
+            "it was damaged on its way, send it again"
+        )
+    return adapter
+
+
+def header_record(texts: Mapping[str, str]) -> dict[str, Any]:
+    """What this kit recorded in a safetensors header; empty where another program wrote it."""
+    try:
+        return dict(json.loads(texts.get(HEADER_ENTRY, "{}")))
+    except (TypeError, ValueError) as error:
+        raise AdapterError(
+            f"the file's header entry {HEADER_ENTRY!r} is no JSON: {error}"
+        ) from error
+
+
+def shape_of(arrays: Mapping[str, Any], scale: float) -> LoraShape:
+    """Where LoRA stands and how large it is, as the arrays' names and shapes tell.
+
+    Args:
+        arrays: ``<module>.lora_a`` and ``<module>.lora_b``.
+        scale: LoRA's multiplier, which no array tells.
+
+    Raises:
+        AdapterError: there is no array, a name is another one, or ranks differ.
+    """
+    if not arrays:
+        raise AdapterError("the adapter holds no array")
+    modules: set[str] = set()
+    layers: set[int] = set()
+    ranks: dict[int, str] = {}
+    for name in sorted(arrays):
+        found = _ARRAY_NAME.fullmatch(name)
+        if found is None:
+            raise AdapterError(f"array {name} is neither <module>.lora_a nor <module>.lora_b")
+        inside = _IN_LAYER.match(found["module"])
+        if inside is not None:
+            layers.add(int(inside["layer"]))
+        modules.add(inside["rest"] if inside else found["module"])
+        dimensions = arrays[name].shape
+        if len(dimensions) not in (2, 3):
+            raise AdapterError(f"array {name} has shape {dimensions}; expected two axes, or three")
+        inner = -1 if (found["letter"] == "a") == (len(dimensions) == 2) else -2
+        ranks.setdefault(dimensions[inner], name)
+    if len(ranks) > 1:
+        told = ", ".join(f"{rank} ({name})" for rank, name in ranks.items())
+        raise AdapterError(f"the arrays have several ranks: {told}; expected one")
+    return LoraShape(
+        rank=next(iter(ranks)),
+        scale=scale,
+        num_layers=max(layers) - min(layers) + 1 if layers else 0,
+        modules=tuple(sorted(modules)),
+    )
+
+
 def read_adapter(folder: Path) -> Adapter:
-    """Read an adapter folder and verify its digest.
+    """Read an adapter folder, mlx-lm's or PEFT's, and verify its digest where it has one.
 
     Raises:
         AdapterError: a file is missing, unreadable, or does not match the recorded digest.
     """
+    from legos.weights.peft import PEFT_WEIGHTS_FILE, read_peft
+
+    if (folder / PEFT_WEIGHTS_FILE).is_file() and not (folder / WEIGHTS_FILE).is_file():
+        return read_peft(folder)
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
             raise AdapterError(

@@ -167,7 +167,7 @@ def test_the_sums_are_counted_over_chosen_tokens_alone() -> None:
     assert sums["tokens"] == len(chosen) == batch.num_tokens
     assert sums["ratio"] == pytest.approx(sum(map(math.exp, logs)))
     assert sums["ratio_squared"] == pytest.approx(sum(math.exp(2 * x) for x in logs))
-    assert sums["k3"] == pytest.approx(sum(math.exp(-x) - 1 + x for x in logs))
+    assert sums["k3"] == pytest.approx(sum(math.exp(x) - 1 - x for x in logs))
     assert sums["logprob_gap"] == pytest.approx(sum(map(abs, logs)))
     assert sums["kl"] == pytest.approx(sum(logs) - sum(others))
     assert sums["ema_kl"] == 0.0

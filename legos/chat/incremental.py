@@ -1,0 +1,63 @@
+"""The text of a completion as its tokens come: whole characters only, nothing of a stop text."""
+
+from collections.abc import Callable, Sequence
+
+from legos.chat.stops import cut_at_stop
+
+__all__ = ["TextStream", "held_back"]
+
+_BROKEN = "\ufffd"  # what a decoder says of bytes that are no character, or not yet
+_MAX_BYTES = 4  # of one character
+
+
+class TextStream:
+    """Turns the tokens of one completion into text, piece by piece.
+
+    The pieces together are the text of the whole completion: ``finish`` adds what was held back.
+    """
+
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()
+    ) -> None:
+        self._decode = decode
+        self._stop = tuple(stop)
+        self._context: tuple[int, ...] = ()  # tokens told before, which new ones may need
+        self._new: tuple[int, ...] = ()  # tokens that were not told yet
+        self._held = ""  # text that may be the beginning of a stop text
+        self._told = 0  # characters handed out
+        self._stopped = False
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Take new tokens; returns the text that is certain by now."""
+        self._new += tuple(token_ids)
+        known = self._decode(self._context) if self._context else ""
+        text = self._decode(self._context + self._new)[len(known) :]
+        if text.endswith(_BROKEN) and len(self._new) < _MAX_BYTES:
+            return ""
+        self._context, self._new = self._new, ()
+        if self._stopped:
+            return ""
+        held = self._held + text
+        cut = cut_at_stop(held, self._stop)
+        self._stopped = len(cut) < len(held)
+        said = cut if self._stopped else held[: len(held) - held_back(held, self._stop)]
+        self._held = held[len(said) :]
+        self._told += len(said)
+        return said
+
+    def finish(self, text: str) -> str:
+        """What was not told yet of the whole text."""
+        rest = text[self._told :]
+        self._told = len(text)
+        return rest
+
+
+def held_back(text: str, marks: Sequence[str]) -> int:
+    """Characters at the end of a text that may be the beginning of a mark."""
+    longest = 0
+    for mark in marks:
+        for size in range(min(len(mark) - 1, len(text)), longest, -1):
+            if text.endswith(mark[:size]):
+                longest = size
+                break
+    return longest

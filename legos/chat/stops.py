@@ -1,0 +1,47 @@
+"""Texts that end a completion: whether the last tokens have said one, and where the text is cut."""
+
+from collections.abc import Callable, Sequence
+
+__all__ = ["cut_at_stop", "stop_test"]
+
+_SPARE_TOKENS = 4  # a window may begin inside a character, and a first space may be swallowed
+
+
+def stop_test(
+    decode: Callable[[Sequence[int]], str], stop: Sequence[str]
+) -> Callable[[Sequence[int]], bool]:
+    """A test of whether the newest token has completed a stop text.
+
+    It decodes the end of the completion only. An ordinary token says at least one byte, so a text
+    of B bytes is said by at most B of them; the window grows by the tokens in it that say nothing.
+
+    Args:
+        decode: token ids to text.
+        stop: the texts, none empty.
+
+    Returns:
+        A function of all tokens so far, which takes a time that does not depend on their number.
+    """
+    width = max(len(text.encode()) for text in stop) + _SPARE_TOKENS
+    silent: dict[int, bool] = {}
+
+    def says_nothing(token: int) -> bool:
+        if token not in silent:
+            silent[token] = not decode((token,))
+        return silent[token]
+
+    def stopped(tokens: Sequence[int]) -> bool:
+        start, needed = len(tokens), width
+        while start > 0 and needed > 0:
+            start -= 1
+            needed -= not says_nothing(tokens[start])
+        said = decode(tokens[start:])
+        return any(text in said for text in stop)
+
+    return stopped
+
+
+def cut_at_stop(text: str, stop: Sequence[str]) -> str:
+    """What stands before the first stop text, or all of it."""
+    places = [place for place in (text.find(word) for word in stop) if place >= 0]
+    return text[: min(places)] if places else text

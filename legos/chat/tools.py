@@ -1,0 +1,129 @@
+"""Tools: how a model is told of them, how its calls are read, and how it is made to call one."""
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from msgspec import Struct
+
+__all__ = [
+    "PLAIN_TOOLS",
+    "ToolCall",
+    "ToolFormat",
+    "call_schema",
+    "called",
+    "parse_calls",
+    "plain_messages",
+]
+
+logger = logging.getLogger(__name__)
+JsonObject = Mapping[str, Any]
+
+
+class ToolCall(Struct, frozen=True):
+    """One call that a model makes."""
+
+    name: str
+    arguments: str  # JSON
+
+
+class ToolFormat(Struct, frozen=True, kw_only=True):
+    """How one model writes tool calls."""
+
+    start: str  # what stands before a call
+    end: str  # what stands after it; empty: the end of the reply
+    parse: Callable[[str, Sequence[JsonObject]], Any]  # text between them and tools -> call(s)
+
+
+def _json_call(text: str, _: Sequence[JsonObject]) -> Any:
+    return json.loads(text)
+
+
+PLAIN_TOOLS = ToolFormat(start="<tool_call>", end="</tool_call>", parse=_json_call)
+"""For models whose chat template knows no tools: JSON between two tags, as the prompt tells them."""
+
+_ADVICE = (
+    "You may call these functions, given as JSON schemas:\n{tools}\n"
+    'To call one, write {start}{{"name": ..., "arguments": {{...}}}}{end}.'
+)
+
+
+def plain_messages(messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> list[JsonObject]:
+    """The same chat for a template that knows no tools: they are told of in the system message.
+
+    Args:
+        messages: with roles "tool" and fields "tool_calls".
+        tools: as OpenAI's interface has them.
+
+    Returns:
+        Messages of a role and a text alone.
+    """
+    plain: list[JsonObject] = []
+    if tools:
+        listed = "\n".join(json.dumps(tool["function"]) for tool in tools)
+        advice = _ADVICE.format(tools=listed, start=PLAIN_TOOLS.start, end=PLAIN_TOOLS.end)
+        first = messages[0] if messages and messages[0]["role"] == "system" else None
+        content = f"{first['content']}\n\n{advice}" if first else advice
+        plain.append({"role": "system", "content": content})
+        messages = messages[1:] if first else messages
+    for message in messages:
+        if message["role"] == "tool":
+            text = f"<tool_response>{message['content']}</tool_response>"
+            plain.append({"role": "user", "content": text})
+            continue
+        calls = "".join(
+            f"{PLAIN_TOOLS.start}{json.dumps(call['function'])}{PLAIN_TOOLS.end}"
+            for call in message.get("tool_calls") or ()
+        )
+        plain.append({"role": message["role"], "content": (message["content"] or "") + calls})
+    return plain
+
+
+def parse_calls(
+    form: ToolFormat, text: str, tools: Sequence[JsonObject]
+) -> tuple[ToolCall, ...] | None:
+    """The calls that a text between the marks makes, or None where it makes none."""
+    try:
+        parsed = form.parse(text, tools)
+    except Exception as error:  # a model writes anything, and parsers raise anything
+        logger.debug("a tool call cannot be read: %s", type(error).__name__)
+        return None
+    items = cast("list[Any]", parsed) if isinstance(parsed, list) else [parsed]
+    calls = tuple(called(item) for item in items)
+    return cast("tuple[ToolCall, ...]", calls) if calls and None not in calls else None
+
+
+def called(item: Any) -> ToolCall | None:
+    """The call that a JSON value describes, or None."""
+    if not isinstance(item, Mapping):
+        return None
+    fields = cast("Mapping[str, Any]", item)
+    name, arguments = fields.get("name"), fields.get("arguments", fields.get("parameters", {}))
+    if not isinstance(name, str):
+        return None
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(name, text)
+
+
+def call_schema(tools: Sequence[JsonObject]) -> str:
+    """The JSON schema of a call of one of the tools, as text: its name and its arguments."""
+    shared: dict[str, dict[str, Any]] = {}
+    options: list[JsonObject] = []
+    for tool in tools:
+        function = tool["function"]
+        arguments: dict[str, Any] = dict(function.get("parameters") or {"type": "object"})
+        for place in ("$defs", "definitions"):  # what is referred to stands at the root
+            defined: dict[str, Any] = arguments.pop(place, {})
+            shared.setdefault(place, {}).update(defined)
+        properties = {"name": {"const": function["name"]}, "arguments": arguments}
+        options.append(
+            {
+                "type": "object",
+                "properties": properties,
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    whole = options[0] if len(options) == 1 else {"anyOf": options}
+    return json.dumps({**whole, **{place: defs for place, defs in shared.items() if defs}})

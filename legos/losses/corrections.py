@@ -1,0 +1,117 @@
+"""Corrections of the gap between the policy that sampled and the one that trains.
+
+A layer of its own over any policy loss: weights that carry the gap (truncated importance sampling)
+and masks that drop what has drifted too far. rho_t = pi_theta / mu is taken at the policy as it
+stands, with no gradient: a weight that is differentiated biases the gradient. Normalisers count
+tokens before any of this, so a mask never inflates what is left.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from legos.errors import ConfigError
+from legos.losses.ratio import MAX_LOG_RATIO, log_ratio, sequence_log_ratio
+
+__all__ = ["Corrections", "Truncation", "correct"]
+
+Truncation = Literal["none", "token", "sequence"]
+Range = tuple[float, float]
+
+OUTLIER_LOW, OUTLIER_HIGH = 1e-4, 100.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrections:
+    """Which weights and masks are laid over the policy loss; by default none."""
+
+    truncation: Truncation = "none"  # how the weight rho is bounded, where a weight is used
+    truncation_cap: float = 2.0  # its bound
+    icepop: Range | None = None  # tokens are kept while rho lies in this range
+    geometric_mask: Range | None = None  # samples are kept while exp(mean log rho) lies in it
+    outlier_veto: bool = False  # drop a sample with any rho outside [1e-4, 100]
+    opsm_delta: float | None = None  # drop A < 0 of samples with mean(log mu - log pi) above it
+
+    def __post_init__(self) -> None:
+        """Refuse ranges that hold no ratio.
+
+        Raises:
+            ConfigError: naming the field and the value.
+        """
+        if not self.truncation_cap > 0:
+            raise ConfigError(f"truncation_cap is {self.truncation_cap}; expected more than 0")
+        for name in ("icepop", "geometric_mask"):
+            bounds: Range | None = getattr(self, name)
+            if bounds is not None and not 0 <= bounds[0] < 1 < bounds[1]:
+                raise ConfigError(
+                    f"{name} keeps ratios from {bounds[0]} to {bounds[1]}; expected a range "
+                    "around 1, with the lower end at least 0"
+                )
+
+    @property
+    def masks(self) -> bool:
+        """Whether anything can be dropped."""
+        ranges = (self.icepop, self.geometric_mask, self.opsm_delta)
+        return self.outlier_veto or any(each is not None for each in ranges)
+
+
+def correct(
+    xp: Any,
+    corrections: Corrections,
+    *,
+    frozen: Any,
+    behaviour_logprob: Any,
+    advantage: Any,
+    mask: Any,
+    weighted: bool,
+) -> tuple[Any, Any]:
+    """What each token's policy loss is multiplied by.
+
+        token truncation      min(rho_t, C)
+        sequence truncation   min(prod_t rho_t, C)
+        IcePop                0 unless low <= rho_t <= high
+        geometric mask        0 unless low <= exp(mean_t log rho_t) <= high
+        outlier veto          0 for the sample where any rho_t is outside [1e-4, 100]
+        OPSM                  0 where A < 0 and mean_t(log mu - log pi) > delta
+
+    Args:
+        xp: array namespace.
+        corrections: which of them.
+        frozen: [S, A] nats under the policy as it stands, without gradient.
+        behaviour_logprob: [S, A] nats under the policy that sampled.
+        advantage: [S, A].
+        mask: [S, A] 1.0 where a token was chosen.
+        weighted: True: the loss is anchored on the policy itself, so the weight must carry rho.
+            False: its own ratio does, and only masks apply.
+
+    Returns:
+        [S, A] factors, and [S, A] 1.0 where a mask dropped a chosen token.
+
+    Sources: truncation, Ionides 2008 and arXiv:2110.00641 (untruncated); IcePop, arXiv:2510.18855;
+    OPSM, DeepSeek-V3.2, arXiv:2512.02556.
+    """
+    gap = log_ratio(xp, frozen, behaviour_logprob) * mask
+    rho = xp.exp(gap)
+    keep = mask > 0
+    if corrections.outlier_veto:
+        far = (rho < OUTLIER_LOW) | (rho > OUTLIER_HIGH)
+        keep = keep & (xp.sum(far * mask, axis=1, keepdims=True) == 0)
+    if corrections.icepop is not None:
+        keep = keep & (rho >= corrections.icepop[0]) & (rho <= corrections.icepop[1])
+    mean = sequence_log_ratio(xp, gap, mask)
+    if corrections.geometric_mask is not None:
+        low, high = corrections.geometric_mask
+        keep = keep & (xp.exp(mean) >= low) & (xp.exp(mean) <= high)
+    if corrections.opsm_delta is not None:
+        keep = keep & ((advantage >= 0) | (-mean <= corrections.opsm_delta))
+    weight = _weight(xp, corrections, gap, rho) if weighted else xp.ones_like(mask)
+    return xp.where(keep, weight, 0.0), xp.where(keep, 0.0, mask)
+
+
+def _weight(xp: Any, corrections: Corrections, gap: Any, rho: Any) -> Any:
+    """[S, A] or [S, 1] importance weights."""
+    if corrections.truncation == "none":
+        return rho
+    if corrections.truncation == "sequence":
+        whole = xp.sum(gap, axis=1, keepdims=True)
+        rho = xp.exp(xp.clip(whole, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    return xp.minimum(rho, corrections.truncation_cap)

@@ -1,0 +1,125 @@
+"""The numbers that every optimiser step leaves: sums over its tokens, and means made of them.
+
+Sums add up over batches, so nothing here depends on how a step was split.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["SUMS", "step_metrics", "token_sums"]
+
+# Sums over chosen tokens that `total_loss` returns beside the loss, in this order.
+SUMS = (
+    "tokens",
+    "clipped",
+    "kl",
+    "ema_kl",
+    "entropy",
+    "k3",
+    "ratio",
+    "ratio_squared",
+    "logprob_gap",
+    "error_factor",
+    "masked",
+    "positive",
+    "negative",
+    "clipped_positive",
+    "clipped_negative",
+    "masked_positive",
+    "masked_negative",
+)
+
+
+def token_sums(
+    xp: Any,
+    gap: Any,
+    *,
+    mask: Any,
+    advantage: Any,
+    cut: Any,
+    masked: Any,
+    divergences: Sequence[Any],
+    spread: Any,
+) -> Any:
+    """Every number of ``SUMS``.
+
+    Args:
+        xp: array namespace.
+        gap: [S, A] log pi - log mu, clamped.
+        mask: [S, A] 1.0 where a token was chosen.
+        advantage: [S, A] as the policy loss saw it.
+        cut: [S, A] 1.0 where its trust region acted.
+        masked: [S, A] 1.0 where a correction dropped the token, or None where none can.
+        divergences: [S, A] nats, to the reference and to the average.
+        spread: [S, A] nats of entropy.
+
+    Returns:
+        [len(SUMS)].
+    """
+    ratio, nothing = xp.exp(gap), xp.zeros_like(mask)
+    up, down = (advantage > 0) * mask, (advantage < 0) * mask
+    dropped = nothing if masked is None else masked
+    terms = (
+        mask,
+        cut,
+        *divergences,
+        spread,
+        ratio - 1.0 - gap,
+        ratio,
+        ratio * ratio,
+        xp.abs(gap),
+        xp.exp(xp.abs(gap)),
+        dropped,
+        up,
+        down,
+        cut * up,
+        cut * down,
+        dropped * up,
+        dropped * down,
+    )
+    return xp.stack([xp.sum(term * mask) for term in terms])
+
+
+def step_metrics(loss: float, sums: Sequence[float], grad_norm: float) -> dict[str, float]:
+    """Means over the step's tokens.
+
+    ``mismatch_k3`` is Schulman's estimate of KL(mu || pi), mean of r - 1 - log r with r = pi / mu.
+    Fractions by sign are shares of the tokens whose advantage has that sign.
+
+    Args:
+        loss: of the whole step.
+        sums: [len(SUMS)] added up over its batches.
+        grad_norm: before gradients were scaled down.
+    """
+    total: dict[str, float] = dict(zip(SUMS, sums, strict=True))
+    tokens = total["tokens"]
+    mean = {name: value / tokens for name, value in total.items()}
+    variance = mean["ratio_squared"] - mean["ratio"] ** 2
+
+    def of_sign(what: str, sign: str) -> float:
+        return total[f"{what}_{sign}"] / max(total[sign], 1.0)
+
+    return {
+        "loss": loss,
+        "clip_fraction": mean["clipped"],
+        "clip_fraction_positive": of_sign("clipped", "positive"),
+        "clip_fraction_negative": of_sign("clipped", "negative"),
+        "mask_fraction": mean["masked"],
+        "mask_fraction_positive": of_sign("masked", "positive"),
+        "mask_fraction_negative": of_sign("masked", "negative"),
+        "kl_divergence": mean["kl"],
+        "ema_kl_divergence": mean["ema_kl"],
+        "entropy": mean["entropy"],
+        "mismatch_k3": mean["k3"],
+        "logprob_gap": mean["logprob_gap"],
+        "error_factor": mean["error_factor"],
+        "ratio_mean": mean["ratio"],
+        "ratio_std": max(variance, 0.0) ** 0.5,
+        "effective_sample_share": _share(total["ratio"] ** 2, tokens * total["ratio_squared"]),
+        "grad_norm": grad_norm,
+    }
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan

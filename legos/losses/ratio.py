@@ -1,0 +1,47 @@
+"""Importance ratios: of a token, of a sample, and the policy held still for the gradient.
+
+``xp`` is ``numpy``, ``mlx.core`` or a module with the same functions; arrays are float32 (float64
+in the finite-difference tests). S samples, A chosen tokens of the longest sample.
+"""
+
+from typing import Any
+
+__all__ = ["MAX_LOG_RATIO", "detach", "log_ratio", "sequence_log_ratio"]
+
+MAX_LOG_RATIO = 20.0
+
+
+def detach(xp: Any, array: Any) -> Any:
+    """The same numbers with no gradient through them; NumPy has none to begin with."""
+    stop = getattr(xp, "stop_gradient", None)
+    return array if stop is None else stop(array)
+
+
+def log_ratio(xp: Any, logprob: Any, anchor_logprob: Any) -> Any:
+    """Clamp log x_t = log pi_theta(a_t) - log anchor(a_t) to [-20, 20], before any exponential.
+
+    Args:
+        xp: array namespace.
+        logprob: [S, A] nats under the policy being trained.
+        anchor_logprob: [S, A] nats under the policy that it is compared with.
+
+    Returns:
+        [S, A] log-ratios.
+    """
+    return xp.clip(logprob - anchor_logprob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def sequence_log_ratio(xp: Any, log_ratio: Any, mask: Any) -> Any:
+    """Average log x_t over the sample's tokens: log s_i, the length-normalised sequence ratio.
+
+    Args:
+        xp: array namespace.
+        log_ratio: [S, A].
+        mask: [S, A] 1.0 where a token was chosen.
+
+    Returns:
+        [S, 1].
+
+    Source: GSPO, arXiv:2507.18071, equation 7.
+    """
+    return xp.sum(log_ratio * mask, axis=1, keepdims=True) / xp.sum(mask, axis=1, keepdims=True)

@@ -1,0 +1,286 @@
+"""Adapters in PEFT's format, which vLLM, SGLang and transformers read: both ways, exactly.
+
+    ours  <module>.lora_a [in, r]         PEFT base_model.model.<module>.lora_A.weight [r, in]
+          <module>.lora_b [r, out]             base_model.model.<module>.lora_B.weight [out, r]
+    MoE   X.switch_mlp.M.lora_a [E, r, in]     base_model.model.X.experts.e.M.lora_A.weight [r, in]
+          X.switch_mlp.M.lora_b [E, out, r]    base_model.model.X.experts.e.M.lora_B.weight [out, r]
+
+    y = W x + scale * B A x, with scale = lora_alpha / r, or lora_alpha / sqrt(r) with rsLoRA
+
+Source: PEFT's ``LoraConfig`` and checkpoint names; rsLoRA: arXiv:2312.03732.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from legos.errors import AdapterError
+from legos.weights.adapter import (
+    CONFIG_FILE,
+    HEADER_ENTRY,
+    Adapter,
+    header_record,
+    shape_of,
+)
+from legos.weights.tensors import Floats, pack_tensors, unpack_tensors
+
+__all__ = ["PEFT_WEIGHTS_FILE", "PeftFiles", "from_peft", "read_peft", "to_peft", "write_peft"]
+
+PEFT_WEIGHTS_FILE = "adapter_model.safetensors"
+FOREIGN_VERSION = 1  # of an adapter that does not say how many steps are behind it
+
+_PREFIX = "base_model.model."
+_TENSOR = re.compile(
+    r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<letter>[AB])(?:\.default)?\.weight"
+)
+_EXPERT = re.compile(r"(?P<block>.+)\.experts\.(?P<number>\d+)\.(?P<projection>\w+)")
+_SWITCH = re.compile(r"(?P<block>.+)\.switch_mlp\.(?P<projection>\w+)")
+_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # in its block_sparse_moe
+_TO_MIXTRAL = {ours: theirs for theirs, ours in _MIXTRAL.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeftFiles:
+    """What stands in a PEFT folder."""
+
+    tensors: Mapping[str, Floats]
+    config: Mapping[str, Any]  # of adapter_config.json
+
+
+@dataclass(frozen=True, slots=True)
+class _Scales:
+    """Rank and multiplier of each module, as the configuration gives them."""
+
+    config: Mapping[str, Any]
+
+    def of(self, module: str) -> tuple[int, float]:
+        """Rank, and what LoRA's output is multiplied by."""
+        rank = int(self._value("rank_pattern", module, self.config["r"]))
+        alpha = float(self._value("alpha_pattern", module, self.config["lora_alpha"]))
+        return rank, alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
+
+    def _value(self, patterns: str, module: str, default: Any) -> Any:
+        known: Mapping[str, Any] = self.config.get(patterns) or {}
+        for pattern, value in known.items():
+            if re.fullmatch(rf"(.*\.)?({pattern})", module):
+                return value
+        return default
+
+
+def to_peft(adapter: Adapter, *, base_model: str = "") -> PeftFiles:
+    """An adapter as PEFT's tensors and configuration.
+
+    Args:
+        adapter: what to export.
+        base_model: name of the model that it belongs to, which some programs read.
+
+    Raises:
+        AdapterError: naming an array whose place PEFT has no name for.
+    """
+    tensors: dict[str, Floats] = {}
+    modules: set[str] = set()
+    for name in sorted(adapter.arrays):
+        module, letter = name.rsplit(".lora_", 1)
+        array = np.asarray(adapter.arrays[name], np.float32)
+        parts = {module: array.T} if array.ndim == 2 else _experts(module, array)
+        for part, matrix in parts.items():
+            modules.add(part)
+            tensors[f"{_PREFIX}{part}.lora_{letter.upper()}.weight"] = np.ascontiguousarray(matrix)
+    shape = adapter.shape
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": shape.rank,
+        "lora_alpha": shape.scale * shape.rank,
+        "use_rslora": False,
+        "use_dora": False,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "target_modules": sorted(modules),
+    }
+    return PeftFiles(tensors=tensors, config=config)
+
+
+def from_peft(
+    tensors: Mapping[str, Any], config: Mapping[str, Any], *, name: str, version: int
+) -> Adapter:
+    """The adapter that PEFT's tensors and configuration describe.
+
+    Modules of other ranks or scales (``rank_pattern``, ``alpha_pattern``) are padded with zeros
+    and scaled, which changes no output.
+
+    Args:
+        tensors: PEFT name -> array, with or without the prefix ``base_model.model.``.
+        config: of adapter_config.json.
+        name: of the adapter.
+        version: optimiser steps behind it.
+
+    Raises:
+        AdapterError: naming the tensor or the setting that means something else than LoRA.
+    """
+    _check_config(config)
+    scales = _Scales(config)
+    pairs: dict[str, dict[str, Floats]] = {}
+    for key in sorted(tensors):
+        module, letter = _place(key)
+        pairs.setdefault(module, {})[letter] = np.asarray(tensors[key], np.float32)
+    if not pairs:
+        raise AdapterError("the PEFT adapter holds no tensor")
+    for module, pair in pairs.items():
+        _check_pair(module, pair, scales.of(module)[0])
+    facts = {module: scales.of(module) for module in pairs}
+    rank = max(rank for rank, _ in facts.values())
+    usual = next(iter(facts.values()))[1]
+    scale = usual if len({s for _, s in facts.values()}) == 1 else 1.0
+    arrays: dict[str, Floats] = {}
+    for module, pair in pairs.items():
+        own_rank, own_scale = facts[module]
+        factor = 1.0 if own_scale == scale else own_scale / scale
+        missing = rank - own_rank
+        arrays[f"{module}.lora_a"] = np.pad(pair["A"].T, ((0, 0), (0, missing)))
+        arrays[f"{module}.lora_b"] = np.pad(pair["B"].T * factor, ((0, missing), (0, 0)))
+    whole = _switched(arrays)
+    return Adapter(name=name, version=version, shape=shape_of(whole, scale), arrays=whole)
+
+
+def write_peft(adapter: Adapter, folder: Path, *, base_model: str = "") -> None:
+    """Write an adapter into an existing folder, in PEFT's format.
+
+    The caller renames the folder into place, so that a half-written one is never seen.
+
+    Raises:
+        AdapterError: naming an array whose place PEFT has no name for.
+    """
+    files = to_peft(adapter, base_model=base_model)
+    record = {"name": adapter.name, "version": adapter.version, "digest": adapter.digest}
+    texts = {"format": "pt", HEADER_ENTRY: json.dumps(record)}
+    (folder / PEFT_WEIGHTS_FILE).write_bytes(pack_tensors(files.tensors, texts))
+    (folder / CONFIG_FILE).write_text(json.dumps(files.config, indent=2) + "\n")
+
+
+def read_peft(folder: Path) -> Adapter:
+    """Read a PEFT folder; one of another program is called ``policy`` and has version 1.
+
+    Raises:
+        AdapterError: a file is missing or unreadable, or holds something else than LoRA.
+    """
+    try:
+        config: dict[str, Any] = dict(json.loads((folder / CONFIG_FILE).read_text()))
+        tensors, texts = unpack_tensors((folder / PEFT_WEIGHTS_FILE).read_bytes())
+        record = header_record(texts)
+        adapter = from_peft(
+            tensors,
+            config,
+            name=record.get("name", "policy"),
+            version=record.get("version", FOREIGN_VERSION),
+        )
+    except (OSError, TypeError, ValueError) as error:
+        raise AdapterError(f"{folder} cannot be read as a PEFT adapter: {error}") from error
+    digest = record.get("digest", adapter.digest)
+    if adapter.digest != digest:
+        raise AdapterError(
+            f"{folder}: the arrays have digest {adapter.digest} but {digest} was "
+            "recorded; the file is damaged, export the adapter again"
+        )
+    return adapter
+
+
+def _check_config(config: Mapping[str, Any]) -> None:
+    """Refuse what is no plain LoRA."""
+    kind = config.get("peft_type", "LORA")
+    if kind != "LORA":
+        raise AdapterError(f"peft_type is {kind!r}; expected 'LORA'")
+    for setting in ("r", "lora_alpha"):
+        if not isinstance(config.get(setting), int | float) or config[setting] <= 0:
+            raise AdapterError(
+                f"{CONFIG_FILE} has {setting} {config.get(setting)!r}; expected a number above 0"
+            )
+    for setting in ("use_dora", "lora_bias", "layer_replication", "modules_to_save"):
+        if config.get(setting):
+            raise AdapterError(
+                f"{CONFIG_FILE} sets {setting} to {config[setting]!r}, which this kit does not "
+                "compute; train the adapter without it"
+            )
+    if config.get("bias", "none") != "none":
+        raise AdapterError(f"{CONFIG_FILE} sets bias to {config['bias']!r}; expected 'none'")
+
+
+def _place(key: str) -> tuple[str, str]:
+    """Module and letter of a PEFT tensor's name."""
+    found = _TENSOR.fullmatch(key)
+    if found is None:
+        raise AdapterError(
+            f"tensor {key} is no LoRA matrix; expected <module>.lora_A.weight or "
+            "<module>.lora_B.weight"
+        )
+    module = found["module"]
+    if re.search(r"\.experts(\.base_layer)?$", module):
+        raise AdapterError(
+            f"tensor {key} adapts all experts fused in one parameter; export it with one pair "
+            "per expert (<block>.experts.<number>.<projection>)"
+        )
+    return f"model.{module}" if module.startswith("layers.") else module, found["letter"]
+
+
+def _check_pair(module: str, pair: Mapping[str, Floats], rank: int) -> None:
+    """Refuse half a pair, another rank, and matrices that were not transposed."""
+    for letter, axis, form in (("A", 0, "[r, in]"), ("B", 1, "[out, r]")):
+        name = f"{module}.lora_{letter}.weight"
+        if letter not in pair:
+            raise AdapterError(f"tensor {name} is missing; every module needs lora_A and lora_B")
+        dimensions = pair[letter].shape
+        if len(dimensions) == 2 and dimensions[axis] == rank:
+            continue
+        hint = ""
+        if len(dimensions) == 2 and dimensions[1 - axis] == rank:
+            hint = "; it looks like the transpose, as mlx-lm keeps it"
+        raise AdapterError(
+            f"tensor {name} has shape {dimensions}; expected {form} with r = {rank}{hint}"
+        )
+
+
+def _experts(module: str, array: Floats) -> dict[str, Floats]:
+    """[E, x, y] matrices of all experts under the names of each."""
+    found = _SWITCH.fullmatch(module)
+    if found is None:
+        raise AdapterError(
+            f"array {module} has shape {array.shape}, and PEFT has no name for such a place; "
+            "only <block>.switch_mlp.<projection> can be exported expert by expert"
+        )
+    projection = found["projection"]
+    if found["block"].endswith("block_sparse_moe"):
+        projection = _TO_MIXTRAL[projection]
+    return {
+        f"{found['block']}.experts.{number}.{projection}": matrix
+        for number, matrix in enumerate(array)
+    }
+
+
+def _switched(arrays: Mapping[str, Floats]) -> dict[str, Floats]:
+    """The arrays with those of experts stacked, in the order of their numbers."""
+    whole: dict[str, Floats] = {}
+    stacks: dict[str, dict[int, Floats]] = {}
+    for name, array in arrays.items():
+        module, letter = name.rsplit(".lora_", 1)
+        found = _EXPERT.fullmatch(module)
+        if found is None:
+            whole[name] = np.ascontiguousarray(array)
+            continue
+        projection = _MIXTRAL.get(found["projection"], found["projection"])
+        stack = stacks.setdefault(f"{found['block']}.switch_mlp.{projection}.lora_{letter}", {})
+        stack[int(found["number"])] = array.T
+    for name, stack in stacks.items():
+        lacking = sorted(set(range(max(stack) + 1)) - stack.keys())
+        if lacking:
+            raise AdapterError(f"{name} has no LoRA for expert {lacking[0]}; adapt all or none")
+        whole[name] = np.stack([stack[number] for number in sorted(stack)])
+    return whole
