@@ -48,6 +48,13 @@ class StepWorker:
             future.set_exception(error)
         return future
 
+    @property
+    def alive(self) -> bool:
+        return not self.closed
+
+    def abandon(self) -> None:
+        self.closed = True
+
     def set_tick(self, tick: Callable[[], bool]) -> None:
         self._tick = tick
 

@@ -25,7 +25,6 @@ def measured_budget(model: nn.Module, limit: int) -> "KeyValueBudget":
     return KeyValueBudget(limit, per_token=growing // STEP, per_row=fixed)
 
 
-
 class KeyValueBudget:
     """Bytes of keys and values set aside for the requests being decoded.
 

@@ -57,9 +57,7 @@ class PrefixCache:
 
     def wants(self, epoch: int, tokens: Tokens) -> bool:
         """Whether an entry of these tokens would be new and worth its bytes."""
-        return (
-            self._max_bytes > 0 and len(tokens) >= BLOCK and (epoch, tokens) not in self._entries
-        )
+        return self._max_bytes > 0 and len(tokens) >= BLOCK and (epoch, tokens) not in self._entries
 
     def add(self, epoch: int, tokens: Tokens, cache: list[Any]) -> None:
         """Keep a row's cache; what it makes superfluous goes, and what is over the budget.

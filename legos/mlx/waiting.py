@@ -1,6 +1,6 @@
 """What waits for a forward pass: prompts by their tokens, and the block that is on its way."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +122,7 @@ class WaitingRows:
         if len(rows) == len(self._last):
             self._last = {}
         else:
-            for (epoch, tokens), members, _ in rows:
+            for (_epoch, tokens), members, _ in rows:
                 del self._last[members[0].live, tokens]
         return rows
 
@@ -165,9 +165,7 @@ class WaitingRows:
         admitted = self._admitted(room)
         if not admitted:
             return None
-        found = {
-            key: self._prefixes.find(key[0].epoch, key[1]) or ([], 0) for key in admitted
-        }
+        found = {key: self._prefixes.find(key[0].epoch, key[1]) or ([], 0) for key in admitted}
         blocks = row_blocks(
             admitted, self._block_tokens, length=lambda key: len(key[1]) - found[key][1]
         )

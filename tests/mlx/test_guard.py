@@ -37,9 +37,7 @@ class House:
 
         def build() -> MlxEngine:
             tree = load_tree(self.folder)
-            return MlxEngine(
-                worker, tree, num_vocabulary=tree.args.vocab_size, context=256
-            )
+            return MlxEngine(worker, tree, num_vocabulary=tree.args.vocab_size, context=256)
 
         engine = worker.call(build).result()
         self.workers.append(worker)
@@ -79,8 +77,8 @@ def test_a_stuck_engine_is_replaced_and_knows_its_adapters(house: House) -> None
     (before,) = house.ask(0)
     assert isinstance(before, Generated)
     released = threading.Event()
-    stuck = house.made[0]
-    stuck._sampler.draw = lambda *_, **__: released.wait(10)  # a step that does not end
+    sampler: Any = house.made[0]._sampler
+    sampler.draw = lambda *_, **__: released.wait(10)  # a step that does not end
     house.guarded.submit([(1, REQUEST), (2, REQUEST)], house.deliver)
     for error in house.wait(1, 2):
         assert isinstance(error, EngineError)

@@ -54,7 +54,7 @@ def test_another_end_of_a_known_prompt_starts_where_they_part(room: Callable[...
     one = room("llama")
     one.ask([Request(prompt_ids=LONG, max_tokens=3)])
     before = computed(one)
-    other = Request(prompt_ids=LONG[:70] + (3, 4, 5), max_tokens=6, seed=1)
+    other = Request(prompt_ids=(*LONG[:70], 3, 4, 5), max_tokens=6, seed=1)
     (answer,) = one.ask([other])
     assert computed(one) == before + 3
     (expected,) = room("llama", prefix_bytes=0).ask([other])
@@ -120,9 +120,10 @@ def test_decoding_goes_on_while_a_long_prompt_comes_in(room: Callable[..., Any])
     assert len(member.tokens) == 7
     one.finish()
     alone = room("llama")
-    assert one.answer(1).token_ids == alone.ask([Request(prompt_ids=LONG, max_tokens=2, seed=1)])[
-        0
-    ].token_ids
+    assert (
+        one.answer(1).token_ids
+        == alone.ask([Request(prompt_ids=LONG, max_tokens=2, seed=1)])[0].token_ids
+    )
 
 
 def test_the_budget_of_bytes_holds_and_the_oldest_go(room: Callable[..., Any]) -> None:

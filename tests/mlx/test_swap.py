@@ -159,7 +159,9 @@ def test_a_pinned_request_ends_under_the_weights_it_began_with(room: Callable[..
     assert one.answer(11).versions == (7,) * 6
     assert one.answer(11).logprobs != undisturbed.logprobs
     assert one.engine.versions() == {"policy": 7}
-    assert len(one.engine._slots.slots) == 2  # base and policy: the old weights are gone with the last that used them
+    assert (
+        len(one.engine._slots.slots) == 2
+    )  # base and policy: the old weights are gone with the last that used them
 
 
 def test_a_dropped_adapter_is_gone_but_ends_what_it_began(room: Callable[..., Any]) -> None:
