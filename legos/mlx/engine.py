@@ -22,7 +22,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from legos.data.request import Request, Result
-from legos.errors import AdapterError, EngineError, RequestError
+from legos.errors import AdapterError, EngineError, LegosError, RequestError
 from legos.mlx.forward import CausalModel
 from legos.mlx.lora import check_fits, lora_arrays, set_lora_arrays
 from legos.mlx.members import Member, refusal
@@ -303,8 +303,8 @@ class MlxEngine:
                 token, logprob = next(tokens)
                 try:
                     reason = member.add(token, logprob, version)
-                except Exception as error:  # the request's own stop test
-                    finished.append((member, RequestError(f"its stop test failed: {error!r}")))
+                except LegosError as error:  # its draw, its grammar or its stop test failed
+                    finished.append((member, error))
                     continue
                 if reason is None:
                     forks.setdefault((index, token), []).append(member)
