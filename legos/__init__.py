@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from legos.build.evaluate import evaluate
     from legos.build.model import apply_lora, disable_lora, load_model
     from legos.build.trainer import Trainer
+    from legos.clients.openai import OpenAIClient
     from legos.config.schema import TrainingConfig
     from legos.credit.group import GRPOCredit, RLOOCredit
     from legos.credit.role import RAECredit
@@ -29,6 +30,7 @@ _HOMES = {
     "Game": "legos.arena.game",
     "GameArena": "legos.arena.game_arena",
     "Message": "legos.data.message",
+    "OpenAIClient": "legos.clients.openai",
     "RAECredit": "legos.credit.role",
     "RLOOCredit": "legos.credit.group",
     "Reply": "legos.arena.table",
@@ -57,6 +59,7 @@ __all__ = [
     "Game",
     "GameArena",
     "Message",
+    "OpenAIClient",
     "RAECredit",
     "RLOOCredit",
     "Reply",

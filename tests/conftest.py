@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from legos.data.limits import EngineLimits
 from legos.data.request import Generated, Request, Result
 from legos.testing import write_tiny_model
 from legos.weights.adapter import Adapter, LoraShape
@@ -93,7 +94,7 @@ class EngineRoom:
             load_tree(folder),
             num_vocabulary=num_vocabulary,
             context=1024,
-            **limits,
+            limits=EngineLimits(**limits),
         )
         self.answers: dict[int, list[Result]] = {}
         self.load(0)

@@ -29,6 +29,7 @@ PUBLIC_NAMES = {
     "Game",
     "GameArena",
     "Message",
+    "OpenAIClient",
     "RAECredit",
     "RLOOCredit",
     "Reply",

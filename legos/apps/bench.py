@@ -48,8 +48,7 @@ def bench(name: str, seconds: float) -> Mapping[str, Any]:
     trainer = Trainer(
         model=load_model(config.model),
         config=config.training,
-        max_rows=config.generation.max_batch,
-        prefill_tokens=config.generation.prefill_tokens,
+        limits=config.generation.limits(),
     )
     quiet_collector()
     share_cores(2)  # as `legos train` does; the bare loops run under the same limit

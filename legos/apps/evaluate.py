@@ -35,9 +35,7 @@ def evaluate_run(run: Path, adapter: str | None = None) -> Mapping[str, Any]:
     config = read_config(folder.config)
     model = load_model(config.model)
     apply_adapter_shape(model, weights.shape)
-    engine = model.make_engine(
-        max_rows=config.generation.max_batch, prefill_tokens=config.generation.prefill_tokens
-    )
+    engine = model.make_engine(config.generation.limits())
     try:
         engine.load_adapter(weights).result()
         client = EngineClient(engine, model.tokenizer)

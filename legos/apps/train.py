@@ -105,8 +105,7 @@ def _trainer(config: RunConfig) -> Trainer:
     return Trainer(
         model=model,
         config=config.training,
-        max_rows=config.generation.max_batch,
-        prefill_tokens=config.generation.prefill_tokens,
+        limits=config.generation.limits(),
         seed=config.seed,
     )
 

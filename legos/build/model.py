@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from legos.builtin import builtin_path
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+from legos.data.limits import EngineLimits
 from legos.errors import ModelError
 from legos.weights.adapter import Adapter, LoraShape
 
@@ -63,7 +64,7 @@ class ModelHandle:
 
         return self.worker.call(all_logits, self.tree, list(input_ids)).result()
 
-    def make_engine(self, *, max_rows: int = 256, prefill_tokens: int = 4096) -> "MlxEngine":
+    def make_engine(self, limits: EngineLimits | None = None) -> "MlxEngine":
         """An engine on a thread and module tree of its own, sharing this model's base arrays."""
         from legos.mlx.engine import MlxEngine
         from legos.mlx.load import load_tree
@@ -78,8 +79,7 @@ class ModelHandle:
                 tree,
                 num_vocabulary=self.tokenizer.vocab_size,
                 context=self.context,
-                max_rows=max_rows,
-                prefill_tokens=prefill_tokens,
+                limits=limits,
             )
 
         return worker.call(build).result()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from legos.build.model import ModelHandle, apply_lora
 from legos.clients.engine import EngineClient
 from legos.config.schema import TrainingConfig
+from legos.data.limits import EngineLimits
 from legos.loop.publish import EnginePublisher
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
@@ -31,8 +32,7 @@ class Trainer(PolicyTrainer):
         *,
         model: ModelHandle,
         config: TrainingConfig | None = None,
-        max_rows: int = 256,
-        prefill_tokens: int = 4096,
+        limits: EngineLimits | None = None,
         seed: int = 0,
     ) -> None:
         """Build everything that trains one adapter.
@@ -40,8 +40,7 @@ class Trainer(PolicyTrainer):
         Args:
             model: LoRA is put on it as ``config`` says, unless ``apply_lora`` did so before.
             config: the settings of training.
-            max_rows: distinct rows the engine decodes at once.
-            prefill_tokens: padded prompt tokens of one forward pass of the engine.
+            limits: what the engine may use.
             seed: of LoRA's first matrices.
         """
         from legos.mlx.backend import MlxBackend
@@ -58,7 +57,7 @@ class Trainer(PolicyTrainer):
             )
         assert model.lora is not None, "apply_lora has set it"
         self.model = model
-        self.engine = model.make_engine(max_rows=max_rows, prefill_tokens=prefill_tokens)
+        self.engine = model.make_engine(limits)
         backend = MlxBackend(
             model.worker,
             model.tree,

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 from legos.config.setting import Settings, knob
+from legos.data.limits import EngineLimits, InFlight
 from legos.errors import ConfigError
 
 __all__ = [
@@ -188,7 +189,33 @@ class GenerationConfig(Settings):
         ge=1,
     )
     max_batch: int = knob(256, "Completions decoded together.", unit="rows", ge=1)
-    prefill_tokens: int = knob(512, "Prompt tokens read in one piece.", unit="tokens", ge=1)
+    prefill_tokens: int = knob(
+        2048, "Prompt tokens of one forward pass while nothing is decoded.", unit="tokens", ge=1
+    )
+    chunk_tokens: int = knob(
+        512, "Prompt tokens of one forward pass while completions wait.", unit="tokens", ge=1
+    )
+    cache_gib: float = knob(
+        4.0, "Keys and values of the completions being decoded.", unit="GiB", gt=0
+    )
+    prefix_cache_gib: float = knob(
+        1.0, "Keys and values kept for prompts that begin alike; 0: none.", unit="GiB", ge=0
+    )
+    in_flight: InFlight = knob(
+        "switch",
+        "New weights while a completion runs: it goes on under them, or ends under the old ones.",
+    )
+
+    def limits(self) -> EngineLimits:
+        """What the engine may use."""
+        return EngineLimits(
+            max_rows=self.max_batch,
+            prefill_tokens=self.prefill_tokens,
+            chunk_tokens=self.chunk_tokens,
+            cache_bytes=int(self.cache_gib * (1 << 30)),
+            prefix_bytes=int(self.prefix_cache_gib * (1 << 30)),
+            in_flight=self.in_flight,
+        )
 
 
 class PlayConfig(Settings):

@@ -1,6 +1,7 @@
 """What is asked of a model and what comes back: messages, sampling parameters, completions."""
 
 import math
+from collections.abc import Iterator
 from typing import Literal
 
 from msgspec import Struct
@@ -8,6 +9,7 @@ from msgspec import Struct
 from legos.errors import RecordError
 
 __all__ = [
+    "MAX_ALTERNATIVES",
     "MIN_TEMPERATURE",
     "Alternatives",
     "Completion",
@@ -15,12 +17,13 @@ __all__ = [
     "FinishReason",
     "Message",
     "Sampling",
+    "filter_complaints",
 ]
 
+MAX_ALTERNATIVES = 64  # most probable tokens recorded at a place
 MIN_TEMPERATURE = 1e-3  # below it, float32 logits overflow when they are divided
 
 FinishReason = Literal["stop", "length", "cancelled"]
-
 
 Alternatives = tuple[tuple[int, float], ...]
 """The most probable next tokens and their log-probabilities (nats), most probable first."""
@@ -50,6 +53,38 @@ class Filters(Struct, frozen=True, kw_only=True):
     top_p: float = 1.0  # in (0, 1]; keep the fewest most probable tokens that hold this share
     min_p: float = 0.0  # in [0, 1]; keep tokens of this share of the most probable one's
 
+    @property
+    def penalised(self) -> bool:
+        """Whether the distribution depends on the tokens so far."""
+        return bool(
+            self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty
+        )
+
+
+def filter_complaints(filters: Filters) -> Iterator[str]:
+    """What is wrong with filters, each complaint with the field, the value and the range."""
+    if not 0.0 < filters.repetition_penalty < math.inf:
+        yield f"repetition_penalty is {filters.repetition_penalty}; expected a number above 0"
+    for name in ("presence_penalty", "frequency_penalty"):
+        value: float = getattr(filters, name)
+        if not math.isfinite(value):
+            yield f"{name} is {value}; expected a finite number"
+    ids = [token for token, _ in filters.logit_bias]
+    for token, bias in filters.logit_bias:
+        if token < 0:
+            yield f"logit_bias names token {token}; expected ids from 0"
+        if not math.isfinite(bias):
+            yield f"logit_bias of token {token} is {bias}; expected a finite number"
+    if len(set(ids)) < len(ids):
+        twice = next(token for token in ids if ids.count(token) > 1)
+        yield f"logit_bias names token {twice} more than once; add its values up"
+    if filters.top_k < 0:
+        yield f"top_k is {filters.top_k}; expected 0 (all tokens) or more"
+    if not 0.0 < filters.top_p <= 1.0:
+        yield f"top_p is {filters.top_p}; expected above 0, up to 1 (all tokens)"
+    if not 0.0 <= filters.min_p <= 1.0:
+        yield f"min_p is {filters.min_p}; expected 0 (all tokens) to 1"
+
 
 class Sampling(Struct, frozen=True, kw_only=True):
     """How one completion is drawn.
@@ -68,7 +103,7 @@ class Sampling(Struct, frozen=True, kw_only=True):
     stop_ids: tuple[int, ...] = ()  # token ids that end the completion, beside the model's own
     filters: Filters | None = None  # None: the temperature alone
     json_schema: str | None = None  # a JSON schema, as text, that the completion must satisfy
-    num_alternatives: int = 0  # >= 0; most probable tokens recorded at every place
+    num_alternatives: int = 0  # 0 to 64; most probable tokens recorded at every place
     raw_logprobs: bool = False  # True: record the model's own log-probabilities as well
 
     def __post_init__(self) -> None:
@@ -89,6 +124,16 @@ class Sampling(Struct, frozen=True, kw_only=True):
             raise RecordError(
                 "restrict=True needs choices; pass the legal answers or restrict=False"
             )
+        if self.restrict and self.json_schema is not None:
+            raise RecordError("both restrict=True and json_schema say what is legal; give one")
+        if not 0 <= self.num_alternatives <= MAX_ALTERNATIVES:
+            raise RecordError(
+                f"num_alternatives is {self.num_alternatives}; expected 0 to {MAX_ALTERNATIVES}"
+            )
+        if self.filters is not None:
+            complaint = next(filter_complaints(self.filters), None)
+            if complaint is not None:
+                raise RecordError(complaint)
 
 
 class Completion(Struct, frozen=True, kw_only=True):
@@ -125,6 +170,16 @@ class Completion(Struct, frozen=True, kw_only=True):
             raise RecordError(
                 f"a completion of {num_tokens} tokens has {len(self.logprobs)} log-probabilities "
                 f"and {len(self.versions)} versions; every token needs one of each"
+            )
+        if len(self.raw_logprobs) not in (0, num_tokens):
+            raise RecordError(
+                f"a completion of {num_tokens} tokens has {len(self.raw_logprobs)} raw "
+                "log-probabilities; every token needs one, or none has one"
+            )
+        if len(self.alternatives) not in (0, num_tokens):
+            raise RecordError(
+                f"a completion of {num_tokens} tokens has {len(self.alternatives)} sets of "
+                "alternatives; every token needs one, or none has one"
             )
         if len(self.legal) != num_tokens and (self.legal or self.restricted):
             kind = "a restricted completion" if self.restricted else "a completion"

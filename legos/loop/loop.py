@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from legos.arena.arena import Arena
 from legos.data.sample import TrainingBatch
+from legos.loop.publish import publisher_reaching
 from legos.loop.queue import SampleQueue, Stopped
 from legos.loop.trainer import Metrics, PolicyTrainer
 
@@ -33,7 +34,7 @@ async def training_loop(
     """Play and train at the same time until the trainer has done ``num_steps`` steps in all.
 
     Args:
-        arena: what is played; its client must ask the engine that the trainer publishes to.
+        arena: what is played; where its client asks a server, adapters are published there too.
         trainer: what is trained.
         num_steps: the step at which to end (a resumed trainer goes on from its own).
         episode_concurrency: plays going on at once in each batch.
@@ -48,6 +49,7 @@ async def training_loop(
     """
     settings = trainer.settings
     trainer.num_steps = num_steps
+    trainer.publisher = publisher_reaching(arena.client, trainer.publisher)
     given = queue
     queue = queue or SampleQueue(
         trainer.ledger,

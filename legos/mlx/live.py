@@ -1,23 +1,16 @@
-"""Which adapters are live, under which names, and what becomes of those that are replaced.
-
-Two ways of replacing an adapter that running requests speak through:
-
-    switch  they go on under the new weights; every token carries the version it was sampled under
-    pin     they end under the weights they began with, which leave with the last of them
-"""
+"""Which adapters are live, under which names, and what becomes of those that are replaced."""
 
 from collections.abc import Collection, Mapping
 from itertools import count
-from typing import Literal
 
+from legos.data.limits import InFlight
 from legos.errors import AdapterError, RequestError, did_you_mean
 from legos.mlx.slots import AdapterSlots
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["BASE", "InFlight", "Live", "LiveAdapters"]
+__all__ = ["BASE", "Live", "LiveAdapters"]
 
 BASE = "base"  # the name of the model without an adapter
-InFlight = Literal["switch", "pin"]
 
 
 class Live:

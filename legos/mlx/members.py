@@ -2,9 +2,21 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
-from legos.data.message import MIN_TEMPERATURE, FinishReason
-from legos.data.request import Generated, Request
+import numpy as np
+
+from legos.data.message import (
+    MAX_ALTERNATIVES,
+    MIN_TEMPERATURE,
+    Alternatives,
+    FinishReason,
+    filter_complaints,
+)
+from legos.data.request import Generated, GrammarState, Progress, Request
+from legos.errors import LegosError, RequestError
+from legos.mlx.filters import Recipe
+from legos.mlx.live import Live
 from legos.protocols import Deliver
 
 __all__ = ["Member", "refusal"]
@@ -44,23 +56,55 @@ def _complaints(request: Request, num_vocabulary: int, context: int) -> Iterator
         yield "restrict=True needs choices"
     if choices is not None and choices.largest >= num_vocabulary:
         yield f"a choice holds token {choices.largest}; the vocabulary has {num_vocabulary}"
+    yield from _sampling_complaints(request, num_vocabulary)
+
+
+def _sampling_complaints(request: Request, num_vocabulary: int) -> Iterator[str]:
+    """What is wrong with how it is to be drawn."""
+    if request.restrict and request.grammar is not None:
+        yield "both restrict=True and a grammar say what is legal; give one of them"
+    if not 0 <= request.num_alternatives <= MAX_ALTERNATIVES:
+        yield f"num_alternatives is {request.num_alternatives}; expected 0 to {MAX_ALTERNATIVES}"
+    if request.filters is not None:
+        yield from filter_complaints(request.filters)
+        for token, _ in request.filters.logit_bias:
+            if not 0 <= token < num_vocabulary:
+                yield f"logit_bias names token {token}; the vocabulary has {num_vocabulary}"
 
 
 class Member:
-    """One request inside the engine; members with equal tokens share one row."""
+    """One request inside the engine; members with equal tokens share one row.
+
+    Attributes:
+        setting: what its next distribution depends on beside the row's tokens and logits; members
+            of one row with equal settings share a distribution.
+        failure: why no token could be drawn for it, set by the sampler.
+        live: the weights it speaks through.
+        epoch: of these weights when its row was begun.
+    """
 
     __slots__ = (
+        "_counts",
+        "_grammar",
+        "_told",
+        "alternatives",
         "deliver",
         "epoch",
+        "failure",
         "legal",
         "live",
         "logprobs",
         "node",
         "number",
+        "raw_logprobs",
         "request",
+        "setting",
         "tokens",
         "versions",
     )
+
+    live: Live
+    epoch: int
 
     def __init__(self, number: int, request: Request, deliver: Deliver) -> None:
         self.number = number
@@ -71,10 +115,17 @@ class Member:
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.legal: list[tuple[int, ...]] = []
+        self.raw_logprobs: list[float] = []
+        self.alternatives: list[Alternatives] = []
+        self.failure: LegosError | None = None
+        self._grammar: GrammarState | None = None
+        self._counts: dict[int, int] | None = None
+        self._told = 0
+        self.setting: tuple[Any, ...] = self._setting()
 
     @property
     def allowed(self) -> tuple[int, ...] | None:
-        """Token ids that may come next, or None for any."""
+        """Token ids of the choices that may come next, or None for any."""
         if self.request.restrict and self.node is not None:
             return self.node.legal
         return None
@@ -84,25 +135,76 @@ class Member:
         """Whether the next token is the last one for sure, so that no cache need be kept."""
         return len(self.tokens) + 1 >= self.request.max_tokens
 
+    @property
+    def asks_more(self) -> bool:
+        """Whether more than the token and its log-probability is to be recorded."""
+        return self.request.raw_logprobs or self.request.num_alternatives > 0
+
+    def recipe(self) -> Recipe:
+        """What its next distribution is made of.
+
+        Raises:
+            RequestError: the grammar fails, or allows nothing.
+        """
+        request = self.request
+        if request.grammar is None:
+            allowed = self.allowed
+        else:
+            try:
+                self._grammar = self._grammar or request.grammar.begin()
+                allowed = np.asarray(self._grammar.allowed(), np.bool_)
+            except Exception as error:
+                raise RequestError(f"its grammar failed: {error!r}") from error
+            if not allowed.any():
+                raise RequestError(
+                    f"its grammar allows no token after {len(self.tokens)}; loosen the schema"
+                )
+        return Recipe(request.temperature, allowed, request.filters, self._history())
+
     def add(self, token: int, logprob: float, version: int) -> FinishReason | None:
-        """Take a sampled token; returns the finish reason if it was the last one."""
+        """Take a sampled token; returns the finish reason if it was the last one.
+
+        Raises:
+            LegosError: no token could be drawn, or the request's own grammar or stop test failed.
+        """
+        if self.failure is not None:
+            raise self.failure
         request = self.request
         self.tokens += (token,)
         self.logprobs.append(logprob)
         self.versions.append(version)
+        if self._counts is not None:
+            self._counts[token] = self._counts.get(token, 0) + 1
         if request.choices is not None:
-            self.legal.append(self.node.legal if self.node else ())
-            self.node = self.node.children.get(token) if self.node else None
-            if self.node is not None and self.node.closed:
+            node = self.node
+            self.legal.append(node.legal if node else ())
+            self.node = node = node.children.get(token) if node else None
+            if node is not None and not node.children:
                 return "stop"
         if token in request.end_ids:
             return "stop"
-        if request.stops is not None and request.stops(self.tokens):
+        if self._grammar is not None and self._advance(self._grammar, token):
             return "stop"
-        return "length" if len(self.tokens) >= request.max_tokens else None
+        if request.stops is not None and self._stopped():
+            return "stop"
+        if len(self.tokens) >= request.max_tokens:
+            return "length"
+        if request.restrict:
+            self.setting = self._setting()
+        return None
 
     def generated(self, finish_reason: FinishReason) -> Generated:
         """What was sampled."""
+        if self.asks_more:
+            return Generated(
+                token_ids=self.tokens,
+                logprobs=tuple(self.logprobs),
+                versions=tuple(self.versions),
+                legal=tuple(self.legal),
+                finish_reason=finish_reason,
+                raw_logprobs=tuple(self.raw_logprobs),
+                alternatives=tuple(self.alternatives),
+            )
         return Generated(
             token_ids=self.tokens,
             logprobs=tuple(self.logprobs),
@@ -110,3 +212,50 @@ class Member:
             legal=tuple(self.legal),
             finish_reason=finish_reason,
         )
+
+    def progress(self) -> Progress | None:
+        """What was sampled since this was asked last; None where nothing was."""
+        start, self._told = self._told, len(self.tokens)
+        if start == self._told:
+            return None
+        return Progress(
+            token_ids=self.tokens[start:],
+            logprobs=tuple(self.logprobs[start:]),
+            versions=tuple(self.versions[start:]),
+            raw_logprobs=tuple(self.raw_logprobs[start:]),
+            alternatives=tuple(self.alternatives[start:]),
+        )
+
+    def _setting(self) -> tuple[Any, ...]:
+        request = self.request
+        if request.filters is None and request.grammar is None:
+            return request.temperature, self.allowed
+        own = None if request.grammar is None else self
+        start = len(request.prompt_ids)  # penalties tell the prompt from the completion
+        return request.temperature, self.allowed, request.filters, start, own
+
+    def _history(self) -> dict[int, int] | None:
+        """Tokens so far -> how often the completion holds each; None where nobody asks."""
+        filters = self.request.filters
+        if filters is None or not filters.penalised:
+            return None
+        if self._counts is None:
+            self._counts = dict.fromkeys(self.request.prompt_ids, 0)
+            for token in self.tokens:
+                self._counts[token] = self._counts.get(token, 0) + 1
+        return self._counts
+
+    def _advance(self, grammar: GrammarState, token: int) -> bool:
+        """Tell the grammar; True if the text is whole."""
+        try:
+            grammar.advance(token)
+            closed = grammar.closed
+        except Exception as error:
+            raise RequestError(f"its grammar failed at token {token}: {error!r}") from error
+        return closed
+
+    def _stopped(self) -> bool:
+        try:
+            return bool(self.request.stops and self.request.stops(self.tokens))
+        except Exception as error:
+            raise RequestError(f"its stop test failed: {error!r}") from error

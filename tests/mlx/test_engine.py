@@ -154,10 +154,10 @@ def test_a_prompt_that_comes_again_is_not_computed_again(room: Callable[..., Any
 
 def test_what_is_remembered_is_bounded(room: Callable[..., Any]) -> None:
     one = room("llama")
-    one.engine._sampler._known_limit = 5
+    one.engine._scheduler.sampler._known_limit = 5
     prompts = [Request(prompt_ids=(1, n), max_tokens=1, seed=n) for n in range(20)]
     first = one.ask(prompts)
-    assert len(one.engine._sampler._known) == 5
+    assert len(one.engine._scheduler.sampler._known) == 5
     check_same(one.ask(prompts), first)
 
 

@@ -77,7 +77,7 @@ def test_a_stuck_engine_is_replaced_and_knows_its_adapters(house: House) -> None
     (before,) = house.ask(0)
     assert isinstance(before, Generated)
     released = threading.Event()
-    sampler: Any = house.made[0]._sampler
+    sampler: Any = house.made[0]._scheduler.sampler
     sampler.draw = lambda *_, **__: released.wait(10)  # a step that does not end
     house.guarded.submit([(1, REQUEST), (2, REQUEST)], house.deliver)
     for error in house.wait(1, 2):

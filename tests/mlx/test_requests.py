@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from legos.data.choices import choice_tree
+from legos.data.limits import EngineLimits
 from legos.data.request import Generated, Request, Result
 from legos.errors import EngineError, RequestError
 from legos.mlx.engine import MlxEngine
@@ -162,7 +163,7 @@ def test_a_step_that_fails_half_way_answers_nobody_twice(room: Room) -> None:
     going = {n: Request(prompt_ids=(n, n), max_tokens=5, seed=n) for n in range(10, 14)}
     one.submit(ready | going)
     calls = 0
-    draw = one.engine._sampler.draw
+    draw = one.engine._scheduler.sampler.draw
 
     def fail_at_third(*args: Any, **options: Any) -> Any:
         nonlocal calls
@@ -171,9 +172,9 @@ def test_a_step_that_fails_half_way_answers_nobody_twice(room: Room) -> None:
             raise MemoryError("no room")
         return draw(*args, **options)
 
-    one.engine._sampler.draw = fail_at_third
+    one.engine._scheduler.sampler.draw = fail_at_third
     one.tick(2)
-    one.engine._sampler.draw = draw
+    one.engine._scheduler.sampler.draw = draw
     one.finish()
     assert sorted(one.answers) == sorted(ready | going)
     served = [n for n in ready if isinstance(one.answers[n][0], Generated)]
@@ -297,7 +298,9 @@ def test_a_storm_from_many_threads_and_a_sudden_end(
         from legos.mlx.load import load_tree
 
         tree = load_tree(tiny_models["llama"])
-        return MlxEngine(worker, tree, num_vocabulary=358, context=1024, max_rows=8)
+        return MlxEngine(
+            worker, tree, num_vocabulary=358, context=1024, limits=EngineLimits(max_rows=8)
+        )
 
     engine = worker.call(build).result()
     engine.load_adapter(prepared.adapter(0)).result()

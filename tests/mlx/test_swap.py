@@ -160,7 +160,7 @@ def test_a_pinned_request_ends_under_the_weights_it_began_with(room: Callable[..
     assert one.answer(11).logprobs != undisturbed.logprobs
     assert one.engine.versions() == {"policy": 7}
     assert (
-        len(one.engine._slots.slots) == 2
+        len(one.engine._scheduler._slots.slots) == 2
     )  # base and policy: the old weights are gone with the last that used them
 
 

@@ -1,0 +1,255 @@
+"""Asking a model over HTTP: our server, vLLM, or any OpenAI-compatible endpoint."""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import cast
+
+import msgspec
+
+from legos.clients.publish import HttpPublisher
+from legos.clients.transport import Transport
+from legos.clients.wire import (
+    BASE,
+    Dialect,
+    completion_of,
+    dialect_of,
+    request_of,
+    split_adapter,
+    text_of_event,
+)
+from legos.data.message import Completion, Message, Sampling
+from legos.errors import AdapterError, RequestError
+from legos.protocols import Publisher
+
+__all__ = ["OpenAIClient"]
+
+RESOLVED_FOR_S = 0.5  # how long vLLM's newest version of a name is taken for granted
+
+
+class OpenAIClient:
+    """A client of a server.
+
+    It finds out what kind of server it talks to (``GET /models``) before the first request:
+
+    - ours (``legos serve``): tokens, log-probabilities and versions are the server's own;
+    - vLLM: a seat's adapter ``policy`` is the newest of the served names ``policy@1``,
+      ``policy@2``, ...; the name gives the version, ``base`` is version 0;
+    - any other endpoint: text alone, so such a completion is never trained on. There is one model
+      then, and adapters cannot be asked for.
+
+    Use it as an asynchronous context manager, or close it with ``aclose`` in the event loop that
+    asked.
+
+    Attributes:
+        publisher: brings new adapters to the same server; the training loop uses it for the client
+            of the arena that it plays. Of our server unless set to another (``VllmPublisher``).
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        timeout_s: float = 600.0,
+        max_connections: int = 256,
+        retries: int = 4,
+        dialect: Dialect | None = None,
+        processed_logprobs: bool = False,
+    ) -> None:
+        """Make a client; nothing is sent yet.
+
+        Args:
+            base_url: such as ``http://localhost:8000/v1``.
+            api_key: sent as a bearer token.
+            model: name of the model at a vLLM server or another endpoint; None takes the first
+                that the server lists.
+            timeout_s: longest wait for one answer, seconds.
+            max_connections: requests on their way at once; others wait for their turn.
+            retries: how often a request is sent again where no answer began, or the server is busy.
+            dialect: the kind of server, for one that does not list its models.
+            processed_logprobs: a vLLM server was started with ``--logprobs-mode
+                processed_logprobs``. Without, its log-probabilities are those of temperature 1, and
+                completions at other temperatures are never trained on.
+
+        Raises:
+            RequestError: the address is no HTTP address.
+        """
+        self._transport = Transport(
+            base_url,
+            api_key=api_key,
+            timeout_s=timeout_s,
+            max_connections=max_connections,
+            retries=retries,
+        )
+        self._model = model
+        self._dialect: Dialect | None = dialect
+        self._processed = processed_logprobs
+        self._own_publisher = HttpPublisher(base_url, api_key=api_key)
+        self.publisher: Publisher = self._own_publisher
+        self._asking: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        self._newest: dict[str, tuple[int, float]] = {}  # name -> newest version, when it was seen
+
+    async def complete(
+        self,
+        prompt: Sequence[Message] | Sequence[int],
+        sampling: Sampling,
+        *,
+        adapter: str = "policy",
+    ) -> Completion:
+        """Sample one completion of chat messages or token ids.
+
+        Raises:
+            RequestError: the server refuses the request, or cannot do what is asked.
+            AdapterError: another adapter or version answered than was asked for.
+            EngineError: no server answers, or it says that it cannot.
+        """
+        started = time.perf_counter()
+        dialect = await self._kind()
+        model, version = await self._target(adapter, dialect)
+        path, body = request_of(prompt, sampling, dialect=dialect, model=model)
+        answer = await self._transport.request("POST", path, json=body)
+        return completion_of(
+            answer.body,
+            sampling,
+            dialect=dialect,
+            model=model,
+            adapter=adapter,
+            version=version,
+            processed=self._processed,
+            elapsed_s=time.perf_counter() - started,
+        )
+
+    async def stream(
+        self, messages: Sequence[Message], sampling: Sampling, *, adapter: str = "policy"
+    ) -> AsyncGenerator[str]:
+        """The text of one answer, piece by piece as it is sampled.
+
+        Raises:
+            RequestError: the server refuses the request.
+            EngineError: no server answers, or the answer breaks off.
+        """
+        dialect = await self._kind()
+        model, _ = await self._target(adapter, dialect)
+        path, body = request_of(messages, sampling, dialect=dialect, model=model)
+        async with self._transport.stream(path, {**body, "stream": True}) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data:") and line != "data: [DONE]":
+                    piece = text_of_event(line.removeprefix("data:"))
+                    if piece:
+                        yield piece
+
+    async def score(
+        self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]]
+    ) -> list[list[float]]:
+        """Log-probability (nats, temperature 1) of each choice as the whole answer to its prompt.
+
+        Args:
+            prompts: messages, and the choices after them.
+
+        Raises:
+            RequestError: the server does not tell them.
+            EngineError: no server answers.
+        """
+        if await self._kind() != "legos":
+            raise RequestError(
+                f"{self._transport.url} tells no probabilities of given answers, which exact "
+                "evaluations need; serve the model with `legos serve`"
+            )
+        asked = [
+            {
+                "messages": [{"role": m.role, "content": m.content} for m in messages],
+                "choices": list(choices),
+            }
+            for messages, choices in prompts
+        ]
+        answer = await self._transport.request("POST", "/score", json={"prompts": asked})
+        return cast("dict[str, list[list[float]]]", msgspec.json.decode(answer.body))["scores"]
+
+    async def models(self) -> tuple[str, ...]:
+        """Names of what the server can be asked for."""
+        answer = await self._transport.request("GET", "/models")
+        return dialect_of(answer.body)[1]
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections."""
+        await self._transport.aclose()
+        await self._own_publisher.aclose()
+
+    async def __aenter__(self) -> "OpenAIClient":
+        """Nothing to do: connections are made when they are needed."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the connections."""
+        await self.aclose()
+
+    async def _kind(self) -> Dialect:
+        """The kind of server; asked for once, and the model's name with it."""
+        if self._dialect is not None:
+            return self._dialect
+        loop = asyncio.get_running_loop()
+        if self._asking is None or self._asking[0] is not loop:
+            self._asking = loop, asyncio.Lock()
+        async with self._asking[1]:
+            if self._dialect is None:
+                self._dialect = await self._find_out()
+        return self._dialect
+
+    async def _find_out(self) -> Dialect:
+        try:
+            answer = await self._transport.request("GET", "/models")
+        except RequestError:  # an endpoint without a list; what it refuses is said later
+            dialect, names = "openai", ()
+        else:
+            dialect, names = dialect_of(answer.body)
+        if self._model is None and names and dialect != "legos":
+            self._model = names[0]
+        return dialect
+
+    async def _target(self, adapter: str, dialect: Dialect) -> tuple[str, int | None]:
+        """What to ask for in the server's words, and the version that the name stands for."""
+        if dialect == "legos":
+            return adapter, None
+        name, version = split_adapter(adapter)
+        if dialect == "openai":
+            if version is not None:
+                raise RequestError(
+                    f"adapter {adapter!r} asks for a version, which {self._transport.url} does "
+                    "not know; ask without one"
+                )
+            return self._own_model(), None
+        if name == BASE:
+            return self._own_model(), 0
+        if version is None:
+            version = await self._newest_version(name)
+        return f"{name}@{version}", version
+
+    def _own_model(self) -> str:
+        if self._model is None:
+            raise RequestError(f"{self._transport.url} lists no model; give model=NAME")
+        return self._model
+
+    async def _newest_version(self, name: str) -> int:
+        """The newest version that a vLLM server holds of a name."""
+        known = self._newest.get(name)
+        now = asyncio.get_running_loop().time()
+        if known is not None and 0 <= now - known[1] < RESOLVED_FOR_S:
+            return known[0]
+        found = [re.fullmatch(rf"{re.escape(name)}@(\d+)", model) for model in await self.models()]
+        versions = [int(match[1]) for match in found if match]
+        if not versions:
+            raise AdapterError(
+                f"{self._transport.url} serves no adapter {name}@VERSION; publish one with "
+                "HttpPublisher, or ask for adapter 'base'"
+            )
+        self._newest[name] = max(versions), now
+        return max(versions)

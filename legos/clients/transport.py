@@ -1,0 +1,228 @@
+"""HTTP to one server: pooled connections, retries of what is safe, errors of the kit's own kind."""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import httpx
+import msgspec
+
+from legos.errors import EngineError, RequestError
+
+__all__ = ["Reached", "Transport"]
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
+# Failures after which no answer has begun; what is asked has no effect beyond the answer, and a
+# seed makes a repeated one the same.
+_UNANSWERED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.RemoteProtocolError, httpx.ReadError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """An answer below 400."""
+
+    status: int
+    body: bytes
+
+
+class Transport:
+    """Sends requests to one server.
+
+    Connections are pooled for each event loop, made when it first asks.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None,
+        timeout_s: float,
+        max_connections: int,
+        retries: int,
+    ) -> None:
+        """Check the address; nothing is sent yet.
+
+        Args:
+            base_url: what every path is appended to.
+            api_key: sent as a bearer token.
+            timeout_s: longest wait for an answer, seconds.
+            max_connections: requests on their way at once; others wait for their turn.
+            retries: how often a request is sent again where that is safe.
+
+        Raises:
+            RequestError: the address is no HTTP address.
+        """
+        try:
+            self.url = httpx.URL(base_url.rstrip("/"))
+        except httpx.InvalidURL as error:
+            raise RequestError(f"base_url {base_url!r} is no address: {error}") from error
+        if self.url.scheme not in ("http", "https") or not self.url.host:
+            raise RequestError(
+                f"base_url {base_url!r} is no HTTP address; expected one such as "
+                "http://localhost:8000/v1"
+            )
+        self._headers = {"content-type": "application/json"}
+        if api_key is not None:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._timeout_s = timeout_s
+        self._max_connections = max_connections
+        self._retries = retries
+        self._jitter = random.Random()
+        self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = (
+            WeakKeyDictionary()
+        )
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reached:
+        """Send a request, again where that is safe, and return the answer.
+
+        Args:
+            method: such as "POST".
+            path: appended to the server's address.
+            json: the body, as a value.
+            content: the body, as bytes.
+            headers: beside the usual ones.
+
+        Raises:
+            RequestError: the server refuses it (4xx), with the server's own message.
+            EngineError: no server answers, or it says that it cannot (5xx).
+        """
+        body = content if json is None else msgspec.json.encode(json)
+        address = f"{self.url}{path}"
+        for attempt in range(self._retries + 1):
+            last = attempt == self._retries
+            pool = self._pool()
+            asked = pool.build_request(
+                method, address, content=body, headers={**self._headers, **(headers or {})}
+            )
+            try:
+                answer = await pool.send(asked, stream=True)
+            except _UNANSWERED as error:
+                if last:
+                    raise self._unreachable(error) from error
+                await self._pause(attempt, None)
+                continue
+            except httpx.HTTPError as error:
+                raise self._unreachable(error) from error
+            await self._whole(answer)
+            if last or not _try_again(answer):
+                break
+            await self._pause(attempt, answer.headers.get("retry-after"))
+        else:
+            raise AssertionError("the last attempt returns or raises")
+        if answer.status_code >= 300:
+            raise _refusal(answer.status_code, answer.content, address)
+        return Reached(status=answer.status_code, body=answer.content)
+
+    async def _whole(self, answer: httpx.Response) -> None:
+        """Read an answer to its end; one that breaks off has begun, so it is not asked again."""
+        try:
+            await answer.aread()
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        finally:
+            await answer.aclose()
+
+    @asynccontextmanager
+    async def stream(self, path: str, json: Any) -> AsyncGenerator[httpx.Response]:
+        """Post a request whose answer is read line by line; it is sent once.
+
+        Raises:
+            RequestError: the server refuses it (4xx), with the server's own message.
+            EngineError: no server answers, or it says that it cannot (5xx).
+        """
+        address = f"{self.url}{path}"
+        body = msgspec.json.encode(json)
+        try:
+            async with self._pool().stream(
+                "POST", address, content=body, headers=self._headers
+            ) as answer:
+                if answer.status_code >= 300:
+                    raise _refusal(answer.status_code, await answer.aread(), address)
+                yield answer
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections."""
+        pool = self._pools.pop(asyncio.get_running_loop(), None)
+        if pool is not None:
+            await pool.aclose()
+
+    def _pool(self) -> httpx.AsyncClient:
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(loop)
+        if pool is None:
+            pool = self._pools[loop] = httpx.AsyncClient(
+                timeout=httpx.Timeout(
+                    self._timeout_s, connect=min(10.0, self._timeout_s), pool=None
+                ),
+                limits=httpx.Limits(
+                    max_connections=self._max_connections,
+                    max_keepalive_connections=self._max_connections,
+                ),
+                trust_env=self.url.host not in LOOPBACK,  # no proxy stands before this machine
+                verify=self.url.scheme == "https",
+            )
+        return pool
+
+    async def _pause(self, attempt: int, retry_after: str | None) -> None:
+        """Wait as long as the server asks, else twice as long each time, a little at random."""
+        asked = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
+        pause = FIRST_PAUSE_S * 2**attempt if retry_after is None else asked
+        await asyncio.sleep(min(pause, LONGEST_PAUSE_S) * self._jitter.uniform(1.0, 1.25))
+
+    def _unreachable(self, error: Exception) -> EngineError:
+        told = f"{type(error).__name__}: {error}".rstrip(": ")
+        if isinstance(error, httpx.ReadTimeout):
+            return EngineError(
+                f"{self.url} gave no answer within {self._timeout_s:g} s; "
+                "give a larger timeout_s, or shorter completions"
+            )
+        return EngineError(
+            f"no server answers at {self.url} ({told}); start one with `legos serve`, "
+            "or give the base_url of one that runs"
+        )
+
+
+def _try_again(answer: httpx.Response) -> bool:
+    """Whether the server is only busy: 429, or 503 where it says until when."""
+    status = answer.status_code
+    return status == 429 or (status == 503 and "retry-after" in answer.headers)
+
+
+def _refusal(status: int, body: bytes, address: str) -> RequestError | EngineError:
+    """The server's own message as an error of the right kind."""
+    message = _message(body) or f"status {status} without a message"
+    if status in (401, 403):
+        return RequestError(f"{address} refuses the API key: {message}; give api_key=...")
+    if status in (404, 405) and "{" not in body[:1].decode(errors="replace"):
+        return RequestError(f"{address} does not exist ({status}); is the base_url right?")
+    if status < 500:
+        return RequestError(f"{address} refuses the request ({status}): {message}")
+    return EngineError(f"{address} cannot answer ({status}): {message}")
+
+
+def _message(body: bytes) -> str:
+    """What a server says in ``{"error": {"message"}}``, ``{"detail"}``, ``{"message"}`` or text."""
+    try:
+        told = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return body[:300].decode(errors="replace").strip()
+    for key in ("error", "detail", "message"):
+        if not isinstance(told, dict):
+            break
+        told = cast("dict[str, Any]", told).get(key, cast("Any", told))
+    return told if isinstance(told, str) else msgspec.json.encode(told).decode()[:300]
