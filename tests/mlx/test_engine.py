@@ -194,6 +194,6 @@ def test_rows_are_bounded_whatever_forks(room: Callable[..., Any]) -> None:
     one.submit({n: Request(prompt_ids=(1,), max_tokens=6, seed=n) for n in range(30)})
     most = 0
     while one.worker.tick():
-        most = max(most, len(one.engine._rows))
+        most = max(most, len(one.engine._scheduler._rows))
     assert most == 4
     assert all(len(one.answer(n).token_ids) == 6 for n in range(30))

@@ -36,7 +36,7 @@ class House:
         worker = ThreadWorker("engine")
 
         def build() -> MlxEngine:
-            tree = load_tree(self.folder)
+            tree: Any = load_tree(self.folder)
             return MlxEngine(worker, tree, num_vocabulary=tree.args.vocab_size, context=256)
 
         engine = worker.call(build).result()

@@ -12,7 +12,7 @@ import pytest
 
 from legos.data.choices import choice_tree
 from legos.data.limits import EngineLimits
-from legos.data.request import Generated, Request, Result
+from legos.data.request import Generated, Progress, Request, Result
 from legos.errors import EngineError, RequestError
 from legos.mlx.engine import MlxEngine
 from legos.mlx.worker import ThreadWorker
@@ -142,12 +142,12 @@ def test_a_failing_step_is_told_to_all_and_the_engine_goes_on(
     ending = Request(prompt_ids=(8,), max_tokens=3, seed=1)
     one.submit(sharers(2) | {5: ending, 6: Request(prompt_ids=(9,), max_tokens=3)})
     one.tick()
-    forward = one.engine._forward
+    forward = one.engine._scheduler._forward
     broken = type("Broken", (), {"next_logits": lambda *_: 1 / 0, "model": forward.model})()
-    one.engine._forward = broken
+    one.engine._scheduler._forward = broken
     with caplog.at_level(logging.ERROR):
         one.tick()
-    one.engine._forward = forward
+    one.engine._scheduler._forward = forward
     for number in (0, 1, 5, 6):
         assert isinstance(one.error(number), EngineError)
         assert "a step of the engine failed: ZeroDivisionError" in str(one.error(number))
@@ -241,13 +241,15 @@ def test_scores_of_bad_prompts_are_refused(room: Room) -> None:
 
 
 def random_request(rng: random.Random) -> Request:
-    prompt = tuple(rng.randrange(4) for _ in range(rng.randrange(4)))  # sometimes empty
+    start = tuple(range(40)) * (rng.random() < 0.2)
+    prompt = start + tuple(rng.randrange(4) for _ in range(rng.randrange(4)))  # sometimes empty
     return Request(
         prompt_ids=prompt,
         max_tokens=rng.choice((1, 1, 3, 8)),
         seed=rng.randrange(5),
         temperature=rng.choice((0.0, 1.0)),
-        adapter="policy" if rng.random() < 0.95 else "nobody",
+        adapter=rng.choice(("policy", "policy", "policy", "rival", "base", "nobody")),
+        stream=rng.random() < 0.2,
         end_ids=tuple(rng.randrange(358) for _ in range(30)),
     )
 
@@ -255,7 +257,15 @@ def random_request(rng: random.Random) -> Request:
 @pytest.mark.parametrize("seed", range(6))
 def test_a_storm_of_requests_cancellations_and_swaps(room: Room, seed: int) -> None:
     rng = random.Random(seed)
-    one = room("llama", max_rows=rng.choice((1, 4, 64)), prefill_tokens=rng.choice((4, 4096)))
+    one = room(
+        "llama",
+        max_rows=rng.choice((1, 4, 64)),
+        prefill_tokens=rng.choice((4, 4096)),
+        chunk_tokens=rng.choice((3, 512)),
+        cache_bytes=rng.choice((1, 1 << 30)),
+        prefix_bytes=rng.choice((0, 100_000, 1 << 30)),
+        in_flight=("switch", "pin")[seed % 2],
+    )
     cancelled: set[int] = set()
     number = 0
     while number < 400:
@@ -269,21 +279,31 @@ def test_a_storm_of_requests_cancellations_and_swaps(room: Room, seed: int) -> N
             cancelled |= set(some)
             one.cancel(*some)
         elif action < 0.65:
-            one.load(rng.randrange(3))
+            adapter = one.adapter(rng.randrange(3), name=rng.choice(("policy", "rival")))
+            one.engine.load_adapter(adapter).result()
+        elif action < 0.66 and "rival" in one.engine.versions():
+            one.engine.drop_adapter("rival").result()
         else:
             one.tick(rng.randint(1, 3))
     one.finish()
     assert sorted(one.answers) == list(range(number))
     for n, answers in one.answers.items():
-        assert len(answers) == 1, n
-        result = answers[0]
+        *pieces, result = answers
+        assert all(isinstance(piece, Progress) for piece in pieces)
+        if pieces and isinstance(result, Generated):
+            streamed = [token for piece in pieces for token in piece.token_ids]
+            assert tuple(streamed) == result.token_ids
         if isinstance(result, Generated):
             assert len(result.logprobs) == len(result.versions) == len(result.token_ids)
             assert result.finish_reason != "cancelled" or n in cancelled
         else:
             assert isinstance(result, RequestError)
     assert not one.engine._inside
-    assert not one.engine._waiting
+    assert not one.engine._scheduler
+    stats = one.engine.stats()
+    assert stats["reserved_cache_bytes"] == stats["requests_running"] == 0
+    assert stats["requests_waiting"] == stats["rows_decoding"] == 0
+    assert len(one.engine._scheduler._slots.slots) == 1 + len(one.engine.versions())
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -327,7 +347,8 @@ def test_a_storm_from_many_threads_and_a_sudden_end(
     for thread in threads:
         thread.join()
     for received in answers:
-        assert sorted(number for number, _ in received) == list(range(200))
+        ends = [number for number, result in received if not isinstance(result, Progress)]
+        assert sorted(ends) == list(range(200))
         assert all(
             isinstance(result, Generated | RequestError | EngineError) for _, result in received
         )
