@@ -72,13 +72,17 @@ def test_a_seed_repeats_the_chat_and_a_system_message_comes_first() -> None:
 
 def test_what_goes_wrong_in_a_pipe_ends_it() -> None:
     refusal = HttpAnswer({"error": {"message": "too long"}}, 400)
-    with serving(ScriptedServer(lambda asked: refusal, models=MODELS)) as url:
-        with pytest.raises(RequestError, match="too long"):
-            talk(url, "one\n")
+    with (
+        serving(ScriptedServer(lambda asked: refusal, models=MODELS)) as url,
+        pytest.raises(RequestError, match="too long"),
+    ):
+        talk(url, "one\n")
     broken = HttpAnswer(b'data: {"error": {"message": "died"}}\n\n')
-    with serving(ScriptedServer(lambda asked: broken, models=MODELS)) as url:
-        with pytest.raises(EngineError, match="died"):
-            talk(url, "one\n")
+    with (
+        serving(ScriptedServer(lambda asked: broken, models=MODELS)) as url,
+        pytest.raises(EngineError, match="died"),
+    ):
+        talk(url, "one\n")
 
 
 def test_without_a_url_a_model_of_this_process_answers(
