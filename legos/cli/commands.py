@@ -30,6 +30,7 @@ def train(
     resume: Path | None = None,
     deterministic: Annotated[bool | None, Parameter(negative="")] = None,
     track: Literal["wandb"] | None = None,
+    serve: int | None = None,
     dry_run: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     training: Annotated[
         TrainingOptions | None, Parameter(group=Group("Optimiser step", sort_key=3))
@@ -55,6 +56,7 @@ def train(
         resume: Run folder to go on with, under the settings it was started with.
         deterministic: Repeat bit for bit: no lag, one thread.
         track: Also log to Weights & Biases.
+        serve: Port of 127.0.0.1 where the policy is served while it is trained; 0: a free one.
         dry_run: Print the resolved settings with their sources, check them, and stop.
         training: Settings of the optimiser step.
         generation: Settings of sampling.
@@ -70,6 +72,7 @@ def train(
         "--seed": ("seed", seed),
         "--deterministic": ("loop.deterministic", deterministic),
         "--track": ("track.wandb", "auto" if track else None),
+        "--serve": ("loop.serve_port", serve),
     }
     groups = {
         "training": training,

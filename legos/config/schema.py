@@ -177,6 +177,13 @@ class LoopConfig(Settings):
     episodes_kept_per_step: int = knob(
         8, "Plays written to the run folder at each step.", unit="episodes", ge=0
     )
+    serve_port: int | None = knob(
+        None,
+        "Port of 127.0.0.1 where the policy is served while it is trained; 0: a free one; none: "
+        "nowhere.",
+        ge=0,
+        le=65535,
+    )
 
 
 class TrackConfig(Settings):

@@ -84,6 +84,22 @@ def test_choices_come_back_with_the_legal_tokens() -> None:
     assert "max_tokens" not in body
 
 
+@pytest.mark.parametrize(
+    ("content", "reason", "text"),
+    [
+        ("3", "stop", "<think>so</think>3"),
+        (None, "stop", "<think>so</think>"),
+        (None, "length", "<think>so"),
+    ],
+)
+def test_thinking_that_is_told_apart_is_put_back(content: Any, reason: str, text: str) -> None:
+    message = {"content": content, "reasoning_content": "so"}
+    choice = {**ANSWER["choices"][0], "message": message, "finish_reason": reason}
+    script = ScriptedServer(lambda asked: HttpAnswer({**ANSWER, "choices": [choice]}), models=OURS)
+    with serving(script) as url:
+        assert asyncio.run(ask(url)).text == text
+
+
 def test_token_ids_are_asked_as_a_completion() -> None:
     choice = {**ANSWER["choices"][0], "text": "yes", "message": None}
     script = ScriptedServer(lambda asked: HttpAnswer({**ANSWER, "choices": [choice]}), models=OURS)
