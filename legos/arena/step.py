@@ -10,9 +10,9 @@ from typing import cast
 
 from legos.arena.arena import Arena
 from legos.arena.table import Draw, Forfeit, Table, Void
-from legos.data.episode import Episode, Task
+from legos.data.episode import Episode, Rollout, Task
 from legos.data.sample import Sample, TrainingBatch, samples_of_rollout
-from legos.errors import ArenaError, EngineError
+from legos.errors import ArenaError, EngineError, RecordError
 from legos.protocols import CreditAssigner
 
 __all__ = ["batch_of", "play_all", "play_one", "play_step"]
@@ -148,19 +148,26 @@ def batch_of(episodes: Sequence[Episode], credit: CreditAssigner) -> TrainingBat
     samples: list[Sample] = []
     discarded: Counter[str] = Counter()
     breaks = 0
+    alone = getattr(credit, "singletons", 0)
     for episode, advantages in zip(played, credit.assign(played), strict=True):
         for rollout in episode.rollouts:
             if not rollout.trainable or not rollout.turns:
                 continue
-            if not all(turn.completion.trainable for turn in rollout.turns):
-                discarded["no_logprobs"] += rollout.num_tokens
-                continue
+            reason = _untrainable(rollout)
             name = f"{episode.arena}/{episode.task.id}/{episode.seed}/{rollout.role}"
-            made, broken = samples_of_rollout(
-                rollout, advantages[rollout.role], group=episode.task.id, name=name
-            )
-            samples += made
-            breaks += broken
+            try:
+                if reason is None:
+                    made, broken = samples_of_rollout(
+                        rollout, advantages[rollout.role], group=episode.task.id, name=name
+                    )
+                    samples += made
+                    breaks += broken
+            except RecordError as error:  # what an endpoint or an arena reports is data
+                reason = "invalid"
+                logger.warning("rollout %s is discarded: %s", name, error)
+            if reason is not None:
+                discarded[reason] += rollout.num_tokens
+    singletons = {"credit/singletons": float(getattr(credit, "singletons", 0) - alone)}
     for episode in flat:
         if episode.error or episode.void:
             tokens = sum(r.num_tokens for r in episode.rollouts if r.trainable)
@@ -170,8 +177,17 @@ def batch_of(episodes: Sequence[Episode], credit: CreditAssigner) -> TrainingBat
         episodes=tuple(episodes),
         tokens_generated=sum(episode.num_tokens for episode in episodes),
         tokens_discarded=dict(discarded),
-        metrics=_metrics(flat, played, breaks),
+        metrics=_metrics(flat, played, breaks) | singletons,
     )
+
+
+def _untrainable(rollout: Rollout) -> str | None:
+    """Why a rollout's completions cannot be trained on, or None."""
+    if any(turn.completion.filtered for turn in rollout.turns):
+        return "sampling_filters"
+    if not all(turn.completion.trainable for turn in rollout.turns):
+        return "no_logprobs"
+    return None
 
 
 def _with_children(episodes: Iterable[Episode]) -> Iterable[Episode]:

@@ -9,24 +9,15 @@ from legos.arena.game import Game
 from legos.arena.game_arena import GameArena
 from legos.arena.registry import find_arena
 from legos.config.schema import GenerationConfig, PlayConfig
-from legos.credit.group import GRPOCredit, RLOOCredit
-from legos.credit.role import RAECredit
-from legos.errors import ArenaError, LegosError, did_you_mean
-from legos.protocols import Client, CreditAssigner
+from legos.credit.overlong import OverlongPenalty
+from legos.credit.registry import make_credit
+from legos.errors import ArenaError, ConfigError, LegosError, did_you_mean
+from legos.protocols import Client
 
-__all__ = ["DEFAULT_CREDIT", "check_options", "make_arena", "make_credit"]
+__all__ = ["DEFAULT_CREDIT", "check_options", "make_arena"]
 
 DEFAULT_CREDIT = "grpo"
 _OURS = ("client", "credit_assigner", "temperature", "seed")  # not given as options
-
-
-def make_credit(name: str) -> CreditAssigner:
-    """A fresh credit rule by its configured name."""
-    if name == "rae":
-        return RAECredit()
-    if name == "rloo":
-        return RLOOCredit()
-    return GRPOCredit(deviation=name == "grpo_std")
 
 
 def make_arena(
@@ -54,7 +45,7 @@ def make_arena(
     options = dict(play.options)
     check_options(name, options)
     common: dict[str, Any] = {
-        "credit_assigner": make_credit(play.credit or DEFAULT_CREDIT),
+        "credit_assigner": make_credit(play.credit or DEFAULT_CREDIT, discount=play.discount),
         "temperature": generation.temperature if generation else 1.0,
         "seed": seed,
     }
@@ -76,7 +67,26 @@ def make_arena(
         value = getattr(play, field)
         if value is not None:
             setattr(arena, field, value)
+    if play.overlong_margin is not None:
+        _penalise_overlong(arena, play.overlong_margin)
     return arena
+
+
+def _penalise_overlong(arena: Arena, margin: int) -> None:
+    """Lay the soft penalty over the arena's credit rule.
+
+    Raises:
+        ConfigError: nothing but its moves limits the arena's completions.
+    """
+    if arena.max_tokens is None:
+        raise ConfigError(
+            f"play.overlong_margin is {margin} but completions of arena {arena.name!r} have no "
+            "limit besides their longest move; set generation.max_tokens or leave it out"
+        )
+    if arena.credit_assigner is not None:
+        arena.credit_assigner = OverlongPenalty(
+            arena.credit_assigner, limit=arena.max_tokens, margin=margin
+        )
 
 
 def check_options(name: str, options: Mapping[str, object]) -> None:

@@ -27,6 +27,7 @@ app = App(
 app.command(commands.train)
 app.command(commands.evaluate, name="eval")
 app.command(commands.serve)
+app.command(commands.chat)
 app.command(commands.bench)
 app.command(commands.arenas)
 

@@ -16,7 +16,7 @@ from legos.cli.overrides import (
 )
 from legos.cli.settings import resolve_run
 
-__all__ = ["arenas", "bench", "evaluate", "serve", "train"]
+__all__ = ["arenas", "bench", "chat", "evaluate", "serve", "train"]
 
 
 def train(
@@ -30,6 +30,7 @@ def train(
     resume: Path | None = None,
     deterministic: Annotated[bool | None, Parameter(negative="")] = None,
     track: Literal["wandb"] | None = None,
+    serve: int | None = None,
     dry_run: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     training: Annotated[
         TrainingOptions | None, Parameter(group=Group("Optimiser step", sort_key=3))
@@ -55,6 +56,7 @@ def train(
         resume: Run folder to go on with, under the settings it was started with.
         deterministic: Repeat bit for bit: no lag, one thread.
         track: Also log to Weights & Biases.
+        serve: Port of 127.0.0.1 where the policy is served while it is trained; 0: a free one.
         dry_run: Print the resolved settings with their sources, check them, and stop.
         training: Settings of the optimiser step.
         generation: Settings of sampling.
@@ -70,6 +72,7 @@ def train(
         "--seed": ("seed", seed),
         "--deterministic": ("loop.deterministic", deterministic),
         "--track": ("track.wandb", "auto" if track else None),
+        "--serve": ("loop.serve_port", serve),
     }
     groups = {
         "training": training,
@@ -126,6 +129,43 @@ def serve(
     from legos.apps.serve import serve as run
 
     run(model=model, adapter=adapter, host=host, port=port)
+
+
+def chat(
+    *,
+    url: str | None = None,
+    model: str | None = None,
+    api_key: Annotated[str | None, Parameter(env_var="LEGOS_API_KEY", show_default=False)] = None,
+    adapter: str = "policy",
+    system: str = "",
+    temperature: float = 1.0,
+    max_tokens: int = 512,
+    seed: int | None = None,
+) -> int:
+    """Talk to a model in the terminal; without a URL, to one in this process.
+
+    Args:
+        url: Address of a server, such as http://localhost:8000/v1.
+        model: A model folder, a hub name, or "builtin"; with a URL, the model's name there.
+        api_key: Key of the server.
+        adapter: Adapter to ask for, such as policy, policy@12 or base.
+        system: What is said before everything else.
+        temperature: Of the answers; 0 takes the most probable token.
+        max_tokens: Longest answer, tokens.
+        seed: Makes the answers repeat.
+    """
+    from legos.apps.chat import chat as run
+
+    return run(
+        url=url,
+        model=model,
+        api_key=api_key if url is not None else None,
+        adapter=adapter,
+        system=system,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        seed=seed,
+    )
 
 
 def bench(

@@ -49,6 +49,7 @@ class _Models(Struct):
 
 class _Said(Struct):
     content: str | None = None
+    reasoning_content: str | None = None
 
 
 class _Choice(Struct):
@@ -237,7 +238,6 @@ def completion_of(
         asked, answered = split_adapter(model)[0], split_adapter(answer.model)[0]
         if asked != answered:
             raise AdapterError(f"{model!r} was asked for but {answer.model!r} answered")
-    said = choice.message.content if choice.message else choice.text
     prompt_ids, token_ids, logprobs, versions = _tokens(
         answer, choice, sampling, dialect=dialect, version=version, processed=processed
     )
@@ -253,7 +253,7 @@ def completion_of(
         token_ids=token_ids,
         logprobs=logprobs,
         versions=versions,
-        text=said or "",
+        text=_text(choice),
         finish_reason=_REASONS.get(choice.finish_reason, "stop"),
         legal=(choice.legal or ()) if token_ids else (),
         restricted=sampling.restrict and bool(token_ids),
@@ -279,6 +279,18 @@ def text_of_event(data: str) -> str:
         raise EngineError(f"the answer broke off: {event.error}")
     said = event.choices[0].delta if event.choices else None
     return (said.content if said else None) or ""
+
+
+def _text(choice: _Choice) -> str:
+    """All that was said; thinking that the server has set apart stands in its tags again."""
+    message = choice.message
+    if message is None:
+        return choice.text or ""
+    content = message.content or ""
+    if not message.reasoning_content:
+        return content
+    closed = "</think>" if content or choice.finish_reason != "length" else ""
+    return f"<think>{message.reasoning_content}{closed}{content}"
 
 
 _Tokens = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], tuple[int, ...]]

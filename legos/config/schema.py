@@ -9,7 +9,9 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
+from legos.config.objective import ObjectiveSettings
 from legos.config.setting import Settings, knob
+from legos.credit.registry import DISCOUNTED, WITHOUT_GROUPS, CreditName
 from legos.data.limits import EngineLimits, InFlight
 from legos.errors import ConfigError
 
@@ -24,14 +26,10 @@ __all__ = [
     "TrainingConfig",
 ]
 
-CreditName = Literal["grpo", "grpo_std", "rloo", "rae"]
 IllegalMove = Literal["forfeit", "retry", "random"]
 
-_TOKEN_CLIP = (0.2, 0.2)  # PPO, arXiv:1707.06347
-_SEQUENCE_CLIP = (3e-4, 4e-4)  # GSPO, arXiv:2507.18071
 
-
-class TrainingConfig(Settings):
+class TrainingConfig(ObjectiveSettings):
     """The optimiser step: its size, its loss, its learning rate, and the LoRA adapter it moves."""
 
     micro_batch_tokens: int = knob(
@@ -43,60 +41,11 @@ class TrainingConfig(Settings):
     min_samples_per_step: int = knob(
         16, "Samples gathered before one optimiser step.", unit="samples", ge=1
     )
-    importance_sampling: Literal["token", "sequence"] = knob(
-        "token", "Ratio that is clipped: of each token (PPO) or of the whole sample (GSPO)."
-    )
-    clip_range: float | None = knob(
-        None,
-        "How far the ratio may fall below 1, and rise above it where clip_range_high is none; "
-        "none: 0.2 in token mode, 3e-4 (4e-4 upwards) in sequence mode.",
-        gt=0,
-        lt=1,
-    )
-    clip_range_high: float | None = knob(
-        None, "How far the ratio may rise above 1; none: as clip_range.", gt=0
-    )
-    dual_clip: float | None = knob(
-        3.0, "Bound on the ratio where the advantage is negative; none: no bound.", gt=1
-    )
-    clip_skip_threshold: float = knob(
-        0.3,
-        "Token mode: a step in which a larger share of the tokens is clipped is skipped.",
-        unit="share",
-        gt=0,
-        le=1,
-    )
-    sequence_clip_skip_threshold: float = knob(
-        0.9,
-        "Sequence mode: a step in which a larger share of the samples is clipped is skipped.",
-        unit="share",
-        gt=0,
-        le=1,
-    )
     staleness_limit: int = knob(
         3,
         "Oldest policy a sample's tokens may come from; 0: generation and training take turns.",
         unit="optimiser steps",
         ge=0,
-    )
-    kl_estimator: Literal["k2", "exact"] = knob(
-        "k2",
-        "How divergences are computed: on the chosen tokens, or over whole next-token "
-        "distributions (exact; for small vocabularies).",
-    )
-    kl_coef: float = knob(0.1, "Weight of the KL to the model without LoRA.", ge=0)
-    ema_kl_coef: float = knob(0.0, "Weight of the KL to the average of the adapter's past.", ge=0)
-    ema_decay: float = knob(
-        0.95, "Share of the average that is kept at each optimiser step.", unit="share", ge=0, lt=1
-    )
-    entropy_coef: float = knob(
-        0.0, "Weight of the entropy bonus over the legal moves at step 0.", ge=0
-    )
-    entropy_coef_end: float = knob(
-        0.0, "Weight of the entropy bonus at the end of its linear schedule.", ge=0
-    )
-    entropy_steps: int | None = knob(
-        None, "Length of the entropy schedule; none: the whole run.", unit="optimiser steps", ge=1
     )
     learning_rate: float = knob(1e-5, "Step size of Adam after the warm-up.", gt=0, le=1)
     learning_rate_end_fraction: float = knob(
@@ -136,31 +85,9 @@ class TrainingConfig(Settings):
     )
 
     @property
-    def clip_low(self) -> float:
-        """How far the ratio may fall below 1 in the mode chosen."""
-        return self._mode_clip[0] if self.clip_range is None else self.clip_range
-
-    @property
-    def clip_high(self) -> float:
-        """How far the ratio may rise above 1 in the mode chosen."""
-        if self.clip_range_high is not None:
-            return self.clip_range_high
-        return self._mode_clip[1] if self.clip_range is None else self.clip_range
-
-    @property
-    def skip_threshold(self) -> float:
-        """Share of clipped terms beyond which the mode chosen skips a step."""
-        token = self.importance_sampling == "token"
-        return self.clip_skip_threshold if token else self.sequence_clip_skip_threshold
-
-    @property
     def lora_scale(self) -> float:
         """Multiplier of LoRA's output: alpha / rank."""
         return self.lora_alpha / self.lora_rank
-
-    @property
-    def _mode_clip(self) -> tuple[float, float]:
-        return _TOKEN_CLIP if self.importance_sampling == "token" else _SEQUENCE_CLIP
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -169,11 +96,6 @@ class TrainingConfig(Settings):
             raise ConfigError(
                 f"loss_normalisation is {self.loss_normalisation!r} and constant_length is "
                 f"{self.constant_length}; 'constant' needs a length, and nothing else uses one"
-            )
-        if self.entropy_coef_end > self.entropy_coef and self.entropy_steps is None:
-            raise ConfigError(
-                f"entropy_coef_end {self.entropy_coef_end} is above entropy_coef "
-                f"{self.entropy_coef}; a bonus that grows needs entropy_steps"
             )
         return self
 
@@ -230,6 +152,19 @@ class PlayConfig(Settings):
     credit: CreditName | None = knob(
         None, "Rule from rewards to advantages; none: the arena's own."
     )
+    discount: float = knob(
+        1.0,
+        "What a reward one turn later is worth, in the credit rules that look at single turns.",
+        ge=0,
+        le=1,
+    )
+    overlong_margin: int | None = knob(
+        None,
+        "Tokens before the limit of a completion in which a penalty grows from 0 to 1; none: no "
+        "penalty.",
+        unit="tokens",
+        ge=1,
+    )
     illegal: IllegalMove | None = knob(
         None,
         "What an illegal move costs: the play, another try with the reason, or a random "
@@ -268,6 +203,13 @@ class LoopConfig(Settings):
     )
     episodes_kept_per_step: int = knob(
         8, "Plays written to the run folder at each step.", unit="episodes", ge=0
+    )
+    serve_port: int | None = knob(
+        None,
+        "Port of 127.0.0.1 where the policy is served while it is trained; 0: a free one; none: "
+        "nowhere.",
+        ge=0,
+        le=65535,
     )
 
 
@@ -308,10 +250,15 @@ class RunConfig(Settings):
                 f"loop.deterministic is true but loop.step_concurrency is {loop.step_concurrency}; "
                 "a deterministic run plays one batch at a time: set it to 1 or leave it out"
             )
-        if play.group_size == 1 and play.credit not in (None, "rae"):
+        if play.group_size == 1 and play.credit not in (None, *WITHOUT_GROUPS):
             raise ConfigError(
                 f"play.group_size is 1 but play.credit {play.credit!r} compares the plays of a "
                 "group; every advantage would be 0: use at least 2, or credit 'rae'"
+            )
+        if play.discount != 1.0 and play.credit not in DISCOUNTED:
+            raise ConfigError(
+                f"play.discount is {play.discount} but play.credit is {play.credit!r}, which gives "
+                f"all turns of a play the same advantage; use one of {', '.join(DISCOUNTED)}"
             )
         if (self.generation.max_tokens or 0) > training.micro_batch_tokens:
             raise ConfigError(

@@ -165,5 +165,14 @@ def _problems(group: type[Settings], error: ValidationError) -> Iterator[Problem
         elif detail["type"] == "extra_forbidden":
             yield Problem(key=key, text="does not exist" + did_you_mean(key, group.model_fields))
         else:
-            wanted = expected(group.model_fields[where[0]])
-            yield Problem(key=key, text=f"is {detail['input']!r}; expected {wanted}")
+            field, came = group.model_fields[where[0]], detail["input"]
+            text = f"is {came!r}; expected {expected(field)}{_nearest(field, came)}"
+            yield Problem(key=key, text=text)
+
+
+def _nearest(field: FieldInfo, came: object) -> str:
+    """``"; did you mean 'x'?"`` where a word that stands for nothing is near one that does."""
+    kinds = _alternatives(field.annotation)
+    words = [str(word) for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    hint = did_you_mean(came, words) if isinstance(came, str) and words else ""
+    return hint if "did you mean" in hint else ""

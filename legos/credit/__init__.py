@@ -1,6 +1,22 @@
 """Credit rules: rewards of plays to one advantage per turn."""
 
 from legos.credit.group import GRPOCredit, RLOOCredit
+from legos.credit.hierarchical import HierarchicalCredit
+from legos.credit.joint import JointCredit
+from legos.credit.maxrl import MaxRLCredit
 from legos.credit.role import RAECredit
+from legos.credit.turns import TurnCredit
+from legos.credit.views import SameViewCredit
+from legos.credit.whitened import ReinforcePPCredit
 
-__all__ = ["GRPOCredit", "RAECredit", "RLOOCredit"]
+__all__ = [
+    "GRPOCredit",
+    "HierarchicalCredit",
+    "JointCredit",
+    "MaxRLCredit",
+    "RAECredit",
+    "RLOOCredit",
+    "ReinforcePPCredit",
+    "SameViewCredit",
+    "TurnCredit",
+]

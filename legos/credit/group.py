@@ -1,25 +1,31 @@
 """Group credit: a play's reward against the other plays of its task, seat by seat."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.credit.returns import Advantages, per_turn
+from legos.credit.returns import Advantages, per_turn, trained
+from legos.credit.singletons import Singletons
 from legos.data.episode import Episode
 from legos.errors import RecordError
 
 __all__ = [
+    "DEVIATION_FLOOR",
+    "Floats",
     "GRPOCredit",
     "GroupCredit",
     "RLOOCredit",
+    "Rule",
+    "Scope",
     "group_centered",
     "group_standardised",
     "leave_one_out",
 ]
 
 Floats = NDArray[np.float64]
+Rule = Callable[[Floats], Floats]
+Scope = Callable[[Sequence[Episode]], Sequence[Hashable]]
 DEVIATION_FLOOR = 1e-6
 
 
@@ -80,31 +86,31 @@ def leave_one_out(rewards: Floats) -> Floats:
     return group_centered(rewards) * (len(rewards) / (len(rewards) - 1))
 
 
-class GroupCredit:
-    """Sorts plays by (arena, task, role) and applies a rule to the rewards of each group.
+class GroupCredit(Singletons):
+    """Sorts plays by (scope, arena, task, role) and applies a rule to the rewards of each group.
 
     A group of one has nothing to compare with: its advantage is 0, and it is counted. Seats that
     are not trained are no part of any group.
 
     Attributes:
         rule: [G] rewards -> [G] advantages, for G >= 2.
-        singletons: plays that had no other to be compared with, so far.
+        scope: [E] episodes -> [E] keys; only plays with equal keys are compared.
     """
 
-    def __init__(self, rule: Callable[[Floats], Floats]) -> None:
+    def __init__(self, rule: Rule, scope: Scope | None = None) -> None:
+        super().__init__()
         self.rule = rule
-        self.singletons = 0
+        self.scope = scope or _everywhere
 
     def assign(self, episodes: Sequence[Episode]) -> list[Advantages]:
         """One mapping per episode: trained role -> one advantage per turn."""
-        groups: dict[tuple[str, str, str], list[int]] = {}
-        for index, episode in enumerate(episodes):
-            for rollout in episode.rollouts:
-                if rollout.trainable:
-                    key = (episode.arena, episode.task.id, rollout.role)
-                    groups.setdefault(key, []).append(index)
+        groups: dict[tuple[Hashable, str, str, str], list[int]] = {}
+        for index, (episode, where) in enumerate(zip(episodes, self.scope(episodes), strict=True)):
+            for rollout in trained(episode):
+                key = (where, episode.arena, episode.task.id, rollout.role)
+                groups.setdefault(key, []).append(index)
         shared: list[dict[str, float]] = [{} for _ in episodes]
-        for (_, _, role), members in groups.items():
+        for (_, _, _, role), members in groups.items():
             if len(members) == 1:
                 self.singletons += 1
                 shared[members[0]][role] = 0.0
@@ -114,13 +120,10 @@ class GroupCredit:
                 shared[i][role] = advantage
         return [per_turn(e, advantages) for e, advantages in zip(episodes, shared, strict=True)]
 
-    def state(self) -> dict[str, Any]:
-        """The count of singletons; groups need no memory."""
-        return {"singletons": self.singletons}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state`` returned."""
-        self.singletons = state["singletons"]
+def _everywhere(episodes: Sequence[Episode]) -> Sequence[Hashable]:
+    """One scope for all."""
+    return [None] * len(episodes)
 
 
 def GRPOCredit(*, deviation: bool = True) -> GroupCredit:  # noqa: N802 - reads as what it makes

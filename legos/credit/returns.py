@@ -1,10 +1,10 @@
-"""From one advantage per seat to one per turn: turn rewards are added as rewards to come."""
+"""From rewards to numbers per turn: rewards to come, discounted or not."""
 
 from collections.abc import Mapping, Sequence
 
-from legos.data.episode import Episode
+from legos.data.episode import Episode, Rollout
 
-__all__ = ["Advantages", "per_turn"]
+__all__ = ["Advantages", "per_turn", "returns_to_go", "trained"]
 
 Advantages = Mapping[str, Sequence[float]]
 
@@ -19,14 +19,32 @@ def per_turn(episode: Episode, advantages: Mapping[str, float]) -> Advantages:
     Returns:
         role -> [number of turns] advantages.
     """
-    spread: dict[str, Sequence[float]] = {}
-    for rollout in episode.rollouts:
-        if rollout.role not in advantages:
-            continue
-        values = [advantages[rollout.role]] * len(rollout.turns)
-        to_come = 0.0
-        for index in range(len(rollout.turns) - 1, -1, -1):
-            to_come += rollout.turns[index].reward or 0.0
-            values[index] += to_come
-        spread[rollout.role] = values
-    return spread
+    return {
+        rollout.role: returns_to_go(rollout, advantages[rollout.role])
+        for rollout in episode.rollouts
+        if rollout.role in advantages
+    }
+
+
+def returns_to_go(rollout: Rollout, final: float, *, discount: float = 1.0) -> list[float]:
+    """G_t = r_t + discount * G_{t+1}, where the last turn also gets the play's reward.
+
+    Args:
+        rollout: T turns, some with rewards of their own.
+        final: reward (or advantage) of the whole play, paid after the last turn.
+        discount: what a reward one turn later is worth.
+
+    Returns:
+        [T] returns.
+    """
+    values = [0.0] * len(rollout.turns)
+    to_come, left = final, 1.0
+    for index in range(len(rollout.turns) - 1, -1, -1):
+        to_come = (rollout.turns[index].reward or 0.0) + left * to_come
+        values[index], left = to_come, discount
+    return values
+
+
+def trained(episode: Episode) -> list[Rollout]:
+    """The rollouts of seats that are trained, which alone get credit."""
+    return [rollout for rollout in episode.rollouts if rollout.trainable]

@@ -31,6 +31,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     group: str = ""  # task id of the plays compared with each other
     rollout: str = ""  # samples that are parts of one rollout carry the same name
     role: str = ""
+    truncated: bool = False  # True: the token limit cut one of its completions short
 
     def __post_init__(self) -> None:
         """Refuse a sample that could not be trained on honestly.
@@ -169,6 +170,7 @@ def _sample_of_turns(
     versions: tuple[int, ...] = ()
     advantages: tuple[float, ...] = ()
     legal: tuple[tuple[int, ...], ...] = ()
+    truncated = False
     for turn, advantage in run:
         completion = turn.completion
         start, count = len(completion.prompt_ids), len(completion.token_ids)
@@ -177,6 +179,7 @@ def _sample_of_turns(
         versions += completion.versions
         advantages += (advantage,) * count
         legal += completion.legal or ((),) * count
+        truncated |= completion.finish_reason == "length"
     return Sample(
         token_ids=token_ids,
         positions=positions,
@@ -189,4 +192,5 @@ def _sample_of_turns(
         group=group,
         rollout=name,
         role=role,
+        truncated=truncated,
     )

@@ -55,6 +55,7 @@ async def training_loop(
         trainer.ledger,
         min_samples=settings.min_samples,
         staleness_limit=settings.staleness_limit,
+        select=settings.select,
     )
     await trainer.publish_weights()
     failure: Exception | None = None
@@ -87,7 +88,13 @@ async def synchronous_training_loop(
     after_step: AfterStep | None = None,
 ) -> None:
     """The same loop with no lag allowed: every batch is played by the newest policy."""
-    queue = SampleQueue(trainer.ledger, min_samples=trainer.settings.min_samples, staleness_limit=0)
+    settings = trainer.settings
+    queue = SampleQueue(
+        trainer.ledger,
+        min_samples=settings.min_samples,
+        staleness_limit=0,
+        select=settings.select,
+    )
     await training_loop(
         arena,
         trainer,

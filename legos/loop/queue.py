@@ -5,6 +5,10 @@ trained on) is consumed at most about ``n / batches per step`` optimiser steps l
 may start only while that is within the staleness limit: generation waits instead of being thrown
 away. At the exit every sample is held against the limit once more, by its oldest token, because a
 slow play can be overtaken.
+
+A selection may leave out samples as they come (answers cut short, groups without advantage). What
+is left out is booked and not replaced by anything but more play: the trainer simply waits for
+enough of what is kept.
 """
 
 import asyncio
@@ -13,9 +17,13 @@ from collections import deque
 from collections.abc import Sequence
 
 from legos.data.sample import Sample, TrainingBatch
+from legos.data.select import Select, keep_all
+from legos.errors import TrainerError
 from legos.loop.ledger import Ledger
 
 __all__ = ["SampleQueue", "Stopped"]
+
+MAX_EMPTY = 10  # batches in a row that leave nothing to train on before the run gives up
 
 
 class Stopped(Exception):  # noqa: N818 - a message, not an error
@@ -25,7 +33,14 @@ class Stopped(Exception):  # noqa: N818 - a message, not an error
 class SampleQueue:
     """Batches of samples from several players to one trainer."""
 
-    def __init__(self, ledger: Ledger, *, min_samples: int, staleness_limit: int) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        min_samples: int,
+        staleness_limit: int,
+        select: Select = keep_all,
+    ) -> None:
         """Make an empty queue.
 
         Args:
@@ -33,10 +48,13 @@ class SampleQueue:
             min_samples: samples that one optimiser step waits for.
             staleness_limit: optimiser steps that a token may be older than the policy it trains;
                 0 plays and trains in turns.
+            select: what of each batch is kept.
         """
         self._ledger = ledger
         self._min_samples = min_samples
         self._limit = staleness_limit
+        self._select = select
+        self._empty = 0  # batches in a row without a sample
         self._changed = asyncio.Condition()
         self._queued: deque[TrainingBatch] = deque()
         self._playing = 0
@@ -67,10 +85,22 @@ class SampleQueue:
             self._playing += 1
 
     async def put(self, batch: TrainingBatch) -> None:
-        """Hand over a played batch; it is in the queue even where the caller is cancelled here."""
+        """Hand over a played batch; it is in the queue even where the caller is cancelled here.
+
+        One that leaves nothing to train on goes along for its metrics; the trainer gets a
+        ``TrainerError`` when too many such come in a row.
+        """
         self._playing -= 1
-        self._account(batch)
+        batch = self._account(batch)
         self._queued.append(batch)
+        self._empty = 0 if batch.samples else self._empty + 1
+        if self._empty >= MAX_EMPTY:
+            self._ending = self._ending or TrainerError(
+                f"{self._empty} batches in a row left nothing to train on: filtered "
+                f"{dict(self._ledger.filtered)}, discarded {dict(self._ledger.discarded)} tokens "
+                "so far; look at the rewards (all solved or all failed?) and at zero_advantage, "
+                "overlong_filter and group_size"
+            )
         size = float(len(batch.samples))
         self._batch_samples += (size - self._batch_samples) * (0.2 if self._batch_samples else 1)
         async with self._changed:
@@ -122,15 +152,20 @@ class SampleQueue:
         """Put back what a checkpoint held; its tokens are accounted already."""
         self._queued.extend(batches)
 
-    def _account(self, batch: TrainingBatch) -> None:
+    def _account(self, batch: TrainingBatch) -> TrainingBatch:
+        """Book a batch and what is left out of it; returns the rest."""
         self._ledger.generated += batch.tokens_generated
         self._ledger.discard(batch.tokens_discarded)
+        kept, left_out = self._select(batch)
+        self._ledger.filtered.update(left_out)
+        return kept
 
     def _may_play(self) -> bool:
         queued = sum(len(batch.samples) for batch in self._queued)
         starving = not self._playing and not self._training and queued < self._min_samples
         per_step = math.ceil(self._min_samples / self._batch_samples) if self._batch_samples else 1
-        pending = self._playing + len(self._queued) + self._training
+        waiting = sum(1 for batch in self._queued if batch.samples)
+        pending = self._playing + waiting + self._training
         return starving or pending < (self._limit + 1) * per_step
 
     def _enough(self, version: int) -> bool:
@@ -138,9 +173,10 @@ class SampleQueue:
         fresh: deque[TrainingBatch] = deque()
         for batch in self._queued:
             kept = tuple(s for s in batch.samples if s.oldest_version >= version - self._limit)
-            if len(kept) < len(batch.samples):
+            had = len(batch.samples)
+            if len(kept) < had:
                 batch = self._without_stale(batch, kept)
-            if kept:
+            if batch.samples or not had:
                 fresh.append(batch)
         self._queued = fresh
         enough = sum(len(batch.samples) for batch in fresh) >= self._min_samples

@@ -95,6 +95,7 @@ class Run:
             trainer.ledger,
             min_samples=trainer.settings.min_samples,
             staleness_limit=trainer.settings.staleness_limit,
+            select=trainer.settings.select,
         )
         self._evaluated_step: int | None = None  # step of the newest evaluation
         self._evaluating: asyncio.Task[Figures] | None = None

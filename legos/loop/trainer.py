@@ -1,6 +1,7 @@
 """The trainer: samples to one optimiser step, and the new adapter to every engine."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +12,17 @@ import numpy as np
 
 from legos.data.batch import Batch, LossNormalisation, normalisation_weights, pack
 from legos.data.sample import Sample, TrainingBatch
+from legos.data.select import Select, keep_all
 from legos.errors import TrainerError
 from legos.loop.ledger import Ledger
+from legos.losses.alarms import alarms
 from legos.losses.objective import Objective, StepResult
 from legos.protocols import Backend, Publisher
 from legos.weights.adapter import AdapterInfo
 
 __all__ = ["PolicyTrainer", "StepSettings"]
 
+logger = logging.getLogger(__name__)
 Metrics = dict[str, float | int | None]
 
 
@@ -33,6 +37,8 @@ class StepSettings:
     constant_length: int  # tokens, of the "constant" normalisation
     objective: Callable[[int, int], Objective]  # step, number of steps -> this step's objective
     learning_rate: Callable[[int, int], float]  # step, number of steps -> this step's rate
+    select: Select = keep_all  # what of a played batch is trained on
+    num_vocabulary: int | None = None  # token ids are below it; None: not checked
 
 
 class PolicyTrainer:
@@ -51,6 +57,7 @@ class PolicyTrainer:
         self.ledger = Ledger()
         self.step = 0
         self.num_steps = 1
+        self._sounding: set[tuple[str, str]] = set()  # alarms of the step before
 
     @property
     def version(self) -> int:
@@ -66,6 +73,8 @@ class PolicyTrainer:
         started = time.perf_counter()
         self.ledger.generated += batch.tokens_generated
         self.ledger.discard(batch.tokens_discarded)
+        batch, left_out = self.settings.select(batch)
+        self.ledger.filtered.update(left_out)
         samples, packed, objective, rate = self._prepare([batch])
         result = self.backend.step(packed, objective, learning_rate=rate).result()
         return self._account([batch], samples, result, started, queued=0)
@@ -105,14 +114,16 @@ class PolicyTrainer:
         settings = self.settings
         samples: list[Sample] = []
         for sample in (s for batch in batches for s in batch.samples):
-            if len(sample.token_ids) > settings.micro_batch_tokens:
-                self.ledger.filtered["too_long"] += len(sample.positions)
-            else:
+            reason = _unfit(sample, settings)
+            if reason is None:
                 samples.append(sample)
+            else:
+                self.ledger.filtered[reason] += len(sample.positions)
         if not samples:
             raise TrainerError(
-                "no sample to train on: the batch is empty or every sample is longer than "
-                f"micro_batch_tokens {settings.micro_batch_tokens}"
+                "no sample to train on: the batch is empty, or every sample is left out (longer "
+                f"than micro_batch_tokens {settings.micro_batch_tokens}, or of another tokenizer); "
+                f"tokens filtered so far: {dict(self.ledger.filtered)}"
             )
         weights = normalisation_weights(
             samples, settings.normalisation, constant_length=settings.constant_length
@@ -144,13 +155,14 @@ class PolicyTrainer:
         before = self.version - result.applied
         ages = np.array([before - v for sample in samples for v in sample.versions])
         advantages = np.array([a for sample in samples for a in sample.advantages])
-        return {
+        metrics: Metrics = {
             "step": self.step,
             **result.metrics,
             "applied": int(result.applied),
             "advantage_mean": float(advantages.mean()),
             "advantage_std": float(advantages.std()),
             "zero_advantage_share": float((np.abs(advantages) < 1e-9).mean()),
+            "truncation_share": sum(s.truncated for s in samples) / len(samples),
             "policy_version": self.version,
             "samples_per_step": len(samples),
             "staleness_max": int(ages.max()),
@@ -159,6 +171,27 @@ class PolicyTrainer:
             **self.ledger.metrics(queued=queued),
             "step_s": time.perf_counter() - started,
         }
+        self._sound(metrics)
+        return metrics
+
+    def _sound(self, metrics: Metrics) -> None:
+        """Log the alarms that this step has and the one before it had not."""
+        found = alarms(metrics)
+        for alarm in found:
+            if (alarm.metric, alarm.level) not in self._sounding:
+                level = logging.ERROR if alarm.level == "error" else logging.WARNING
+                logger.log(level, "step %d: %s", self.step, alarm.text)
+        self._sounding = {(alarm.metric, alarm.level) for alarm in found}
+
+
+def _unfit(sample: Sample, settings: StepSettings) -> str | None:
+    """Why a sample cannot be computed at all, or None."""
+    if len(sample.token_ids) > settings.micro_batch_tokens:
+        return "too_long"
+    limit = settings.num_vocabulary
+    if limit is not None and not 0 <= min(sample.token_ids) <= max(sample.token_ids) < limit:
+        return "foreign_tokens"
+    return None
 
 
 def _mean_metrics(batches: Sequence[TrainingBatch]) -> dict[str, float]:

@@ -4,22 +4,21 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
-import numpy as np
-from mlx.utils import tree_flatten, tree_map, tree_unflatten
+from mlx.utils import tree_flatten, tree_unflatten
 
 from legos.data.batch import Batch
 from legos.errors import AdapterError, CheckpointError, TrainerError
-from legos.losses.metrics import SUMS, step_metrics
+from legos.losses.metrics import step_metrics
 from legos.losses.objective import Objective, StepResult
-from legos.losses.total import BatchArrays, total_loss
-from legos.mlx.forward import CausalModel
-from legos.mlx.lora import check_fits, lora_arrays, set_lora_arrays, without_lora
+from legos.mlx.gradients import StepGradients
+from legos.mlx.lora import check_fits, lora_arrays, set_lora_arrays
 from legos.mlx.spans import Spans
 from legos.mlx.worker import Worker
 from legos.weights.adapter import Adapter, LoraShape
@@ -43,6 +42,7 @@ class MlxBackend:
         *,
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.0,
+        micro_batch_tokens: int | None = None,
     ) -> None:
         """Take over a module tree that the worker's thread has built, LoRA already in it.
 
@@ -52,10 +52,14 @@ class MlxBackend:
             shape: where LoRA stands in it.
             betas: decay of AdamW's moments.
             weight_decay: of AdamW, on the LoRA arrays.
+            micro_batch_tokens: padded tokens computed at once, shared prefixes counted once; None:
+                as many as the largest batch of a step has.
         """
         self._worker = worker
         self._model = model
-        self._forward = worker.call(CausalModel, model).result()
+        self._gradients = worker.call(
+            partial(StepGradients, model, max_tokens=micro_batch_tokens)
+        ).result()
         self._shape = shape
         self._optimiser = optim.AdamW(
             learning_rate=0.0, betas=list(betas), weight_decay=weight_decay, bias_correction=True
@@ -112,16 +116,8 @@ class MlxBackend:
     ) -> StepResult:
         if not batches:
             raise TrainerError("an optimiser step needs at least one batch; none came")
-        loss = 0.0
-        sums = np.zeros(len(SUMS))
-        gradients = None
         with self.spans:
-            for batch in batches:
-                value, counted, grads = self._gradients(batch, objective)
-                gradients = grads if gradients is None else tree_map(mx.add, gradients, grads)
-                mx.eval(value, counted, gradients)
-                loss += _number(value)
-                sums += np.array(counted, np.float64)
+            loss, sums, gradients = self._gradients.of_step(batches, objective, self._average)
             gradients, norm = optim.clip_grad_norm(gradients, objective.max_grad_norm)
             grad_norm = _number(norm)
         metrics = step_metrics(loss, sums.tolist(), grad_norm)
@@ -137,35 +133,6 @@ class MlxBackend:
             level = logging.WARNING if reason == "non_finite" else logging.INFO
             logger.log(level, "optimiser step left out: %s, %s", reason, metrics)
         return StepResult(applied=reason is None, reason=reason, metrics=metrics)
-
-    def _gradients(self, batch: Batch, objective: Objective) -> tuple[mx.array, mx.array, dict]:
-        """Loss, metric sums and LoRA gradients of one batch."""
-        arrays = BatchArrays(mx, batch)
-        rows = mx.array(batch.input_ids), mx.array(batch.place_row), mx.array(batch.place_column)
-        reference = average = None
-        if objective.kl_coef:
-            with without_lora(self._model):
-                reference = self._forward.logits_at(*rows)
-                mx.eval(reference)
-        if objective.ema_kl_coef:
-            average = self._average_logits(rows)
-
-        def loss() -> tuple[mx.array, mx.array]:
-            logits = self._forward.logits_at(*rows)
-            return total_loss(mx, logits, arrays, objective, reference=reference, average=average)
-
-        (value, counted), gradients = nn.value_and_grad(self._model, loss)()
-        return value, counted, gradients
-
-    def _average_logits(self, rows: tuple[mx.array, mx.array, mx.array]) -> mx.array:
-        current = lora_arrays(self._model)
-        set_lora_arrays(self._model, self._average)
-        try:
-            logits = self._forward.logits_at(*rows)
-            mx.eval(logits)
-        finally:
-            set_lora_arrays(self._model, current)
-        return logits
 
     def _apply(self, gradients: dict, learning_rate: float, objective: Objective) -> None:
         self._optimiser.learning_rate = learning_rate

@@ -3,6 +3,7 @@
 R rows, T tokens, P places, V vocabulary, H hidden size.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,33 +14,50 @@ from numpy.typing import NDArray
 
 __all__ = ["CausalModel", "all_logits"]
 
+logger = logging.getLogger(__name__)
+
 
 class CausalModel:
     """A module tree split into trunk and output head, where its architecture allows it.
 
     The split is trusted only after the two parts gave the whole's logits on a probe; where they do
     not (a model that scales or caps its logits elsewhere), the whole model is run.
+
+    Attributes:
+        model: the tree.
+        trunk: token ids to hidden states [R, T, H]; the whole model where it cannot be split.
+        head: hidden states to logits; nothing where the trunk is the whole model.
+        head_module: the head's own module; None where it has none, or the model is not split.
+        num_vocabulary: V.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._parts = _parts(model)
-        if self._parts is not None:
-            trunk, head = self._parts
+        parts = _parts(model)
+        if parts is not None:
+            trunk, head = parts
             probe = mx.array([[1, 2, 1]])
             if not mx.allclose(head(trunk(probe)), model(probe), rtol=1e-4, atol=1e-4).item():
-                self._parts = None
+                logger.info("trunk and head do not give the model's logits; it runs as a whole")
+                parts = None
+        self.num_vocabulary: int = model(mx.array([[1]])).shape[-1]
+        own = model.get("lm_head") if parts else None
+        self.head_module: nn.Module | None = own if isinstance(own, nn.Module) else None
+        self.trunk: Callable[..., mx.array]
+        self.head: Callable[[mx.array], mx.array]
+        self.trunk, self.head = parts or (model, _as_it_is)
 
     def logits_at(self, input_ids: mx.array, rows: mx.array, columns: mx.array) -> mx.array:
         """[P, V] float32 logits at P places of right-padded [R, T] rows, without a cache."""
-        if self._parts is None:
-            return self.model(input_ids)[rows, columns].astype(mx.float32)
-        trunk, head = self._parts
-        return head(trunk(input_ids)[rows, columns]).astype(mx.float32)
+        return self.head(self.trunk(input_ids)[rows, columns]).astype(mx.float32)
 
     def next_logits(self, tokens: mx.array, cache: list[Any]) -> mx.array:
         """[B, V] float32 logits after one more token of each of B rows in the cache."""
         return self.model(tokens[:, None], cache=cache)[:, -1, :].astype(mx.float32)
+
+
+def _as_it_is(logits: mx.array) -> mx.array:
+    return logits
 
 
 def _parts(model: nn.Module) -> tuple[Callable[..., mx.array], Callable[..., mx.array]] | None:

@@ -5,6 +5,7 @@ from legos.testing.client import Asked, ScriptedClient
 from legos.testing.engine import FakeEngine, echo
 from legos.testing.models import write_tiny_model
 from legos.testing.records import make_episode, make_sample, make_turn, random_samples
+from legos.testing.server import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 __all__ = [
     "Asked",
@@ -12,11 +13,15 @@ __all__ = [
     "FakeEngine",
     "FakePublisher",
     "FakeTracker",
+    "HttpAnswer",
+    "HttpAsked",
     "ScriptedClient",
+    "ScriptedServer",
     "echo",
     "make_episode",
     "make_sample",
     "make_turn",
     "random_samples",
+    "serving",
     "write_tiny_model",
 ]

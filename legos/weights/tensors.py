@@ -1,13 +1,12 @@
 """Named float arrays to the bytes of a safetensors file and back, with the text in its header."""
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors import deserialize as _deserialize  # pyright: ignore[reportUnknownVariableType]
 from safetensors.numpy import save  # pyright: ignore[reportUnknownVariableType]
 
 from legos.errors import AdapterError
@@ -16,9 +15,8 @@ __all__ = ["Floats", "pack_tensors", "unpack_tensors"]
 
 Floats = NDArray[np.float32]
 
-deserialize = cast("Callable[[bytes], list[tuple[str, Mapping[str, Any]]]]", _deserialize)
-
 _HEADER_SIZE_BYTES = 8  # a little-endian number before the header, which is JSON
+_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 def pack_tensors(arrays: Mapping[str, Any], texts: Mapping[str, str]) -> bytes:
@@ -32,8 +30,11 @@ def pack_tensors(arrays: Mapping[str, Any], texts: Mapping[str, str]) -> bytes:
     return save(whole, metadata=dict(texts))
 
 
-def unpack_tensors(data: bytes) -> tuple[dict[str, Floats], dict[str, str]]:
-    """Read arrays as float32, and the header's texts.
+def unpack_tensors(data: bytes | bytearray) -> tuple[dict[str, Floats], dict[str, str]]:
+    """Read arrays as float32, and the header's texts; float32 arrays are views of the data.
+
+    The library copies the whole file at once under the interpreter's lock, which would stall a
+    server's event loop for tens of milliseconds.
 
     Args:
         data: a safetensors file of F32, F16 or BF16 tensors.
@@ -41,26 +42,40 @@ def unpack_tensors(data: bytes) -> tuple[dict[str, Floats], dict[str, str]]:
     Raises:
         AdapterError: it is none, it is cut off, or a tensor has another type.
     """
+    view = memoryview(data)
+    size = int.from_bytes(view[:_HEADER_SIZE_BYTES], "little")
+    body = view[_HEADER_SIZE_BYTES + size :]
     try:
-        tensors = deserialize(data)
-        size = int.from_bytes(data[:_HEADER_SIZE_BYTES], "little")
-        header = json.loads(data[_HEADER_SIZE_BYTES : _HEADER_SIZE_BYTES + size])
-    except (SafetensorError, ValueError) as error:
+        if _HEADER_SIZE_BYTES + size > len(view):
+            raise ValueError("its header is cut off")
+        header: Any = json.loads(bytes(view[_HEADER_SIZE_BYTES : _HEADER_SIZE_BYTES + size]))
+        texts: dict[str, str] = header.pop("__metadata__", {})
+        arrays = {name: _floats(name, tensor, body) for name, tensor in header.items()}
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, AdapterError):
+            raise
         raise AdapterError(
-            f"{len(data)} bytes cannot be read as safetensors: {error}; send the file whole"
+            f"{len(data)} bytes cannot be read as safetensors: {error!r}; send the file whole"
         ) from error
-    arrays = {name: _floats(name, tensor) for name, tensor in tensors}
-    return arrays, header.get("__metadata__", {})
+    return arrays, texts
 
 
-def _floats(name: str, tensor: Mapping[str, Any]) -> Floats:
-    kind, raw = tensor["dtype"], tensor["data"]
+def _floats(name: str, tensor: Mapping[str, Any], body: memoryview) -> Floats:
+    kind, shape = tensor["dtype"], tuple(tensor["shape"])
+    if kind not in _ITEM_BYTES:
+        raise AdapterError(f"tensor {name} has type {kind}; expected F32, F16 or BF16")
+    begin, end = tensor["data_offsets"]
+    raw = body[begin:end]
+    expected = math.prod(shape) * _ITEM_BYTES[kind]
+    if begin < 0 or min(shape, default=0) < 0 or len(raw) != end - begin or len(raw) != expected:
+        raise AdapterError(
+            f"tensor {name} of shape {shape} needs {expected} bytes and has {len(raw)}; "
+            "send the file whole"
+        )
     if kind == "F32":
-        flat = np.frombuffer(raw, np.float32)
+        flat = np.require(np.frombuffer(raw, np.float32), requirements="A")
     elif kind == "F16":
         flat = np.frombuffer(raw, np.float16).astype(np.float32)
-    elif kind == "BF16":  # the upper half of a float32
+    else:  # the upper half of a float32
         flat = (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32)
-    else:
-        raise AdapterError(f"tensor {name} has type {kind}; expected F32, F16 or BF16")
-    return flat.reshape(tensor["shape"])
+    return flat.reshape(shape)

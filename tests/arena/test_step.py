@@ -110,6 +110,7 @@ def test_numbers_of_a_step_by_hand() -> None:
         "arena/failed": 1.0,
         "arena/turns": 4.0,
         "arena/token_breaks": 0.0,
+        "credit/singletons": 3.0,
     }
 
 

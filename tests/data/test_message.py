@@ -1,10 +1,11 @@
 """Messages, sampling parameters and completions refuse what no engine could honour."""
 
 import math
+from typing import Any
 
 import pytest
 
-from legos.data.message import Completion, Sampling
+from legos.data.message import Completion, Filters, Sampling
 from legos.errors import RecordError
 
 
@@ -38,6 +39,29 @@ def test_restriction_needs_choices() -> None:
     assert Sampling(restrict=True, choices=("a",)).choices == ("a",)
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"filters": Filters(top_p=0.0)}, r"top_p is 0\.0; expected above 0, up to 1"),
+        ({"filters": Filters(logit_bias=((-3, 1.0),))}, "logit_bias names token -3"),
+        ({"filters": Filters(logit_bias=((3, math.nan),))}, "logit_bias of token 3 is nan"),
+        ({"num_alternatives": -1}, "num_alternatives is -1; expected 0 to 64"),
+        ({"num_alternatives": 65}, "num_alternatives is 65"),
+        ({"restrict": True, "choices": ("a",), "json_schema": "{}"}, "both restrict=True and json"),
+    ],
+)
+def test_what_bends_a_distribution_is_in_range(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(RecordError, match=words):
+        Sampling(**fields)
+
+
+def test_filters_know_whether_they_look_back() -> None:
+    assert not Filters(top_p=0.5, logit_bias=((1, 2.0),)).penalised
+    assert Filters(repetition_penalty=1.1).penalised
+    assert Filters(presence_penalty=-0.1).penalised
+    assert Filters(frequency_penalty=0.1).penalised
+
+
 def completion(**fields: object) -> Completion:
     values = {
         "prompt_ids": (1,),
@@ -68,6 +92,18 @@ def test_legal_tokens_are_known_for_all_tokens_or_none() -> None:
 def test_a_restricted_completion_says_what_was_legal() -> None:
     with pytest.raises(RecordError, match="restricted"):
         completion(restricted=True)
+
+
+def test_extras_are_known_for_all_tokens_or_none() -> None:
+    assert completion(raw_logprobs=(-1.0, -2.0)).raw_logprobs == (-1.0, -2.0)
+    with pytest.raises(RecordError, match="2 tokens has 1 raw log-probabilities"):
+        completion(raw_logprobs=(-1.0,))
+    with pytest.raises(RecordError, match="2 tokens has 3 sets of alternatives"):
+        completion(alternatives=((), (), ()))
+
+
+def test_what_filters_have_bent_is_not_trained_on() -> None:
+    assert not completion(filtered=True).trainable
 
 
 def test_only_tokens_with_their_prompt_can_be_trained_on() -> None:

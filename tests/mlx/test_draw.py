@@ -1,40 +1,73 @@
 """Drawing: the distribution that is made is the one that is drawn from, in every namespace."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from legos.losses.places import IMPOSSIBLE
-from legos.mlx.draw import HOST_VOCABULARY, distributions, draw, namespace
+from legos.mlx.draw import (
+    HOST_VOCABULARY,
+    Recipe,
+    distributions,
+    draw,
+    draw_from_table,
+    logprobs_of,
+    namespace,
+    table,
+)
 
-NAMESPACES = pytest.mark.parametrize("xp", [np, mx], ids=["host", "device"])
+WAYS = pytest.mark.parametrize("way", ["table", "host", "device"])
 LOGITS = np.log(np.array([[0.5, 0.2, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]], np.float32)) + 2.0
 QUANTILE = {1: 10.83, 2: 13.82, 3: 16.27}  # 0.999 quantiles of chi-square
 
 
-def logits_of(xp: object) -> object:
-    return LOGITS if xp is np else mx.array(LOGITS)
+def make(way: str, logits: Any, recipes: Sequence[Recipe]) -> Any:
+    """What one of the three ways draws from."""
+    xp = mx if way == "device" else np
+    made = distributions(xp, xp.array(logits), recipes)
+    return table(made) if way == "table" else made
 
 
-def test_small_vocabularies_are_drawn_from_on_the_host() -> None:
+def sample(way: str, made: Any, **places: Any) -> tuple[list[int], list[float]]:
+    if way == "table":
+        return draw_from_table(made, **places)
+    return draw(mx if way == "device" else np, made, **places)
+
+
+def logprobs(way: str, made: Any) -> np.ndarray:
+    if way == "table":
+        return made.logprobs
+    return np.array(logprobs_of(mx if way == "device" else np, made))
+
+
+def test_large_vocabularies_are_drawn_from_where_the_model_is() -> None:
     assert namespace(HOST_VOCABULARY) is np
-    assert namespace(HOST_VOCABULARY + 1) is mx
+    before = mx.default_device()
+    try:
+        mx.set_default_device(mx.Device(mx.DeviceType.cpu))
+        assert namespace(HOST_VOCABULARY + 1) is np
+        if mx.is_available(mx.Device(mx.DeviceType.gpu)):
+            mx.set_default_device(mx.Device(mx.DeviceType.gpu))
+            assert namespace(HOST_VOCABULARY + 1) is mx
+    finally:
+        mx.set_default_device(before)
 
 
-@NAMESPACES
-def test_log_probabilities_by_hand(xp: object) -> None:
-    rows = logits_of(xp)
-    logprobs = np.array(distributions(xp, rows, [1.0, 0.5], [None, (1, 3)])[0])
-    assert np.exp(logprobs[0]) == pytest.approx([0.5, 0.2, 0.2, 0.1])
-    assert np.exp(logprobs[1]) == pytest.approx([0.0, 0.04 / 0.2, 0.0, 0.16 / 0.2])
-    greedy = np.array(distributions(xp, rows, [0.0, 0.0], [None, (0, 1)])[0])
+@WAYS
+def test_log_probabilities_by_hand(way: str) -> None:
+    made = make(way, LOGITS, [Recipe(), Recipe(0.5, (1, 3))])
+    assert np.exp(logprobs(way, made)[0]) == pytest.approx([0.5, 0.2, 0.2, 0.1])
+    assert np.exp(logprobs(way, made)[1]) == pytest.approx([0.0, 0.04 / 0.2, 0.0, 0.16 / 0.2])
+    greedy = logprobs(way, make(way, LOGITS, [Recipe(0.0), Recipe(0.0, (0, 1))]))
     assert np.exp(greedy).tolist() == [[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]
     assert greedy.max(axis=1).tolist() == [0.0, 0.0]
 
 
-@NAMESPACES
+@WAYS
 @pytest.mark.parametrize(
     ("temperature", "allowed", "expected"),
     [
@@ -45,17 +78,17 @@ def test_log_probabilities_by_hand(xp: object) -> None:
     ],
 )
 def test_frequencies_agree_with_probabilities(
-    xp: object, temperature: float, allowed: tuple[int, ...] | None, expected: list[float]
+    way: str, temperature: float, allowed: tuple[int, ...] | None, expected: list[float]
 ) -> None:
-    made = distributions(xp, logits_of(xp), [temperature] * 2, [allowed] * 2)
+    made = make(way, LOGITS, [Recipe(temperature, allowed)] * 2)
     count = 20_000
     for seeds, positions in (
         (range(count), [0] * count),  # many requests, their first tokens
         ([7] * count, range(count)),  # one request, all its tokens
     ):
-        tokens, logprobs = draw(
-            xp,
-            *made,
+        tokens, logprobs = sample(
+            way,
+            made,
             which=np.zeros(count, np.intp),
             seeds=list(seeds),
             positions=list(positions),
@@ -72,33 +105,33 @@ def test_frequencies_agree_with_probabilities(
         assert drawn == pytest.approx({t: expected[t] for t in drawn}, rel=1e-5)
 
 
-@NAMESPACES
-def test_each_draw_is_from_its_own_distribution(xp: object) -> None:
-    made = distributions(xp, logits_of(xp), [1.0, 1.0], [(0,), (3,)])
+@WAYS
+def test_each_draw_is_from_its_own_distribution(way: str) -> None:
+    made = make(way, LOGITS, [Recipe(1.0, (0,)), Recipe(1.0, (3,))])
     which = np.array([0, 1, 1, 0])
-    tokens, _ = draw(xp, *made, which=which, seeds=[1, 2, 3, 4], positions=[0, 5, 6, 9])
+    tokens, _ = sample(way, made, which=which, seeds=[1, 2, 3, 4], positions=[0, 5, 6, 9])
     assert tokens == [0, 3, 3, 0]
 
 
-@NAMESPACES
-def test_a_draw_depends_on_seed_and_position_alone(xp: object) -> None:
-    made = distributions(xp, logits_of(xp), [1.0, 1.0], [None, None])
+@WAYS
+def test_a_draw_depends_on_seed_and_position_alone(way: str) -> None:
+    made = make(way, LOGITS, [Recipe(), Recipe()])
     which = np.zeros(300, np.intp)
-    together, _ = draw(xp, *made, which=which, seeds=list(range(300)), positions=[3] * 300)
+    together, _ = sample(way, made, which=which, seeds=list(range(300)), positions=[3] * 300)
     alone = [
-        draw(xp, *made, which=np.zeros(1, np.intp), seeds=[s], positions=[3])[0][0]
+        sample(way, made, which=np.zeros(1, np.intp), seeds=[s], positions=[3])[0][0]
         for s in range(300)
     ]
     assert together == alone
-    elsewhere, _ = draw(xp, *made, which=which, seeds=list(range(300)), positions=[4] * 300)
+    elsewhere, _ = sample(way, made, which=which, seeds=list(range(300)), positions=[4] * 300)
     assert elsewhere != together
 
 
-@NAMESPACES
+@WAYS
 @pytest.mark.parametrize("last", [3, 5, 9])
 @pytest.mark.parametrize(("number", "expected"), [(0.0, 0), (1 - 2.0**-24, 1)])
 def test_what_cannot_be_is_never_drawn(
-    xp: object, last: int, number: float, expected: int, monkeypatch: pytest.MonkeyPatch
+    way: str, last: int, number: float, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even by the smallest and the largest number, at either end of the vocabulary."""
     monkeypatch.setattr(
@@ -107,20 +140,55 @@ def test_what_cannot_be_is_never_drawn(
     possible = [2, last]
     logits = np.full((100, 10), IMPOSSIBLE, np.float32)
     logits[:, possible] = np.random.default_rng(last).normal(size=(100, 2))
-    made = distributions(xp, logits if xp is np else mx.array(logits), [1.0] * 100, [None] * 100)
-    tokens, _ = draw(xp, *made, which=np.arange(100), seeds=[0] * 100, positions=[0] * 100)
+    made = make(way, logits, [Recipe()] * 100)
+    tokens, _ = sample(way, made, which=np.arange(100), seeds=[0] * 100, positions=[0] * 100)
     assert set(tokens) == {possible[expected]}
 
 
 def test_host_and_device_draw_the_same() -> None:
     rng = np.random.default_rng(0)
-    logits = rng.normal(size=(5, 200)).astype(np.float32)
+    logits = rng.normal(size=(5, 1200)).astype(np.float32)
     which = rng.integers(5, size=400)
-    settings = [1.0, 0.5, 0.0, 2.0, 1.0], [None, None, None, None, (3, 9, 100)]
+    recipes = [Recipe(), Recipe(0.5), Recipe(0.0), Recipe(2.0), Recipe(1.0, (3, 9, 100))]
     drawn = []
-    for xp, rows in ((np, logits), (mx, mx.array(logits))):
-        made = distributions(xp, rows, *settings)
-        drawn.append(draw(xp, *made, which=which, seeds=list(range(400)), positions=[1] * 400))
-    same = np.mean([a == b for a, b in zip(drawn[0][0], drawn[1][0], strict=True)])
-    assert same > 0.99  # but for sums that round differently
-    assert drawn[0][1] == pytest.approx(drawn[1][1], abs=1e-5) or same < 1.0
+    for way in ("table", "host", "device"):
+        made = make(way, logits, recipes)
+        drawn.append(sample(way, made, which=which, seeds=list(range(400)), positions=[1] * 400))
+    for tokens, found in drawn[1:]:
+        same = np.array(tokens) == np.array(drawn[0][0])
+        assert same.mean() > 0.99  # but for sums that round differently
+        assert np.array(found)[same] == pytest.approx(np.array(drawn[0][1])[same], abs=1e-5)
+
+
+@WAYS
+@pytest.mark.parametrize("vocabulary", [1, 2, 127, 128, 129, 300, 1024])
+def test_the_whole_vocabulary_is_drawn_from(way: str, vocabulary: int) -> None:
+    logits = np.log(1.0 + np.arange(vocabulary, dtype=np.float32))[None]
+    made = make(way, logits, [Recipe()])
+    count = 60_000
+    tokens, found = sample(
+        way, made, which=np.zeros(count, np.intp), seeds=list(range(count)), positions=[0] * count
+    )
+    chances = (1.0 + np.arange(vocabulary)) / (vocabulary * (vocabulary + 1) / 2)
+    assert np.exp(found) == pytest.approx(chances[tokens], rel=1e-4)
+    bins = np.arange(vocabulary) * 8 // vocabulary  # eighths of the vocabulary
+    seen = np.bincount(bins[tokens], minlength=8)
+    means = count * np.bincount(bins, weights=chances, minlength=8)
+    there = means > 0
+    assert ((seen[there] - means[there]) ** 2 / means[there]).sum() < 27.0  # 0.9996 of 7
+
+
+@WAYS
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_a_row_that_is_not_numbers_harms_no_other(way: str, bad: float, temperature: float) -> None:
+    logits = np.stack([LOGITS[0], LOGITS[1], LOGITS[0]])
+    sound = make(way, logits, [Recipe(temperature)] * 3)
+    logits[1, 2] = bad
+    made = make(way, logits, [Recipe(temperature)] * 3)
+    places = {"which": np.array([0, 1, 2]), "seeds": [1, 2, 3], "positions": [0, 0, 0]}
+    tokens, found = sample(way, made, **places)
+    assert not math.isfinite(found[1])
+    expected = sample(way, sound, **places)
+    assert (tokens[0], tokens[2]) == (expected[0][0], expected[0][2])
+    assert (found[0], found[2]) == (expected[1][0], expected[1][2])

@@ -350,5 +350,6 @@ def test_a_storm_from_many_threads_and_a_sudden_end(
         ends = [number for number, result in received if not isinstance(result, Progress)]
         assert sorted(ends) == list(range(200))
         assert all(
-            isinstance(result, Generated | RequestError | EngineError) for _, result in received
+            isinstance(result, Generated | Progress | RequestError | EngineError)
+            for _, result in received
         )

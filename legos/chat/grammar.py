@@ -1,0 +1,115 @@
+"""Grammars for completions: JSON that satisfies a schema, token by token, through llguidance."""
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+from legos.chat.tokenizer import ChatTokenizer
+from legos.data.request import Grammar
+from legos.errors import RequestError
+
+__all__ = ["json_grammar"]
+
+WHITESPACE = r"[ \n\t]{0,16}"  # between two JSON tokens; without a bound a model may never go on
+
+
+def json_grammar(schema: str, tokenizer: ChatTokenizer) -> Grammar:
+    """The grammar of JSON texts that satisfy a schema.
+
+    Args:
+        schema: a JSON schema as text; ``{"type": "object"}`` is any object, ``{}`` any JSON.
+        tokenizer: of the model that is to write it.
+
+    Returns:
+        The grammar. It masks the tokenizer's vocabulary; the end of text is allowed only where the
+        JSON is whole.
+
+    Raises:
+        RequestError: the schema is no JSON, is no schema, or asks for what cannot be enforced; or
+            the tokenizer cannot be followed.
+        ModelError: the tokenizer has no tokenizer.json.
+    """
+    try:
+        parsed: Any = json.loads(schema)
+    except ValueError as error:
+        raise RequestError(f"the JSON schema is not JSON: {error}") from error
+    if not isinstance(parsed, dict) and parsed is not True:
+        raise RequestError(f"the JSON schema is {schema[:80]}; expected an object")
+    try:
+        text = LLMatcher.grammar_from_json_schema(
+            "{}" if parsed is True else schema, defaults={"whitespace_pattern": WHITESPACE}
+        )
+    except ValueError as error:
+        raise RequestError(f"the JSON schema cannot be used: {error}") from error
+    matcher = LLMatcher(_guide(tokenizer), text, log_level=0)
+    if matcher.is_error():
+        raise RequestError(f"the JSON schema cannot be used: {_one_line(matcher.get_error())}")
+    return _JsonGrammar(matcher)
+
+
+class _JsonGrammar:
+    """A compiled grammar; each completion goes through a copy of it."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def begin(self) -> "_JsonState":
+        """The state before the first token."""
+        return _JsonState(self._matcher.deep_copy())
+
+
+class _JsonState:
+    """How far one completion has come.
+
+    Every method raises ``RequestError`` once the grammar has failed: a token that was not allowed,
+    or a text too complex for its limits.
+    """
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    @property
+    def closed(self) -> bool:
+        """Whether the JSON is whole and nothing may follow."""
+        self._check()
+        return self._matcher.is_stopped()
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """[V] the token ids that may come next."""
+        mask = np.frombuffer(self._matcher.compute_logit_bias(), np.uint8)
+        self._check()
+        return mask > 0
+
+    def advance(self, token: int) -> None:
+        """Take the next token."""
+        self._matcher.consume_token(token)
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise RequestError(f"the JSON went astray: {_one_line(self._matcher.get_error())}")
+
+
+@lru_cache(maxsize=8)
+def _guide(tokenizer: ChatTokenizer) -> LLTokenizer:
+    """The tokenizer as the grammars need it; making it reads the whole vocabulary."""
+    if not tokenizer.end_ids:
+        raise RequestError("this model has no end of text; a JSON schema needs one")
+    definition: dict[str, Any] = json.loads(tokenizer.definition())
+    definition |= {"padding": None, "truncation": None}
+    try:
+        return LLTokenizer(
+            json.dumps(definition), n_vocab=tokenizer.vocab_size, eos_token=list(tokenizer.end_ids)
+        )
+    except ValueError as error:
+        raise RequestError(
+            f"this model's tokenizer cannot follow a JSON schema: {_one_line(str(error))}"
+        ) from error
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split("<state>")[0].split())

@@ -1,0 +1,41 @@
+"""MaxRL credit: a play's reward over its group's mean, in units of that mean."""
+
+import numpy as np
+
+from legos.credit.group import Floats, GroupCredit, group_centered
+from legos.errors import RecordError
+
+__all__ = ["MaxRLCredit", "over_mean"]
+
+
+def over_mean(rewards: Floats) -> Floats:
+    """Advantage in units of the group's mean: A_i = (r_i - mean(r)) / mean(r).
+
+    Zero where the mean is zero: nobody has solved the task. The rarer a success, the more it
+    weighs, as in maximum likelihood; with rewards 0 and 1 and success rate p it is 1 / p - 1 for
+    a success and -1 for a failure.
+
+    Args:
+        rewards: [G] rewards >= 0 of G plays of one task, G >= 2.
+
+    Returns:
+        [G] advantages, which sum to zero.
+
+    Raises:
+        RecordError: G < 2, or a negative reward, of which no likelihood can be made.
+
+    Source: MaxRL, arXiv:2602.02710.
+    """
+    centred = group_centered(rewards)
+    if rewards.min() < 0:
+        raise RecordError(
+            f"MaxRL credit got reward {rewards.min()}; it needs rewards >= 0: give the arena such "
+            "rewards (forfeit_reward too), or take another credit rule"
+        )
+    mean = rewards.mean()
+    return centred / mean if mean > 0 else np.zeros_like(rewards)
+
+
+def MaxRLCredit() -> GroupCredit:  # noqa: N802 - reads as what it makes
+    """Reward over the group's mean, divided by that mean."""
+    return GroupCredit(over_mean)

@@ -1,0 +1,165 @@
+"""The terminal chat: what it sends, what it shows, and how it ends."""
+
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from legos.apps.chat import chat
+from legos.cli import main
+from legos.errors import EngineError, RequestError
+from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving
+
+MODELS = {"data": [{"id": "policy", "owned_by": "legos"}]}
+
+
+def events(*pieces: str) -> HttpAnswer:
+    told = "".join(
+        f'data: {{"choices": [{{"delta": {{"content": "{piece}"}}}}]}}\n\n' for piece in pieces
+    )
+    return HttpAnswer(f"{told}data: [DONE]\n\n".encode())
+
+
+def talk(url: str, text: str, **options: Any) -> int:
+    given: dict[str, Any] = {
+        "model": None,
+        "api_key": None,
+        "adapter": "policy",
+        "system": "",
+        "temperature": 0.5,
+        "max_tokens": 9,
+        "seed": 4,
+        **options,
+    }
+    return chat(url=f"{url}/v1", source=io.StringIO(text), **given)
+
+
+def test_a_pipe_is_answered_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+    server = ScriptedServer(lambda asked: events("it ", "[is] it"), models=MODELS)
+    with serving(server) as url:
+        code = talk(url, "one\n\ntwo\n/adapter rival@3\n/reset\nthree\n/quit\nfour\n", api_key="k")
+    assert code == 0
+    assert capsys.readouterr().out == "it [is] it\n" * 3
+    said = [[m["content"] for m in asked.body["messages"]] for asked in server.asked]
+    assert said == [["one"], ["one", "it [is] it", "two"], ["three"]]
+    assert [asked.body["model"] for asked in server.asked] == ["policy", "policy", "rival@3"]
+    first = server.asked[0]
+    assert first.headers["authorization"] == "Bearer k"
+    assert (first.body["temperature"], first.body["max_tokens"]) == (0.5, 9)
+    assert len({asked.body["seed"] for asked in server.asked}) == 3
+
+
+def test_a_seed_repeats_the_chat_and_a_system_message_comes_first() -> None:
+    server = ScriptedServer(lambda asked: events("x"), models=MODELS)
+    with serving(server) as url:
+        talk(url, "one\n", system="be brief")
+        talk(url, "one\n", system="be brief")
+        talk(url, "one\n", seed=5)
+    first, again, other = (asked.body for asked in server.asked)
+    assert first == again
+    assert first["seed"] != other["seed"]
+    assert first["messages"][0] == {"role": "system", "content": "be brief"}
+
+
+def test_what_goes_wrong_in_a_pipe_ends_it() -> None:
+    refusal = HttpAnswer({"error": {"message": "too long"}}, 400)
+    with (
+        serving(ScriptedServer(lambda asked: refusal, models=MODELS)) as url,
+        pytest.raises(RequestError, match="too long"),
+    ):
+        talk(url, "one\n")
+    broken = HttpAnswer(b'data: {"error": {"message": "died"}}\n\n')
+    with (
+        serving(ScriptedServer(lambda asked: broken, models=MODELS)) as url,
+        pytest.raises(EngineError, match="died"),
+    ):
+        talk(url, "one\n")
+
+
+def test_without_a_url_a_model_of_this_process_answers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Nim: 5 left, last one wins. Moves: 1 2 3\n"))
+    assert main(["chat", "--temperature", "0", "--max-tokens", "1"]) == 0
+    (answer,) = capsys.readouterr().out.splitlines()
+    assert len(answer) <= 8
+
+
+class Terminal:
+    """A chat in a terminal of its own."""
+
+    def __init__(self, url: str) -> None:
+        self.end, theirs = pty.openpty()
+        command = [sys.executable, "-m", "legos", "chat", "--url", f"{url}/v1"]
+        self.process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        )
+        os.close(theirs)
+        self.shown = ""
+
+    def wait_for(self, text: str, seconds: float = 30.0) -> None:
+        """Read until the text is shown after all that was waited for before."""
+        until = time.monotonic() + seconds
+        while text not in self.shown:
+            assert time.monotonic() < until, self.shown
+            if select.select([self.end], [], [], 0.1)[0]:
+                shown = os.read(self.end, 4096).decode()
+                self.shown += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
+        self.shown = self.shown.split(text, 1)[1]
+
+    def type(self, text: str) -> None:
+        os.write(self.end, text.encode())
+
+    def close(self) -> int:
+        code = self.process.wait(timeout=30)
+        os.close(self.end)
+        return code
+
+
+def answering(pieces: Callable[[str], HttpAnswer | None]) -> ScriptedServer:
+    def reply(asked: HttpAsked) -> HttpAnswer | None:
+        return pieces(asked.body["messages"][-1]["content"])
+
+    return ScriptedServer(reply, models=MODELS)
+
+
+def test_ctrl_c_stops_an_answer_and_at_the_prompt_ends_the_chat() -> None:
+    def reply(question: str) -> HttpAnswer | None:
+        if question == "refuse":
+            return HttpAnswer({"error": {"message": "too long"}}, 400)
+        return None if question == "hang" else events("well")
+
+    server = answering(reply)
+    with serving(server) as url:
+        terminal = Terminal(url)
+        terminal.wait_for("> ")
+        terminal.type("hello\n")
+        terminal.wait_for("well")
+        terminal.wait_for("> ")
+        terminal.type("refuse\n")
+        terminal.wait_for("too long")
+        terminal.wait_for("> ")
+        terminal.type("hang\n")
+        while len(server.asked) < 3:
+            time.sleep(0.02)
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.wait_for("> ")
+        assert server.left.wait(5)
+        terminal.type("/reset\n")
+        terminal.wait_for("forgotten")
+        terminal.wait_for("> ")
+        terminal.type("again\n")
+        terminal.wait_for("well")
+        terminal.wait_for("> ")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.close() == 0
+    assert [len(asked.body["messages"]) for asked in server.asked] == [1, 3, 3, 1]

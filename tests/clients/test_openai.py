@@ -1,0 +1,262 @@
+"""The client over HTTP against servers that follow a script: what is sent, understood, retried."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from legos.clients.openai import OpenAIClient
+from legos.data.message import Completion, Filters, Message, Sampling
+from legos.errors import AdapterError, EngineError, RequestError
+from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving
+
+ASK = (Message("user", "hello"),)
+OURS = {"data": [{"id": "policy", "owned_by": "legos"}]}
+ANSWER: dict[str, Any] = {
+    "model": "policy",
+    "prompt_token_ids": [5, 6],
+    "choices": [
+        {
+            "message": {"role": "assistant", "content": "hi"},
+            "finish_reason": "stop",
+            "token_ids": [7, 8],
+            "token_logprobs": [-0.5, -1.25],
+            "versions": [12, 12],
+        }
+    ],
+}
+
+
+async def ask(
+    url: str,
+    sampling: Sampling | None = None,
+    *,
+    adapter: str = "policy",
+    prompt: Any = ASK,
+    **options: Any,
+) -> Completion:
+    async with OpenAIClient(f"{url}/v1", **options) as client:
+        return await client.complete(prompt, sampling or Sampling(), adapter=adapter)
+
+
+async def score(url: str) -> list[list[float]]:
+    async with OpenAIClient(f"{url}/v1") as client:
+        return await client.score([(ASK, ["1"])])
+
+
+def test_tokens_are_exactly_the_servers() -> None:
+    script = ScriptedServer(lambda asked: HttpAnswer(ANSWER), models=OURS)
+    sampling = Sampling(
+        temperature=0.7, max_tokens=9, stop=("x",), stop_ids=(3,), seed=(1 << 64) - 1
+    )
+    with serving(script) as url:
+        said = asyncio.run(ask(url, sampling, adapter="policy", api_key="k"))
+    assert said.prompt_ids == (5, 6)
+    assert said.token_ids == (7, 8)
+    assert said.logprobs == (-0.5, -1.25)
+    assert said.versions == (12, 12)
+    assert (said.text, said.finish_reason, said.temperature) == ("hi", "stop", 0.7)
+    assert said.trainable
+    (asked,) = script.asked
+    assert asked.path == "/v1/chat/completions"
+    assert asked.body == {
+        "model": "policy",
+        "messages": [{"role": "user", "content": "hello"}],
+        "temperature": 0.7,
+        "max_tokens": 9,
+        "stop": ["x"],
+        "stop_token_ids": [3],
+        "return_token_ids": True,
+        "seed": (1 << 64) - 1,
+    }
+    assert asked.headers["authorization"] == "Bearer k"
+
+
+def test_choices_come_back_with_the_legal_tokens() -> None:
+    choice = {**ANSWER["choices"][0], "legal": [[7, 9], [8]]}
+    script = ScriptedServer(lambda asked: HttpAnswer({**ANSWER, "choices": [choice]}), models=OURS)
+    with serving(script) as url:
+        said = asyncio.run(ask(url, Sampling(choices=("1", "2"), restrict=True, max_tokens=None)))
+    assert said.legal == ((7, 9), (8,))
+    assert said.restricted
+    body = script.asked[0].body
+    assert (body["choices"], body["restrict"]) == (["1", "2"], True)
+    assert "max_tokens" not in body
+
+
+@pytest.mark.parametrize(
+    ("content", "reason", "text"),
+    [
+        ("3", "stop", "<think>so</think>3"),
+        (None, "stop", "<think>so</think>"),
+        (None, "length", "<think>so"),
+    ],
+)
+def test_thinking_that_is_told_apart_is_put_back(content: Any, reason: str, text: str) -> None:
+    message = {"content": content, "reasoning_content": "so"}
+    choice = {**ANSWER["choices"][0], "message": message, "finish_reason": reason}
+    script = ScriptedServer(lambda asked: HttpAnswer({**ANSWER, "choices": [choice]}), models=OURS)
+    with serving(script) as url:
+        assert asyncio.run(ask(url)).text == text
+
+
+def test_token_ids_are_asked_as_a_completion() -> None:
+    choice = {**ANSWER["choices"][0], "text": "yes", "message": None}
+    script = ScriptedServer(lambda asked: HttpAnswer({**ANSWER, "choices": [choice]}), models=OURS)
+    with serving(script) as url:
+        said = asyncio.run(ask(url, prompt=(5, 6)))
+    assert said.text == "yes"
+    assert script.asked[0].path == "/v1/completions"
+    assert script.asked[0].body["prompt"] == [5, 6]
+
+
+def test_filtered_completions_are_marked() -> None:
+    script = ScriptedServer(lambda asked: HttpAnswer(ANSWER), models=OURS)
+    filters = Filters(top_k=3, top_p=0.9, logit_bias=((4, -1.0),))
+    sampling = Sampling(filters=filters, json_schema='{"type": "object"}')
+    with serving(script) as url:
+        said = asyncio.run(ask(url, sampling))
+    assert said.filtered
+    assert not said.trainable
+    body = script.asked[0].body
+    assert (body["top_k"], body["top_p"], body["logit_bias"]) == (3, 0.9, {"4": -1.0})
+    assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("adapter", "change", "named"),
+    [
+        ("policy@11", {}, "version 12 sampled"),
+        ("rival", {}, "'policy' answered"),
+        ("policy@x", {}, "expected a number"),
+    ],
+)
+def test_another_adapter_than_asked_for_is_refused(adapter: str, change: Any, named: str) -> None:
+    def reply(asked: HttpAsked) -> HttpAnswer:
+        return HttpAnswer({**ANSWER, "model": "policy", **change})
+
+    with serving(ScriptedServer(reply, models=OURS)) as url:
+        if "x" in adapter:  # an answer that names what was asked says nothing of the version
+            with pytest.raises(RequestError, match=named):
+                asyncio.run(ask(url, adapter=adapter, dialect="vllm"))
+        else:
+            with pytest.raises(AdapterError, match=named):
+                asyncio.run(ask(url, adapter=adapter))
+
+
+def test_the_version_asked_for_is_returned() -> None:
+    with serving(
+        ScriptedServer(
+            lambda asked: HttpAnswer({**ANSWER, "model": asked.body["model"]}), models=OURS
+        )
+    ) as url:
+        assert asyncio.run(ask(url, adapter="policy@12")).versions == (12, 12)
+
+
+def test_an_answer_of_ours_without_versions_is_an_error() -> None:
+    choice = {key: value for key, value in ANSWER["choices"][0].items() if key != "versions"}
+    with (
+        serving(
+            ScriptedServer(lambda asked: HttpAnswer({**ANSWER, "choices": [choice]}), models=OURS)
+        ) as url,
+        pytest.raises(EngineError, match="lacks token_ids, token_logprobs or versions"),
+    ):
+        asyncio.run(ask(url))
+
+
+def test_a_plain_endpoint_gives_text_and_nothing_to_train_on() -> None:
+    plain = {"model": "gpt-x-2026", "choices": [{"message": {"content": "hi"}}]}
+    script = ScriptedServer(
+        lambda asked: HttpAnswer(plain), models={"data": [{"id": "gpt-x", "owned_by": "x"}]}
+    )
+    with serving(script) as url:
+        said = asyncio.run(ask(url, Sampling(seed=(1 << 64) - 1, choices=("1", "2"))))
+        assert script.asked[0].body == {
+            "model": "gpt-x",
+            "messages": [{"role": "user", "content": "hello"}],
+            "temperature": 1.0,
+            "max_tokens": 256,
+            "seed": (1 << 63) - 1,
+        }
+        with pytest.raises(RequestError, match="does not know"):
+            asyncio.run(ask(url, adapter="policy@3"))
+        with pytest.raises(RequestError, match="restrict=True needs our server"):
+            asyncio.run(ask(url, Sampling(choices=("1",), restrict=True)))
+        with pytest.raises(RequestError, match="token ids"):
+            asyncio.run(ask(url, prompt=(1, 2)))
+        with pytest.raises(RequestError, match="exact evaluations"):
+            asyncio.run(score(url))
+    assert said.text == "hi"
+    assert not said.trainable
+    assert (said.token_ids, said.logprobs, said.versions) == ((), (), ())
+
+
+def vllm(asked: HttpAsked) -> HttpAnswer:
+    """What vLLM answers to a chat with return_token_ids."""
+    content = [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -2.0}]
+    choice = {
+        "message": {"content": "ab"},
+        "token_ids": [7, 8],
+        "logprobs": {"content": content},
+        "finish_reason": "length",
+    }
+    return HttpAnswer({"model": asked.body["model"], "prompt_token_ids": [5], "choices": [choice]})
+
+
+def test_vllm_names_tell_the_version() -> None:
+    script = ScriptedServer(vllm)
+    served = [{"id": f"policy@{version}", "owned_by": "vllm"} for version in (9, 10, 8)]
+    script.models = {"data": [{"id": "tiny", "owned_by": "vllm"}, *served]}
+    with serving(script) as url:
+        newest = asyncio.run(ask(url))
+        older = asyncio.run(ask(url, adapter="policy@8"))
+        base = asyncio.run(ask(url, adapter="base"))
+        warm = asyncio.run(ask(url, Sampling(temperature=0.5)))
+        known = asyncio.run(ask(url, Sampling(temperature=0.5), processed_logprobs=True))
+        with pytest.raises(AdapterError, match="serves no adapter rival@VERSION"):
+            asyncio.run(ask(url, adapter="rival"))
+    assert [asked.body["model"] for asked in script.asked[:3]] == [
+        "policy@10",
+        "policy@8",
+        "tiny",
+    ]
+    assert script.asked[0].body["logprobs"] is True
+    assert script.asked[0].body["top_k"] == 0
+    assert newest.versions == (10, 10)
+    assert newest.logprobs == (-0.5, -2.0)
+    assert newest.prompt_ids == (5,)
+    assert newest.finish_reason == "length"
+    assert (older.versions, base.versions) == ((8, 8), (0, 0))
+    assert not warm.trainable  # its log-probabilities are those of temperature 1
+    assert known.logprobs == (-0.5, -2.0)
+
+
+def test_one_client_serves_several_event_loops() -> None:
+    with serving(ScriptedServer(lambda asked: HttpAnswer(ANSWER), models=OURS)) as url:
+        client = OpenAIClient(f"{url}/v1")
+
+        async def once() -> str:
+            async with client:
+                return (await client.complete(ASK, Sampling())).text
+
+        assert [asyncio.run(once()) for _ in range(3)] == ["hi"] * 3
+
+
+def test_a_stream_is_read_piece_by_piece() -> None:
+    events = b"".join(
+        b'data: {"choices": [{"delta": {"content": "%s"}}]}\n\n' % piece for piece in (b"a", b"b c")
+    )
+    script = ScriptedServer(
+        lambda asked: HttpAnswer(b": ping\n\n" + events + b"data: [DONE]\n\n"), models=OURS
+    )
+
+    async def read(url: str) -> list[str]:
+        async with OpenAIClient(f"{url}/v1") as client:
+            return [piece async for piece in client.stream(ASK, Sampling())]
+
+    with serving(script) as url:
+        assert asyncio.run(read(url)) == ["a", "b c"]
+        assert script.asked[0].body["stream"] is True
+        script.reply = lambda asked: HttpAnswer(b'data: {"error": {"message": "died"}}\n\n')
+        with pytest.raises(EngineError, match="died"):
+            asyncio.run(read(url))

@@ -1,0 +1,80 @@
+"""Levels of the alarms, and means made of sums."""
+
+import math
+
+import pytest
+
+from legos.losses.alarms import alarms
+from legos.losses.metrics import SUMS, step_metrics
+
+HEALTHY = {
+    "mismatch_k3": 5e-4,
+    "logprob_gap": 0.011,
+    "error_factor": 1.011,
+    "effective_sample_share": 0.99,
+    "mask_fraction": 0.01,
+    "truncation_share": 0.05,
+    "zero_advantage_share": 0.4,
+}
+
+
+def test_a_healthy_step_is_silent() -> None:
+    assert alarms(HEALTHY) == []
+    assert alarms({}) == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "level"),
+    [
+        ("mismatch_k3", 1e-3, "warning"),
+        ("mismatch_k3", 0.1, "error"),
+        ("logprob_gap", 0.036, "warning"),
+        ("error_factor", 1.02, "warning"),
+        ("error_factor", math.inf, "error"),
+        ("effective_sample_share", 0.9, "warning"),
+        ("effective_sample_share", 0.4, "error"),
+        ("mask_fraction", 0.3, "warning"),
+        ("truncation_share", 0.9, "error"),
+        ("zero_advantage_share", 1.0, "error"),
+        ("logprob_gap", math.nan, "error"),
+    ],
+)
+def test_each_level(metric: str, value: float, level: str) -> None:
+    (alarm,) = alarms(HEALTHY | {metric: value})
+    assert (alarm.metric, alarm.level) == (metric, level)
+    assert alarm.text.startswith(f"{metric} is ")
+
+
+def test_errors_come_first() -> None:
+    found = alarms(HEALTHY | {"mismatch_k3": 2e-3, "truncation_share": 0.9})
+    assert [alarm.level for alarm in found] == ["error", "warning"]
+
+
+def test_means_by_hand() -> None:
+    sums = dict.fromkeys(SUMS, 0.0)
+    # Ratios 0.5, 1, 1.5, 1: mean 1, mean square 1.125.
+    sums |= {"tokens": 4.0, "ratio": 4.0, "ratio_squared": 4.5, "clipped": 2.0, "k3": 0.4}
+    sums |= {"positive": 1.0, "negative": 2.0, "clipped_positive": 1.0, "clipped_negative": 1.0}
+    sums |= {"masked": 1.0, "masked_negative": 1.0}
+    metrics = step_metrics(1.5, list(sums.values()), 2.5)
+    expected = {
+        "loss": 1.5,
+        "grad_norm": 2.5,
+        "clip_fraction": 0.5,
+        "clip_fraction_positive": 1.0,
+        "clip_fraction_negative": 0.5,
+        "mask_fraction": 0.25,
+        "mask_fraction_positive": 0.0,
+        "mask_fraction_negative": 0.5,
+        "ratio_mean": 1.0,
+        "ratio_std": math.sqrt(0.125),
+        "effective_sample_share": 16 / 18,
+        "mismatch_k3": 0.1,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+
+
+def test_numbers_that_are_not_finite_are_not_hidden() -> None:
+    metrics = step_metrics(math.nan, [4.0] + [math.nan] * (len(SUMS) - 1), math.nan)
+    assert math.isnan(metrics["ratio_std"])
+    assert math.isnan(metrics["effective_sample_share"])

@@ -1,0 +1,212 @@
+"""Every loss: MLX's gradient is that of finite differences, and no split of a step changes it."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from legos.data.batch import Batch, normalisation_weights, pack
+from legos.data.sample import Sample
+from legos.losses.corrections import Corrections
+from legos.losses.objective import Objective
+from legos.losses.places import Places, chosen_logprobs, place_logprobs
+from legos.losses.total import SUMS, BatchArrays, total_loss
+from legos.testing import random_samples
+
+Floats = NDArray[np.float64]
+VOCAB = 5
+STEP = 1e-6
+KL: Any = {"kl_coef": 0.3, "ema_kl_coef": 0.2}
+
+EVERY_OBJECTIVE = {
+    "reinforce": Objective(loss="reinforce"),
+    "ppo": Objective(loss="ppo", clip_low=0.3, clip_high=0.1, dual_clip=1.5),
+    "gspo": Objective(loss="gspo", clip_low=0.3, clip_high=0.1, dual_clip=1.5),
+    "cispo": Objective(loss="cispo", clip_low=1.0, clip_high=0.5),
+    "cispo_both": Objective(loss="cispo", clip_low=0.4, clip_high=0.5),
+    "dppo_tv": Objective(loss="dppo_tv", clip_low=0.1, clip_high=0.05),
+    "dppo_kl": Objective(loss="dppo_kl", clip_low=0.05, clip_high=0.02),
+    "gmpo": Objective(loss="gmpo", clip_low=0.4, clip_high=0.2),
+    "sapo": Objective(loss="sapo", sapo_tau=1.0, sapo_tau_negative=2.0),
+    "decoupled": Objective(anchor="proximal"),
+    "decoupled_gspo": Objective(loss="gspo", anchor="proximal"),
+    "decoupled_cispo": Objective(loss="cispo", anchor="proximal"),
+    "decoupled_dppo": Objective(loss="dppo_tv", anchor="proximal"),
+    "decoupled_gmpo": Objective(loss="gmpo", anchor="proximal", clip_low=0.4, clip_high=0.4),
+    "truncated_by_token": Objective(
+        anchor="proximal", corrections=Corrections(truncation="token", truncation_cap=1.2)
+    ),
+    "truncated_by_sample": Objective(
+        loss="reinforce",
+        anchor="proximal",
+        corrections=Corrections(truncation="sequence", truncation_cap=1.2),
+    ),
+    "icepop": Objective(anchor="proximal", corrections=Corrections(icepop=(0.3, 2.0))),
+    "masked": Objective(
+        dual_clip=None,
+        corrections=Corrections(
+            icepop=(0.1, 5.0), geometric_mask=(0.3, 3.0), outlier_veto=True, opsm_delta=0.5
+        ),
+    ),
+    "masked_gspo": Objective(loss="gspo", corrections=Corrections(icepop=(0.3, 3.0))),
+    "kl_k1": Objective(kl_estimator="k1", kl_in="reward", **KL),
+    "kl_onesided": Objective(kl_estimator="k1_onesided", kl_in="reward", **KL),
+    "kl_k2": Objective(kl_estimator="k2", **KL),
+    "kl_k3": Objective(kl_estimator="k3", **KL),
+    "kl_exact": Objective(kl_estimator="exact", **KL),
+    "entropy": Objective(entropy_coef=0.4),
+    "entropy_of_everything": Objective(entropy_coef=0.4, entropy_over="vocabulary"),
+}
+
+
+def float64(batch: Batch) -> Batch:
+    floats = {
+        field.name: getattr(batch, field.name).astype(np.float64)
+        for field in fields(batch)
+        if getattr(batch, field.name).dtype == np.float32
+    }
+    return replace(batch, **floats)
+
+
+def rounded(array: Floats) -> Floats:
+    """The same numbers for both sides: those that float32 can hold."""
+    return array.astype(np.float32).astype(np.float64)
+
+
+class Case:
+    """A batch of five samples, and logits of the policy, the reference and the average."""
+
+    def __init__(self, seed: int, objective: Objective) -> None:
+        rng = np.random.default_rng(seed)
+        samples = random_samples(rng, num_samples=5, vocab=VOCAB, max_length=4)
+        (self.batch,) = pack(samples, normalisation_weights(samples, "token"), max_tokens=1000)
+        shape = (3, len(self.batch.place_row), VOCAB)
+        self.logits, reference, average = rounded(rng.normal(size=shape))
+        self.objective = objective
+        self.others = {
+            "reference": reference if objective.kl_coef else None,
+            "average": average if objective.ema_kl_coef else None,
+        }
+        double = float64(self.batch)
+        policy, _ = place_logprobs(np, self.logits, Places(np, double))
+        self.frozen = chosen_logprobs(policy, double.sample_place, double.target)
+
+    def numpy_loss(self, logits: Floats) -> float:
+        """With the policy's own log-probabilities held still where the loss detaches them."""
+        arrays = BatchArrays(np, float64(self.batch))
+        loss, _ = total_loss(np, logits, arrays, self.objective, frozen=self.frozen, **self.others)
+        return float(loss)
+
+    def numpy_gradient(self) -> Floats:
+        """[P, V] central differences in double precision."""
+        found = np.zeros_like(self.logits)
+        for index in np.ndindex(*self.logits.shape):
+            step = np.zeros_like(self.logits)
+            step[index] = STEP
+            up = self.numpy_loss(self.logits + step)
+            found[index] = (up - self.numpy_loss(self.logits - step)) / (2 * STEP)
+        return found
+
+    def mlx_gradient(self) -> tuple[float, Floats]:
+        arrays = BatchArrays(mx, self.batch)
+        others = {
+            name: None if x is None else mx.array(x.astype(np.float32))
+            for name, x in self.others.items()
+        }
+
+        def loss(x: mx.array) -> mx.array:
+            return total_loss(mx, x, arrays, self.objective, **others)[0]
+
+        value, found = mx.value_and_grad(loss)(mx.array(self.logits.astype(np.float32)))
+        return float(np.array(value)), np.array(found, np.float64)
+
+
+@pytest.mark.parametrize("name", EVERY_OBJECTIVE)
+def test_mlx_has_the_gradient_of_the_finite_differences(name: str) -> None:
+    for seed in range(4):
+        case = Case(seed, EVERY_OBJECTIVE[name])
+        expected = case.numpy_gradient()
+        value, found = case.mlx_gradient()
+        assert value == pytest.approx(case.numpy_loss(case.logits), abs=1e-5)
+        assert np.abs(expected).max() > 1e-3, seed
+        assert np.abs(found - expected).max() < 1e-5, seed
+
+
+class Tables:
+    """Logits of every place by the tokens before it, so that any packing reads the same ones."""
+
+    def __init__(self, samples: list[Sample], seed: int) -> None:
+        prefixes = {s.token_ids[:end] for s in samples for end in range(1, len(s.token_ids))}
+        self.number = {prefix: n for n, prefix in enumerate(sorted(prefixes))}
+        rng = np.random.default_rng(seed)
+        self.tables = rng.normal(size=(3, len(self.number), VOCAB)).astype(np.float32)
+
+    def rows(self, batch: Batch) -> NDArray[np.int32]:
+        """[P] which row of the tables each place reads."""
+        return np.array(
+            [
+                self.number[tuple(batch.input_ids[row, : column + 1].tolist())]
+                for row, column in zip(batch.place_row, batch.place_column, strict=True)
+            ],
+            np.int32,
+        )
+
+
+def step(
+    groups: list[list[int]], samples: list[Sample], objective: Objective, tables: Tables
+) -> tuple[float, Floats, Floats]:
+    """Loss, gradient and sums of a step whose samples are split into these groups."""
+    weights = normalisation_weights(samples, "sample")
+    loss, gradient, sums = 0.0, np.zeros_like(tables.tables[0], np.float64), np.zeros(len(SUMS))
+    for group in groups:
+        (batch,) = pack([samples[i] for i in group], [weights[i] for i in group], max_tokens=1000)
+        arrays, rows = BatchArrays(mx, batch), mx.array(tables.rows(batch))
+        reference, average = (mx.array(table)[rows] for table in tables.tables[1:])
+        others: dict[str, Any] = {
+            "reference": reference if objective.kl_coef else None,
+            "average": average if objective.ema_kl_coef else None,
+        }
+
+        def of_table(
+            table: mx.array, arrays: Any = arrays, rows: Any = rows, others: Any = others
+        ) -> tuple[mx.array, mx.array]:
+            return total_loss(mx, table[rows], arrays, objective, **others)
+
+        (value, counted), found = mx.value_and_grad(of_table)(mx.array(tables.tables[0]))
+        loss += float(np.array(value))
+        gradient += np.array(found, np.float64)
+        sums += np.array(counted, np.float64)
+    return loss, gradient, sums
+
+
+@pytest.mark.parametrize("name", EVERY_OBJECTIVE)
+def test_no_split_changes_loss_gradient_or_counts(name: str) -> None:
+    samples = random_samples(np.random.default_rng(7), num_samples=8, vocab=VOCAB)
+    tables = Tables(samples, 8)
+    objective = EVERY_OBJECTIVE[name]
+    loss, gradient, sums = step([list(range(8))], samples, objective, tables)
+    assert np.abs(gradient).max() > 1e-3
+    for groups in ([[n] for n in range(8)], [[7, 0, 3], [5, 1], [6, 2, 4]]):
+        split = step(groups, samples, objective, tables)
+        assert split[0] == pytest.approx(loss, abs=1e-5)
+        assert np.abs(split[1] - gradient).max() < 1e-6
+        assert split[2] == pytest.approx(sums, rel=1e-5)
+
+
+def test_the_cases_reach_what_they_are_for() -> None:
+    samples = random_samples(np.random.default_rng(7), num_samples=8, vocab=VOCAB)
+    tables = Tables(samples, 8)
+    counts = {
+        name: dict(zip(SUMS, step([list(range(8))], samples, o, tables)[2], strict=True))
+        for name, o in EVERY_OBJECTIVE.items()
+    }
+    for name in ("ppo", "gspo", "cispo", "cispo_both", "dppo_tv", "dppo_kl", "gmpo", "sapo"):
+        assert 0 < counts[name]["clipped"] < counts[name]["tokens"], name
+    for name in ("icepop", "masked", "masked_gspo"):
+        assert 0 < counts[name]["masked"] < counts[name]["tokens"], name
+    for name in EVERY_OBJECTIVE:
+        if name.startswith(("decoupled", "truncated", "icepop")):
+            assert counts[name]["clipped"] == 0, name

@@ -1,0 +1,188 @@
+"""Gradients of a whole step as the backend computes them, against one padded row per sample."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten, tree_map
+
+from legos.data.batch import Batch, normalisation_weights, pack
+from legos.data.sample import Sample
+from legos.losses.objective import Objective
+from legos.losses.total import BatchArrays, total_loss
+from legos.mlx.gradients import StepGradients
+from legos.mlx.load import load_tree
+from legos.mlx.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays, without_lora
+from legos.mlx.regroup import step_rows
+from legos.mlx.trie import token_trie
+from legos.testing import make_sample
+
+VOCAB = 40
+Arrays = Mapping[str, mx.array]
+
+
+def trained_tree(folder: Path, *, head: bool = True) -> Any:
+    """A tree whose LoRA pairs are random, none of them zero."""
+    tree = load_tree(folder)
+    add_lora(tree, lora_shape(tree, rank=4, alpha=8.0, num_layers=8, head=head), seed=0)
+    set_lora_arrays(tree, random_arrays(tree, seed=1))
+    return tree
+
+
+def random_arrays(tree: Any, *, seed: int) -> dict[str, mx.array]:
+    rng = np.random.default_rng(seed)
+    return {
+        name: mx.array((0.2 * rng.standard_normal(array.shape)).astype(np.float32))
+        for name, array in lora_arrays(tree).items()
+    }
+
+
+def grouped_samples(
+    rng: np.random.Generator, *, groups: int = 3, size: int = 4, prompt: int = 40, longest: int = 12
+) -> list[Sample]:
+    """Completions of a few prompts that begin alike, some cut short, some with a second turn."""
+    opening = rng.integers(1, VOCAB, 24).tolist()
+    samples: list[Sample] = []
+    for group in range(groups):
+        asked = [*opening, *rng.integers(1, VOCAB, prompt - 8 * group).tolist()]
+        turn = rng.integers(1, VOCAB, 20).tolist()
+        for member in range(size):
+            said = rng.integers(1, VOCAB, rng.integers(1, longest)).tolist()
+            if member % 2:
+                said = [*turn, *said]
+            samples.append(chosen_after(rng, [*asked, *said], len(asked), group))
+    return samples
+
+
+def chosen_after(rng: np.random.Generator, tokens: list[int], start: int, group: int) -> Sample:
+    """A sample that chose everything from a position on, but for a few tokens."""
+    positions = [p for p in range(start, len(tokens)) if rng.random() < 0.8] or [start]
+    legal = [
+        tuple(sorted({tokens[p], *rng.integers(1, VOCAB, 3).tolist()}))
+        if rng.random() < 0.3
+        else ()
+        for p in positions
+    ]
+    return make_sample(
+        tokens,
+        positions=positions,
+        logprobs=(-4 * rng.random(len(positions))).tolist(),
+        advantages=rng.standard_normal(len(positions)).tolist(),
+        legal=legal,
+        group=f"task {group}",
+    )
+
+
+def plain(
+    tree: Any, samples: Sequence[Sample], objective: Objective, average: Arrays
+) -> tuple[float, np.ndarray, dict[str, mx.array]]:
+    """Each sample as a row of its own, every logit at once, automatic gradients alone."""
+    weights = normalisation_weights(samples, "token")
+    loss, sums, gradients = 0.0, 0.0, None
+    for sample, weight in zip(samples, weights, strict=True):
+        (batch,) = pack([sample], [weight], max_tokens=10_000)
+        places = mx.array(batch.place_row), mx.array(batch.place_column)
+        arrays = BatchArrays(mx, batch)
+
+        def logits(batch: Batch = batch, places: Any = places) -> mx.array:
+            return tree(mx.array(batch.input_ids))[places[0], places[1]].astype(mx.float32)
+
+        with without_lora(tree):
+            reference = logits()
+        current = lora_arrays(tree)
+        set_lora_arrays(tree, average)
+        averaged = logits()
+        set_lora_arrays(tree, current)
+        mx.eval(reference, averaged)
+
+        def run(
+            logits: Callable[[], mx.array] = logits,
+            arrays: BatchArrays = arrays,
+            others: Any = (reference, averaged),
+        ) -> Any:
+            return total_loss(
+                mx,
+                logits(),
+                arrays,
+                objective,
+                reference=others[0] if objective.kl_coef else None,
+                average=others[1] if objective.ema_kl_coef else None,
+            )
+
+        (value, counted), found = nn.value_and_grad(tree, run)()
+        gradients = found if gradients is None else tree_map(mx.add, gradients, found)
+        mx.eval(gradients)
+        loss += float(np.array(value))
+        sums = sums + np.array(counted, np.float64)
+    return loss, np.asarray(sums), dict(tree_flatten(gradients))
+
+
+def packed(samples: Sequence[Sample], max_tokens: int = 400) -> list[Batch]:
+    return pack(samples, normalisation_weights(samples, "token"), max_tokens=max_tokens)
+
+
+def distance(found: Arrays, expected: Arrays) -> float:
+    """Norm of the difference of all gradients over their norm."""
+    assert found.keys() == expected.keys()
+    gaps = [np.array(found[name], np.float64) - np.array(expected[name]) for name in expected]
+    whole = np.sqrt(sum((np.array(array, np.float64) ** 2).sum() for array in expected.values()))
+    assert whole > 1e-3
+    return float(np.sqrt(sum((gap**2).sum() for gap in gaps)) / whole)
+
+
+OBJECTIVES: Mapping[str, Objective] = {
+    "ppo": Objective(),
+    "regularised": Objective(kl_coef=0.3, ema_kl_coef=0.2, entropy_coef=0.1),
+    "exact": Objective(
+        kl_coef=0.3, ema_kl_coef=0.2, entropy_coef=0.1, kl_estimator="exact", loss="cispo"
+    ),
+    "gspo": Objective(loss="gspo", clip_low=0.5, clip_high=0.5, kl_coef=0.3),
+    "gmpo": Objective(loss="gmpo", entropy_coef=0.1, entropy_over="vocabulary"),
+}
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen3"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_step_has_the_gradients_of_its_samples_one_by_one(
+    tiny_models: Mapping[str, Path],
+    model: str,
+    objective: str,
+    chunked: bool,
+) -> None:
+    tree = trained_tree(tiny_models[model])
+    average = random_arrays(tree, seed=2)
+    samples = grouped_samples(np.random.default_rng(0))
+    expected_loss, expected_sums, expected = plain(tree, samples, OBJECTIVES[objective], average)
+    for max_tokens in (None, 250, 10_000):
+        gradients = StepGradients(tree, max_tokens=max_tokens, max_places=7 if chunked else None)
+        assert gradients.shares
+        loss, sums, tree_of = gradients.of_step(packed(samples), OBJECTIVES[objective], average)
+        assert loss == pytest.approx(expected_loss, rel=1e-5)
+        assert sums == pytest.approx(expected_sums, rel=1e-4, abs=1e-4)
+        assert distance(dict(tree_flatten(tree_of)), expected) < 2e-6
+
+
+def test_a_group_is_computed_as_one_prompt_and_its_completions() -> None:
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(1, VOCAB, 100).tolist()
+    samples = [
+        chosen_after(rng, [*prompt, member + 1, *rng.integers(1, VOCAB, 9).tolist()], 100, 0)
+        for member in range(8)
+    ]
+    samples = [replace_last(sample) for sample in samples]
+    step = step_rows(packed(samples))
+    assert sum(map(len, step.tokens)) == 8 * 109
+    assert token_trie(step.tokens).num_tokens == 100 + 8 * 9
+    assert token_trie(step.tokens, share=False).num_tokens == 8 * 109
+
+
+def replace_last(sample: Sample) -> Sample:
+    """The same with its last token chosen, so that no token at its end is left out."""
+    if sample.positions[-1] == len(sample.token_ids) - 1:
+        return sample
+    return make_sample(sample.token_ids)
