@@ -16,9 +16,7 @@ class TextStream:
     The pieces together are the text of the whole completion: ``finish`` adds what was held back.
     """
 
-    def __init__(
-        self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
         self._decode = decode
         self._stop = tuple(stop)
         self._context: tuple[int, ...] = ()  # tokens told before, which new ones may need

@@ -21,7 +21,9 @@ class ReplyParser:
     belong to nobody.
     """
 
-    def __init__(self, *, thinking: bool = False, tool_marks: tuple[str, str] | None = None) -> None:
+    def __init__(
+        self, *, thinking: bool = False, tool_marks: tuple[str, str] | None = None
+    ) -> None:
         """Begin a reply.
 
         Args:
