@@ -1,51 +1,140 @@
-"""``legos serve``: a model, with or without an adapter, over HTTP."""
+"""``legos serve``: a model and its adapters over HTTP, until the process is told to end."""
 
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-import uvicorn
+from fastapi import FastAPI
 
-from legos.build.model import apply_adapter_shape, apply_lora, load_model
+from legos.build.model import ModelHandle, apply_adapter_shape, apply_lora, load_model
+from legos.build.tools import tool_format_of
 from legos.clients.engine import EngineClient
 from legos.errors import ConfigError
+from legos.protocols import Engine
 from legos.server.app import make_app
+from legos.server.limits import Limits
+from legos.server.run import serve_app
+from legos.server.uploads import checked_name
 from legos.weights.adapter import Adapter, read_adapter
 
-__all__ = ["serve"]
+__all__ = ["app_of", "serve"]
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+POLICY = "policy"
 
 
-def serve(*, model: str, adapter: Path | None, host: str, port: int) -> None:
-    """Answer requests until the process is told to end.
+def serve(
+    *,
+    model: str,
+    adapters: Sequence[str],
+    host: str,
+    port: int,
+    limits: Limits,
+    drain_s: float,
+    say: Callable[[str], None],
+) -> None:
+    """Answer requests until the process is told to end; those that run then may end.
 
     Args:
         model: a folder, a hub name, or the built-in model.
-        adapter: adapter folder, live under the name ``policy``; None serves the model as it is.
-        host: loopback only, because nothing here asks for a key.
+        adapters: adapter folders, as DIR (live as ``policy``) or NAME=DIR.
+        host: address to listen on.
         port: 0 picks a free one.
+        limits: what is let in.
+        drain_s: how long running requests may take to end, seconds.
+        say: told the address, once requests are answered.
 
     Raises:
-        ConfigError: another host than loopback.
-        LegosError: the model or the adapter cannot be loaded.
+        ConfigError: the address cannot be listened on, or two adapters have one name.
+        LegosError: the model or an adapter cannot be loaded.
     """
-    if host not in LOOPBACK:
-        raise ConfigError(
-            f"host {host!r} is reachable by others and the server asks for no key; use 127.0.0.1"
+    logging.getLogger("legos.server").setLevel(logging.INFO)
+    loaded = _read(adapters)
+    with ExitStack() as stack:
+        handle = load_model(model)
+        stack.callback(handle.close)
+        if loaded:
+            apply_adapter_shape(handle, loaded[0].shape)
+        else:
+            apply_lora(handle)
+        engine = handle.make_engine(max_rows=limits.max_running)
+        stack.callback(engine.close)
+        for adapter in loaded or [handle.base_adapter()]:
+            engine.load_adapter(adapter).result()
+        app = app_of(handle, engine, name=_short(model), limits=limits)
+        asyncio.run(_until_told(app, host, port, drain_s, say))
+
+
+def app_of(handle: ModelHandle, engine: Engine, *, name: str, limits: Limits) -> FastAPI:
+    """The application over a loaded model and its engine.
+
+    Args:
+        handle: the model.
+        engine: one of its engines, a trainer's for instance.
+        name: what the base model is called.
+        limits: what is let in.
+    """
+    return make_app(
+        EngineClient(engine, handle.tokenizer),
+        engine,
+        handle.tokenizer,
+        model=name,
+        context=handle.context,
+        tools=tool_format_of(handle),
+        lora_scale=handle.lora.scale if handle.lora else None,
+        limits=limits,
+    )
+
+
+async def _until_told(
+    app: FastAPI, host: str, port: int, drain_s: float, say: Callable[[str], None]
+) -> None:
+    """Serve until SIGINT or SIGTERM; a second one ends the process at once."""
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+
+    def end(number: int) -> None:
+        told.set()
+        loop.remove_signal_handler(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end, number)
+    async with serve_app(app, host=host, port=port, drain_s=drain_s) as url:
+        service = app.state.service
+        live = [f"{name}@{version}" for name, version in service.engine.versions().items()]
+        key = '-H "Authorization: Bearer $LEGOS_API_KEY" ' if service.limits.api_key else ""
+        say(
+            f"serving {', '.join([service.model, *live])} at {url}/v1 (page: {url}/docs)\n"
+            f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' "
+            '-d \'{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}\'\n'
         )
-    weights = read_adapter(adapter) if adapter is not None else None
-    handle = load_model(model)
-    if weights is None:
-        apply_lora(handle)
-    else:
-        apply_adapter_shape(handle, weights.shape)
-    engine = handle.make_engine()
-    try:
-        live = weights or handle.base_adapter()
-        engine.load_adapter(
-            Adapter(name="policy", version=live.version, shape=live.shape, arrays=live.arrays)
-        ).result()
-        app = make_app(EngineClient(engine, handle.tokenizer), engine)
-        uvicorn.run(app, host=host, port=port, log_level="info")
-    finally:
-        engine.close()
-        handle.close()
+        await told.wait()
+
+
+def _read(adapters: Sequence[str]) -> list[Adapter]:
+    """The adapters of a command line, in its order."""
+    read: dict[str, Adapter] = {}
+    for given in adapters:
+        name, found, folder = given.partition("=")
+        if not found or not name or "/" in name:
+            name, folder = POLICY, given
+        if name in read:
+            raise ConfigError(
+                f"two adapters are called {name!r}; name them: --adapter NAME=DIR --adapter ..."
+            )
+        adapter = read_adapter(Path(folder))
+        read[name] = Adapter(
+            name=checked_name(name),
+            version=adapter.version,
+            shape=adapter.shape,
+            arrays=adapter.arrays,
+        )
+    return list(read.values())
+
+
+def _short(model: str) -> str:
+    """What a model is called: a folder's own name, a hub name as it is."""
+    folder = Path(model)
+    return folder.resolve().name if folder.is_dir() else model

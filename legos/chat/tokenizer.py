@@ -48,6 +48,7 @@ class ChatTokenizer:
         vocab_size: number of tokens, added ones included.
         end_ids: the token ids that end a completion, in ascending order.
         knows_tools: whether the chat template has a place for tools.
+        knows_thinking: whether the chat template speaks of thinking.
     """
 
     def __init__(self, tokenizer: Any, *, end_ids: Sequence[int]) -> None:
@@ -57,12 +58,14 @@ class ChatTokenizer:
         self._remember = lru_cache(maxsize=_REMEMBERED_PROMPTS)(self._render)
         self.vocab_size: int = len(tokenizer)
         self.end_ids: tuple[int, ...] = tuple(sorted(set(end_ids)))
-        self.knows_tools: bool = "tools" in str(tokenizer.chat_template or "")
+        template = str(tokenizer.chat_template or "")
+        self.knows_tools: bool = "tools" in template
+        self.knows_thinking: bool = "<think>" in template
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a text; none are added before or after it."""
+    def encode(self, text: str, *, specials: bool = False) -> tuple[int, ...]:
+        """Return the ids of a text; none are added around it unless `specials` is True."""
         with self._lock:
-            return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+            return tuple(self._tokenizer.encode(text, add_special_tokens=specials))
 
     def decode(self, ids: Sequence[int], *, controls: bool = False) -> str:
         """Return the text of token ids; special tokens say nothing unless `controls` is True."""
@@ -74,6 +77,18 @@ class ChatTokenizer:
     def is_control(self, text: str) -> bool:
         """Whether a text is the name of a special token, which ``decode`` leaves out."""
         return text in self._controls
+
+    def definition(self) -> str:
+        """Return the tokenizer's vocabulary, merges and rules as the text of a tokenizer.json.
+
+        Raises:
+            ModelError: it is written in Python and has no such definition.
+        """
+        with self._lock:
+            backend = getattr(self._tokenizer, "backend_tokenizer", None)
+            if backend is None:
+                raise ModelError("the model's tokenizer has no tokenizer.json; convert it to one")
+            return backend.to_str()
 
     def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the prompt of a chat, up to where the assistant's next message begins.
@@ -102,7 +117,7 @@ class ChatTokenizer:
         Args:
             messages: each with "role" and a text as "content"; assistants' may have "tool_calls",
                 their arguments as JSON objects.
-            tools: what may be called; models whose template knows none are told in a system message.
+            tools: what may be called; the system message tells of it where the template cannot.
             options: further variables of the chat template, such as ``enable_thinking``.
 
         Raises:

@@ -41,7 +41,7 @@ def _json_call(text: str, _: Sequence[JsonObject]) -> Any:
 
 
 PLAIN_TOOLS = ToolFormat(start="<tool_call>", end="</tool_call>", parse=_json_call)
-"""For models whose chat template knows no tools: JSON between two tags, as the prompt tells them."""
+"""For models whose chat template knows no tools: JSON between two tags, as the prompt says."""
 
 _ADVICE = (
     "You may call these functions, given as JSON schemas:\n{tools}\n"

@@ -114,21 +114,56 @@ def evaluate(
 def serve(
     *,
     model: str = "builtin",
-    adapter: Path | None = None,
+    adapter: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
     host: str = "127.0.0.1",
     port: int = 8000,
+    api_key: Annotated[str | None, Parameter(env_var="LEGOS_API_KEY", show_env_var=True)] = None,
+    max_batch: int = 256,
+    max_queue: int = 1024,
+    timeout_s: float = 600.0,
+    max_body_mb: float = 16.0,
+    adapter_folder: Path | None = None,
+    drain_s: float = 30.0,
+    log_prompts: Annotated[bool, Parameter(negative="", show_default=False)] = False,
 ) -> None:
-    """Serve a model over an OpenAI-compatible HTTP interface.
+    """Serve a model and its adapters over an OpenAI-compatible HTTP interface.
 
     Args:
         model: A model folder, a hub name, or "builtin".
-        adapter: Adapter folder to load at the start.
-        host: Address to listen on.
+        adapter: Adapter folder, as DIR (live as "policy") or NAME=DIR; repeat it for several.
+        host: Address to listen on; others than loopback need an API key.
         port: Port to listen on; 0 picks a free one.
+        api_key: Asked of every request, as a bearer token.
+        max_batch: Completions decoded at once.
+        max_queue: Completions that may wait; beyond it requests are answered with 429.
+        timeout_s: Longest time for one answer, seconds.
+        max_body_mb: Largest body of a request that loads no adapter, MiB.
+        adapter_folder: Folder below which adapters may be loaded by path.
+        drain_s: How long running requests may take to end after SIGTERM, seconds.
+        log_prompts: Write prompts into the log.
     """
     from legos.apps.serve import serve as run
+    from legos.server.limits import Limits
 
-    run(model=model, adapter=adapter, host=host, port=port)
+    limits = Limits.for_host(
+        host,
+        api_key=api_key,
+        max_running=max_batch,
+        max_queue=max_queue,
+        request_timeout_s=timeout_s,
+        max_body_bytes=int(max_body_mb * 2**20),
+        adapter_folder=adapter_folder,
+        log_prompts=log_prompts,
+    )
+    run(
+        model=model,
+        adapters=adapter,
+        host=host,
+        port=port,
+        limits=limits,
+        drain_s=drain_s,
+        say=show,
+    )
 
 
 def chat(

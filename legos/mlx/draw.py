@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from legos.data.message import Alternatives
 from legos.data.seeds import uniforms
-from legos.mlx.filters import Recipe, bent, cut, put
+from legos.mlx.filters import Recipe, bent, cut, exponentials, put, take
 
 __all__ = [
     "HOST_VOCABULARY",
@@ -89,20 +89,23 @@ def distributions(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> Distributi
     greedy = [row for row, recipe in enumerate(recipes) if recipe.temperature == 0.0]
     weights = scaled
     if len(greedy) < len(recipes):
-        weights = cut(xp, scaled, xp.exp(scaled - top), recipes)
+        weights = cut(xp, scaled, exponentials(xp, scaled, top), recipes)
     if greedy:
-        some = scaled if len(greedy) == len(recipes) else scaled[xp.array(np.array(greedy))]
-        best = xp.argmax(some, axis=1)[:, None] == xp.arange(scaled.shape[1])[None, :]
+        best = xp.argmax(take(xp, scaled, greedy), axis=1)[:, None]
+        best = best == xp.arange(scaled.shape[1])[None, :]
         weights = put(xp, weights, greedy, best.astype(xp.float32))
     return Distributions(scaled, weights, top, xp.sum(weights, axis=1, keepdims=True))
 
 
 @np.errstate(invalid="ignore", divide="ignore")
-def logprobs_of(xp: Any, made: Distributions, rows: NDArray[np.intp] | None = None) -> Any:
+def logprobs_of(xp: Any, made: Distributions, rows: Sequence[int] | None = None) -> Any:
     """[R, V] log-probabilities of some rows, or of all; minus infinity for what cannot be drawn."""
     if rows is not None:
-        made = Distributions(*(array[xp.array(rows)] for array in made))
+        made = Distributions(*(take(xp, array, rows) for array in made))
     logprobs = made.scaled - (made.top + xp.log(made.total))
+    if xp is np:
+        logprobs[made.weights == 0.0] = -np.inf
+        return logprobs
     return xp.where(made.weights == 0.0, -np.inf, logprobs)
 
 
@@ -191,9 +194,9 @@ def raw_logprobs(
         tokens: [A] token ids.
     """
     asked, place = np.unique(rows, return_inverse=True)
-    some = logits[xp.array(asked)]
+    some = take(xp, logits, asked.tolist())
     top = xp.max(some, axis=1, keepdims=True)
-    norm = (top + xp.log(xp.sum(xp.exp(some - top), axis=1, keepdims=True)))[:, 0]
+    norm = (top + xp.log(xp.sum(exponentials(xp, some, top), axis=1, keepdims=True)))[:, 0]
     return np.array(some[xp.array(place), xp.array(np.array(tokens))] - norm[xp.array(place)])
 
 
@@ -205,19 +208,26 @@ def alternatives(xp: Any, logprobs: Any, count: int) -> list[Alternatives]:
         logprobs: [R, V] from ``logprobs_of``.
         count: how many; a row in which fewer tokens can be drawn has fewer.
     """
-    count = min(count, logprobs.shape[1])
-    start = logprobs.shape[1] - count
-    ids = xp.argpartition(logprobs, start, axis=1)[:, start:]
+    size = logprobs.shape[1]
+    count = min(count, size)
+    if xp is np:
+        least = np.partition(logprobs, size - count, axis=1)[:, size - count]
+        found = [np.flatnonzero(row >= edge) for row, edge in zip(logprobs, least, strict=True)]
+        return [_ordered(ids, row[ids], count) for ids, row in zip(found, logprobs, strict=True)]
+    ids = xp.argpartition(logprobs, size - count, axis=1)[:, size - count :]
     values = xp.take_along_axis(logprobs, ids, axis=1)
-    least = xp.min(values, axis=1, keepdims=True)
-    tied = np.array(xp.sum(logprobs >= least, axis=1) > count)
-    found: list[Alternatives] = []
-    for row, (some, likely) in enumerate(zip(np.array(ids), np.array(values), strict=True)):
-        if tied[row]:  # which of the equal ones came is anybody's guess
-            whole = np.array(logprobs[row])
-            some = np.flatnonzero(whole >= likely.min())
-            likely = whole[some]
-        order = np.lexsort((some, -likely))[:count]
-        pairs = zip(some[order].tolist(), likely[order].tolist(), strict=True)
-        found.append(tuple((token, logprob) for token, logprob in pairs if logprob > -np.inf))
-    return found
+    tied = np.array(xp.sum(logprobs >= xp.min(values, axis=1, keepdims=True), axis=1) > count)
+    result = [
+        _ordered(some, likely, count)
+        for some, likely in zip(np.array(ids), np.array(values), strict=True)
+    ]
+    for row in np.flatnonzero(tied).tolist():  # which of the equal ones came is anybody's guess
+        result[row] = alternatives(np, np.array(logprobs[row])[None], count)[0]
+    return result
+
+
+def _ordered(ids: NDArray[Any], values: NDArray[np.float32], count: int) -> Alternatives:
+    """The largest values and their ids, without those of minus infinity."""
+    order = np.lexsort((ids, -values))[:count]
+    pairs = zip(ids[order].tolist(), values[order].tolist(), strict=True)
+    return tuple((token, logprob) for token, logprob in pairs if logprob > -np.inf)

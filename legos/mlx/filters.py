@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from legos.data.message import Filters
 
-__all__ = ["Recipe", "bent", "cut", "put"]
+__all__ = ["Recipe", "bent", "cut", "exponentials", "put", "take"]
 
 SORTED_FIRST = 1024  # most probable tokens sorted before a whole vocabulary is
 PLAIN = Filters()
@@ -62,30 +62,38 @@ def cut(xp: Any, scaled: Any, weights: Any, recipes: Sequence[Recipe]) -> Any:
         weights: [D, V] their exponentials, the largest of each row 1.
         recipes: [D].
     """
-    num_vocabulary = scaled.shape[1]
     asking = [
         (row, recipe.filters)
         for row, recipe in enumerate(recipes)
-        if recipe.filters is not None and recipe.temperature and _cuts(recipe.filters)
+        if recipe.filters is not None and recipe.temperature
     ]
-    if not asking:
-        return weights
-    rows = [row for row, _ in asking]
-    kept = weights if len(rows) == len(recipes) else weights[xp.array(np.array(rows))]
-    least = np.array([filters.min_p for _, filters in asking], np.float32)
-    result = xp.where(kept >= xp.array(least)[:, None], kept, 0.0) if least.any() else kept
-    sorting = [
-        place
-        for place, (_, filters) in enumerate(asking)
-        if filters.top_p < 1.0 or 0 < filters.top_k < num_vocabulary
-    ]
+    sorting = [(row, filters) for row, filters in asking if _sorts(filters, scaled.shape[1])]
+    result = weights
     if sorting:
-        chosen = scaled[xp.array(np.array([rows[place] for place in sorting]))]
-        whole = kept if len(sorting) == len(rows) else kept[xp.array(np.array(sorting))]
-        likely = _most_probable(xp, chosen, whole, [asking[place][1] for place in sorting])
-        some = result if len(sorting) == len(rows) else result[xp.array(np.array(sorting))]
-        result = put(xp, result, sorting, xp.where(likely, some, 0.0))
-    return put(xp, weights, rows, result)
+        rows = [row for row, _ in sorting]
+        some = take(xp, weights, rows)
+        likely = _most_probable(xp, take(xp, scaled, rows), some, [f for _, f in sorting])
+        result = put(xp, result, rows, xp.where(likely, some, 0.0))
+    shares = [(row, filters.min_p) for row, filters in asking if filters.min_p > 0.0]
+    if shares:
+        rows = [row for row, _ in shares]
+        some = take(xp, result, rows)
+        least = xp.array(np.array([share for _, share in shares], np.float32))[:, None]
+        result = put(xp, result, rows, xp.where(some >= least, some, 0.0))
+    return result
+
+
+def exponentials(xp: Any, values: Any, top: Any) -> Any:
+    """[R, V] of the values below the largest of their row; as few new arrays as may be."""
+    below = values - top
+    return np.exp(below, out=below) if xp is np else xp.exp(below)
+
+
+def take(xp: Any, array: Any, rows: Sequence[int]) -> Any:
+    """Some rows, which are distinct and in ascending order; all of them cost nothing."""
+    if len(rows) == array.shape[0]:
+        return array
+    return array[xp.array(np.array(rows))]
 
 
 def put(xp: Any, array: Any, rows: Sequence[int], values: Any) -> Any:
@@ -97,8 +105,8 @@ def put(xp: Any, array: Any, rows: Sequence[int], values: Any) -> Any:
     return array
 
 
-def _cuts(filters: Filters) -> bool:
-    return filters.top_k > 0 or filters.top_p < 1.0 or filters.min_p > 0.0
+def _sorts(filters: Filters, num_vocabulary: int) -> bool:
+    return filters.top_p < 1.0 or 0 < filters.top_k < num_vocabulary
 
 
 def _penalised(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> Any:
@@ -163,41 +171,44 @@ def _closed(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> Any:
         elif allowed is not None:
             opened[place, : len(allowed)] = allowed[: opened.shape[1]]
     opened[places, tokens] = True
-    some = logits if len(rows) == len(recipes) else logits[xp.array(np.array(rows))]
+    some = take(xp, logits, rows)
     return put(xp, logits, rows, xp.where(xp.array(opened), some, -np.inf))
 
 
 def _most_probable(xp: Any, scaled: Any, weights: Any, filters: Sequence[Filters]) -> Any:
     """[R, V] True for the tokens that top-k and then top-p keep.
 
-    As few values as may do are sorted; where they hold too small a share, all are.
+    As few values as may do are sorted; where they hold too small a share, more are.
     """
-    num_vocabulary = scaled.shape[1]
-    ks = [f.top_k if 0 < f.top_k < num_vocabulary else num_vocabulary for f in filters]
+    size = scaled.shape[1]
+    ks = [f.top_k if 0 < f.top_k < size else size for f in filters]
     shares = [f.top_p if f.top_p < 1.0 else NO_SHARE for f in filters]
-    first = min(num_vocabulary, max(SORTED_FIRST, *(k for k in ks if k < num_vocabulary), 1))
     limits = xp.array(np.array(ks, np.int32))[:, None]
     share = xp.array(np.array(shares, np.float32))[:, None]
     top = xp.max(scaled, axis=1, keepdims=True)
     whole = xp.sum(weights, axis=1, keepdims=True)
-    everything = limits == num_vocabulary
+    first = max(k for k in (1, *ks) if k < size or k == 1)
+    if any(k == size for k in ks):
+        first = max(first, SORTED_FIRST)
     while True:
+        first = min(first, size)
         values = _descending(xp, scaled, first)
         within = xp.arange(first)[None, :] < limits
         held = xp.where(within, xp.exp(values - top), 0.0)
-        before = xp.cumsum(held, axis=1) - held
-        whole_k = xp.where(everything, whole, xp.sum(held, axis=1, keepdims=True))
-        keeps = within & (before < share * whole_k)
-        number = xp.maximum(xp.sum(keeps, axis=1, keepdims=True), 1)
-        if first == num_vocabulary or not bool(((number == first) & (limits > first)).any()):
+        sums = xp.cumsum(held, axis=1)
+        whole_k = xp.where(limits == size, whole, sums[:, -1:])
+        number = xp.sum(within & (sums - held < share * whole_k), axis=1, keepdims=True)
+        number = xp.maximum(number, 1)
+        if first == size or not bool(((number == first) & (limits > first)).any()):
             break
-        first = num_vocabulary
+        first *= 8
     last = xp.take_along_axis(values, number - 1, axis=1)
-    equal = scaled == last
+    reached = scaled >= last
+    if not bool((xp.sum(reached, axis=1, keepdims=True) > number).any()):
+        return reached
     room = number - xp.sum(values > last, axis=1, keepdims=True)
-    if bool((xp.sum(equal, axis=1, keepdims=True) > room).any()):
-        equal = equal & (xp.cumsum(equal.astype(xp.int32), axis=1) <= room)
-    return (scaled > last) | equal
+    equal = scaled == last
+    return (scaled > last) | (equal & (xp.cumsum(equal.astype(xp.int32), axis=1) <= room))
 
 
 def _descending(xp: Any, values: Any, count: int) -> Any:

@@ -47,6 +47,7 @@ Where a member failed they are -1 and NaN, and ``Member.add`` raises the reason.
 """
 Key = tuple[Any, tuple[Any, ...]]
 """A row (its tokens, or the index of its logits) and a setting of its members."""
+UNBENT = (1.0, None)  # the setting under which the model's own distribution is sampled
 KNOWN_BYTES = 64 << 20  # of remembered distributions
 
 
@@ -116,7 +117,7 @@ class Sampler:
                 self._remember(places, made)
         else:
             drawn = draw(self._xp, made, **places.draws())
-        self._record_raw(places, some, drawn[0])
+        self._record_raw(places, some, drawn)
         return self._finish(places, drawn, made, failures)
 
     def _remember(self, places: "_Places", made: Table) -> None:
@@ -128,14 +129,17 @@ class Sampler:
         while len(self._known) > self._known_limit:
             self._known.popitem(last=False)
 
-    def _record_raw(self, places: "_Places", logits: Any, tokens: Sequence[int]) -> None:
+    def _record_raw(self, places: "_Places", logits: Any, drawn: Drawn) -> None:
         """Tell the members that ask what the model itself thinks of their tokens."""
         asking = [n for n, m in enumerate(places.members) if m.request.raw_logprobs]
-        if asking:
-            rows, chosen = places.which[asking], [tokens[number] for number in asking]
-            found = raw_logprobs(self._xp, logits, rows, chosen).tolist()
-            for number, logprob in zip(asking, found, strict=True):
-                places.members[number].raw_logprobs.append(logprob)
+        found = {n: drawn[1][n] for n in asking if places.members[n].setting == UNBENT}
+        others = [number for number in asking if number not in found]
+        if others:
+            rows, chosen = places.which[others], [drawn[0][number] for number in others]
+            raw = raw_logprobs(self._xp, logits, rows, chosen).tolist()
+            found |= zip(others, raw, strict=True)
+        for number in asking:
+            places.members[number].raw_logprobs.append(found[number])
 
     def _record_alternatives(self, places: "_Places", made: Distributions | Table) -> None:
         """Tell the members that ask what else could have come."""
@@ -147,7 +151,7 @@ class Sampler:
             if isinstance(made, Table):
                 found = alternatives(np, made.logprobs[rows], count)
             else:
-                found = alternatives(self._xp, logprobs_of(self._xp, made, rows), count)
+                found = alternatives(self._xp, logprobs_of(self._xp, made, rows.tolist()), count)
             for (_, member), row in zip(asking, place, strict=True):
                 member.alternatives.append(found[row][: member.request.num_alternatives])
 

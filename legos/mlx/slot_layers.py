@@ -84,23 +84,23 @@ class Batch:
             self._masks[layout] = known
         return known
 
-    def spread(self, mask: mx.array, shape: tuple[int, ...], name: str) -> mx.array:
-        """The mask [B, ranks] as it multiplies a product whose leading axes are ``shape[:-1]``.
+    def spread(self, mask: mx.array, lead: tuple[int, ...], name: str) -> mx.array:
+        """The mask [B, ranks] as it multiplies a product [*lead, ranks].
 
         The first axis is the batch; of an input [N, in] it may be batch and tokens in one, as some
-        experts' gates have it. The output head must see the batch itself, because the places where
-        logits are wanted need not be equally many in every row.
+        blocks of experts have it. The output head must see the batch itself, because the places
+        where logits are wanted need not be equally many in every row.
 
         Raises:
             EngineError: the first axis is another one.
         """
         num_rows, ranks = mask.shape
-        if shape[0] == num_rows:
-            return mask.reshape(num_rows, *([1] * (len(shape) - 2)), ranks)
-        if len(shape) == 2 and shape[0] % num_rows == 0 and not name.endswith("lm_head"):
-            return mx.repeat(mask, shape[0] // num_rows, axis=0)
+        if lead[0] == num_rows:
+            return mask.reshape(num_rows, *([1] * (len(lead) - 1)), ranks)
+        if len(lead) == 1 and lead[0] % num_rows == 0 and not name.endswith("lm_head"):
+            return mx.repeat(mask, lead[0] // num_rows, axis=0)
         raise EngineError(
-            f"{name} got an input of shape {shape} in a batch of {num_rows} rows with different "
+            f"{name} got an input with axes {lead} in a batch of {num_rows} rows with different "
             "adapters; expected the rows on the first axis: put rows with one adapter together"
         )
 
@@ -177,7 +177,7 @@ class Site:
         if stack is None:
             return y
         layout, a, b = stack
-        mask = batch.spread(batch.mask(layout), x.shape, self.name)
+        mask = batch.spread(batch.mask(layout), x.shape[:-1], self.name)
         return y + (((x @ a) * mask) @ b).astype(x.dtype)
 
     def switch(self, y: mx.array, x: mx.array, indices: mx.array, sorted_indices: bool) -> mx.array:
@@ -211,7 +211,7 @@ class Site:
         unsorted = self._current.indices
         if unsorted is None:
             raise EngineError(f"{self.name} was called outside its block of experts")
-        tokens = batch.spread(mask, (*unsorted.shape[:-1], 0), self.name)
+        tokens = batch.spread(mask, unsorted.shape[:-1], self.name)
         if indices.shape == unsorted.shape:
             return mx.expand_dims(tokens, (-2, -3))
         tokens = mx.broadcast_to(tokens, (*unsorted.shape[:-1], mask.shape[-1]))

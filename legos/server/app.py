@@ -1,74 +1,93 @@
-"""The FastAPI application: chat completions, models, health."""
+"""The FastAPI application: OpenAI's interface, adapters that change while it runs, its limits."""
 
-import time
-import uuid
-from collections.abc import Mapping
+import logging
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.responses import Response
 
-from legos.errors import EngineError, RequestError
-from legos.protocols import Client, Engine
-from legos.server.chat import ChatAnswer, ChatRequest, answer_of
+from legos.chat.tokenizer import ChatTokenizer
+from legos.chat.tools import PLAIN_TOOLS, ToolFormat
+from legos.errors import LegosError
+from legos.protocols import Engine
+from legos.server.adapters import adapter_router
+from legos.server.chat import chat_router
+from legos.server.completions import completion_router
+from legos.server.extras import state_router, text_router
+from legos.server.guard import Guard
+from legos.server.limits import Limits
+from legos.server.problems import handle
+from legos.server.service import Service, Source
+from legos.server.shapes import ProblemAnswer
 
-__all__ = ["make_app"]
+__all__ = ["make_app", "service_of"]
+
+logger = logging.getLogger(__name__)
+
+_SUMMARY = (
+    "A language model on this machine, whose LoRA adapters are loaded, replaced and dropped while "
+    "it answers. OpenAI's interface, with token ids, log-probabilities and policy versions."
+)
+_PROBLEMS = (400, 401, 404, 413, 429, 503, 504)
 
 
-def make_app(client: Client, engine: Engine) -> FastAPI:
+def make_app(
+    source: Source,
+    engine: Engine,
+    tokenizer: ChatTokenizer,
+    *,
+    model: str,
+    context: int,
+    tools: ToolFormat = PLAIN_TOOLS,
+    lora_scale: float | None = None,
+    limits: Limits | None = None,
+) -> FastAPI:
     """Make the application.
 
     Args:
-        client: answers the requests.
-        engine: what the client asks; tells which adapters are live.
+        source: answers the requests; an ``EngineClient``.
+        engine: what the source asks; holds the adapters.
+        tokenizer: the model's.
+        model: what the base model is called.
+        context: longest prompt plus completion, tokens.
+        tools: how the model writes tool calls.
+        lora_scale: LoRA's multiplier where a loaded adapter says none.
+        limits: what is let in; None lets everybody in, within the default sizes.
     """
-    app = FastAPI(title="legos", description="A language model that is being trained by self-play.")
-    app.add_exception_handler(RequestValidationError, _refused)
-    app.add_exception_handler(RequestError, _refused)
-    app.add_exception_handler(EngineError, _dead)
-
-    @app.post("/v1/chat/completions")
-    async def chat(request: ChatRequest) -> ChatAnswer:
-        """Answer a chat."""
-        completion = await client.complete(
-            request.as_messages(), request.as_sampling(), adapter=request.model
+    limits = limits or Limits()
+    service = Service(
+        source, engine, tokenizer, model=model, context=context, tools=tools, limits=limits
+    )
+    app = FastAPI(
+        title="legos",
+        description=_SUMMARY,
+        redoc_url=None,
+        responses={status: {"model": ProblemAnswer} for status in _PROBLEMS},
+    )
+    app.state.service = service
+    for error in (RequestValidationError, HTTPException, LegosError, UnicodeEncodeError):
+        app.add_exception_handler(error, handle)
+    app.add_exception_handler(Exception, _unexpected)
+    app.include_router(chat_router(service), tags=["OpenAI"])
+    app.include_router(completion_router(service), tags=["OpenAI"])
+    app.include_router(adapter_router(service, default_scale=lora_scale), tags=["adapters"])
+    app.include_router(state_router(service), tags=["state"])
+    app.include_router(text_router(service), tags=["texts"])
+    app.add_middleware(Guard, service=service)
+    if limits.allowed_hosts:
+        app.add_middleware(
+            TrustedHostMiddleware, allowed_hosts=list(limits.allowed_hosts), www_redirect=False
         )
-        return answer_of(completion, number=uuid.uuid4().hex, created=int(time.time()))
-
-    @app.get("/v1/models")
-    async def models() -> Mapping[str, object]:
-        """The live adapters and their versions."""
-        data = [
-            {"id": name, "object": "model", "owned_by": "legos", "version": version}
-            for name, version in engine.versions().items()
-        ]
-        return {"object": "list", "data": data}
-
-    @app.get("/health")
-    async def health() -> Mapping[str, str]:
-        """Whether requests are answered."""
-        return {"status": "ok"}
-
     return app
 
 
-async def _refused(_: Request, error: Exception) -> JSONResponse:
-    """A request that cannot be served, in OpenAI's form."""
-    if isinstance(error, RequestValidationError):
-        problems = [
-            f"{'.'.join(str(part) for part in problem['loc'][1:])}: {problem['msg']}"
-            for problem in error.errors()
-        ]
-        message = "; ".join(problems)
-    else:
-        message = str(error)
-    return JSONResponse(_as_error(message, "invalid_request_error"), status_code=400)
+def service_of(app: FastAPI) -> Service:
+    """The state behind an application of ``make_app``."""
+    return app.state.service
 
 
-async def _dead(_: Request, error: Exception) -> JSONResponse:
-    """The engine cannot answer any more."""
-    return JSONResponse(_as_error(str(error), "engine_error"), status_code=503)
-
-
-def _as_error(message: str, kind: str) -> dict[str, dict[str, str]]:
-    return {"error": {"message": message, "type": kind}}
+async def _unexpected(request: Request, error: Exception) -> Response:
+    """An error of our own; the log has it, the client does not."""
+    return await handle(request, error)

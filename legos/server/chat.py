@@ -1,110 +1,201 @@
-"""The shapes of the chat endpoint: what may be asked, and what is answered.
+"""``POST /v1/chat/completions``."""
 
-Field names are OpenAI's; ``prompt_token_ids``, ``token_ids``, ``token_logprobs`` and ``versions``
-are extensions that training needs. A field that is not listed here is refused by name.
-"""
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from typing import Literal
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
 
-from pydantic import BaseModel, ConfigDict, Field
+from legos.chat.tools import call_schema
+from legos.data.message import Completion
+from legos.data.request import Progress
+from legos.server.ask import GONE, Asked, Envelope, complete_all, stream_all, usage_of
+from legos.server.chat_fields import ChatBody, ChatPrompt
+from legos.server.events import Emit, EventStream
+from legos.server.problems import Problem
+from legos.server.reply import Manner, ReplyReader
+from legos.server.service import Service
+from legos.server.shapes import ChatAnswer
+from legos.server.tokens import TokenTexts, chat_logprobs, token_fields
 
-from legos.data.message import Completion, Message, Sampling
+__all__ = ["chat_router", "render_prompt"]
 
-__all__ = ["ChatAnswer", "ChatRequest", "answer_of"]
+logger = logging.getLogger("legos.server")
 
-
-class ChatMessage(BaseModel):
-    """One message."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    role: Literal["system", "user", "assistant"]
-    content: str
+LONG = 16_384  # characters; templates take their time over a longer chat
+TAIL = 8  # tokens of a prompt in which it may open the thinking
 
 
-class ChatRequest(BaseModel):
-    """``POST /v1/chat/completions``."""
+def chat_router(service: Service) -> APIRouter:
+    """The endpoint."""
+    router = APIRouter()
+    texts = TokenTexts(service.tokenizer)
 
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [
-                {
-                    "messages": [
-                        {"role": "user", "content": "Nim: 5 left, last one wins.\nMoves: 1 2 3"}
-                    ]
-                }
-            ]
-        },
+    @router.post(
+        "/v1/chat/completions",
+        responses={200: {"model": ChatAnswer, "content": {"text/event-stream": {}}}},
+        response_class=Response,
     )
+    async def chat(body: ChatBody, request: Request) -> Response:
+        """Answer a chat."""
+        answer = await _Chat.begin(service, body, texts)
+        if body.stream:
+            return EventStream(service, answer.stream)
+        completions = await complete_all(service, request, answer.asked)
+        return GONE if completions is None else answer.whole(completions)
 
-    messages: list[ChatMessage] = Field(min_length=1)
-    model: str = Field("policy", description="An adapter's name.")
-    temperature: float = Field(1.0, ge=0, le=10)
-    max_tokens: int = Field(256, ge=1)
-    stop: list[str] | str = Field(default=[], description="Texts that end the answer.")
-    seed: int = Field(0, ge=0, lt=2**63)
-    stream: Literal[False] = Field(default=False, description="Streaming is not offered.")
+    return router
 
-    def as_messages(self) -> tuple[Message, ...]:
-        """The messages in the kit's own form."""
-        return tuple(Message(message.role, message.content) for message in self.messages)
 
-    def as_sampling(self) -> Sampling:
-        """The sampling parameters in the kit's own form."""
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        return Sampling(
-            temperature=self.temperature, max_tokens=self.max_tokens, stop=stop, seed=self.seed
+async def render_prompt(
+    service: Service, prompt: ChatPrompt, tools: Sequence[Any]
+) -> tuple[int, ...]:
+    """The token ids of a chat's prompt."""
+    tokenizer = service.tokenizer
+    if not prompt.messages:
+        raise Problem(400, "messages is empty; expected at least one", param="messages")
+    long = sum(len(message.text) for message in prompt.messages) > LONG
+    plain = prompt.plain()
+    if plain is not None:
+        if long:
+            return await asyncio.to_thread(tokenizer.render, plain)
+        return tokenizer.render(plain)
+    messages, options = prompt.checked(), prompt.chat_template_kwargs
+    if long:
+        return await asyncio.to_thread(tokenizer.render_chat, messages, tools, options)
+    return tokenizer.render_chat(messages, tools, options)
+
+
+class _Chat:
+    """One request and how its answers are told."""
+
+    def __init__(
+        self, service: Service, body: ChatBody, texts: TokenTexts, asked: Asked, manner: Manner
+    ) -> None:
+        self.asked = asked
+        self._service = service
+        self._body = body
+        self._texts = texts
+        self._manner = manner
+        self._raw = body.logprobs_mode == "raw"
+
+    @classmethod
+    async def begin(cls, service: Service, body: ChatBody, texts: TokenTexts) -> "_Chat":
+        """Turn the body into what is asked.
+
+        Raises:
+            Problem: it contradicts itself, or asks for what is not there.
+        """
+        if service.limits.log_prompts:
+            logger.info("chat %s", body.model_dump_json(include={"messages", "prompt_token_ids"}))
+        adapter = service.adapter_of(body.model, body.adapter)
+        tools, forced = body.callable_tools()
+        ids = body.prompt_token_ids
+        if ids is not None and body.messages:
+            raise Problem(400, "give messages or prompt_token_ids, not both", param="messages")
+        prompt = await render_prompt(service, body, tools) if ids is None else tuple(ids)
+        if not prompt:
+            raise Problem(400, "prompt_token_ids is empty", param="prompt_token_ids")
+        alternatives = (body.top_logprobs or 0) if body.logprobs else 0
+        left = None if body.choices else max(service.context - len(prompt), 1)
+        if body.max_completion_tokens is not None:
+            body.max_tokens = body.max_completion_tokens
+        if forced and body.response_format is not None and body.response_format.type != "text":
+            raise Problem(
+                400, "tool_choice and response_format contradict each other", param="tool_choice"
+            )
+        sampling = body.sampling(
+            max_tokens=left,
+            alternatives=alternatives,
+            json_schema=call_schema(tools) if forced else None,
+        )
+        manner = Manner(
+            thinking=_opens_thinking(service, prompt) and sampling.json_schema is None,
+            tools=tuple(tools),
+            form=service.tools if tools else None,
+            forced=forced,
+            stop=sampling.stop,
+        )
+        asked = Asked([prompt], [sampling], adapter=adapter, num_answers=body.n or 1)
+        return cls(service, body, texts, asked, manner)
+
+    def whole(self, completions: Sequence[Completion]) -> Response:
+        """All answers at once."""
+        choices: list[dict[str, Any]] = []
+        for index, completion in enumerate(completions):
+            reader = ReplyReader(self._service.tokenizer, self._manner)
+            said = reader.finish(completion).fields(streamed=False)
+            choice = {
+                "index": index,
+                "message": {"role": "assistant", **said},
+                "logprobs": self._logprobs(completion),
+                "finish_reason": reader.finish_reason(completion),
+                **self._tokens(completion),
+            }
+            choices.append(choice)
+        fields: dict[str, Any] = {"usage": usage_of(self.asked, completions)}
+        if self._body.return_token_ids:
+            fields["prompt_token_ids"] = self.asked.prompts[0]
+        answer = self._envelope("chat.completion").around(choices, **fields)
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    async def stream(self, emit: Emit) -> None:
+        """All answers as they come."""
+        envelope = self._envelope("chat.completion.chunk")
+        readers: dict[int, ReplyReader] = {}
+
+        async def tell(index: int, news: Progress | Completion) -> None:
+            choice: dict[str, Any] = {"index": index, "delta": {}, "finish_reason": None}
+            reader = readers.get(index)
+            if reader is None:
+                reader = readers[index] = ReplyReader(self._service.tokenizer, self._manner)
+                choice["delta"] = {"role": "assistant", "content": ""}
+                await emit(self._first(envelope, choice))
+            if isinstance(news, Progress):
+                delta = reader.push(news).fields(streamed=True)
+                if not delta and not self._body.return_token_ids and not self._body.logprobs:
+                    return
+                told = {"logprobs": self._logprobs(news), **self._tokens(news)}
+                await emit(envelope.around([{**choice, "delta": delta, **told}]))
+                return
+            delta = reader.finish(news).fields(streamed=True)
+            if delta:
+                await emit(envelope.around([{**choice, "delta": delta}]))
+            end: dict[str, Any] = {"delta": {}, "finish_reason": reader.finish_reason(news)}
+            await emit(envelope.around([{**choice, **end}]))
+
+        completions = await stream_all(self._service, self.asked, tell)
+        if self._body.include_usage:
+            await emit(envelope.around([], usage=usage_of(self.asked, completions)))
+
+    def _first(self, envelope: Envelope, choice: Mapping[str, Any]) -> dict[str, Any]:
+        """The event that opens an answer."""
+        if not self._body.return_token_ids:
+            return envelope.around([choice])
+        return envelope.around([choice], prompt_token_ids=self.asked.prompts[0])
+
+    def _envelope(self, kind: str) -> Envelope:
+        return Envelope(
+            kind, "chatcmpl", self._body.adapter or self._body.model or self.asked.adapter
         )
 
+    def _logprobs(self, sampled: Progress | Completion) -> dict[str, Any] | None:
+        if not self._body.logprobs:
+            return None
+        return chat_logprobs(sampled, self._texts, raw=self._raw)
 
-class ChatChoice(BaseModel):
-    """One answer."""
-
-    index: int
-    message: ChatMessage
-    finish_reason: str
-    token_ids: list[int]
-    token_logprobs: list[float]
-    versions: list[int]
-
-
-class Usage(BaseModel):
-    """Token counts."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
+    def _tokens(self, sampled: Progress | Completion) -> dict[str, Any]:
+        if not self._body.return_token_ids:
+            return {}
+        return token_fields(sampled, raw=self._body.raw_logprobs or self._raw)
 
 
-class ChatAnswer(BaseModel):
-    """What the chat endpoint answers."""
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    prompt_token_ids: list[int]
-
-
-def answer_of(completion: Completion, *, number: str, created: int) -> ChatAnswer:
-    """A completion in OpenAI's form, with its tokens."""
-    prompt, said = len(completion.prompt_ids), len(completion.token_ids)
-    choice = ChatChoice(
-        index=0,
-        message=ChatMessage(role="assistant", content=completion.text),
-        finish_reason=completion.finish_reason,
-        token_ids=list(completion.token_ids),
-        token_logprobs=list(completion.logprobs),
-        versions=list(completion.versions),
-    )
-    return ChatAnswer(
-        id=f"chatcmpl-{number}",
-        created=created,
-        model=completion.adapter,
-        choices=[choice],
-        usage=Usage(prompt_tokens=prompt, completion_tokens=said, total_tokens=prompt + said),
-        prompt_token_ids=list(completion.prompt_ids),
-    )
+def _opens_thinking(service: Service, prompt: tuple[int, ...]) -> bool:
+    """Whether the template has opened the thinking, so that the answer begins inside of it."""
+    tokenizer = service.tokenizer
+    if not tokenizer.knows_thinking:
+        return False
+    return tokenizer.decode(prompt[-TAIL:], controls=True).rstrip().endswith("<think>")

@@ -42,13 +42,16 @@ def other_model(
     own, shapes = _ARCHITECTURES[architecture](sizes)
     config = _shared_config(architecture, sizes) | own
     embedding = math.sqrt(sizes.hidden) if config["tie_word_embeddings"] else 1.0
+    norm = (
+        0.0 if architecture == "gemma3_text" else 1.0
+    )  # gemma multiplies by one more than it stores
 
     def draw(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         noise = rng.standard_normal(shape)
         if name.endswith("A_log"):
             return np.log(np.arange(1.0, shape[0] + 1)).astype(np.float32)
         if len(shape) == 1:
-            return (0.1 * noise + (0.0 if name.endswith("bias") else 1.0)).astype(np.float32)
+            return (0.1 * noise + (0.0 if name.endswith("bias") else norm)).astype(np.float32)
         inputs = embedding if "embed_tokens" in name else math.sqrt(math.prod(shape[1:]))
         return (noise / inputs).astype(np.float32)
 

@@ -29,6 +29,7 @@ def make_sample(
     group: str = "task",
     rollout: str = "",
     role: str = "player",
+    truncated: bool = False,
 ) -> Sample:
     """A sample whose last token was chosen, unless ``positions`` says otherwise.
 
@@ -51,6 +52,7 @@ def make_sample(
         group=group,
         rollout=rollout,
         role=role,
+        truncated=truncated,
     )
 
 

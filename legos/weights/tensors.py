@@ -70,7 +70,7 @@ def _floats(name: str, tensor: Mapping[str, Any], body: memoryview) -> Floats:
     if begin < 0 or min(shape, default=0) < 0 or len(raw) != end - begin or len(raw) != expected:
         raise AdapterError(
             f"tensor {name} of shape {shape} needs {expected} bytes and has {len(raw)}; "
-            "send the file whole"
+            "send the whole safetensors file"
         )
     if kind == "F32":
         flat = np.require(np.frombuffer(raw, np.float32), requirements="A")

@@ -117,6 +117,22 @@ def test_dppo_by_the_divergence_of_two_outcomes() -> None:
 
 
 @pytest.mark.parametrize("name", ["dppo_tv", "dppo_kl"])
+def test_dppo_drops_only_what_is_pushed_further_away(name: Any) -> None:
+    objective = Objective(loss=name, clip_low=1e-6, clip_high=1e-6)
+    # Ratios above 1 are dropped where A > 0, ratios below it where A < 0.
+    assert loss_of(objective, LOGPROB, UP)[1].tolist() == [[1, 0, 1], [1, 0, 0]]
+    assert loss_of(objective, LOGPROB, -UP)[1].tolist() == [[0, 1, 0], [0, 1, 0]]
+
+
+def test_dppo_has_a_bound_of_its_own_on_each_side() -> None:
+    for name in ("dppo_tv", "dppo_kl"):
+        only_up = Objective(loss=name, clip_low=1.0, clip_high=1e-6)
+        assert not loss_of(only_up, LOGPROB, -UP)[1].any()
+        only_down = Objective(loss=name, clip_low=1e-6, clip_high=1.0)
+        assert not loss_of(only_down, LOGPROB, UP)[1].any()
+
+
+@pytest.mark.parametrize("name", ["dppo_tv", "dppo_kl"])
 def test_dppo_without_a_bound_is_the_unclipped_surrogate(name: Any) -> None:
     objective = Objective(loss=name, clip_low=math.inf, clip_high=math.inf)
     loss, cut = loss_of(objective, LOGPROB, MIXED)
@@ -164,6 +180,17 @@ def test_gmpo_by_hand() -> None:
     mean = math.exp((math.log(1.5) - 0.4 + math.log(8.0)) / 3)
     assert down[0] == close([mean] * 3)
     assert cut[0].tolist() == [0, 1, 0]
+
+
+def test_gmpo_has_a_range_of_its_own_on_each_side() -> None:
+    objective = Objective(loss="gmpo", clip_low=0.1, clip_high=0.7)
+    up = math.exp((math.log(1.5) + math.log(0.5) + 0.7) / 3)
+    assert loss_of(objective, LOGPROB, UP)[0][0] == close([-up] * 3)
+    down = math.exp((math.log(1.5) - 0.1 + math.log(8.0)) / 3)
+    assert loss_of(objective, LOGPROB, -UP)[0][0] == close([down] * 3)
+    none = np.array([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])  # without advantage: both sides
+    inside = math.exp((math.log(1.5) - 0.1 + 0.7) / 3)
+    assert loss_of(objective, LOGPROB, none)[0][0] == close([0, 0, -inside])
 
 
 def test_gmpo_without_a_bound_is_the_unclipped_sequence_ratio() -> None:

@@ -1,0 +1,225 @@
+"""Loading, listing and dropping adapters while requests run."""
+
+import asyncio
+import time
+from concurrent.futures import Future
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import PlainTextResponse, Response
+
+from legos.server.problems import GoneError, Problem
+from legos.server.service import Service
+from legos.server.shapes import AdapterList, LiveAdapter
+from legos.server.uploads import Named, from_folder, parse_load, read_json_load
+from legos.weights.adapter import Adapter, AdapterInfo
+
+__all__ = ["adapter_router"]
+
+JSON, BYTES = "application/json", "application/octet-stream"
+_LOAD_BODY = {
+    "required": True,
+    "content": {
+        JSON: {
+            "schema": {
+                "type": "object",
+                "properties": {
+                    "weights": {"type": "string", "description": "base64 of safetensors"},
+                    "path": {"type": "string", "description": "below the adapter folder"},
+                    "name": {"type": "string", "default": "policy"},
+                    "version": {"type": "integer", "minimum": 0},
+                    "scale": {"type": "number"},
+                    "rank": {"type": "integer", "minimum": 1},
+                    "config": {"type": "object", "description": "PEFT's adapter_config.json"},
+                },
+                "additionalProperties": False,
+            },
+            "examples": {
+                "weights": {"value": {"weights": "<base64 of safetensors>", "version": 12}},
+                "folder": {"value": {"path": "adapters/v12", "name": "rival"}},
+            },
+        },
+        BYTES: {"schema": {"type": "string", "format": "binary"}},
+    },
+}
+
+
+class VllmLoad(BaseModel):
+    """vLLM's way to load an adapter from a folder."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"lora_name": "rival", "lora_path": "adapters/v12"}]},
+    )
+
+    lora_name: str = Field(min_length=1)
+    lora_path: str = Field(min_length=1, description="Below the adapter folder.")
+    load_inplace: bool = Field(False, description="Replace what is live under the name.")
+
+
+class VllmUnload(BaseModel):
+    """vLLM's way to drop an adapter."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"lora_name": "rival"}]}
+    )
+
+    lora_name: str = Field(min_length=1)
+    lora_int_id: int | None = Field(None, description="Not looked at.")
+
+
+def adapter_router(service: Service, *, default_scale: float | None) -> APIRouter:
+    """The endpoints.
+
+    Args:
+        service: shared.
+        default_scale: LoRA's multiplier where a load says none.
+    """
+    router = APIRouter()
+    desk = _Desk(service, default_scale)
+
+    @router.post(
+        "/adapters/load",
+        responses={200: {"model": LiveAdapter}},
+        response_class=Response,
+        openapi_extra={"requestBody": _LOAD_BODY},
+    )
+    async def load(
+        request: Request,
+        name: str | None = None,
+        version: Annotated[int | None, Query(ge=0)] = None,
+        scale: float | None = None,
+        rank: Annotated[int | None, Query(ge=1)] = None,
+    ) -> Response:
+        """Make an adapter live: JSON, or the safetensors themselves as the body."""
+        given = Named(name=name, version=version, scale=scale, rank=rank)
+        info = await desk.load(request, given)
+        return Response(msgspec.json.encode(_live(info)), media_type=JSON)
+
+    @router.get("/adapters/version")
+    async def versions(name: str | None = None) -> AdapterList:
+        """What is live, with version and digest; of one adapter where it is named."""
+        live = service.engine.adapters()
+        listed = [LiveAdapter(**_live(live[key])) for key in sorted(live)]
+        if name is None:
+            return AdapterList(adapters=listed)
+        if name not in live:
+            raise _unknown(name)
+        return AdapterList(adapters=listed, **_live(live[name]))
+
+    @router.delete("/adapters/{name}", responses={200: {"model": LiveAdapter}})
+    async def drop(name: str, request: Request) -> LiveAdapter:
+        """Forget an adapter."""
+        return LiveAdapter(**_live(await desk.drop(request, name)))
+
+    @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
+    async def vllm_load(body: VllmLoad, request: Request) -> str:
+        """Load an adapter from a folder, as vLLM has it."""
+        name = body.lora_name
+        if name in service.engine.adapters() and not body.load_inplace:
+            raise Problem(
+                400, f"adapter {name!r} is loaded already; set load_inplace to replace it"
+            )
+        folder = service.limits.adapter_folder
+        adapter = await asyncio.to_thread(from_folder, body.lora_path, folder, Named(name=name))
+        await desk.make_live(request, adapter)
+        return f"Success: LoRA adapter '{name}' added successfully."
+
+    @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
+    async def vllm_unload(body: VllmUnload, request: Request) -> str:
+        """Drop an adapter, as vLLM has it."""
+        await desk.drop(request, body.lora_name)
+        return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
+
+    return router
+
+
+class _Desk:
+    """What the endpoints do."""
+
+    def __init__(self, service: Service, default_scale: float | None) -> None:
+        self._service = service
+        self._default_scale = default_scale
+
+    async def load(self, request: Request, given: Named) -> AdapterInfo:
+        """Read a body and make the adapter in it live.
+
+        Raises:
+            Problem: the body is of another kind.
+            AdapterError: the adapter does not fit; what was live stays.
+        """
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind not in (JSON, BYTES):
+            raise Problem(415, f"content-type is {kind!r}; expected {JSON} or {BYTES}")
+        body = await _body(request)
+        adapter = await asyncio.to_thread(self._parse, kind, body, given)
+        return await self.make_live(request, adapter)
+
+    async def make_live(self, request: Request, adapter: Adapter) -> AdapterInfo:
+        """Hand an adapter to the engine and wait until it is live there."""
+        service = self._service
+        if adapter.name == service.model:
+            raise Problem(400, f"{adapter.name!r} is the base model's name")
+        started = time.perf_counter()
+        info = await self._wait(request, service.engine.load_adapter(adapter))
+        service.metrics.swaps.labels(info.name).inc()
+        service.metrics.swap_s.observe(time.perf_counter() - started)
+        return info
+
+    async def drop(self, request: Request, name: str) -> AdapterInfo:
+        """Have the engine forget an adapter."""
+        info = self._service.engine.adapters().get(name)
+        if info is None:
+            raise _unknown(name)
+        await self._wait(request, self._service.engine.drop_adapter(name))
+        return info
+
+    async def _wait(self, request: Request, future: "Future[Any]") -> Any:
+        async def result() -> Any:
+            return await asyncio.wrap_future(future)
+
+        try:
+            return await self._service.attend(request.receive, result())
+        except GoneError as error:  # nobody reads this
+            raise Problem(499, "the client has gone") from error
+
+    def _parse(self, kind: str, body: bytearray, given: Named) -> Adapter:
+        """On a thread: the adapter that a body holds or names."""
+        data = body
+        if kind == JSON:
+            named, data = read_json_load(body)
+            said = {k: v for k, v in msgspec.structs.asdict(given).items() if v is not None}
+            given = msgspec.structs.replace(named, **{"weights": None, **said})
+        if given.path is not None:
+            if data:
+                raise Problem(400, "give weights or a path, not both", param="path")
+            return _with_digest(from_folder(given.path, self._service.limits.adapter_folder, given))
+        return _with_digest(parse_load(data, given, default_scale=self._default_scale))
+
+
+def _with_digest(adapter: Adapter) -> Adapter:
+    """Have the digest computed here, where it stops nobody."""
+    _ = adapter.digest
+    return adapter
+
+
+async def _body(request: Request) -> bytearray:
+    """The whole body, copied once as it comes."""
+    length = request.headers.get("content-length", "")
+    body = bytearray(int(length) if length.isdigit() else 0)
+    size = 0
+    async for chunk in request.stream():
+        body[size : size + len(chunk)] = chunk
+        size += len(chunk)
+    del body[size:]
+    return body
+
+
+def _live(info: AdapterInfo) -> dict[str, Any]:
+    return {"name": info.name, "version": info.version, "digest": info.digest}
+
+
+def _unknown(name: str) -> Problem:
+    return Problem(404, f"adapter {name!r} is not live", code="adapter_not_found", param="name")

@@ -1,0 +1,215 @@
+"""What may be asked of a chat: its messages, its tools, and the sampling fields."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from legos.data.message import Message
+from legos.server.fields import SamplingFields
+from legos.server.problems import Problem
+
+__all__ = ["ChatBody", "ChatMessage", "ChatPrompt", "Tool"]
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+_OWN_VARIABLES = {"messages", "tools", "documents", "add_generation_prompt", "tokenize"}
+
+
+class TextPart(BaseModel):
+    """A part of a message; only text is understood."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(BaseModel):
+    """What was called."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    arguments: str = Field(description="A JSON object, as text.")
+
+
+class MadeCall(BaseModel):
+    """A call that the assistant made."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    index: int | None = None
+    function: CalledFunction
+
+
+class ChatMessage(BaseModel):
+    """One message; fields that this model does not have may be there, but must be empty."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[MadeCall] | None = None
+    reasoning_content: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is a role and a text, and nothing else."""
+        return self.role != "tool" and not self.tool_calls and not self.reasoning_content
+
+    def fields(self) -> dict[str, Any]:
+        """The message as a chat template reads it."""
+        role = "system" if self.role == "developer" else self.role
+        fields: dict[str, Any] = {"role": role, "content": self.text}
+        for key in ("name", "tool_call_id", "reasoning_content"):
+            value = getattr(self, key)
+            if value is not None:
+                fields[key] = value
+        if self.tool_calls:
+            fields["tool_calls"] = [_call_fields(call) for call in self.tool_calls]
+        return fields
+
+
+class ToolFunction(BaseModel):
+    """What may be called."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="A JSON schema of an object.")
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """A tool; only functions are understood."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class ChosenFunction(BaseModel):
+    """The name of what must be called."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+
+
+class ChosenTool(BaseModel):
+    """The tool that must be called."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class ChatPrompt(BaseModel):
+    """What comes before the answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    messages: list[ChatMessage] = Field(default=[], max_length=10_000)
+    tools: list[Tool] | None = Field(None, max_length=256)
+    chat_template_kwargs: dict[str, str | bool | int | float] | None = Field(
+        None, description="Further variables of the chat template, such as enable_thinking."
+    )
+
+    def checked(self) -> list[dict[str, Any]]:
+        """The messages as a chat template reads them.
+
+        Raises:
+            Problem: a message has a field that is not known, or a variable is not one's own.
+        """
+        for index, message in enumerate(self.messages):
+            for key, value in (message.model_extra or {}).items():
+                if value not in (None, [], ""):
+                    raise Problem(400, f"messages.{index}.{key} is not known", param="messages")
+        for key in self.chat_template_kwargs or {}:
+            if key in _OWN_VARIABLES or "template" in key or key.startswith(("return_", "_")):
+                raise Problem(
+                    400, f"chat_template_kwargs.{key} cannot be set", param="chat_template_kwargs"
+                )
+        return [message.fields() for message in self.messages]
+
+    def plain(self) -> tuple[Message, ...] | None:
+        """The messages in the kit's own form, where that holds all of them."""
+        if self.tools or self.chat_template_kwargs:
+            return None
+        if not all(m.plain and not m.model_extra and m.name is None for m in self.messages):
+            return None
+        return tuple(
+            Message("system" if m.role == "developer" else m.role, m.text) for m in self.messages
+        )
+
+
+class ChatBody(ChatPrompt, SamplingFields):
+    """``POST /v1/chat/completions``."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        allow_inf_nan=False,
+        json_schema_extra={
+            "examples": [
+                {
+                    "messages": [
+                        {"role": "user", "content": "Nim: 5 left, last one wins.\nMoves: 1 2 3"}
+                    ],
+                    "max_tokens": 8,
+                }
+            ]
+        },
+    )
+
+    prompt_token_ids: list[int] | None = Field(
+        None, description="The prompt as token ids, in place of messages."
+    )
+    max_completion_tokens: int | None = Field(None, ge=1, description="max_tokens, stronger.")
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(0, ge=0, le=20)
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = Field(None, description="Not looked at.")
+    modalities: list[Literal["text"]] | None = None
+
+    def callable_tools(self) -> tuple[Sequence[Mapping[str, Any]], bool]:
+        """The tools that may be called, and whether one of them must be.
+
+        Raises:
+            Problem: one is chosen that is not there.
+        """
+        tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+        choice = self.tool_choice
+        if choice in (None, "auto"):
+            return tools, False
+        if choice == "none":
+            return [], False
+        if isinstance(choice, ChosenTool):
+            tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
+        if not tools:
+            raise Problem(400, "tool_choice asks for a tool that is not there", param="tool_choice")
+        return tools, True
+
+
+def _call_fields(call: MadeCall) -> dict[str, Any]:
+    """A call as templates read it: its arguments as an object."""
+    try:
+        arguments = json.loads(call.function.arguments)
+    except ValueError:
+        arguments = call.function.arguments
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}

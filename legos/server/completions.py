@@ -1,0 +1,192 @@
+"""``POST /v1/completions``: prompts as text or token ids, and what comes after them."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from pydantic import ConfigDict, Field
+from starlette.responses import Response
+
+from legos.chat.incremental import TextStream
+from legos.data.message import Completion
+from legos.data.request import Progress
+from legos.server.ask import GONE, Asked, Envelope, complete_all, stream_all, usage_of
+from legos.server.events import Emit, EventStream
+from legos.server.fields import SamplingFields
+from legos.server.problems import Problem
+from legos.server.service import Service
+from legos.server.shapes import CompletionAnswer
+from legos.server.tokens import TokenTexts, text_logprobs, token_fields
+
+__all__ = ["CompletionBody", "completion_router"]
+
+logger = logging.getLogger("legos.server")
+
+LONG = 16_384  # characters that take a while to be taken apart
+DEFAULT_TOKENS = 16  # of OpenAI's interface
+
+
+class CompletionBody(SamplingFields):
+    """``POST /v1/completions``."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        allow_inf_nan=False,
+        json_schema_extra={
+            "examples": [
+                {"prompt": "Nim: 5 left", "max_tokens": 4},
+                {"prompt": [[1, 4, 20], [1, 4, 21]], "max_tokens": 4, "return_token_ids": True},
+            ]
+        },
+    )
+
+    prompt: str | list[int] | list[str] | list[list[int]] = Field(
+        description="One text, one list of token ids, or several of either."
+    )
+    add_special_tokens: bool = Field(
+        True, description="Begin texts with the tokens that the model's texts begin with."
+    )
+    logprobs: int | None = Field(
+        None, ge=0, le=20, description="Log-probabilities, with so many alternatives."
+    )
+    echo: Literal[False] | None = Field(None, description="The prompt cannot be told again.")
+    best_of: Literal[1] | None = None
+    suffix: None = None
+
+    async def prompts(self, service: Service) -> list[tuple[int, ...]]:
+        """Token ids of every prompt.
+
+        Raises:
+            Problem: there is none, or one is empty.
+        """
+        given: Any = self.prompt
+        if isinstance(given, str) or (given and isinstance(given[0], int)):
+            given = [given]
+        ids = [await self._ids(service, prompt) for prompt in given]
+        if not ids or not all(ids):
+            raise Problem(400, "prompt is empty; expected at least one token", param="prompt")
+        return ids
+
+    async def _ids(self, service: Service, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        if not isinstance(prompt, str):
+            return tuple(prompt)
+        encode, specials = service.tokenizer.encode, self.add_special_tokens
+        if len(prompt) > LONG:
+            return await asyncio.to_thread(encode, prompt, specials=specials)
+        return encode(prompt, specials=specials)
+
+
+def completion_router(service: Service) -> APIRouter:
+    """The endpoint."""
+    router = APIRouter()
+    texts = TokenTexts(service.tokenizer)
+
+    @router.post(
+        "/v1/completions",
+        responses={200: {"model": CompletionAnswer, "content": {"text/event-stream": {}}}},
+        response_class=Response,
+    )
+    async def complete(body: CompletionBody, request: Request) -> Response:
+        """Go on with one prompt or several."""
+        answer = _Answer(service, body, texts, await _asked(service, body))
+        if body.stream:
+            return EventStream(service, answer.stream)
+        completions = await complete_all(service, request, answer.asked)
+        return GONE if completions is None else answer.whole(completions)
+
+    return router
+
+
+async def _asked(service: Service, body: CompletionBody) -> Asked:
+    """Turn the body into what is asked."""
+    if service.limits.log_prompts:
+        logger.info("completion %s", body.model_dump_json(include={"prompt"}))
+    adapter = service.adapter_of(body.model, body.adapter)
+    prompts = await body.prompts(service)
+    sampling = body.sampling(
+        max_tokens=None if body.choices else DEFAULT_TOKENS, alternatives=body.logprobs or 0
+    )
+    samplings = [sampling] * len(prompts)
+    if body.seed is None:  # equal prompts of one request are drawn apart
+        samplings = [msgspec.structs.replace(sampling, seed=body.first_seed()) for _ in prompts]
+    return Asked(prompts, samplings, adapter=adapter, num_answers=body.n or 1)
+
+
+class _Answer:
+    """One request and how its answers are told."""
+
+    def __init__(
+        self, service: Service, body: CompletionBody, texts: TokenTexts, asked: Asked
+    ) -> None:
+        self.asked = asked
+        self._service = service
+        self._body = body
+        self._texts = texts
+        self._raw = body.logprobs_mode == "raw"
+        self._envelope = Envelope(
+            "text_completion", "cmpl", body.adapter or body.model or asked.adapter
+        )
+
+    def whole(self, completions: Sequence[Completion]) -> Response:
+        """All answers at once."""
+        choices = [
+            {
+                "index": index,
+                "text": completion.text,
+                "logprobs": self._logprobs(completion, 0),
+                "finish_reason": completion.finish_reason,
+                **self._tokens(completion),
+                **self._prompt(index),
+            }
+            for index, completion in enumerate(completions)
+        ]
+        fields: dict[str, Any] = {"usage": usage_of(self.asked, completions)}
+        if self._body.return_token_ids and len(self.asked.prompts) == 1:
+            fields["prompt_token_ids"] = self.asked.prompts[0]
+        answer = self._envelope.around(choices, **fields)
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    async def stream(self, emit: Emit) -> None:
+        """All answers as they come."""
+        texts: dict[int, TextStream] = {}
+        offsets: dict[int, int] = {}
+
+        async def tell(index: int, news: Progress | Completion) -> None:
+            choice: dict[str, Any] = {"index": index, "text": "", "finish_reason": None}
+            text = texts.get(index)
+            if text is None:
+                text = TextStream(self._service.tokenizer.decode, self._body.stops)
+                texts[index], offsets[index] = text, 0
+                choice |= self._prompt(index)
+            if isinstance(news, Progress):
+                choice["text"] = text.push(news.token_ids)
+                choice["logprobs"] = self._logprobs(news, offsets[index])
+                offsets[index] += sum(len(self._texts[token]) for token in news.token_ids)
+                choice |= self._tokens(news)
+            else:
+                choice["text"] = text.finish(news.text)
+                choice["finish_reason"] = news.finish_reason
+            await emit(self._envelope.around([choice]))
+
+        completions = await stream_all(self._service, self.asked, tell)
+        if self._body.include_usage:
+            await emit(self._envelope.around([], usage=usage_of(self.asked, completions)))
+
+    def _prompt(self, index: int) -> Mapping[str, Any]:
+        """The prompt of an answer, where its tokens are asked for."""
+        if not self._body.return_token_ids:
+            return {}
+        return {"prompt_token_ids": self.asked.each[index][0]}
+
+    def _logprobs(self, sampled: Progress | Completion, offset: int) -> dict[str, Any] | None:
+        if self._body.logprobs is None:
+            return None
+        return text_logprobs(sampled, self._texts, raw=self._raw, offset=offset)
+
+    def _tokens(self, sampled: Progress | Completion) -> Mapping[str, Any]:
+        if not self._body.return_token_ids:
+            return {}
+        return token_fields(sampled, raw=self._body.raw_logprobs or self._raw)

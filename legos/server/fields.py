@@ -1,0 +1,202 @@
+"""What may be asked of both completion endpoints, and what it means for the sampling.
+
+A field that is not listed is refused by name: leaving it out silently might change the result.
+"""
+
+import json
+import secrets
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from legos.data.message import Filters, Sampling
+from legos.server.problems import Problem
+
+__all__ = ["ResponseFormat", "SamplingFields", "StreamOptions", "with_seed"]
+
+MAX_SEED = 1 << 64
+Text = Annotated[str, StringConstraints(min_length=1)]
+
+
+class StreamOptions(BaseModel):
+    """What else a stream tells."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = Field(False, description="Token counts in a last event.")
+
+
+class JsonSchema(BaseModel):
+    """A schema that the answer must satisfy."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    name: str = "answer"
+    description: str | None = None
+    json_schema: dict[str, Any] = Field(default={}, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """The form of the answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: JsonSchema | None = None
+
+    def schema_text(self) -> str | None:
+        """The JSON schema of the answer as text, or None where it is free.
+
+        Raises:
+            Problem: a schema is promised and missing.
+        """
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return '{"type": "object"}'
+        if self.json_schema is None:
+            raise Problem(
+                400, "response_format json_schema needs json_schema.schema", param="response_format"
+            )
+        return json.dumps(self.json_schema.json_schema)
+
+
+class SamplingFields(BaseModel):
+    """Fields that both endpoints have."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    model: str | None = Field(
+        None, description="The base model's name, base, an adapter's name, or NAME@VERSION."
+    )
+    adapter: str | None = Field(None, description="Stronger than model; the same words.")
+    temperature: float | None = Field(1.0, ge=0, le=100)
+    top_p: float | None = Field(1.0, gt=0, le=1)
+    top_k: int | None = Field(0, ge=-1, le=2**31, description="0 and -1 keep all.")
+    min_p: float | None = Field(0.0, ge=0, le=1)
+    presence_penalty: float | None = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float | None = Field(1.0, gt=0, le=10)
+    logit_bias: dict[str, float] | None = Field(None, description="Token id to what is added.")
+    max_tokens: int | None = Field(None, ge=1)
+    stop: Text | Annotated[list[Text], Field(max_length=64)] | None = None
+    stop_token_ids: list[int] | None = Field(None, max_length=64)
+    seed: int | None = Field(
+        None,
+        ge=-(2**63),
+        lt=MAX_SEED,
+        description="Answer i of a prompt uses seed + i. Without one, seeds are random.",
+    )
+    n: int | None = Field(1, ge=1, le=128)
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    return_token_ids: bool = Field(
+        False,
+        description="Also answer with prompt_token_ids, token_ids, token_logprobs and versions.",
+    )
+    logprobs_mode: Literal["sampled", "raw"] = Field(
+        "sampled",
+        description="Log-probabilities of the distribution sampled from, or of the model itself.",
+    )
+    raw_logprobs: bool = Field(False, description="Also answer with raw_logprobs of every token.")
+    choices: list[Text] | None = Field(
+        None, min_length=1, max_length=4096, description="The legal answers."
+    )
+    restrict: bool = Field(False, description="Only choices can be answered.")
+    user: str | None = Field(None, description="Not looked at.")
+    metadata: dict[str, Any] | None = Field(None, description="Not looked at.")
+    store: Literal[False] | None = None
+    service_tier: str | None = Field(None, description="Not looked at.")
+    safety_identifier: str | None = Field(None, description="Not looked at.")
+    prompt_cache_key: str | None = Field(None, description="Not looked at.")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop texts."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def first_seed(self) -> int:
+        """The seed of the first answer."""
+        return secrets.randbits(63) if self.seed is None else self.seed % MAX_SEED
+
+    def sampling(
+        self, *, max_tokens: int | None, alternatives: int, json_schema: str | None = None
+    ) -> Sampling:
+        """How the first answer is drawn.
+
+        Args:
+            max_tokens: where none is given; None where the choices limit it.
+            alternatives: most probable tokens that are told beside the sampled one.
+            json_schema: of the answer, where the endpoint wants one.
+
+        Raises:
+            Problem: fields that contradict each other.
+        """
+        temperature = 1.0 if self.temperature is None else self.temperature
+        filters = self._filters()
+        if self.logprobs_mode == "raw" and alternatives and (filters or temperature != 1.0):
+            raise Problem(
+                400,
+                "logprobs_mode raw has no alternatives where temperature or filters bend the "
+                "distribution; ask for 0 of them",
+                param="logprobs_mode",
+            )
+        if json_schema is None and self.response_format is not None:
+            json_schema = self.response_format.schema_text()
+        if json_schema is not None and self.choices:
+            raise Problem(400, "choices and a JSON schema contradict each other", param="choices")
+        return Sampling(
+            temperature=temperature,
+            max_tokens=self.max_tokens or max_tokens,
+            stop=self.stops,
+            seed=self.first_seed(),
+            choices=tuple(self.choices or ()),
+            restrict=self.restrict,
+            stop_ids=tuple(self.stop_token_ids or ()),
+            filters=filters,
+            json_schema=json_schema,
+            num_alternatives=alternatives,
+            raw_logprobs=self.raw_logprobs or self.logprobs_mode == "raw",
+        )
+
+    def _filters(self) -> Filters | None:
+        """What bends the distribution beside the temperature; None where nothing does."""
+        filters = Filters(
+            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            presence_penalty=_or(self.presence_penalty, 0.0),
+            frequency_penalty=_or(self.frequency_penalty, 0.0),
+            logit_bias=self._bias(),
+            top_k=max(int(_or(self.top_k, 0)), 0),
+            top_p=_or(self.top_p, 1.0),
+            min_p=_or(self.min_p, 0.0),
+        )
+        return None if filters == _NO_FILTERS else filters
+
+    def _bias(self) -> tuple[tuple[int, float], ...]:
+        bias = self.logit_bias or {}
+        for token in bias:
+            if not (token.isascii() and token.isdigit() and len(token) < 10):
+                raise Problem(400, "logit_bias has a key that is no token id", param="logit_bias")
+        return tuple(sorted((int(token), value) for token, value in bias.items()))
+
+
+_NO_FILTERS = Filters()
+
+
+def with_seed(sampling: Sampling, index: int) -> Sampling:
+    """How answer `index` of the same prompt is drawn."""
+    if index == 0:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=(sampling.seed + index) % MAX_SEED)
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

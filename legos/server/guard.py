@@ -1,0 +1,109 @@
+"""The door: who may come in, how large a body may be, and a line in the log for each request."""
+
+import hmac
+import logging
+import time
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from legos.server.problems import Problem
+from legos.server.service import Service
+
+__all__ = ["Guard"]
+
+logger = logging.getLogger("legos.server")
+
+OPEN = frozenset({"/health", "/docs", "/openapi.json"})  # no key is asked for here
+ALWAYS = frozenset({"/health", "/metrics"})  # answered while the server drains
+LOAD = "/adapters/load"
+
+
+class Guard:
+    """Checks every request before the application sees it."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+        key = service.limits.api_key
+        self._key = None if key is None else f"Bearer {key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status = 499  # nobody waited for an answer
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            refusal = self._refusal(scope)
+            if refusal is None:
+                await self._app(scope, self._measured(scope, receive), noted)
+            else:
+                await refusal.response()(scope, receive, noted)
+        finally:
+            self._note(scope, status, time.perf_counter() - started)
+
+    def _refusal(self, scope: Scope) -> Problem | None:
+        """Why a request is not let in, by its head alone."""
+        service, path = self._service, scope["path"]
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if service.draining and path not in ALWAYS:
+            return Problem(503, "the server is about to end", headers={"retry-after": "5"})
+        if self._key is not None and path not in OPEN:
+            given = headers.get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._key):
+                return Problem(
+                    401,
+                    "the API key is missing or wrong; send it as Authorization: Bearer KEY",
+                    code="invalid_api_key",
+                    headers={"www-authenticate": "Bearer"},
+                )
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._limit(path):
+            return self._too_large(path)
+        return None
+
+    def _measured(self, scope: Scope, receive: Receive) -> Receive:
+        """The body, as long as it is not too large; its head may say nothing of its length."""
+        path = scope["path"]
+        limit, read = self._limit(path), 0
+
+        async def measured() -> Message:
+            nonlocal read
+            message = await receive()
+            if message["type"] == "http.request":
+                read += len(message.get("body", b""))
+                if read > limit:
+                    problem = self._too_large(path)
+                    raise HTTPException(problem.status, str(problem))
+            return message
+
+        return measured
+
+    def _limit(self, path: str) -> int:
+        limits = self._service.limits
+        return limits.max_adapter_bytes if path == LOAD else limits.max_body_bytes
+
+    def _too_large(self, path: str) -> Problem:
+        self._service.metrics.refused.labels("size").inc()
+        return Problem(
+            413,
+            f"the body is larger than {self._limit(path)} bytes",
+            headers={"connection": "close"},
+        )
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count a request, and write a line without anything that it said."""
+        route = getattr(scope.get("route"), "path", "unknown")
+        metrics = self._service.metrics
+        metrics.requests.labels(route, str(status)).inc()
+        metrics.latency_s.labels(route).observe(seconds)
+        logger.info("%s %s %d %.0f ms", scope["method"], route, status, 1000 * seconds)

@@ -1,0 +1,98 @@
+"""The server's numbers, in the form that Prometheus reads."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from legos.data.message import Completion
+from legos.errors import EngineError
+from legos.protocols import Engine
+
+__all__ = ["Metrics"]
+
+_SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class Metrics:
+    """Counts what one application does; each has a registry of its own.
+
+    Attributes:
+        requests: answered, by route and status.
+        latency_s: from a request's first byte to its answer's last, by route.
+        first_token_s: from a streamed request to its first token.
+        running: completions that were asked for and not answered.
+        swaps: adapters loaded, by name.
+        swap_s: from the whole body to the acknowledgement.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "legos_requests", "Requests answered.", ["route", "status"], registry=registry
+        )
+        self.latency_s = Histogram(
+            "legos_request_seconds",
+            "From request to answer.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.first_token_s = Histogram(
+            "legos_first_token_seconds",
+            "From a streamed request to its first token.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.running = Gauge(
+            "legos_completions_running", "Completions asked for.", registry=registry
+        )
+        self.refused = Counter(
+            "legos_refused", "Requests refused because of a limit.", ["limit"], registry=registry
+        )
+        self._prompt_tokens = Counter("legos_prompt_tokens", "Prompt tokens.", registry=registry)
+        self._tokens = Counter("legos_generated_tokens", "Sampled tokens.", registry=registry)
+        self.swaps = Counter("legos_swaps", "Adapters loaded.", ["adapter"], registry=registry)
+        self.swap_s = Histogram(
+            "legos_swap_seconds", "Of loading an adapter.", buckets=_SECONDS, registry=registry
+        )
+        registry.register(_EngineNumbers(engine))
+
+    def count(self, completion: Completion) -> None:
+        """A completion was sampled."""
+        self._prompt_tokens.inc(len(completion.prompt_ids))
+        self._tokens.inc(len(completion.token_ids))
+
+    def text(self) -> bytes:
+        """All numbers."""
+        return generate_latest(self._registry)
+
+
+class _EngineNumbers:
+    """The engine's own counters and its adapters, read when they are asked for."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """The numbers."""
+        stats: Mapping[str, float] = {}
+        versions: Mapping[str, int] = {}
+        up = GaugeMetricFamily("legos_engine_up", "Whether the engine answers.")
+        try:
+            stats = self._engine.stats()
+            versions = self._engine.versions()
+            up.add_metric([], 1.0)
+        except EngineError:
+            up.add_metric([], 0.0)
+        yield up
+        for name, value in stats.items():
+            known = re.sub(r"\W", "_", name)
+            family = GaugeMetricFamily(f"legos_engine_{known}", "Of the engine.")
+            family.add_metric([], value)
+            yield family
+        live = GaugeMetricFamily("legos_adapter_version", "Live.", labels=["adapter"])
+        for name, version in versions.items():
+            live.add_metric([name], version)
+        yield live

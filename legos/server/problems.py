@@ -1,0 +1,126 @@
+"""What goes wrong, as OpenAI's interface says it: a status, a kind, a message."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from legos.errors import (
+    AdapterError,
+    EngineError,
+    LegosError,
+    ModelError,
+    RecordError,
+    RequestError,
+)
+
+__all__ = ["GoneError", "Problem", "first_error", "handle", "problem_of"]
+
+KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "engine_error",
+    504: "timeout_error",
+}
+_NO_RETRY = {"x-should-retry": "false"}  # OpenAI's client would ask again, and again in vain
+
+
+class GoneError(Exception):
+    """The client has gone; nobody reads an answer."""
+
+
+class Problem(LegosError):  # noqa: N818 - it is an answer as much as an error
+    """An error with a status."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    def body(self) -> bytes:
+        """The error as JSON."""
+        error: dict[str, Any] = {
+            "message": str(self).encode(errors="replace").decode(),
+            "type": KINDS.get(self.status, "invalid_request_error"),
+            "param": self.param,
+            "code": self.code,
+        }
+        return msgspec.json.encode({"error": error})
+
+    def response(self) -> Response:
+        """The error as an answer."""
+        return Response(
+            self.body(),
+            status_code=self.status,
+            headers=self.headers,
+            media_type="application/json",
+        )
+
+
+def problem_of(error: BaseException) -> Problem:
+    """What an error means to whoever asked; errors that nobody expected are not explained."""
+    error = first_error(error)
+    told = str(error)
+    match error:
+        case Problem():
+            problem = error
+        case RequestValidationError():
+            problem = _invalid(error)
+        case HTTPException():
+            problem = Problem(error.status_code, str(error.detail), headers=error.headers)
+        case AdapterError() | RequestError() if "not live" in told:
+            problem = Problem(404, told, code="model_not_found", param="model")
+        case RequestError() | RecordError() | ModelError() | AdapterError():
+            problem = Problem(400, told)
+        case UnicodeEncodeError():
+            problem = Problem(400, "a text holds half a surrogate pair, which no encoding can say")
+        case EngineError():
+            problem = Problem(503, told, headers=_NO_RETRY)
+        case _:
+            problem = Problem(500, "the server failed; its log says why", headers=_NO_RETRY)
+    return problem
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first error of a group of groups."""
+    while isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        error = group.exceptions[0]
+    return error
+
+
+async def handle(_: Request, error: Exception) -> Response:
+    """Answer with an error."""
+    return problem_of(error).response()
+
+
+def _invalid(error: RequestValidationError) -> Problem:
+    """The fields that are wrong; never what was in them."""
+    told: list[str] = []
+    param: str | None = None
+    for problem in error.errors():
+        place = [str(part) for part in problem["loc"] if part != "body"]
+        name = ".".join(place)
+        param = param or (place[0] if place else None)
+        message = str(problem["msg"])
+        if problem["type"] == "extra_forbidden":
+            message = "this field is not known here, and ignoring it might change the result"
+        told.append(f"{name}: {message}" if name else message)
+    return Problem(400, "; ".join(told[:5]), param=param)

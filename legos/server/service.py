@@ -1,0 +1,229 @@
+"""What all endpoints share: the client, who may be asked for, and how many are answered at once."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol, TypeVar
+
+from starlette.types import Receive
+
+from legos.chat.tokenizer import ChatTokenizer
+from legos.chat.tools import ToolFormat
+from legos.data.message import Completion, Message, Sampling
+from legos.data.request import Progress
+from legos.protocols import Engine
+from legos.server.limits import Limits
+from legos.server.metrics import Metrics
+from legos.server.problems import GoneError, Problem, first_error
+
+__all__ = ["BASE", "Service", "Source", "together"]
+
+BASE = "base"  # the adapter that is none
+POLICY = "policy"
+T = TypeVar("T")
+
+
+class Source(Protocol):
+    """A client that also streams; ``legos.clients.engine.EngineClient`` is one."""
+
+    async def complete(
+        self,
+        prompt: Sequence[Message] | Sequence[int],
+        sampling: Sampling,
+        *,
+        adapter: str = "policy",
+    ) -> Completion:
+        """Sample one completion."""
+        ...
+
+    def stream(
+        self,
+        prompt: Sequence[Message] | Sequence[int],
+        sampling: Sampling,
+        *,
+        adapter: str = "policy",
+    ) -> AsyncGenerator[Progress | Completion]:
+        """Sample one completion and tell its tokens as they come, then the whole."""
+        ...
+
+    async def score(
+        self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]]
+    ) -> Sequence[Sequence[float]]:
+        """Log-probability of each choice as the whole answer to its prompt."""
+        ...
+
+
+class Service:
+    """The state of one application; all of it belongs to one event loop.
+
+    Attributes:
+        source: answers the requests.
+        engine: what the source asks.
+        tokenizer: the model's.
+        model: name of the base model.
+        context: longest prompt plus completion, tokens.
+        tools: how the model writes tool calls.
+        limits: what is let in.
+        metrics: what was done.
+        started: when, in seconds since 1970.
+        draining: True once nothing new is let in.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        engine: Engine,
+        tokenizer: ChatTokenizer,
+        *,
+        model: str,
+        context: int,
+        tools: ToolFormat,
+        limits: Limits,
+    ) -> None:
+        self.source = source
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.model = model
+        self.context = context
+        self.tools = tools
+        self.limits = limits
+        self.metrics = Metrics(engine)
+        self.started = int(time.time())
+        self.draining = False
+        self._running = 0
+        self._deadlines: set[asyncio.Timeout] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def adapter_of(self, model: str | None, adapter: str | None) -> str:
+        """Whose weights shall speak.
+
+        Args:
+            model: the base model's name, "base", an adapter's name, or NAME@VERSION; None is the
+                policy, or the base model where no policy is live.
+            adapter: the same, and stronger.
+
+        Raises:
+            Problem: 404, naming what is live.
+        """
+        versions = self.engine.versions()
+        asked = adapter if adapter is not None else model
+        if asked is None:
+            return POLICY if POLICY in versions else BASE
+        if asked in (BASE, self.model):
+            return BASE
+        name, _, version = asked.partition("@")
+        if name not in versions or (version and not version.isdecimal()):
+            live = ", ".join([self.model, *sorted(versions)])
+            raise Problem(
+                404,
+                f"model {asked!r} does not exist here; there are: {live}",
+                code="model_not_found",
+                param="model" if adapter is None else "adapter",
+            )
+        return asked
+
+    @contextmanager
+    def admitted(self, count: int) -> Generator[None]:
+        """Within the block, so many completions are being answered.
+
+        Raises:
+            Problem: 429, as many as may are waiting already.
+        """
+        limits = self.limits
+        waiting = self._running - limits.max_running
+        if self._running and waiting >= limits.max_queue:
+            self.metrics.refused.labels("queue").inc()
+            raise Problem(
+                429,
+                f"{max(waiting, 0)} completions are waiting, and no more than {limits.max_queue} "
+                "may; ask again later",
+                code="queue_full",
+                headers={"retry-after": "1"},
+            )
+        self._running += count
+        self.metrics.running.set(self._running)
+        try:
+            yield
+        finally:
+            self._running -= count
+            self.metrics.running.set(self._running)
+
+    async def attend(self, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+        """Do the work of a request, as long as somebody waits for it and time is left.
+
+        Args:
+            receive: the request's own, its body read.
+            work: cancelled when the client goes, the time is over, or the server ends.
+
+        Raises:
+            GoneError: the client has gone.
+            Problem: 504, the time was over; 503, the server ends.
+        """
+        try:
+            async with asyncio.timeout(self.limits.request_timeout_s) as deadline:
+                with self._listed(deadline):
+                    async with asyncio.TaskGroup() as group:
+                        watcher = group.create_task(_watch(receive))
+                        result = await work
+                        watcher.cancel()
+                    return result
+        except TimeoutError as error:
+            if self.draining:
+                raise Problem(503, "the server ends", headers={"retry-after": "5"}) from error
+            self.metrics.refused.labels("time").inc()
+            raise Problem(
+                504,
+                f"the answer took longer than {self.limits.request_timeout_s:g} s; ask for fewer "
+                "tokens",
+                headers={"x-should-retry": "false"},
+            ) from error
+        except BaseExceptionGroup as group:
+            raise first_error(group) from None
+
+    @contextmanager
+    def _listed(self, deadline: asyncio.Timeout) -> Generator[None]:
+        """Within the block, ``drain`` waits for the request and may end it."""
+        self._deadlines.add(deadline)
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._deadlines.discard(deadline)
+            if not self._deadlines:
+                self._idle.set()
+
+    async def drain(self, seconds: float) -> int:
+        """Let nothing new in, wait for what runs, and end what is left then.
+
+        Returns:
+            Requests that had to be ended.
+        """
+        self.draining = True
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        ended = len(self._deadlines)
+        now = asyncio.get_running_loop().time()
+        for deadline in self._deadlines:
+            deadline.reschedule(now)
+        with suppress(TimeoutError):  # what is left answers 503, unless it hangs
+            await asyncio.wait_for(self._idle.wait(), 1.0)
+        return ended
+
+
+async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Do several things at once; one failure ends all."""
+    if len(work) == 1:
+        return [await work[0]]
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one) for one in work]
+    return [task.result() for task in tasks]
+
+
+async def _watch(receive: Receive) -> None:
+    """Wait until the client goes."""
+    message: Mapping[str, Any] = {}
+    while message.get("type") != "http.disconnect":
+        message = await receive()
+    raise GoneError

@@ -1,0 +1,128 @@
+"""The tokens of an answer as OpenAI's interface tells them: log-probabilities, texts, ids."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from legos.chat.tokenizer import ChatTokenizer
+from legos.data.message import Alternatives, Completion
+
+__all__ = ["Sampled", "TokenTexts", "chat_logprobs", "text_logprobs", "token_fields"]
+
+_BROKEN = "\ufffd"
+
+
+class Sampled(Protocol):
+    """Tokens that were sampled: a ``Completion``, or a ``Progress``."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """[N] ids."""
+        ...
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """[N] nats."""
+        ...
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """[N] policy versions."""
+        ...
+
+    @property
+    def raw_logprobs(self) -> tuple[float, ...]:
+        """[N] nats, or ()."""
+        ...
+
+    @property
+    def alternatives(self) -> tuple[Alternatives, ...]:
+        """[N], or ()."""
+        ...
+
+
+class TokenTexts:
+    """What single tokens say, remembered."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._texts: dict[int, str] = {}
+
+    def __getitem__(self, token: int) -> str:
+        """The text of one token; half a character is the replacement character."""
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self._tokenizer.decode((token,), controls=True)
+        return text
+
+
+def chat_logprobs(sampled: Sampled, texts: TokenTexts, *, raw: bool) -> dict[str, Any]:
+    """``logprobs`` of a chat's choice.
+
+    Args:
+        sampled: the tokens.
+        texts: what they say.
+        raw: tell the model's own log-probabilities.
+    """
+    content: list[dict[str, Any]] = []
+    for index, (token, logprob) in enumerate(_pairs(sampled, raw=raw)):
+        others = sampled.alternatives[index] if sampled.alternatives else ()
+        entry = _entry(token, logprob, texts)
+        entry["top_logprobs"] = [_entry(other, value, texts) for other, value in others]
+        content.append(entry)
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(sampled: Sampled, texts: TokenTexts, *, raw: bool, offset: int) -> dict[str, Any]:
+    """``logprobs`` of a completion's choice.
+
+    Args:
+        sampled: the tokens.
+        texts: what they say.
+        raw: tell the model's own log-probabilities.
+        offset: characters before the first of the tokens.
+    """
+    said = [texts[token] for token in sampled.token_ids]
+    offsets: list[int] = []
+    for text in said:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "tokens": said,
+        "token_logprobs": [logprob for _, logprob in _pairs(sampled, raw=raw)],
+        "top_logprobs": [
+            {texts[token]: logprob for token, logprob in reversed(others)}
+            for others in sampled.alternatives
+        ]
+        or None,
+        "text_offset": offsets,
+    }
+
+
+def token_fields(sampled: Sampled, *, raw: bool) -> dict[str, Any]:
+    """The extensions: ids, log-probabilities and versions of tokens.
+
+    Args:
+        sampled: the tokens.
+        raw: also the model's own log-probabilities.
+    """
+    fields: dict[str, Any] = {
+        "token_ids": sampled.token_ids,
+        "token_logprobs": sampled.logprobs,
+        "versions": sampled.versions,
+    }
+    if isinstance(sampled, Completion) and sampled.legal:
+        fields["legal"] = sampled.legal
+    if raw:
+        fields["raw_logprobs"] = sampled.raw_logprobs
+    return fields
+
+
+def _pairs(sampled: Sampled, *, raw: bool) -> Sequence[tuple[int, float]]:
+    logprobs = sampled.raw_logprobs if raw else sampled.logprobs
+    return list(zip(sampled.token_ids, logprobs, strict=True))
+
+
+def _entry(token: int, logprob: float, texts: TokenTexts) -> dict[str, Any]:
+    text = texts[token]
+    known = _BROKEN not in text
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if known else None}

@@ -1,0 +1,60 @@
+"""What is left out of a batch, by reason, and that its account still balances."""
+
+from legos.data.sample import Sample, TrainingBatch
+from legos.data.select import keep_all, selection
+from legos.testing import make_sample
+
+
+def batch(*samples: Sample) -> TrainingBatch:
+    return TrainingBatch(
+        samples=samples,
+        episodes=(),
+        tokens_generated=sum(len(s.positions) for s in samples) + 3,
+        tokens_discarded={"failed": 3},
+        metrics={"reward_mean": 0.5},
+    )
+
+
+LIVE = make_sample((1, 2, 3), positions=(1, 2), advantages=(1.0, -1.0), group="live")
+MEAN = make_sample((1, 5, 6), positions=(1, 2), advantages=0.0, group="live")
+DEAD = make_sample((1, 2), advantages=0.0, group="dead")
+CUT = make_sample((7, 8, 9), positions=(1, 2), group="live", advantages=-1.0, truncated=True)
+
+
+def test_nothing_is_left_out_unless_asked_for() -> None:
+    whole = batch(LIVE, DEAD, CUT)
+    assert selection(overlong=False, zero_advantage=False) is keep_all
+    assert keep_all(whole) == (whole, {})
+    for select in (
+        selection(overlong=True, zero_advantage=False),
+        selection(overlong=False, zero_advantage=True),
+    ):
+        assert select(batch(LIVE)) == (batch(LIVE), {})
+
+
+def test_a_group_goes_as_a_whole_or_not_at_all() -> None:
+    select = selection(overlong=False, zero_advantage=True)
+    left, removed = select(batch(LIVE, MEAN, DEAD, DEAD))
+    assert left.samples == (LIVE, MEAN)
+    assert removed == {"zero_advantage": 2}
+    assert (left.tokens_generated, left.tokens_discarded) == (4, {})
+    assert left.metrics == {"reward_mean": 0.5}
+
+
+def test_roles_of_a_task_are_groups_of_their_own() -> None:
+    other = make_sample((1, 2), advantages=0.0, group="live", role="second")
+    _, removed = selection(overlong=False, zero_advantage=True)(batch(LIVE, other))
+    assert removed == {"zero_advantage": 1}
+
+
+def test_answers_that_were_cut_short_are_left_out() -> None:
+    left, removed = selection(overlong=True, zero_advantage=False)(batch(LIVE, CUT, DEAD))
+    assert left.samples == (LIVE, DEAD)
+    assert removed == {"overlong": 2}
+
+
+def test_both_reasons_are_counted_apart() -> None:
+    left, removed = selection(overlong=True, zero_advantage=True)(batch(CUT, DEAD))
+    assert left.samples == ()
+    assert removed == {"overlong": 2, "zero_advantage": 1}
+    assert left.tokens_generated == 0

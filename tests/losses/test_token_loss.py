@@ -1,0 +1,104 @@
+"""How the terms are put together, from log-probabilities alone: penalties, factors, counts."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from legos.losses.corrections import Corrections
+from legos.losses.objective import Objective
+from legos.losses.total import SUMS, token_loss
+
+Floats = NDArray[np.float64]
+RATIO = np.array([[2.0, 0.5, 1.0, 0.25]])
+LOGPROB = np.log(RATIO) - 3.0
+ADVANTAGE = np.array([[1.0, -1.0, 2.0, 0.0]])
+WEIGHT = np.array([[0.1, 0.2, 0.3, 0.4]])
+REFERENCE = LOGPROB - np.array([[1.0, -1.0, 0.5, 0.0]])
+
+
+def found(
+    objective: Objective, reference: Any = None, average: Any = None
+) -> tuple[float, dict[str, float]]:
+    arrays: Any = SimpleNamespace(
+        behaviour_logprob=np.full((1, 4), -3.0),
+        advantage=ADVANTAGE,
+        weight=WEIGHT,
+        mask=np.ones((1, 4)),
+    )
+    spread = np.array([[0.1, 0.2, 0.3, 0.4]])
+    loss, sums = token_loss(
+        np, LOGPROB, arrays, objective, others=(reference, average), spread=spread
+    )
+    return float(loss), dict(zip(SUMS, sums.tolist(), strict=True))
+
+
+def test_the_sum_is_weighted() -> None:
+    loss, _ = found(Objective(loss="reinforce"))
+    assert loss == pytest.approx(-float((WEIGHT * ADVANTAGE * LOGPROB).sum()))
+
+
+def test_a_penalty_in_the_reward_is_taken_off_each_tokens_advantage() -> None:
+    objective = Objective(loss="reinforce", kl_estimator="k1", kl_in="reward", kl_coef=0.5)
+    loss, sums = found(objective, REFERENCE)
+    left = ADVANTAGE - 0.5 * np.array([[1.0, -1.0, 0.5, 0.0]])
+    assert loss == pytest.approx(-float((WEIGHT * left * LOGPROB).sum()))
+    assert sums["kl"] == pytest.approx(0.5)
+    one_sided = Objective(
+        loss="reinforce", kl_estimator="k1_onesided", kl_in="reward", ema_kl_coef=0.5
+    )
+    loss, sums = found(one_sided, None, REFERENCE)
+    left = ADVANTAGE - 0.5 * np.array([[1.0, 0.0, 0.5, 0.0]])
+    assert loss == pytest.approx(-float((WEIGHT * left * LOGPROB).sum()))
+    assert (sums["kl"], sums["ema_kl"]) == (0.0, pytest.approx(0.5))
+
+
+def test_divergences_in_the_loss_add_up_with_their_coefficients() -> None:
+    plain, _ = found(Objective())
+    both, _ = found(Objective(kl_coef=0.5, ema_kl_coef=0.25), REFERENCE, LOGPROB - 2.0)
+    squares = 0.5 * np.array([[1.0, 1.0, 0.25, 0.0]])
+    expected = float((WEIGHT * (0.5 * squares + 0.25 * 0.5 * 4.0)).sum())
+    assert both - plain == pytest.approx(expected)
+
+
+def test_a_factor_weighs_the_policy_term_and_nothing_else() -> None:
+    proximal = Objective(loss="reinforce", anchor="proximal", entropy_coef=2.0, kl_coef=0.5)
+    loss, _ = found(proximal, REFERENCE)
+    policy = -RATIO * ADVANTAGE * LOGPROB
+    rest = 0.25 * np.array([[1.0, 1.0, 0.25, 0.0]]) - 2.0 * np.array([[0.1, 0.2, 0.3, 0.4]])
+    assert loss == pytest.approx(float((WEIGHT * (policy + rest)).sum()))
+
+
+def test_what_is_masked_keeps_its_place_in_the_normaliser() -> None:
+    objective = Objective(loss="reinforce", corrections=Corrections(icepop=(0.3, 1.5)))
+    loss, sums = found(objective)
+    kept = np.array([[0.0, 1.0, 1.0, 0.0]])
+    assert loss == pytest.approx(-float((WEIGHT * kept * ADVANTAGE * LOGPROB).sum()))
+    assert sums["tokens"] == 4.0
+    assert sums["masked"] == 2.0
+
+
+def test_counts_by_the_sign_of_the_advantage() -> None:
+    objective = Objective(dual_clip=None, corrections=Corrections(icepop=(0.3, 1.5)))
+    _, sums = found(objective)
+    expected = {
+        "positive": 2.0,
+        "negative": 1.0,
+        "clipped": 2.0,
+        "clipped_positive": 1.0,
+        "clipped_negative": 1.0,
+        "masked_positive": 1.0,
+        "masked_negative": 0.0,
+        "ratio": 3.75,
+        "logprob_gap": 4 * np.log(2.0),
+        "error_factor": 2.0 + 2.0 + 1.0 + 4.0,
+    }
+    assert {name: sums[name] for name in expected} == pytest.approx(expected)
+
+
+def test_counts_see_the_advantage_after_its_penalty() -> None:
+    objective = Objective(kl_estimator="k1", kl_in="reward", kl_coef=2.0)
+    _, sums = found(objective, REFERENCE)  # 1 - 2, -1 + 2, 2 - 1, 0
+    assert (sums["positive"], sums["negative"]) == (2.0, 1.0)

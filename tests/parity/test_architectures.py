@@ -1,0 +1,256 @@
+"""Every architecture computes in a batch what it computes alone, with and without adapters."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx_lm.generate import PromptProcessingBatch
+from mlx_lm.models import llama4, mamba
+from mlx_lm.models.cache import make_prompt_cache
+from numpy.typing import NDArray
+
+from legos.errors import EngineError, ModelError
+from legos.mlx.capabilities import Capabilities, probe
+from legos.mlx.load import load_tree
+from legos.mlx.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
+from legos.mlx.slots import AdapterSlots
+from legos.testing import write_tiny_model
+from legos.weights.adapter import Adapter
+
+LAYERS = 2
+ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"architecture": "llama"},
+    "llama_4bit": {"architecture": "llama", "bits": 4},
+    "qwen2": {"architecture": "qwen2"},
+    "qwen3": {"architecture": "qwen3"},
+    "qwen3_moe": {"architecture": "qwen3_moe"},
+    "gemma3_text": {"architecture": "gemma3_text"},
+    "falcon_h1": {"architecture": "falcon_h1"},
+    "lfm2": {"architecture": "lfm2"},
+    "qwen3_5": {"architecture": "qwen3_5"},
+}
+every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    root = tmp_path_factory.mktemp("architectures")
+    return {
+        name: write_tiny_model(root / name, layers=LAYERS, seed=3, **arguments)
+        for name, arguments in ARCHITECTURES.items()
+    }
+
+
+def logprobs(model: Any, tokens: Any) -> NDArray[np.float32]:
+    """[B, L, V] without a cache."""
+    rows = mx.array(np.atleast_2d(np.array(tokens)))
+    return np.array(nn.log_softmax(model(rows), axis=-1))
+
+
+class Rows:
+    """Rows that are prefilled and decoded as the engine does it, by the model's batch caches."""
+
+    def __init__(self, model: Any, rng: np.random.Generator, lengths: Sequence[int]) -> None:
+        self.model = model
+        self.rng = rng
+        self.tokens = [list(map(int, rng.integers(3, 350, length))) for length in lengths]
+        caches = [make_prompt_cache(model) for _ in lengths]
+        batch = PromptProcessingBatch(model, list(range(len(lengths))), caches)
+        batch.prompt([row[:-1] for row in self.tokens])
+        self.cache: list[Any] = batch.prompt_cache
+        self.logprobs = self._forward()
+
+    def _forward(self) -> NDArray[np.float32]:
+        last = mx.array([[row[-1]] for row in self.tokens])
+        return np.array(nn.log_softmax(self.model(last, cache=self.cache)[:, -1], axis=-1))
+
+    def step(self) -> None:
+        for row in self.tokens:
+            row.append(int(self.rng.integers(3, 350)))
+        self.logprobs = self._forward()
+
+    def keep(self, indices: Sequence[int]) -> None:
+        for layer in self.cache:
+            layer.filter(list(indices))
+        self.tokens = [list(self.tokens[index]) for index in indices]
+
+    def extend(self, other: "Rows") -> None:
+        for layer, more in zip(self.cache, other.cache, strict=True):
+            layer.extend(more)
+        self.tokens += other.tokens
+
+    def check(self, models: Sequence[Any]) -> None:
+        """Each row is what its model computes alone and without a cache."""
+        assert len(models) == len(self.tokens)
+        for found, row, model in zip(self.logprobs, self.tokens, models, strict=True):
+            np.testing.assert_allclose(found, logprobs(model, row)[0, -1], atol=1e-5)
+
+
+@every_architecture
+def test_rows_of_a_batch_compute_as_alone(folders: Mapping[str, Path], architecture: str) -> None:
+    model = load_tree(folders[architecture])
+    rng = np.random.default_rng(0)
+    rows = Rows(model, rng, (3, 17, 9, 2, 30))
+    rows.check([model] * 5)
+    rows.step()
+    rows.keep([2, 0, 0, 1])  # one is forked, two are gone, and the order is another one
+    for _ in range(2):
+        rows.step()
+        rows.check([model] * 4)
+    rows.extend(Rows(model, rng, (12, 2, 40)))
+    for _ in range(11):
+        rows.step()
+    rows.check([model] * 7)
+    rows.keep([6, 3])
+    rows.step()
+    rows.check([model] * 2)
+
+
+def trained(folder: Path, *, seed: int, rank: int, num_layers: int) -> tuple[Adapter, Any]:
+    """A random adapter, and the tree that a trainer would have with it."""
+    tree = load_tree(folder)
+    shape = lora_shape(tree, rank=rank, alpha=2.0 * rank, num_layers=num_layers, head=True)
+    add_lora(tree, shape, seed=0)
+    rng = np.random.default_rng(seed)
+    arrays = {
+        name: mx.array((0.05 * rng.standard_normal(array.shape)).astype(np.float32))
+        for name, array in lora_arrays(tree).items()
+    }
+    set_lora_arrays(tree, arrays)
+    return Adapter(name=f"policy-{seed}", version=seed, shape=shape, arrays=arrays), tree
+
+
+@every_architecture
+def test_adapters_by_row_compute_as_in_trees_of_their_own(
+    folders: Mapping[str, Path], architecture: str
+) -> None:
+    folder = folders[architecture]
+    model = load_tree(folder)
+    slots = AdapterSlots(model)
+    trees: dict[int, Any] = {0: load_tree(folder)}
+    for seed, rank, num_layers in ((1, 4, LAYERS), (2, 6, 1)):
+        adapter, tree = trained(folder, seed=seed, rank=rank, num_layers=num_layers)
+        trees[slots.load(adapter)] = tree
+    rng = np.random.default_rng(5)
+    for used in ([1] * 4, [2] * 4, [0] * 4, [1, 0, 2, 1], [2, 2, 0, 0]):
+        models = [trees[slot] for slot in used]
+        with slots.rows(used):
+            rows = Rows(model, rng, (3, 17, 9, 40))
+            rows.step()
+        rows.check(models)
+        base = np.stack([logprobs(trees[0], row)[0, -1] for row in rows.tokens])
+        changed = np.abs(rows.logprobs - base).max(axis=-1) > 0.05
+        assert changed.tolist() == [slot > 0 for slot in used]
+        with slots.rows([used[1], used[0], used[3]]):
+            rows.keep([1, 0, 3])
+            rows.step()
+        rows.check([models[1], models[0], models[3]])
+
+
+def test_experts_that_sort_their_tokens_know_the_rows(folders: Mapping[str, Path]) -> None:
+    """With 64 tokens and experts or more, mlx-lm computes them in the order of the experts."""
+    folder = folders["qwen3_moe"]
+    model: Any = load_tree(folder)
+    slots = AdapterSlots(model)
+    trees: list[Any] = [load_tree(folder)]
+    for seed in (1, 2):
+        adapter, tree = trained(folder, seed=seed, rank=4, num_layers=LAYERS)
+        assert any("switch_mlp" in name for name in adapter.arrays)
+        slots.load(adapter)
+        trees.append(tree)
+    tokens = np.random.default_rng(7).integers(3, 350, (5, 23))
+    used = [0, 1, 2, 2, 1]
+    with slots.rows(used):
+        found = logprobs(model, tokens)
+    for row, slot in enumerate(used):
+        np.testing.assert_allclose(found[row], logprobs(trees[slot], tokens[row])[0], atol=1e-5)
+    block = model.layers[0]["mlp"]["switch_mlp"]
+    x, experts = mx.random.normal((5, 3, 32), key=mx.random.key(1)), mx.arange(30) % 8
+    with slots.rows(used):
+        whole = block(x, experts.reshape(5, 3, 2))
+        flat = block(x.reshape(15, 32), experts.reshape(15, 2)).reshape(whole.shape)
+        np.testing.assert_allclose(np.array(flat), np.array(whole), atol=1e-6)
+        with pytest.raises(EngineError, match=r"up_proj got an input with axes \(7, 3\)"):
+            block(mx.zeros((7, 3, 32)), mx.zeros((7, 3, 2), mx.uint32))
+
+
+KEY_VALUE = 2 * 2 * 16 * 4  # bytes of a token in a layer: keys and values, 2 heads of 16, fp32
+EXPECTED = {
+    "llama": (("KVCache",), True, None, LAYERS * KEY_VALUE, 0),
+    "llama_4bit": (("KVCache",), True, None, LAYERS * KEY_VALUE, 0),
+    "qwen2": (("KVCache",), True, None, LAYERS * KEY_VALUE, 0),
+    "qwen3": (("KVCache",), True, None, LAYERS * KEY_VALUE, 0),
+    "qwen3_moe": (("KVCache",), True, None, LAYERS * KEY_VALUE, 0),
+    "gemma3_text": (("KVCache", "RotatingKVCache"), True, 8, KEY_VALUE, 8 * KEY_VALUE),
+    # of each layer: the last 3 of 96 convolved channels, and 4 heads of 16 with 16 states
+    "falcon_h1": (
+        ("ArraysCache", "KVCache"), False, None,
+        LAYERS * KEY_VALUE, LAYERS * 4 * (3 * 96 + 4 * 16 * 16),
+    ),
+    # of one layer in two: the last 2 of 32 channels
+    "lfm2": (("ArraysCache", "KVCache"), False, None, KEY_VALUE, 4 * 2 * 32),
+    # of one layer in two: the last 3 of 64 channels, and 4 heads of 8 x 8
+    "qwen3_5": (
+        ("ArraysCache", "KVCache"), False, None, KEY_VALUE, 4 * (3 * 64 + 4 * 8 * 8)
+    ),
+}  # fmt: skip
+
+
+@every_architecture
+def test_what_caches_can_do_and_cost_is_found_out(
+    folders: Mapping[str, Path], architecture: str
+) -> None:
+    model = load_tree(folders[architecture])
+    found = probe(model)
+    caches, trimmable, window, per_token, per_row = EXPECTED[architecture]
+    assert found == Capabilities(
+        architecture=str(ARCHITECTURES[architecture]["architecture"]),
+        caches=caches,
+        trimmable=trimmable,
+        window=window,
+        bytes_per_token=per_token,
+        bytes_per_row=per_row,
+        block_tokens=256,
+    )
+    rows = Rows(model, np.random.default_rng(0), (300, 40, 2))
+    assert sum(layer.nbytes for layer in rows.cache) <= found.cache_bytes(3, 300) + 10_000
+
+
+def test_an_architecture_whose_caches_cannot_be_merged_is_named() -> None:
+    text = {
+        "attention_bias": False,
+        "attention_chunk_size": 8,
+        "head_dim": 16,
+        "hidden_size": 32,
+        "interleave_moe_layer_step": 2,
+        "intermediate_size": 64,
+        "intermediate_size_mlp": 64,
+        "max_position_embeddings": 64,
+        "model_type": "llama4_text",
+        "num_attention_heads": 2,
+        "num_experts_per_tok": 1,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "num_local_experts": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+        "use_qk_norm": False,
+        "vocab_size": 358,
+    }
+    args = llama4.ModelArgs.from_dict({"model_type": "llama4", "text_config": text})
+    with pytest.raises(ModelError, match="llama4 cannot be served: its ChunkedKVCache cannot be"):
+        probe(llama4.Model(args))
+
+
+def test_an_architecture_that_does_not_leave_out_padding_is_named() -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 358}
+    more = {"state_size": 8, "conv_kernel": 4, "time_step_rank": 2, "use_conv_bias": True}
+    args = mamba.ModelArgs.from_dict({"model_type": "mamba", "use_bias": False, **sizes, **more})
+    mx.random.seed(0)
+    with pytest.raises(ModelError, match="mamba cannot be served: in a batch, rows of unlike"):
+        probe(mamba.Model(args))
