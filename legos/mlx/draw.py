@@ -113,11 +113,9 @@ def logprobs_of(xp: Any, made: Distributions, rows: Sequence[int] | None = None)
 def table(made: Distributions) -> Table:
     """What to search for small vocabularies; rows without numbers keep log-probabilities of NaN."""
     shares = np.cumsum(made.weights, axis=1, dtype=np.float64)
-    steps = np.ceil(shares * (2.0**BITS / shares[:, -1:]))
-    sound = shares[:, -1] > 0.0
-    if not sound.all():
-        steps[~sound] = 2.0**BITS
-    steps[:, -1] = 2.0**BITS
+    sound = shares[:, -1:] > 0.0
+    shares /= shares[:, -1:]  # exactly 1 from the last token that can be drawn
+    steps = np.ceil(np.where(sound, shares, 1.0) * 2.0**BITS)
     return Table(logprobs_of(np, made), steps.astype(np.int32))
 
 

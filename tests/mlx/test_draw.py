@@ -165,7 +165,7 @@ def test_host_and_device_draw_the_same() -> None:
 def test_the_whole_vocabulary_is_drawn_from(way: str, vocabulary: int) -> None:
     logits = np.log(1.0 + np.arange(vocabulary, dtype=np.float32))[None]
     made = make(way, logits, [Recipe()])
-    count = 60_000
+    count = 20_000
     tokens, found = sample(
         way, made, which=np.zeros(count, np.intp), seeds=list(range(count)), positions=[0] * count
     )
@@ -176,6 +176,15 @@ def test_the_whole_vocabulary_is_drawn_from(way: str, vocabulary: int) -> None:
     means = count * np.bincount(bins, weights=chances, minlength=8)
     there = means > 0
     assert ((seen[there] - means[there]) ** 2 / means[there]).sum() < 27.0  # 0.9996 of 7
+
+
+def test_the_steps_of_a_table_end_where_the_numbers_do() -> None:
+    """And so do those of the last token that can be drawn, whatever the sums round to."""
+    logits = np.random.default_rng(0).normal(size=(2000, 30)).astype(np.float32)
+    steps = make("table", logits, [Recipe(1.0, tuple(range(29)))] * 2000).steps
+    assert (steps[:, -1] == 1 << 24).all()
+    assert (steps[:, -2] == 1 << 24).all()
+    assert (np.diff(steps, axis=1) >= 0).all()
 
 
 @WAYS

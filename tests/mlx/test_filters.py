@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_repetition_penalty
 from numpy.typing import NDArray
@@ -115,7 +115,6 @@ def made(xp: Any, logits: NDArray[np.float32], recipes: list[Recipe]) -> NDArray
 
 @NAMESPACES
 @given(batch=st.lists(st.tuples(rows_, recipes_()), min_size=1, max_size=4))
-@settings(max_examples=150)
 def test_a_batch_is_what_the_reference_makes_of_each_row(
     xp: Any, batch: list[tuple[NDArray[np.float32], Recipe]]
 ) -> None:
