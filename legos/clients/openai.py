@@ -5,9 +5,6 @@ import re
 import time
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
-from typing import cast
-
-import msgspec
 
 from legos.clients.publish import HttpPublisher
 from legos.clients.transport import Transport
@@ -17,6 +14,7 @@ from legos.clients.wire import (
     completion_of,
     dialect_of,
     request_of,
+    scores_of,
     split_adapter,
     text_of_event,
 )
@@ -26,6 +24,7 @@ from legos.protocols import Publisher
 
 __all__ = ["OpenAIClient"]
 
+PROMPTS_AT_ONCE = 256  # of one request for scores
 RESOLVED_FOR_S = 0.5  # how long vLLM's newest version of a name is taken for granted
 
 
@@ -159,15 +158,18 @@ class OpenAIClient:
                 f"{self._transport.url} tells no probabilities of given answers, which exact "
                 "evaluations need; serve the model with `legos serve`"
             )
-        asked = [
-            {
-                "messages": [{"role": m.role, "content": m.content} for m in messages],
-                "choices": list(choices),
-            }
-            for messages, choices in prompts
-        ]
-        answer = await self._transport.request("POST", "/score", json={"prompts": asked})
-        return cast("dict[str, list[list[float]]]", msgspec.json.decode(answer.body))["scores"]
+        scores: list[list[float]] = []
+        for start in range(0, len(prompts), PROMPTS_AT_ONCE):
+            asked = [
+                {
+                    "messages": [{"role": m.role, "content": m.content} for m in messages],
+                    "choices": list(choices),
+                }
+                for messages, choices in prompts[start : start + PROMPTS_AT_ONCE]
+            ]
+            answer = await self._transport.request("POST", "/score", json={"prompts": asked})
+            scores += scores_of(answer.body)
+        return scores
 
     async def models(self) -> tuple[str, ...]:
         """Names of what the server can be asked for."""

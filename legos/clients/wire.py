@@ -23,6 +23,7 @@ __all__ = [
     "completion_of",
     "dialect_of",
     "request_of",
+    "scores_of",
     "split_adapter",
     "text_of_event",
 ]
@@ -69,6 +70,10 @@ class _Answer(Struct):
     choices: list[_Choice]
     model: str = ""
     prompt_token_ids: tuple[int, ...] | None = None
+
+
+class _Scores(Struct):
+    scores: list[list[float]]
 
 
 class _Event(Struct):
@@ -263,6 +268,18 @@ def completion_of(
         filtered=sampling.filters is not None or sampling.json_schema is not None,
         raw_logprobs=choice.raw_logprobs or (),
     )
+
+
+def scores_of(body: bytes) -> list[list[float]]:
+    """Log-probabilities of choices, as our server tells them.
+
+    Raises:
+        EngineError: the answer is none.
+    """
+    try:
+        return msgspec.json.decode(body, type=_Scores).scores
+    except msgspec.MsgspecError as error:
+        raise EngineError(f"the server's scores cannot be read: {error}") from error
 
 
 def text_of_event(data: str) -> str:

@@ -1,0 +1,239 @@
+"""A real server with a real engine, asked over HTTP: nothing is lost on the way."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from legos import (
+    GRPOCredit,
+    Message,
+    OpenAIClient,
+    Sampling,
+    Trainer,
+    TrainingConfig,
+    apply_lora,
+    load_model,
+    make_arena,
+    training_loop,
+)
+from legos.arena.evaluate import ArenaEvaluation
+from legos.build.model import ModelHandle
+from legos.clients.engine import EngineClient
+from legos.clients.publish import HttpPublisher
+from legos.data.message import Completion
+from legos.data.sample import TrainingBatch
+from legos.errors import AdapterError, RequestError
+from legos.loop.trainer import Metrics
+from legos.mlx.engine import MlxEngine
+from legos.server.app import make_app
+from legos.testing import serving
+from legos.weights.adapter import Adapter, AdapterInfo, shape_of
+
+ASK = (Message("user", "Nim: 5 left, last one wins.\nMoves: 1 2 3"),)
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[ModelHandle]:
+    handle = load_model()
+    apply_lora(handle)
+    yield handle
+    handle.close()
+
+
+@pytest.fixture(scope="module")
+def engine(model: ModelHandle) -> Iterator[MlxEngine]:
+    made = model.make_engine()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def url(model: ModelHandle, engine: MlxEngine) -> Iterator[str]:
+    assert model.lora is not None
+    engine.load_adapter(model.base_adapter()).result()
+    app = make_app(
+        EngineClient(engine, model.tokenizer),
+        engine,
+        model.tokenizer,
+        model="builtin",
+        context=model.context,
+        lora_scale=model.lora.scale,
+    )
+    with serving(app) as address:
+        yield address
+
+
+def random_adapter(model: ModelHandle, version: int, *, size: float = 0.2) -> Adapter:
+    rng = np.random.default_rng(version)
+    base = model.base_adapter()
+    arrays = {
+        name: (size * rng.standard_normal(np.asarray(array).shape)).astype(np.float32)
+        for name, array in base.arrays.items()
+    }
+    return Adapter(name="policy", version=version, shape=base.shape, arrays=arrays)
+
+
+def told(completion: Completion) -> tuple[object, ...]:
+    """All of it but the time it took."""
+    c = completion
+    return (
+        c.prompt_ids, c.token_ids, c.logprobs, c.versions, c.text, c.finish_reason, c.legal,
+        c.restricted, c.temperature, c.adapter,
+    )  # fmt: skip
+
+
+def over_http(url: str, samplings: Sequence[Sampling], adapter: str = "policy") -> list[Completion]:
+    async def go() -> list[Completion]:
+        async with OpenAIClient(f"{url}/v1") as client:
+            asked = (client.complete(ASK, one, adapter=adapter) for one in samplings)
+            return await asyncio.gather(*asked)
+
+    return asyncio.run(go())
+
+
+def in_process(
+    model: ModelHandle, engine: MlxEngine, samplings: Sequence[Sampling]
+) -> list[Completion]:
+    client = EngineClient(engine, model.tokenizer)
+
+    async def go() -> list[Completion]:
+        return await asyncio.gather(*(client.complete(ASK, one) for one in samplings))
+
+    return asyncio.run(go())
+
+
+def publish(url: str, adapter: Adapter) -> AdapterInfo:
+    async def go() -> AdapterInfo:
+        publisher = HttpPublisher(url)
+        try:
+            return await publisher.publish(adapter)
+        finally:
+            await publisher.aclose()
+
+    return asyncio.run(go())
+
+
+def close(a: Sequence[float], b: Sequence[float]) -> bool:
+    return np.allclose(a, b, atol=1e-5, rtol=0)
+
+
+def test_a_hundred_at_once_are_what_the_engine_says(
+    url: str, model: ModelHandle, engine: MlxEngine
+) -> None:
+    samplings = [
+        Sampling(seed=(1 << 63) + n, max_tokens=12, temperature=0.5 + n % 3)
+        if n % 2
+        else Sampling(seed=n, choices=("1", "2", "3"), restrict=n % 4 == 0, max_tokens=None)
+        for n in range(100)
+    ]
+    theirs = over_http(url, samplings)
+    ours = in_process(model, engine, samplings)
+    for here, there in zip(ours, theirs, strict=True):
+        assert close(here.logprobs, there.logprobs)
+        assert told(there)[:2] + told(there)[3:] == told(here)[:2] + told(here)[3:]
+    assert theirs[0].restricted
+    assert theirs[0].legal
+    assert all(completion.trainable for completion in theirs)
+
+
+def test_what_is_published_speaks_next(url: str, model: ModelHandle, engine: MlxEngine) -> None:
+    sampling = Sampling(seed=3, max_tokens=16)
+    (before,) = over_http(url, [sampling])
+    adapter = random_adapter(model, 5)
+    assert publish(url, adapter) == adapter.info
+    (after,) = over_http(url, [sampling])
+    assert set(before.versions) == {0}
+    assert set(after.versions) == {5}
+    assert after.token_ids != before.token_ids
+    (pinned,) = over_http(url, [sampling], adapter="policy@5")
+    assert pinned.token_ids == after.token_ids
+    with pytest.raises(RequestError, match="policy"):
+        over_http(url, [sampling], adapter="policy@4")
+    with pytest.raises(RequestError, match=r"rival.*does not exist here"):
+        over_http(url, [sampling], adapter="rival")
+
+
+def test_an_adapter_that_does_not_fit_changes_nothing(url: str, model: ModelHandle) -> None:
+    publish(url, random_adapter(model, 6))
+    good = random_adapter(model, 7)
+    name = next(iter(sorted(good.arrays)))
+    bad = {**good.arrays, name: np.full_like(good.arrays[name], np.nan)}
+    with pytest.raises(AdapterError, match=rf"{name}.*not finite"):
+        publish(url, Adapter(name="policy", version=7, shape=shape_of(bad, 4.0), arrays=bad))
+    assert set(over_http(url, [Sampling(max_tokens=4)])[0].versions) == {6}
+
+
+def test_token_ids_go_as_they_are(url: str, model: ModelHandle) -> None:
+    prompt = model.tokenizer.render(ASK)
+
+    async def go() -> tuple[Completion, Completion]:
+        async with OpenAIClient(f"{url}/v1") as client:
+            sampling = Sampling(seed=2, max_tokens=8)
+            return await client.complete(prompt, sampling), await client.complete(ASK, sampling)
+
+    as_ids, as_chat = asyncio.run(go())
+    assert as_ids.prompt_ids == prompt
+    assert told(as_ids) == told(as_chat)
+
+
+def test_a_stream_says_the_same(url: str, model: ModelHandle) -> None:
+    publish(url, random_adapter(model, 8))  # the built-in model itself is soon done
+
+    async def go() -> tuple[list[str], str]:
+        async with OpenAIClient(f"{url}/v1") as client:
+            sampling = Sampling(seed=9, max_tokens=20, temperature=2.0)
+            pieces = [piece async for piece in client.stream(ASK, sampling)]
+            return pieces, (await client.complete(ASK, sampling)).text
+
+    pieces, text = asyncio.run(go())
+    assert "".join(pieces) == text
+    assert len(text) > 5
+
+
+def test_an_exact_evaluation_works_over_http(
+    url: str, model: ModelHandle, engine: MlxEngine
+) -> None:
+    arena = make_arena("nim", None)
+
+    async def go() -> tuple[dict[str, object], dict[str, object]]:
+        async with OpenAIClient(f"{url}/v1") as client:
+            return (
+                await ArenaEvaluation(arena, client).figures(),
+                await ArenaEvaluation(arena, EngineClient(engine, model.tokenizer)).figures(),
+            )
+
+    theirs, ours = asyncio.run(go())
+    assert theirs["optimal_move_rate"] == pytest.approx(ours["optimal_move_rate"], abs=1e-6)
+
+
+def test_a_trainer_learns_from_what_a_server_plays(url: str, engine: MlxEngine) -> None:
+    config = TrainingConfig(min_samples_per_step=16, staleness_limit=1, learning_rate=1e-3)
+    model = load_model()
+    trainer = Trainer(model=model, config=config)
+    steps: list[Metrics] = []
+
+    async def note(metrics: Metrics, batches: Sequence[TrainingBatch]) -> None:
+        steps.append(metrics)
+        assert engine.versions()["policy"] == trainer.version
+        assert all(batch.samples for batch in batches)
+
+    async def go() -> None:
+        async with OpenAIClient(base_url=f"{url}/v1") as client:
+            arena = make_arena("nim", client)
+            arena.credit_assigner = GRPOCredit(deviation=False)
+            arena.tasks_per_step, arena.group_size = 4, 4
+            await training_loop(arena, trainer, 3, episode_concurrency=16, after_step=note)
+            batch = await arena.step(concurrency=16)
+            trainer.train_step(batch)
+            live = await trainer.publish_weights(url)
+            assert live.version == trainer.version == engine.versions()["policy"]
+
+    try:
+        asyncio.run(go())
+    finally:
+        trainer.close()
+    assert [metrics["step"] for metrics in steps] == [1, 2, 3]
+    assert all((metrics["staleness_max"] or 0) <= 1 for metrics in steps)
+    assert trainer.version == 4
