@@ -19,6 +19,9 @@ PROBE = (
     (1, 2, 1, 1, 2, 2, 1, 2, 1),
     (2, 1),
 )  # rows of unlike length, so that one of them is padded
+# mlx-lm's ``ssm_attn`` takes the state of a row that goes on beyond a piece from the wrong place
+# where the piece is no multiple of its own step (seen in 0.32.2, falcon_h1).
+STATE_STEP = 256
 WAY_OUT = "take a model of another architecture, such as llama, qwen3 or gemma3"
 
 
@@ -33,6 +36,7 @@ class Capabilities:
     bytes_per_token: int  # of one row, in the layers that keep every token
     bytes_per_row: int  # of one row of any length: its states, and its windows when they are full
     block_tokens: int  # the layers that keep every token allocate this many at once
+    prompt_step: int  # a prompt may be processed in pieces of a multiple of this many tokens
 
     def cache_bytes(self, num_rows: int, num_tokens: int) -> int:
         """Device memory of a batch's cache, at most.
@@ -78,6 +82,7 @@ def probe(model: nn.Module) -> Capabilities:
         bytes_per_token=sum(_token_bytes(leaf) for leaf in leaves if isinstance(leaf, KVCache)),
         bytes_per_row=sum(_row_bytes(leaf) for leaf in leaves),
         block_tokens=KVCache.step,
+        prompt_step=STATE_STEP if any(isinstance(leaf, ArraysCache) for leaf in leaves) else 1,
     )
 
 

@@ -72,37 +72,41 @@ class Batch:
         self.slots = slots
         self.uniform = slots[0] if len(set(slots)) == 1 else None
         self.stacked = stacked
-        self._masks: dict[Layout, mx.array] = {}
+        self._masks: dict[tuple[Layout, tuple[int, ...]], mx.array] = {}
 
-    def mask(self, layout: Layout) -> mx.array:
-        """[B, sum of ranks] float32: a row's scale in its slot's columns, zero elsewhere."""
-        known = self._masks.get(layout)
-        if known is None:
-            rows = np.array(self.slots)
-            columns = [np.full((rank, 1), scale) * (rows == slot) for slot, rank, scale in layout]
-            known = mx.array(np.concatenate(columns).T.astype(np.float32))
-            self._masks[layout] = known
-        return known
+    def mask(self, layout: Layout, lead: tuple[int, ...], name: str) -> mx.array:
+        """[B, 1 .., sum of ranks] float32: a row's scale in its slot's columns, zero elsewhere.
 
-    def spread(self, mask: mx.array, lead: tuple[int, ...], name: str) -> mx.array:
-        """The mask [B, ranks] as it multiplies a product [*lead, ranks].
+        It multiplies a product [*lead, sum of ranks]. The first axis is the batch; of an input
+        [N, in] it may be batch and tokens in one, as some blocks of experts have it. The output
+        head must see the batch itself, because the places where logits are wanted need not be
+        equally many in every row.
 
-        The first axis is the batch; of an input [N, in] it may be batch and tokens in one, as some
-        blocks of experts have it. The output head must see the batch itself, because the places
-        where logits are wanted need not be equally many in every row.
+        Args:
+            layout: which pairs stand side by side.
+            lead: leading axes of a module's input.
+            name: of the module.
 
         Raises:
             EngineError: the first axis is another one.
         """
-        num_rows, ranks = mask.shape
-        if lead[0] == num_rows:
-            return mask.reshape(num_rows, *([1] * (len(lead) - 1)), ranks)
-        if len(lead) == 1 and lead[0] % num_rows == 0 and not name.endswith("lm_head"):
-            return mx.repeat(mask, lead[0] // num_rows, axis=0)
-        raise EngineError(
-            f"{name} got an input with axes {lead} in a batch of {num_rows} rows with different "
-            "adapters; expected the rows on the first axis: put rows with one adapter together"
-        )
+        num_rows, tokens = len(self.slots), 1
+        if lead[0] != num_rows:
+            tokens, left = divmod(lead[0], num_rows)
+            if left or len(lead) > 1 or name.endswith("lm_head"):
+                raise EngineError(
+                    f"{name} got an input with axes {lead} in a batch of {num_rows} rows with "
+                    "different adapters; expected the rows on the first axis: put rows with one "
+                    "adapter together"
+                )
+        shape = (num_rows * tokens, *([1] * (len(lead) - 1)))
+        known = self._masks.get((layout, shape))
+        if known is None:
+            rows = np.repeat(np.array(self.slots), tokens)
+            columns = [np.full((rank, 1), scale) * (rows == slot) for slot, rank, scale in layout]
+            mask = np.concatenate(columns).T.astype(np.float32)
+            known = self._masks[layout, shape] = mx.array(mask.reshape(*shape, -1))
+        return known
 
 
 class Current:
@@ -177,7 +181,7 @@ class Site:
         if stack is None:
             return y
         layout, a, b = stack
-        mask = batch.spread(batch.mask(layout), x.shape[:-1], self.name)
+        mask = batch.mask(layout, x.shape[:-1], self.name)
         return y + (((x @ a) * mask) @ b).astype(x.dtype)
 
     def switch(self, y: mx.array, x: mx.array, indices: mx.array, sorted_indices: bool) -> mx.array:
@@ -203,19 +207,19 @@ class Site:
         if stack is None:
             return y
         layout, a, b = stack
-        mask = self._expert_mask(batch, batch.mask(layout), indices)
+        mask = self._expert_mask(batch, layout, indices)
         return y + chosen(chosen(x, a) * mask, b).astype(x.dtype)
 
-    def _expert_mask(self, batch: Batch, mask: mx.array, indices: mx.array) -> mx.array:
+    def _expert_mask(self, batch: Batch, layout: Layout, indices: mx.array) -> mx.array:
         """[.., 1 or M, 1, ranks] the mask of every token and expert, in the experts' order."""
         unsorted = self._current.indices
         if unsorted is None:
             raise EngineError(f"{self.name} was called outside its block of experts")
-        tokens = batch.spread(mask, unsorted.shape[:-1], self.name)
+        lead = unsorted.shape[:-1]
+        mask = mx.expand_dims(batch.mask(layout, lead, self.name), (-2, -3))
         if indices.shape == unsorted.shape:
-            return mx.expand_dims(tokens, (-2, -3))
-        tokens = mx.broadcast_to(tokens, (*unsorted.shape[:-1], mask.shape[-1]))
-        return _gather_sort(mx.expand_dims(tokens, (-2, -3)), unsorted)[0]
+            return mask
+        return _gather_sort(mx.broadcast_to(mask, (*lead, *mask.shape[-3:])), unsorted)[0]
 
     def _stacked(self, batch: Batch) -> tuple[Layout, mx.array, mx.array] | None:
         """The pairs of the batch's slots side by side; kept until a pair or the slots change."""

@@ -1,6 +1,7 @@
 """Adapters by row: each row computes as alone, as the trainer does, and nothing else changes."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,35 @@ def test_base_arrays_and_their_names_stay_and_adapters_are_not_copied(folder: Pa
     assert all(after[name] is shared[name] for name in shared)
     assert not model.trainable_parameters().get("lm_head")
     assert type(other.lm_head) is nn.Linear
+
+
+def test_trees_that_share_arrays_compute_in_threads_of_their_own(folder: Path) -> None:
+    """As the engine and the trainer do: the one by rows, the other with LoRA of its own."""
+    adapter, tree = trained(folder, seed=1)
+    want, base = logprobs(tree), logprobs(load_tree(folder))
+    shared = base_arrays(load_tree(folder))
+    mx.eval(list(adapter.arrays.values()))
+
+    def engine(times: int) -> None:
+        model = load_tree(folder, share=shared)
+        slots = AdapterSlots(model)
+        slot = slots.load(adapter)
+        for _ in range(times):
+            slots.replace(slot, adapter)
+            with slots.rows([slot, 0, slot, 0]):
+                found = logprobs(model)
+            np.testing.assert_allclose(found[::2], want[::2], atol=1e-5)
+            np.testing.assert_allclose(found[1::2], base[1::2], atol=1e-5)
+
+    def trainer(times: int) -> None:
+        model = load_tree(folder, share=shared)
+        add_lora(model, adapter.shape, seed=0)
+        for _ in range(times):
+            np.testing.assert_allclose(logprobs(model), base, atol=1e-5)
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(work, 20) for work in (engine, trainer)]:
+            done.result()
 
 
 Broken = Callable[[dict[str, Any]], Any]
