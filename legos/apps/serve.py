@@ -9,9 +9,10 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from legos.build.model import ModelHandle, apply_adapter_shape, apply_lora, load_model
-from legos.build.tools import tool_format_of
+from legos.build.model import ModelHandle, apply_lora, load_model
+from legos.build.serving import guarded_engine, tool_format_of
 from legos.clients.engine import EngineClient
+from legos.data.limits import EngineLimits
 from legos.errors import ConfigError
 from legos.protocols import Engine
 from legos.server.app import make_app
@@ -55,19 +56,26 @@ def serve(
     with ExitStack() as stack:
         handle = load_model(model)
         stack.callback(handle.close)
-        if loaded:
-            apply_adapter_shape(handle, loaded[0].shape)
-        else:
+        if not loaded:
             apply_lora(handle)
-        engine = handle.make_engine(max_rows=limits.max_running)
+            loaded = [handle.base_adapter()]
+        engine = guarded_engine(handle, EngineLimits(max_rows=limits.max_running))
         stack.callback(engine.close)
-        for adapter in loaded or [handle.base_adapter()]:
+        for adapter in loaded:
             engine.load_adapter(adapter).result()
-        app = app_of(handle, engine, name=_short(model), limits=limits)
+        scale = loaded[0].shape.scale
+        app = app_of(handle, engine, name=_short(model), limits=limits, scale=scale)
         asyncio.run(_until_told(app, host, port, drain_s, say))
 
 
-def app_of(handle: ModelHandle, engine: Engine, *, name: str, limits: Limits) -> FastAPI:
+def app_of(
+    handle: ModelHandle,
+    engine: Engine,
+    *,
+    name: str,
+    limits: Limits,
+    scale: float | None = None,
+) -> FastAPI:
     """The application over a loaded model and its engine.
 
     Args:
@@ -75,7 +83,10 @@ def app_of(handle: ModelHandle, engine: Engine, *, name: str, limits: Limits) ->
         engine: one of its engines, a trainer's for instance.
         name: what the base model is called.
         limits: what is let in.
+        scale: LoRA's multiplier where a loaded adapter says none; None: the handle's.
     """
+    if scale is None and handle.lora is not None:
+        scale = handle.lora.scale
     return make_app(
         EngineClient(engine, handle.tokenizer),
         engine,
@@ -83,7 +94,7 @@ def app_of(handle: ModelHandle, engine: Engine, *, name: str, limits: Limits) ->
         model=name,
         context=handle.context,
         tools=tool_format_of(handle),
-        lora_scale=handle.lora.scale if handle.lora else None,
+        lora_scale=scale,
         limits=limits,
     )
 

@@ -1,16 +1,20 @@
 """From configuration to trainers, engines and clients."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from legos.build.model import ModelHandle, apply_lora
 from legos.clients.engine import EngineClient
+from legos.clients.publish import HttpPublisher
 from legos.config.schema import TrainingConfig
 from legos.data.limits import EngineLimits
+from legos.data.select import selection
 from legos.loop.publish import EnginePublisher
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
 from legos.losses.schedule import linear
+from legos.weights.adapter import AdapterInfo
 
 if TYPE_CHECKING:
     from legos.mlx.spans import Spans
@@ -65,8 +69,33 @@ class Trainer(PolicyTrainer):
             betas=(config.adam_beta1, config.adam_beta2),
             weight_decay=config.weight_decay,
         )
+        settings = step_settings(config, num_vocabulary=model([0]).shape[-1])
         self.spans: tuple[Spans, ...] = (self.engine.spans, backend.spans)
-        super().__init__(backend, EnginePublisher(self.engine), step_settings(config))
+        super().__init__(backend, EnginePublisher(self.engine), settings)
+
+    async def publish_weights(
+        self, urls: str | Sequence[str] | None = None, *, api_key: str | None = None
+    ) -> AdapterInfo:
+        """Make the adapter as trained so far live in this process's engine, or at servers.
+
+        Args:
+            urls: of one or several (``legos serve``); None: where the loop publishes to.
+            api_key: of the servers.
+
+        Returns:
+            What is live, once every server has acknowledged it.
+
+        Raises:
+            AdapterError: a server refuses the adapter.
+            EngineError: a server cannot be reached, or has something else live afterwards.
+        """
+        if urls is None:
+            return await super().publish_weights()
+        publisher = HttpPublisher(urls, api_key=api_key)
+        try:
+            return await publisher.publish(self.backend.adapter())
+        finally:
+            await publisher.aclose()
 
     def client(self) -> EngineClient:
         """A client that asks the engine in this process."""
@@ -87,17 +116,22 @@ class Trainer(PolicyTrainer):
         self.model.close()
 
 
-def step_settings(config: TrainingConfig) -> StepSettings:
+def step_settings(config: TrainingConfig, *, num_vocabulary: int | None = None) -> StepSettings:
     """The trainer's settings, with schedules over the run's steps."""
 
     def objective(step: int, num_steps: int) -> Objective:
         return Objective(
-            importance_sampling=config.importance_sampling,
+            loss=config.policy_loss,
+            anchor=config.anchor,
+            corrections=config.corrections,
             clip_low=config.clip_low,
             clip_high=config.clip_high,
             dual_clip=config.dual_clip,
+            sapo_tau=config.sapo_taus[0],
+            sapo_tau_negative=config.sapo_taus[1],
             clip_skip_threshold=config.skip_threshold,
             kl_estimator=config.kl_estimator,
+            kl_in=config.kl_in,
             kl_coef=config.kl_coef,
             ema_kl_coef=config.ema_kl_coef,
             ema_decay=config.ema_decay,
@@ -107,6 +141,7 @@ def step_settings(config: TrainingConfig) -> StepSettings:
                 step=step,
                 num_steps=config.entropy_steps or num_steps,
             ),
+            entropy_over=config.entropy_over,
             max_grad_norm=config.max_grad_norm,
         )
 
@@ -123,4 +158,8 @@ def step_settings(config: TrainingConfig) -> StepSettings:
         constant_length=config.constant_length or 1,
         objective=objective,
         learning_rate=learning_rate,
+        select=selection(
+            overlong=config.overlong_filter, zero_advantage=config.zero_advantage == "remove"
+        ),
+        num_vocabulary=num_vocabulary,
     )

@@ -1,97 +1,136 @@
-"""The chat endpoint over a real engine and the built-in model."""
+"""Chats by the official client, over a real server and the built-in model."""
 
 import math
 from collections.abc import Iterator
 
+import openai
 import pytest
-from fastapi.testclient import TestClient
+from openai import OpenAI
 
-from legos import apply_lora, load_model
 from legos.build.model import ModelHandle
-from legos.clients.engine import EngineClient
 from legos.data.message import Message
-from legos.mlx.engine import MlxEngine
-from legos.server.app import make_app
 
 QUESTION = "Nim: 5 left, last one wins.\nMoves: 1 2 3"
+CHAT = [{"role": "user", "content": QUESTION}]
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[ModelHandle]:
-    handle = load_model()
-    apply_lora(handle)
-    yield handle
-    handle.close()
+def client(served) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
 
 
-@pytest.fixture(scope="module")
-def engine(model: ModelHandle) -> Iterator[MlxEngine]:
-    made = model.make_engine()
-    made.load_adapter(model.base_adapter()).result()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def http(model: ModelHandle, engine: MlxEngine) -> Iterator[TestClient]:
-    with TestClient(make_app(EngineClient(engine, model.tokenizer), engine)) as client:
-        yield client
-
-
-def ask(http: TestClient, **fields: object) -> dict:
-    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 1, **fields}
-    answer = http.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+def ask(client: OpenAI, **fields):
+    return client.chat.completions.create(
+        **{"model": "policy", "messages": CHAT, "max_tokens": 1, **fields}
+    )
 
 
 def test_an_answer_holds_its_tokens_and_their_probabilities(
-    http: TestClient, model: ModelHandle
+    client: OpenAI, model: ModelHandle
 ) -> None:
-    answer = ask(http, seed=3)
-    (choice,) = answer["choices"]
+    answer = ask(client, seed=3, extra_body={"return_token_ids": True}, logprobs=True)
+    (choice,) = answer.choices
     prompt = model.tokenizer.render((Message("user", QUESTION),))
-    assert answer["prompt_token_ids"] == list(prompt)
-    assert answer["usage"]["prompt_tokens"] == len(prompt)
-    assert model.tokenizer.decode(choice["token_ids"]) == choice["message"]["content"]
+    assert answer.model_extra["prompt_token_ids"] == list(prompt)
+    assert answer.usage.prompt_tokens == len(prompt)
+    assert answer.usage.total_tokens == len(prompt) + 1
+    token_ids = choice.model_extra["token_ids"]
+    assert model.tokenizer.decode(token_ids) == choice.message.content
     logits = model(prompt)[-1].astype("float64")
-    expected = logits[choice["token_ids"][0]] - math.log(sum(math.exp(x) for x in logits))
-    assert choice["token_logprobs"][0] == pytest.approx(expected, abs=1e-4)
-    assert choice["versions"] == [0]
+    expected = logits[token_ids[0]] - math.log(sum(math.exp(x) for x in logits))
+    assert choice.model_extra["token_logprobs"] == [pytest.approx(expected, abs=1e-4)]
+    assert choice.model_extra["versions"] == [0]
+    (entry,) = choice.logprobs.content
+    assert (entry.token, entry.bytes) == (choice.message.content, list(entry.token.encode()))
+    assert entry.logprob == choice.model_extra["token_logprobs"][0]
 
 
-def test_a_seed_repeats_the_answer(http: TestClient) -> None:
-    told = {ask(http, seed=seed)["choices"][0]["message"]["content"] for seed in range(20)}
-    assert told > {"1", "2"}
-    assert ask(http, seed=11)["choices"] == ask(http, seed=11)["choices"]
+def test_a_seed_repeats_the_answer_and_answer_i_uses_the_seed_plus_i(client: OpenAI) -> None:
+    many = [choice.message.content for choice in ask(client, seed=40, n=12).choices]
+    alone = [ask(client, seed=40 + index).choices[0].message.content for index in range(12)]
+    assert many == alone
+    assert len(set(many)) > 1
 
 
-def test_models_lists_what_is_live(http: TestClient) -> None:
-    (listed,) = http.get("/v1/models").json()["data"]
-    assert (listed["id"], listed["version"]) == ("policy", 0)
-    assert http.get("/health").json() == {"status": "ok"}
+def test_without_a_seed_answers_differ(client: OpenAI) -> None:
+    told = {ask(client).choices[0].message.content for _ in range(20)}
+    assert len(told) > 1
+
+
+def test_a_stream_tells_the_same_as_a_whole_answer(client: OpenAI) -> None:
+    fields = {"seed": 5, "max_tokens": 12, "temperature": 2.0, "logprobs": True, "n": 2}
+    whole = ask(client, **fields)
+    parts = list(ask(client, **fields, stream=True, stream_options={"include_usage": True}))
+    for index, choice in enumerate(whole.choices):
+        own = [part.choices[0] for part in parts if part.choices and part.choices[0].index == index]
+        assert own[0].delta.role == "assistant"
+        assert "".join(part.delta.content or "" for part in own) == choice.message.content
+        assert [part.finish_reason for part in own if part.finish_reason] == [choice.finish_reason]
+        told = [entry for part in own if part.logprobs for entry in part.logprobs.content]
+        assert [entry.token for entry in told] == [entry.token for entry in choice.logprobs.content]
+    assert parts[-1].choices == []
+    assert parts[-1].usage == whole.usage
+    assert len({part.id for part in parts}) == 1
+
+
+def test_a_stop_text_is_left_out(client: OpenAI) -> None:
+    said = ask(client, max_tokens=8, temperature=0).choices[0].message.content
+    (cut,) = ask(client, max_tokens=8, temperature=0, stop=[said[0]]).choices
+    assert (cut.message.content, cut.finish_reason) == ("", "stop")
+
+
+def test_only_legal_answers(client: OpenAI) -> None:
+    extra = {"choices": ["2", "31"], "restrict": True, "return_token_ids": True}
+    answer = ask(client, max_tokens=None, n=8, seed=0, extra_body=extra)
+    assert {choice.message.content for choice in answer.choices} <= {"2", "31"}
+    for choice in answer.choices:
+        legal = choice.model_extra["legal"]
+        assert len(legal) == len(choice.model_extra["token_ids"])
+        assert len(legal[0]) == 2
 
 
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
         ({"max_tokens": 0}, "max_tokens"),
-        ({"temperatur": 1}, "temperatur"),
+        ({"extra_body": {"temperatur": 1}}, "temperatur"),
         ({"messages": []}, "messages"),
-        ({"stream": True}, "stream"),
-        ({"model": "v7"}, "'v7' is not live"),
+        ({"messages": [{"role": "user", "content": "x", "mood": "bad"}]}, "mood"),
         ({"max_tokens": 10**6}, "context"),
+        ({"temperature": 1e-9}, "temperature"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
     ],
 )
-def test_a_bad_request_names_the_field(http: TestClient, fields: dict, named: str) -> None:
-    body = {"messages": [{"role": "user", "content": QUESTION}], **fields}
-    answer = http.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 400
-    assert named in answer.json()["error"]["message"]
+def test_a_bad_request_names_the_field(client: OpenAI, fields: dict, named: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, **fields)
+    assert named in caught.value.body["message"]
 
 
-def test_a_stop_text_is_left_out(http: TestClient) -> None:
-    said = ask(http, max_tokens=8, temperature=0)["choices"][0]["message"]["content"]
-    cut = ask(http, max_tokens=8, temperature=0, stop=[said[0]])["choices"][0]
-    assert cut["message"]["content"] == ""
-    assert cut["finish_reason"] == "stop"
+def test_a_model_that_is_not_there_is_not_found(client: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="there are: builtin, policy"):
+        ask(client, model="v7")
+
+
+def test_harmless_fields_are_taken(client: OpenAI) -> None:
+    answer = ask(
+        client,
+        user="me",
+        store=False,
+        metadata={"a": "b"},
+        service_tier="auto",
+        parallel_tool_calls=True,
+        max_completion_tokens=2,
+        seed=1,
+    )
+    assert answer.usage.completion_tokens <= 2
+
+
+def test_an_answer_can_be_sent_back(client: OpenAI) -> None:
+    said = ask(client, seed=1).choices[0].message
+    again = ask(client, messages=[*CHAT, said, {"role": "user", "content": "again"}])
+    assert again.choices

@@ -1,0 +1,138 @@
+"""Servers on free ports: the built-in model behind one, scripted engines behind others."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from legos import apply_lora, load_model
+from legos.apps.serve import app_of
+from legos.build.model import ModelHandle
+from legos.chat.tokenizer import ChatTokenizer
+from legos.chat.tools import PLAIN_TOOLS, ToolFormat
+from legos.clients.engine import EngineClient
+from legos.mlx.engine import MlxEngine
+from legos.server.app import make_app, service_of
+from legos.server.limits import Limits
+from legos.server.run import serve_app
+from legos.server.service import Service
+from legos.testing import FakeEngine
+
+
+@dataclass
+class Served:
+    """An application that answers at an address, on an event loop of its own thread."""
+
+    app: FastAPI
+    url: str
+    loop: asyncio.AbstractEventLoop
+    stop: Callable[[], None]
+
+    @property
+    def service(self) -> Service:
+        return service_of(self.app)
+
+    def http(self, **options: object) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, **options)  # pyright: ignore[reportArgumentType]
+
+
+@contextmanager
+def serving(app: FastAPI, *, drain_s: float = 5.0) -> Iterator[Served]:
+    """Serve within the block."""
+    started = threading.Event()
+    told: list[Served] = []
+    failed: list[BaseException] = []
+
+    async def serve() -> None:
+        end = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        async with serve_app(app, host="127.0.0.1", port=0, drain_s=drain_s) as url:
+            told.append(Served(app, url, loop, lambda: loop.call_soon_threadsafe(end.set) and None))
+            started.set()
+            await end.wait()
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=run, name="server")
+    thread.start()
+    started.wait(30)
+    assert told, failed
+    try:
+        yield told[0]
+    finally:
+        if thread.is_alive():
+            told[0].stop()
+        thread.join(30)
+    assert not thread.is_alive()
+    assert not failed
+
+
+MakeServer = Callable[..., AbstractContextManager[Served]]
+
+
+@pytest.fixture(scope="session")
+def model() -> Iterator[ModelHandle]:
+    """The built-in model."""
+    handle = load_model()
+    apply_lora(handle)
+    yield handle
+    handle.close()
+
+
+@pytest.fixture(scope="session")
+def engine(model: ModelHandle) -> Iterator[MlxEngine]:
+    made = model.make_engine()
+    made.load_adapter(model.base_adapter()).result()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def served(model: ModelHandle, engine: MlxEngine) -> Iterator[Served]:
+    """The built-in model over HTTP, its policy live."""
+    with serving(app_of(model, engine, name="builtin", limits=Limits())) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model: ModelHandle) -> ChatTokenizer:
+    return model.tokenizer
+
+
+@pytest.fixture
+def fake(tokenizer: ChatTokenizer) -> MakeServer:
+    """Serves a scripted engine: ``with fake(FakeEngine(...), max_queue=2) as server``."""
+
+    def make(
+        engine: FakeEngine,
+        *,
+        drain_s: float = 5.0,
+        tools: ToolFormat = PLAIN_TOOLS,
+        own: ChatTokenizer | None = None,
+        **limits: object,
+    ) -> AbstractContextManager[Served]:
+        words = own or tokenizer
+        app = make_app(
+            EngineClient(engine, words),
+            engine,
+            words,
+            model="small",
+            context=1024,
+            tools=tools,
+            lora_scale=2.0,
+            limits=Limits(**limits),  # pyright: ignore[reportArgumentType]
+        )
+        return serving(app, drain_s=drain_s)
+
+    return make
