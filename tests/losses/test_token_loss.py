@@ -81,14 +81,14 @@ def test_what_is_masked_keeps_its_place_in_the_normaliser() -> None:
 
 
 def test_counts_by_the_sign_of_the_advantage() -> None:
-    objective = Objective(dual_clip=None, corrections=Corrections(icepop=(0.3, 1.5)))
+    objective = Objective(clip_low=0.6, dual_clip=None, corrections=Corrections(icepop=(0.3, 1.5)))
     _, sums = found(objective)
     expected = {
         "positive": 2.0,
         "negative": 1.0,
-        "clipped": 2.0,
+        "clipped": 1.0,
         "clipped_positive": 1.0,
-        "clipped_negative": 1.0,
+        "clipped_negative": 0.0,
         "masked_positive": 1.0,
         "masked_negative": 0.0,
         "ratio": 3.75,

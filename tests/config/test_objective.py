@@ -1,0 +1,125 @@
+"""The settings of the objective: what they imply, what they refuse, what the trainer gets."""
+
+import math
+from typing import Any
+
+import pytest
+
+from legos.build.trainer import step_settings
+from legos.config.resolve import resolve
+from legos.config.schema import PlayConfig, RunConfig, TrainingConfig
+from legos.errors import ConfigError
+from legos.losses.corrections import Corrections
+from legos.losses.objective import CLIP_RANGES, RATIO_OF, Objective
+
+
+def objective(**settings: Any) -> Objective:
+    return step_settings(TrainingConfig(**settings)).objective(0, 10)
+
+
+@pytest.mark.parametrize("loss", list(RATIO_OF))
+def test_a_loss_brings_its_ratio_and_its_papers_range(loss: Any) -> None:
+    config = TrainingConfig(loss=loss)
+    assert config.importance_sampling == RATIO_OF[loss]
+    found = objective(loss=loss)
+    assert found.policy_loss == loss
+    assert (found.clip_low, found.clip_high) == CLIP_RANGES.get(loss, (0.0, 0.0))
+    assert TrainingConfig().replace(loss=loss).policy_loss == loss
+
+
+def test_the_old_names_stand() -> None:
+    assert objective().policy_loss == "ppo"
+    assert objective(importance_sampling="token").policy_loss == "ppo"
+    assert objective(importance_sampling="sequence").policy_loss == "gspo"
+    assert objective(importance_sampling="sequence").clip_skip_threshold == 0.9
+    assert objective(loss="gmpo").clip_skip_threshold == 0.3
+
+
+def test_a_loss_and_another_ratio_contradict_each_other() -> None:
+    for make in (TrainingConfig, Objective):
+        with pytest.raises(ConfigError, match=r"(?s)loss is 'gspo'.*importance_sampling is 'tok"):
+            make(loss="gspo", importance_sampling="token")
+
+
+def test_a_resolved_file_reads_back(tmp_path: Any) -> None:
+    overrides = {"training.loss": "gspo", "play.credit": "turn", "play.discount": 0.9}
+    resolved = resolve(overrides=overrides)
+    path = tmp_path / "config.toml"
+    path.write_text(resolved.toml())
+    assert resolve(files=[path]).config == resolved.config
+
+
+def test_corrections_reach_the_trainer() -> None:
+    found = objective(
+        anchor="proximal",
+        truncation="sequence",
+        truncation_cap=5.0,
+        icepop_high=5.0,
+        geometric_mask_low=0.99,
+        geometric_mask_high=1.01,
+        outlier_veto=True,
+        opsm_delta=0.5,
+    )
+    assert found.anchor == "proximal"
+    assert found.corrections == Corrections(
+        truncation="sequence",
+        truncation_cap=5.0,
+        icepop=(0.0, 5.0),
+        geometric_mask=(0.99, 1.01),
+        outlier_veto=True,
+        opsm_delta=0.5,
+    )
+    assert objective(icepop_low=0.5).corrections.icepop == (0.5, math.inf)
+    assert objective(anchor="proximal", truncation="token").corrections.truncation_cap == 2.0
+    assert objective().corrections == Corrections()
+
+
+def test_other_terms_reach_the_trainer() -> None:
+    found = objective(
+        loss="sapo",
+        sapo_tau=2.0,
+        kl_estimator="k1",
+        kl_in="reward",
+        entropy_over="vocabulary",
+        entropy_coef=0.2,
+    )
+    assert (found.sapo_tau, found.sapo_tau_negative) == (2.0, 1.05)
+    assert (found.kl_estimator, found.kl_in) == ("k1", "reward")
+    assert (found.entropy_over, found.entropy_coef) == ("vocabulary", 0.2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"truncation": "token"}, r"anchor is 'behaviour' and truncation is 'token'"),
+        ({"truncation_cap": 2.0}, r"truncation_cap is 2\.0, which truncation 'none' has no use"),
+        ({"loss": "reinforce", "clip_range": 0.1}, r"clip_range is 0\.1, which loss 'reinforce'"),
+        ({"loss": "sapo", "clip_range_high": 0.1}, r"clip_range_high is 0\.1, which loss 'sapo'"),
+        ({"sapo_tau": 1.0}, r"sapo_tau is 1\.0, which loss 'ppo' has no use for"),
+        ({"kl_estimator": "k1"}, r"kl_estimator is 'k1' and kl_in is 'loss'"),
+        ({"kl_in": "reward"}, r"kl_estimator is 'k2' and kl_in is 'reward'"),
+        ({"icepop_low": 1.0}, r"icepop_low is 1\.0; expected a number >= 0 and < 1"),
+        ({"loss": "pp0"}, r"loss is 'pp0'; expected .*; did you mean 'ppo'"),
+    ],
+)
+def test_impossible_combinations_are_refused_by_name(settings: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TrainingConfig(**settings)
+
+
+def test_a_credit_rule_is_known_by_its_name() -> None:
+    with pytest.raises(ConfigError, match=r"credit is 'hierarchial'.*did you mean 'hierarchical'"):
+        PlayConfig(credit="hierarchial")  # pyright: ignore[reportArgumentType]
+    for credit in ("rae", "reinforce_pp", "same_view"):
+        assert RunConfig(play=PlayConfig(group_size=1, credit=credit)).play.credit == credit
+    with pytest.raises(ConfigError, match=r"play\.group_size is 1 but play\.credit 'maxrl'"):
+        RunConfig(play=PlayConfig(group_size=1, credit="maxrl"))
+    with pytest.raises(ConfigError, match=r"play\.discount is 0\.5 but play\.credit is 'rloo'"):
+        RunConfig(play=PlayConfig(discount=0.5, credit="rloo"))
+
+
+def test_what_is_left_out_is_a_setting() -> None:
+    kept = step_settings(TrainingConfig()).select
+    assert kept is not step_settings(TrainingConfig(overlong_filter=True)).select
+    chosen: Any = step_settings(TrainingConfig(zero_advantage="remove")).select
+    assert chosen.keywords == {"overlong": False, "zero_advantage": True}

@@ -1,0 +1,130 @@
+"""Groups without advantage make room for more play; a run without any signal says so and ends."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from legos.arena.arena import Arena
+from legos.arena.table import Table
+from legos.credit import GRPOCredit
+from legos.data.episode import Task
+from legos.data.sample import TrainingBatch
+from legos.data.select import selection
+from legos.errors import TrainerError
+from legos.loop.loop import synchronous_training_loop, training_loop
+from legos.loop.trainer import PolicyTrainer, StepSettings
+from legos.losses.objective import Objective
+from legos.testing import FakeBackend, FakePublisher, ScriptedClient, make_sample
+
+
+class Coin(Arena):
+    """Every ``rare``-th task has plays of different rewards; the others are all alike."""
+
+    tasks_per_step = 3
+    group_size = 2
+
+    def __init__(self, rare: int, trainer: PolicyTrainer) -> None:
+        self._scripted = ScriptedClient(lambda asked: "x")
+        super().__init__(self._scripted, credit_assigner=GRPOCredit())
+        self._rare = rare
+        self._trainer = trainer
+        self._number = 0
+
+    def tasks(self, rng: random.Random) -> Iterable[Task]:
+        yield from (Task(id=f"t{n}", data=n) for n in range(60))
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        self._number += 1
+        number = self._number
+        self._scripted.version = self._trainer.version
+        await t.ask("player", "?")
+        live = bool(self._rare) and t.task.data % self._rare == 0
+        return {"player": float(number % 2) if live else 1.0}
+
+
+def trainer(**changes: Any) -> PolicyTrainer:
+    settings: dict[str, Any] = {
+        "micro_batch_tokens": 4096,
+        "min_samples": 4,
+        "staleness_limit": 0,
+        "normalisation": "token",
+        "constant_length": 1,
+        "objective": lambda step, num_steps: Objective(),
+        "learning_rate": lambda step, num_steps: 1.0,
+        "select": selection(overlong=False, zero_advantage=True),
+    }
+    return PolicyTrainer(FakeBackend(), FakePublisher(), StepSettings(**(settings | changes)))
+
+
+@pytest.mark.parametrize("limit", [0, 2])
+def test_a_step_waits_until_enough_groups_have_an_advantage(limit: int) -> None:
+    trained = trainer(staleness_limit=limit)
+    seen: list[Mapping[str, Any]] = []
+
+    async def after_step(metrics: Mapping[str, Any], batches: Any) -> None:
+        seen.append(metrics)
+
+    async def go() -> None:
+        await training_loop(Coin(5, trained), trained, 4, step_concurrency=2, after_step=after_step)
+
+    asyncio.run(asyncio.wait_for(go(), timeout=60))
+    backend: Any = trained.backend
+    for batches, _, _ in backend.steps:
+        assert sum(batch.num_samples for batch in batches) >= 4
+        assert all((abs(batch.advantage[batch.mask]) > 0.1).all() for batch in batches)
+    assert [metrics["zero_advantage_share"] for metrics in seen] == [0.0] * 4
+    assert trained.ledger.filtered["zero_advantage"] > 3 * trained.ledger.trained
+    trained.ledger.check(queued=0)
+    # The curve of rewards is that of all plays, those left out included.
+    assert all(0.8 <= metrics["reward_mean"] < 1.0 for metrics in seen)
+
+
+def test_a_run_without_any_signal_ends_with_the_reason() -> None:
+    trained = trainer()
+    go = synchronous_training_loop(Coin(0, trained), trained, 1)
+    with pytest.raises(TrainerError, match=r"10 batches in a row.*'zero_advantage': 120.*solved"):
+        asyncio.run(asyncio.wait_for(go, timeout=60))
+
+
+def batch(*samples: Any) -> TrainingBatch:
+    tokens = sum(len(sample.positions) for sample in samples)
+    return TrainingBatch(samples=samples, episodes=(), tokens_generated=tokens)
+
+
+LIVE = make_sample((1, 2, 3), positions=(1, 2), group="live")
+
+
+def test_a_single_step_leaves_out_the_same() -> None:
+    trained = trainer()
+    dead = make_sample((1, 2), advantages=0.0, group="dead")
+    assert trained.train_step(batch(LIVE, dead))["tokens_trained"] == 2
+    assert trained.ledger.filtered == {"zero_advantage": 1}
+    with pytest.raises(TrainerError, match=r"no sample to train on.*'zero_advantage': 2"):
+        trained.train_step(batch(dead))
+
+
+def test_tokens_of_another_tokenizer_are_filtered_by_name() -> None:
+    trained = trainer(num_vocabulary=10)
+    foreign = [make_sample((1, 10)), make_sample((10, 1)), make_sample((-1, 2))]
+    metrics = trained.train_step(batch(LIVE, *foreign))
+    assert (metrics["tokens_trained"], metrics["filtered/foreign_tokens_tokens"]) == (2, 3)
+    with pytest.raises(TrainerError, match="of another tokenizer"):
+        trained.train_step(batch(foreign[0]))
+
+
+def test_an_alarm_is_logged_when_it_starts_and_not_at_every_step(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trained = trainer()
+    cut = make_sample((1, 2, 3), positions=(1, 2), truncated=True)
+    with caplog.at_level(logging.WARNING):
+        for samples in ((cut,), (cut,), (LIVE,), (cut,)):
+            metrics = trained.train_step(batch(*samples))
+    assert metrics["truncation_share"] == 1.0
+    told = [(r.levelname, r.message) for r in caplog.records if "truncation_share" in r.message]
+    assert [level for level, _ in told] == ["ERROR", "ERROR"]
+    assert [message.split(":")[0] for _, message in told] == ["step 1", "step 4"]
