@@ -57,7 +57,7 @@ class PolicyTrainer:
         self.ledger = Ledger()
         self.step = 0
         self.num_steps = 1
-        self._sounding: set[tuple[str, str]] = set()  # alarms of the step before
+        self._sounding: set[tuple[str, str]] = set()  # metric and level of alarms that were told
 
     @property
     def version(self) -> int:
@@ -175,13 +175,14 @@ class PolicyTrainer:
         return metrics
 
     def _sound(self, metrics: Metrics) -> None:
-        """Log the alarms that this step has and the one before it had not."""
+        """Log alarms when they start, warnings once in a process."""
         found = alarms(metrics)
         for alarm in found:
             if (alarm.metric, alarm.level) not in self._sounding:
                 level = logging.ERROR if alarm.level == "error" else logging.WARNING
                 logger.log(level, "step %d: %s", self.step, alarm.text)
-        self._sounding = {(alarm.metric, alarm.level) for alarm in found}
+        warned = {(metric, level) for metric, level in self._sounding if level == "warning"}
+        self._sounding = warned | {(alarm.metric, alarm.level) for alarm in found}
 
 
 def _unfit(sample: Sample, settings: StepSettings) -> str | None:

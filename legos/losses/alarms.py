@@ -1,4 +1,8 @@
-"""When a step's numbers say that something is wrong: levels, and what to do about each."""
+"""When a step's numbers say that something is wrong: levels, and what to do about each.
+
+At equal weights a gap between engine and trainer is noise and should be tiny. On samples of older
+policies it is also what has been learned since, so there only the error levels count.
+"""
 
 import math
 from collections.abc import Mapping
@@ -26,16 +30,17 @@ class _Rule:
     error: float
     advice: str
     below: bool = False  # True: small values are the bad ones
+    fresh: bool = False  # True: the warning is for steps on samples of the policy itself
 
 
 _GAP = "lower learning_rate or staleness_limit, or check that engine and trainer agree"
 _RULES = (
     # Below 1e-3 is normal and lasting growth a reason to stop (NeMo-RL, prime-rl).
-    _Rule("mismatch_k3", 1e-3, 1e-1, _GAP),
+    _Rule("mismatch_k3", 1e-3, 1e-1, _GAP, fresh=True),
     # 0.011 and flat is healthy; 0.036 after thirty steps was drift (vime 64).
-    _Rule("logprob_gap", 0.036, 0.36, _GAP),
+    _Rule("logprob_gap", 0.036, 0.36, _GAP, fresh=True),
     # A mean of exp|log r| below 1.01 to 1.02 is healthy (NeMo-RL).
-    _Rule("error_factor", 1.02, 2.0, _GAP),
+    _Rule("error_factor", 1.02, 2.0, _GAP, fresh=True),
     # About 0.99 at an age of one step (marin).
     _Rule("effective_sample_share", 0.9, 0.5, _GAP, below=True),
     _Rule("mask_fraction", 0.2, 0.8, "the corrections drop most of what was played"),
@@ -59,7 +64,8 @@ def alarms(metrics: Mapping[str, float | int | None]) -> list[Alarm]:
         if value is None:
             continue
         level = _level(rule, float(value))
-        if level is not None:
+        excused = level == "warning" and rule.fresh and (metrics.get("staleness_mean") or 0.0) > 0
+        if level is not None and not excused:
             limit = rule.warning if level == "warning" else rule.error
             side = "below" if rule.below else "at or above"
             text = f"{rule.metric} is {value:.4g}, {side} {limit:.4g}: {rule.advice}"

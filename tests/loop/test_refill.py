@@ -116,6 +116,17 @@ def test_tokens_of_another_tokenizer_are_filtered_by_name() -> None:
         trained.train_step(batch(foreign[0]))
 
 
+def test_a_warning_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    trained = trainer(select=selection(overlong=False, zero_advantage=False))
+    cut = make_sample((1, 2, 3), positions=(1, 2), truncated=True)
+    with caplog.at_level(logging.WARNING):
+        for samples in ((cut, LIVE), (LIVE,), (cut, LIVE)):
+            trained.train_step(batch(*samples))
+    told = [record.message for record in caplog.records if "truncation_share" in record.message]
+    assert told == [m for m in told if m.startswith("step 1: truncation_share is 0.5")]
+    assert len(told) == 1
+
+
 def test_an_alarm_is_logged_when_it_starts_and_not_at_every_step(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

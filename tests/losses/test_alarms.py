@@ -45,6 +45,14 @@ def test_each_level(metric: str, value: float, level: str) -> None:
     assert alarm.text.startswith(f"{metric} is ")
 
 
+def test_a_gap_to_older_weights_is_what_was_learned_until_it_is_huge() -> None:
+    aged = HEALTHY | {"mismatch_k3": 5e-3, "logprob_gap": 0.05, "error_factor": 1.1}
+    assert len(alarms(aged)) == len(alarms(aged | {"staleness_mean": 0.0})) == 3
+    assert alarms(aged | {"staleness_mean": 1.0}) == []
+    (alarm,) = alarms(aged | {"staleness_mean": 1.0, "mismatch_k3": 0.2})
+    assert (alarm.metric, alarm.level) == ("mismatch_k3", "error")
+
+
 def test_errors_come_first() -> None:
     found = alarms(HEALTHY | {"mismatch_k3": 2e-3, "truncation_share": 0.9})
     assert [alarm.level for alarm in found] == ["error", "warning"]
