@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -15,12 +16,12 @@ CHAT = [{"role": "user", "content": QUESTION}]
 
 
 @pytest.fixture(scope="module")
-def client(served) -> Iterator[OpenAI]:
+def client(served: Any) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
         yield made
 
 
-def ask(client: OpenAI, **fields):
+def ask(client: OpenAI, **fields: Any) -> Any:
     return client.chat.completions.create(
         **{"model": "policy", "messages": CHAT, "max_tokens": 1, **fields}
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -11,12 +12,12 @@ from legos.chat.tokenizer import ChatTokenizer
 
 
 @pytest.fixture(scope="module")
-def client(served) -> Iterator[OpenAI]:
+def client(served: Any) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
         yield made
 
 
-def ask(client: OpenAI, prompt, **fields):
+def ask(client: OpenAI, prompt: Any, **fields: Any) -> Any:
     return client.completions.create(
         **{"model": "policy", "prompt": prompt, "max_tokens": 3, "seed": 2, **fields}
     )
@@ -98,7 +99,7 @@ def test_a_bad_request_names_the_field(
     assert named in caught.value.body["message"]
 
 
-def test_many_at_once_by_the_asynchronous_client(served, client: OpenAI) -> None:
+def test_many_at_once_by_the_asynchronous_client(served: Any, client: OpenAI) -> None:
     async def all_at_once() -> list[str]:
         async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as own:
             asked = (

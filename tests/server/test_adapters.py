@@ -1,0 +1,269 @@
+"""Adapters over HTTP: loaded whole or not at all, in every form, from nowhere else than allowed."""
+
+import base64
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from legos.build.model import ModelHandle
+from legos.mlx.engine import MlxEngine
+from legos.testing import FakeEngine
+from legos.weights.adapter import Adapter, pack_adapter, write_adapter
+from legos.weights.peft import to_peft, write_peft
+
+BYTES = {"content-type": "application/octet-stream"}
+
+
+@pytest.fixture
+def http(served: Any) -> Any:
+    with served.http() as client:
+        yield client
+
+
+@pytest.fixture
+def other(model: ModelHandle, engine: MlxEngine) -> Any:
+    """Arrays of another policy; whatever was loaded is gone afterwards, and the base is back."""
+    base = model.base_adapter()
+    rng = np.random.default_rng(5)
+    yield {
+        name: (0.1 * rng.standard_normal(np.asarray(array).shape)).astype(np.float32)
+        for name, array in base.arrays.items()
+    }
+    for name in list(engine.versions()):
+        engine.drop_adapter(name).result()
+    engine.load_adapter(base).result()
+
+
+def adapter_of(model: ModelHandle, arrays: Mapping[str, Any], **fields: Any) -> Adapter:
+    assert model.lora is not None
+    return Adapter(
+        **{"name": "policy", "version": 3, "shape": model.lora, "arrays": arrays, **fields}
+    )
+
+
+def post_json(http: httpx.Client, data: bytes, **fields: object) -> httpx.Response:
+    return http.post("/adapters/load", json={"weights": base64.b64encode(data).decode(), **fields})
+
+
+def say(http: httpx.Client, **fields: object) -> Any:
+    body = {"prompt": [1, 20, 30], "max_tokens": 1, "seed": 1, "return_token_ids": True, **fields}
+    answer = http.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]
+
+
+def test_all_forms_bring_the_same_adapter(
+    http: httpx.Client, model: ModelHandle, other: Mapping[str, Any]
+) -> None:
+    assert model.lora is not None
+    expected = {"name": "policy", "version": 3, "digest": adapter_of(model, other).digest}
+    plain, packed = save(dict(other)), pack_adapter(adapter_of(model, other))
+    peft = to_peft(adapter_of(model, other))
+    theirs = save(dict(peft.tensors))
+    scale = model.lora.scale
+    answers = [
+        post_json(http, plain, version=3),
+        post_json(http, plain, version=3, scale=scale, name="policy", rank=model.lora.rank),
+        post_json(http, packed),
+        post_json(http, theirs, version=3, config=dict(peft.config)),
+        post_json(http, theirs, version=3, scale=scale),
+        http.post("/adapters/load?version=3", content=plain, headers=BYTES),
+        http.post("/adapters/load", content=packed, headers=BYTES),
+    ]
+    for answer in answers:
+        assert (answer.status_code, answer.json()) == (200, expected), answer.text
+    listed = http.get("/adapters/version", params={"name": "policy"}).json()
+    assert listed == {"adapters": [expected], **expected}
+
+
+def test_tokens_carry_the_version_that_is_live(
+    http: httpx.Client, model: ModelHandle, other: Mapping[str, Any]
+) -> None:
+    before = say(http)
+    assert post_json(http, save(dict(other)), version=8).status_code == 200
+    after = say(http)
+    assert (before["versions"], after["versions"]) == ([0], [8])
+    assert before["token_logprobs"] != after["token_logprobs"]
+    assert say(http, model="policy@8")["versions"] == [8]
+    stale = http.post("/v1/completions", json={"prompt": [1], "model": "policy@0"})
+    assert stale.status_code == 404
+
+
+def test_adapters_stand_side_by_side(
+    http: httpx.Client, model: ModelHandle, other: Mapping[str, Any]
+) -> None:
+    alone = say(http)
+    assert post_json(http, save(dict(other)), version=2, name="rival").status_code == 200
+    ids = [one["id"] for one in http.get("/v1/models").json()["data"]]
+    assert ids == ["builtin", "policy", "rival"]
+    assert http.get("/v1/models/rival").json()["version"] == 2
+    assert say(http)["token_logprobs"] == pytest.approx(alone["token_logprobs"], abs=1e-5)
+    assert say(http, model="rival")["versions"] == [2]
+    assert say(http, model="policy", adapter="rival")["versions"] == [2]
+    for name in ("base", "builtin"):
+        assert say(http, model=name)["token_logprobs"] == pytest.approx(
+            alone["token_logprobs"], abs=1e-5
+        )
+    assert http.delete("/adapters/rival").json()["name"] == "rival"
+    assert http.delete("/adapters/rival").status_code == 404
+    assert http.get("/adapters/version?name=rival").status_code == 404
+    assert http.get("/v1/models/rival").status_code == 404
+
+
+def bad_tensors(arrays: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
+    first = min(arrays)
+    array = arrays[first]
+    wrong = {
+        "shape": (np.zeros((array.shape[0] + 1, array.shape[1]), np.float32), first),
+        "infinite": (np.full_like(array, np.inf), first),
+        "dtype": (array.astype(np.int32), first),
+    }
+    made = {kind: ({**arrays, first: bad}, named) for kind, (bad, named) in wrong.items()}
+    made["missing"] = ({k: v for k, v in arrays.items() if k != first}, first)
+    made["unknown"] = ({**arrays, "model.layers.99.self_attn.q_proj.lora_a": array}, "layers.99")
+    made["name"] = ({**arrays, "lm_head.weight": array}, "lm_head.weight")
+    return made
+
+
+@pytest.mark.parametrize("kind", ["shape", "infinite", "dtype", "missing", "unknown", "name"])
+def test_a_tensor_that_does_not_fit_is_named_and_nothing_changes(
+    http: httpx.Client, other: Mapping[str, Any], kind: str
+) -> None:
+    before, live = say(http), http.get("/adapters/version").json()
+    arrays, named = bad_tensors(other)[kind]
+    answer = post_json(http, save(arrays), version=9)
+    assert answer.status_code == 400
+    assert named in answer.json()["error"]["message"]
+    assert http.get("/adapters/version").json() == live
+    assert say(http) == before
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [
+        (b"", "application/octet-stream", 400),
+        (b"not safetensors at all", "application/octet-stream", 400),
+        (b"\xff" * 64, "application/octet-stream", 400),
+        (b"{}", "application/json", 400),
+        (b"[1]", "application/json", 400),
+        (b'{"weights": "a"}', "application/json", 400),
+        (b'{"weights": "%%%%"}', "application/json", 400),
+        (b'{"config": {"weights": "AAAA"}}', "application/json", 400),
+        (b'{"weights": "AAAA', "application/json", 400),
+        (b'{"wieghts": "AAAA"}', "application/json", 400),
+        (b"x", "text/plain", 415),
+    ],
+)
+def test_a_body_that_is_no_adapter(
+    http: httpx.Client, content: bytes, kind: str, status: int
+) -> None:
+    answer = http.post("/adapters/load?version=1", content=content, headers={"content-type": kind})
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["base", "builtin", "a/b", "..", "a@1", "", "x" * 65])
+def test_a_name_that_cannot_be(http: httpx.Client, other: Mapping[str, Any], name: str) -> None:
+    answer = post_json(http, save(dict(other)), version=1, name=name)
+    if name:
+        assert answer.status_code == 400
+    else:
+        assert answer.json()["name"] == "policy"
+
+
+def test_escaped_base64_is_read(http: httpx.Client, other: Mapping[str, Any]) -> None:
+    text = base64.b64encode(save(dict(other))).decode().replace("/", "\\/")
+    body = f'{{"version": 4, "weights": "{text}"}}'
+    answer = http.post("/adapters/load", content=body, headers={"content-type": "application/json"})
+    assert answer.json()["version"] == 4
+
+
+@pytest.fixture
+def folders(tmp_path: Path, other: Mapping[str, Any], model: ModelHandle) -> Path:
+    """An allowed folder with an adapter in it, one outside, and links that lead there."""
+    allowed, outside = tmp_path / "allowed", tmp_path / "outside"
+    for folder in (allowed / "v3", outside / "v3"):
+        folder.mkdir(parents=True)
+        write_adapter(adapter_of(model, other), folder)
+    (allowed / "peft").mkdir()
+    write_peft(adapter_of(model, other), allowed / "peft")
+    (allowed / "link").symlink_to(outside / "v3")
+    linked = allowed / "linked_files"
+    linked.mkdir()
+    for file in (outside / "v3").iterdir():
+        (linked / file.name).symlink_to(file)
+    return allowed
+
+
+def test_folders_are_read_below_the_allowed_one_alone(fake: Any, folders: Path) -> None:
+    engine = FakeEngine()
+    with fake(engine, adapter_folder=folders) as server, server.http() as http:
+        for path in ("v3", "./v3", str(folders / "v3"), "peft", "../allowed/v3"):
+            answer = http.post("/adapters/load", json={"path": path, "name": "rival"})
+            assert (answer.status_code, answer.json()["version"]) == (200, 3), answer.text
+        outside = str(folders.parent / "outside" / "v3")
+        for path in ("../outside/v3", outside, "link", "linked_files", "/etc", "v3\0"):
+            answer = http.post("/adapters/load", json={"path": path})
+            assert answer.status_code == 403, path
+            assert outside not in answer.text
+        assert http.post("/adapters/load", json={"path": "v4"}).status_code == 404
+        assert set(engine.live) == {"rival"}
+    with fake(engine) as server, server.http() as http:
+        refused = http.post("/adapters/load", json={"path": str(folders / "v3")})
+        assert refused.status_code == 403
+        assert "--adapter-folder" in refused.json()["error"]["message"]
+
+
+def test_vllm_s_spelling(fake: Any, folders: Path) -> None:
+    engine = FakeEngine()
+    body = {"lora_name": "rival", "lora_path": "v3"}
+    with fake(engine, adapter_folder=folders) as server, server.http() as http:
+        assert http.post("/v1/load_lora_adapter", json=body).status_code == 200
+        assert http.post("/v1/load_lora_adapter", json=body).status_code == 400
+        again = {**body, "load_inplace": True}
+        assert http.post("/v1/load_lora_adapter", json=again).status_code == 200
+        assert engine.live["rival"].version == 3
+        out = {"lora_name": "x", "lora_path": "../outside/v3"}
+        assert http.post("/v1/load_lora_adapter", json=out).status_code == 403
+        name = {"lora_name": "rival"}
+        assert http.post("/v1/unload_lora_adapter", json=name).status_code == 200
+        assert http.post("/v1/unload_lora_adapter", json=name).status_code == 404
+
+
+def test_a_large_adapter_stalls_nobody(fake: Any) -> None:
+    """20 MB: the loop's longest pause is far below what decoding it in one piece would take."""
+    engine = FakeEngine()
+    arrays = {
+        f"model.layers.{n}.self_attn.q_proj.lora_{letter}": np.ones(shape, np.float32)
+        for n in range(64)
+        for letter, shape in (("a", (5000, 8)), ("b", (8, 5000)))
+    }
+    body = {"version": 1, "weights": base64.b64encode(save(arrays)).decode()}
+    content = json.dumps(body)
+    with fake(engine, max_adapter_bytes=2**26) as server, server.http() as http:
+        pauses: list[float] = []
+        last = time.perf_counter()
+
+        def beat() -> None:
+            nonlocal last
+            now = time.perf_counter()
+            pauses.append(now - last)
+            last = now
+            if not server.app.state.service.draining:
+                server.loop.call_later(0.001, beat)
+
+        server.loop.call_soon_threadsafe(beat)
+        answer = http.post(
+            "/adapters/load", content=content, headers={"content-type": "application/json"}
+        )
+        assert answer.status_code == 200, answer.text
+        assert engine.live["policy"].digest == answer.json()["digest"]
+    assert len(content) > 25e6
+    assert max(pauses[5:]) < 0.2  # a busy machine; the bench holds it to 20 ms
