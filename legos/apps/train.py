@@ -1,16 +1,18 @@
 """``legos train``: everything put together, run, and summed up."""
 
 import asyncio
+import socket
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from legos.apps.shared import SharedEngine
 from legos.apps.signals import StopSignals
 from legos.arena.evaluate import ArenaEvaluation, flat_figures
 from legos.build.arena import check_options, make_arena
@@ -29,6 +31,8 @@ from legos.track import ConsoleTracker, JsonlTracker, ManyTrackers, WandbTracker
 __all__ = ["check", "train"]
 
 RUNS = Path("runs")
+SERVED_AT = "127.0.0.1"
+DRAIN_S = 0.5  # a run that ends does not wait for those who ask it from outside
 
 
 def check(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
@@ -39,10 +43,13 @@ def check(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
         resume: the run folder to go on with.
 
     Raises:
-        LegosError: an arena or an option of it does not exist, or the folder holds another run.
+        LegosError: an arena or an option of it does not exist, the folder holds another run, or
+            the port to serve at is taken.
     """
     config = resolved.config
     check_options(config.arena, config.play.options)
+    if config.loop.serve_port:
+        _check_port(config.loop.serve_port)
     if resume is None and config.out is not None:
         RunFolder(config.out).check_free()
 
@@ -70,6 +77,11 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
             config.arena, client, play=config.play, generation=config.generation, seed=config.seed
         )
         evaluation = ArenaEvaluation(arena, client)
+        shared = SharedEngine(trainer.engine)
+
+        async def count_tokens() -> int:  # without those that outsiders asked for
+            return await trainer.tokens_generated() - shared.tokens_generated
+
         with StopSignals() as signals, _folder(resolved, resume, arena.name) as folder:
             run = Run(
                 folder,
@@ -77,7 +89,7 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
                 trainer,
                 _run_settings(config),
                 evaluation=evaluation,
-                count_tokens=trainer.tokens_generated,
+                count_tokens=count_tokens,
             )
             if checkpoint is not None:
                 run.resume(checkpoint)
@@ -86,11 +98,28 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
                 _tell_finished(run, folder, config)
             else:
                 _announce(resolved, folder, trainer, run)
-                _go(run, signals, config, folder, resumed=checkpoint is not None)
+                _go(
+                    run,
+                    config,
+                    folder,
+                    signals=signals,
+                    served=lambda: _served(config, trainer, shared),
+                    resumed=checkpoint is not None,
+                )
                 _sum_up(run, folder, config, time.perf_counter() - started)
         return 0 if signals.received is None else 128 + signals.received
     finally:
         trainer.close()
+
+
+def _check_port(port: int) -> None:
+    try:
+        socket.create_server((SERVED_AT, port)).close()
+    except OSError as error:
+        raise ConfigError(
+            f"loop.serve_port is {port}, where nothing can listen ({error.strerror}); "
+            "give another one, or 0 for a free one"
+        ) from error
 
 
 def _trainer(config: RunConfig) -> Trainer:
@@ -137,7 +166,13 @@ def _keep_settings(folder: RunFolder, resolved: ResolvedConfig) -> None:
 
 
 def _go(
-    run: Run, signals: StopSignals, config: RunConfig, folder: RunFolder, *, resumed: bool
+    run: Run,
+    config: RunConfig,
+    folder: RunFolder,
+    *,
+    signals: StopSignals,
+    served: Callable[[], AbstractAsyncContextManager[None]],
+    resumed: bool,
 ) -> None:
     """Train until the last step or a signal."""
 
@@ -153,7 +188,8 @@ def _go(
 
         signals.on_stop(wake)
         try:
-            await run.go(tracker, evaluations)
+            async with served():
+                await run.go(tracker, evaluations)
         finally:
             signals.on_stop(None)
             # A play's thread cannot be cancelled; the loop forgets the old pool and does not wait.
@@ -163,6 +199,31 @@ def _go(
         quiet_collector()
         share_cores(2)  # play and training
         asyncio.run(go(*trackers))
+
+
+@asynccontextmanager
+async def _served(
+    config: RunConfig, trainer: Trainer, shared: SharedEngine
+) -> AsyncGenerator[None]:
+    """Within the block the policy answers over HTTP as well, where that is asked for.
+
+    Raises:
+        ConfigError: the port is taken.
+    """
+    port = config.loop.serve_port
+    if port is None:
+        yield
+        return
+    from legos.apps.serve import app_of  # web servers take a while to import
+    from legos.server.limits import Limits
+    from legos.server.run import serve_app
+
+    await trainer.publish_weights()  # so that the policy is live before anybody asks
+    limits = Limits.for_host(SERVED_AT, api_key=None)
+    app = app_of(trainer.model, shared, name=Path(config.model).name, limits=limits)
+    async with serve_app(app, host=SERVED_AT, port=port, drain_s=DRAIN_S) as url:
+        _tell(f"the policy is served at {url}/v1; talk to it with", f"  {_chatting(url)}")
+        yield
 
 
 @contextmanager
@@ -252,6 +313,10 @@ def _tell_finished(run: Run, folder: RunFolder, config: RunConfig) -> None:
 
 def _resuming(folder: RunFolder) -> str:
     return f"uv run legos train --resume {folder.path}"
+
+
+def _chatting(url: str) -> str:
+    return f"uv run legos chat --url {url}/v1"
 
 
 def _tell(*lines: str) -> None:

@@ -1,0 +1,94 @@
+"""A trainer's engine as outsiders see it: they may ask, and not replace what is being trained."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from legos.data.request import Generated, Request, Result
+from legos.errors import AdapterError
+from legos.protocols import Deliver, Engine
+from legos.weights.adapter import Adapter, AdapterInfo
+
+__all__ = ["SharedEngine"]
+
+
+class SharedEngine:
+    """Passes everything on but changes of one adapter, and counts what was sampled for outsiders.
+
+    Attributes:
+        tokens_generated: of requests that have ended.
+    """
+
+    def __init__(self, engine: Engine, *, trained: str = "policy") -> None:
+        """Share an engine.
+
+        Args:
+            engine: the trainer's.
+            trained: name of the adapter that only the trainer may replace.
+        """
+        self._engine = engine
+        self._trained = trained
+        self._counting: dict[Deliver, Deliver] = {}  # one for each receiver: the engine compares
+        self.tokens_generated = 0
+
+    def submit(self, requests: Sequence[tuple[int, Request]], deliver: Deliver) -> None:
+        """Queue requests."""
+        self._engine.submit(requests, self._counted(deliver))
+
+    def cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
+        """End requests early."""
+        self._engine.cancel(numbers, self._counted(deliver))
+
+    def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
+        """Make a rival live; the future raises ``AdapterError`` for the trained name."""
+        if adapter.name == self._trained:
+            return self._refused()
+        return self._engine.load_adapter(adapter)
+
+    def drop_adapter(self, name: str) -> "Future[None]":
+        """Forget a rival; the future raises ``AdapterError`` for the trained name."""
+        if name == self._trained:
+            return self._refused()
+        return self._engine.drop_adapter(name)
+
+    def versions(self) -> Mapping[str, int]:
+        """Live adapters: name -> policy version."""
+        return self._engine.versions()
+
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """Live adapters with their digests."""
+        return self._engine.adapters()
+
+    def stats(self) -> Mapping[str, float]:
+        """The engine's numbers."""
+        return self._engine.stats()
+
+    def score(
+        self,
+        prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
+        *,
+        end_ids: Sequence[int],
+    ) -> "Future[list[list[float]]]":
+        """Log-probability of each continuation as the whole answer to its prompt."""
+        return self._engine.score(prompts, end_ids=end_ids)
+
+    def _refused(self) -> "Future[Any]":
+        future: Future[Any] = Future()
+        future.set_exception(
+            AdapterError(
+                f"adapter {self._trained!r} is being trained here and only its trainer replaces "
+                "it; load yours under another name"
+            )
+        )
+        return future
+
+    def _counted(self, deliver: Deliver) -> Deliver:
+        if deliver not in self._counting:
+
+            def counted(results: Sequence[tuple[int, Result]]) -> None:
+                ended = (result for _, result in results if isinstance(result, Generated))
+                self.tokens_generated += sum(len(result.token_ids) for result in ended)
+                deliver(results)
+
+            self._counting[deliver] = counted
+        return self._counting[deliver]

@@ -1,0 +1,108 @@
+"""``legos train --serve``: the policy that is being trained answers, and ends with the run."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from legos import Message, OpenAIClient, Sampling
+from legos.apps.shared import SharedEngine
+from legos.cli import main
+from legos.data.request import Request, Result
+from legos.errors import AdapterError
+from legos.testing import FakeEngine
+from legos.weights.adapter import Adapter, LoraShape
+
+SMALL = ["--training.min-samples-per-step", "64", "--play.tasks-per-step", "8"]
+
+
+def adapter(name: str) -> Adapter:
+    shape = LoraShape(rank=1, scale=1.0, num_layers=1, modules=("q",))
+    return Adapter(name=name, version=3, shape=shape, arrays={})
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+async def newest_version(url: str, *, above: int) -> int:
+    """Ask until a version above is the one that answers."""
+    async with OpenAIClient(f"{url}/v1", retries=12) as client:
+        async with asyncio.timeout(60):
+            while True:
+                said = await client.complete((Message("user", "hello"),), Sampling(max_tokens=2))
+                assert said.trainable
+                if min(said.versions) > above:
+                    return max(said.versions)
+                await asyncio.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_the_policy_is_served_while_it_is_trained(tmp_path: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "legos", "train", "--serve", str(port), "--steps", "100000"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "run"), "--loop.evaluate-every", "0", *SMALL],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        first = asyncio.run(newest_version(url, above=-1))
+        assert asyncio.run(newest_version(url, above=first + 1)) > first
+        process.terminate()
+        ended = time.monotonic()
+        told, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 143, told
+    assert time.monotonic() - ended < 10
+    assert f"the policy is served at {url}/v1" in told
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url)
+
+
+def test_outsiders_do_not_replace_what_is_trained() -> None:
+    engine = FakeEngine()
+    shared = SharedEngine(engine)
+    engine.load_adapter(adapter("policy")).result()
+    with pytest.raises(AdapterError, match="only its trainer replaces it"):
+        shared.load_adapter(adapter("policy")).result()
+    with pytest.raises(AdapterError, match="only its trainer replaces it"):
+        shared.drop_adapter("policy").result()
+    assert shared.load_adapter(adapter("rival")).result().name == "rival"
+    assert dict(shared.versions()) == {"policy": 3, "rival": 3}
+    assert shared.drop_adapter("rival").result() is None
+
+
+def test_tokens_of_outsiders_are_counted_apart() -> None:
+    engine = FakeEngine(hold=True)
+    shared = SharedEngine(engine)
+    told: list[Sequence[tuple[int, Result]]] = []
+    ours, theirs = told.append, list[Sequence[tuple[int, Result]]]().append
+    engine.submit([(1, Request(prompt_ids=(1, 2, 3), max_tokens=9))], theirs)
+    shared.submit([(1, Request(prompt_ids=(1, 2), max_tokens=9))], ours)
+    shared.submit([(2, Request(prompt_ids=(1,), max_tokens=9))], ours)
+    shared.cancel([2], ours)
+    engine.release()
+    assert shared.tokens_generated == 2
+    assert [[number for number, _ in results] for results in told] == [[2], [1]]
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code = main(["train", "--serve", str(port), "--out", str(tmp_path / "run"), *SMALL])
+    assert code == 2
+    assert str(port) in capsys.readouterr().err
