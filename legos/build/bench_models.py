@@ -1,0 +1,57 @@
+"""Random fp32 models for benches: large enough to compute, small enough to make in a moment."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from legos.builtin.files import ModelShape, random_weights, write_model
+
+__all__ = ["MODELS", "write_bench_model"]
+
+MODELS = {
+    "5m": ModelShape(
+        architecture="llama",
+        hidden=256,
+        layers=6,
+        heads=4,
+        kv_heads=4,
+        head_dim=64,
+        intermediate=704,
+        vocab=358,
+        max_positions=4096,
+    ),
+    "40m": ModelShape(
+        architecture="llama",
+        hidden=448,
+        layers=5,
+        heads=7,
+        kv_heads=7,
+        head_dim=64,
+        intermediate=1216,
+        vocab=32768,
+        max_positions=4096,
+    ),
+}
+"""Name -> shape; the names say about how many parameters there are."""
+
+
+def write_bench_model(name: str, folder: Path) -> Path:
+    """Write one of the bench models, its tokenizer filled up to the size of its vocabulary.
+
+    Args:
+        name: one of ``MODELS``.
+        folder: made where it does not exist.
+
+    Returns:
+        The folder.
+    """
+    shape = MODELS[name]
+    write_model(folder, shape, random_weights(shape, np.random.default_rng(0)))
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
+    for index in range(len(vocabulary), shape.vocab):
+        vocabulary[f" word{index}"] = index
+    file.write_text(json.dumps(tokenizer))
+    return folder
