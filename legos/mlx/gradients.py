@@ -27,7 +27,7 @@ from legos.mlx.trie import token_trie
 
 __all__ = ["StepGradients"]
 
-CHUNK_LOGITS = 1 << 24  # logits of one chunk: 64 MiB in float32, and a few times that at the peak
+CHUNK_LOGITS = 1 << 23  # logits of one chunk: 32 MiB in float32, and ten times that at the peak
 MIN_PLACES = 64  # of a chunk; fewer waste the reading of the head's weights
 Arrays = Mapping[str, mx.array]
 Policy = Callable[[], AbstractContextManager[None]]
@@ -50,7 +50,7 @@ class StepGradients:
             model: the tree, LoRA in it.
             max_tokens: padded tokens of one forward and backward pass, shared ones counted once;
                 None: as many as the largest batch of a step has.
-            max_places: places whose logits are in memory at once; None: as many as make 64 MiB.
+            max_places: places whose logits are in memory at once; None: as many as make 32 MiB.
         """
         self._model = model
         self._forward = CausalModel(model)

@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten, tree_map
 from numpy.typing import NDArray
 
 from legos.data.batch import PLACE_FIELDS, SAMPLE_FIELDS, Batch
-from legos.losses.objective import Objective
+from legos.losses.objective import RATIO_OF, Objective
 from legos.losses.places import (
     Places,
     chosen_logprobs,
@@ -73,115 +73,12 @@ def head_loss(
     return value, value, sums
 
 
-class _Chunked:
-    """The same in three stages.
-
-    1. Chunk by chunk, without gradient: what the loss reads of each token (its log-probability, the
-       entropy of its place, divergences).
-    2. The loss of these few numbers, and its slope along each.
-    3. Chunk by chunk, the head once more, and the slopes back through it to the hidden states.
-
-    ``mx.depends`` keeps a chunk from starting before the one before it is done; without it the
-    graph may be evaluated breadth first, and the logits of all chunks live at once.
-    """
-
-    def __init__(
-        self,
-        forward: CausalModel,
-        batch: Batch,
-        objective: Objective,
-        others: Mapping[str, OtherLogits],
-        num_places: int,
-    ) -> None:
-        self._forward = forward
-        self._batch = batch
-        self._objective = objective
-        self._others = others
-        sample, column = np.nonzero(batch.mask)
-        place = batch.sample_place[sample, column]
-        order = np.argsort(place, kind="stable")
-        cuts = np.searchsorted(place[order], np.arange(0, len(batch.place_row), num_places)[1:])
-        tokens = np.split(order, cuts)
-        self._chunks = [_Chunk(batch, sample[t], column[t]) for t in tokens if len(t)]
-        number = np.zeros(batch.mask.shape, np.int32)
-        number[sample[order], column[order]] = np.arange(len(order))
-        self._number = mx.array(number)  # [S, A] of each token among those of all chunks
-
-    def loss(self, hidden: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """What ``head_loss`` returns."""
-        module = self._forward.head_module
-        outer: Any = module.trainable_parameters() if module is not None else {}
-        frozen = tree_map(mx.stop_gradient, outer)
-        states = mx.stop_gradient(hidden)
-        known: list[Terms] = []
-        for chunk in self._chunks:
-            terms = _frozen(self._terms(frozen, states[chunk.places], chunk))
-            states = mx.depends([states], [terms["logprob"]])[0]
-            known.append(terms)
-        together = {name: mx.concatenate([t[name] for t in known]) for name in known[0]}
-        (value, sums), slopes = _frozen(mx.value_and_grad(self._loss)(together))
-        states = mx.depends([states], [slopes["logprob"]])[0]
-        surrogate: Any = mx.array(0.0)
-        first = 0
-        for chunk in self._chunks:
-            mine = {name: array[first : first + chunk.count] for name, array in slopes.items()}
-            first += chunk.count
-            back = _frozen(self._back(frozen, states[chunk.places], chunk, mine))
-            states = mx.depends([states], [back[1]])[0]
-            products = tree_map(
-                lambda array, slope: mx.sum(array * slope), (outer, hidden[chunk.places]), back
-            )
-            surrogate = sum((x for _, x in tree_flatten(products)), surrogate)
-        if module is not None:
-            module.update(outer)
-        return surrogate, value, sums
-
-    def _terms(self, parameters: Any, states: mx.array, chunk: "_Chunk") -> Terms:
-        """[N] what the loss reads of each of a chunk's tokens, the head's parameters given."""
-        forward, objective, places = self._forward, self._objective, chunk.arrays
-        if forward.head_module is not None:
-            forward.head_module.update(parameters)
-        policy = place_logprobs(mx, forward.head(states).astype(mx.float32), places)
-        spread = entropy if objective.entropy_over == "legal" else support_entropy
-        found = {
-            "logprob": chosen_logprobs(policy[0], chunk.place, chunk.target),
-            "spread": spread(mx, policy[0], policy[1], places)[chunk.place],
-        }
-        for name, logits in self._others.items():
-            other = place_logprobs(mx, logits(chunk.places), places)
-            if objective.kl_estimator == "exact":
-                found[name] = exact_kl(mx, policy, other, places)[chunk.place]
-            else:
-                found[name] = chosen_logprobs(other[0], chunk.place, chunk.target)
-        return found
-
-    def _loss(self, terms: Terms) -> tuple[mx.array, mx.array]:
-        """Loss and sums of the whole batch from what is known of each token."""
-        whole = {name: array[self._number] for name, array in terms.items()}
-        return token_loss(
-            mx,
-            whole["logprob"],
-            BatchArrays(mx, self._batch),
-            self._objective,
-            others=(whole.get("reference"), whole.get("average")),
-            spread=whole["spread"],
-        )
-
-    def _back(self, parameters: Any, states: mx.array, chunk: "_Chunk", slopes: Terms) -> Any:
-        """Slopes along the head's parameters and the hidden states, from those along the terms."""
-
-        def weighed(parameters: Any, states: mx.array) -> mx.array:
-            terms = self._terms(parameters, states, chunk)
-            return sum((mx.sum(terms[name] * slopes[name]) for name in slopes), mx.array(0.0))
-
-        return mx.grad(weighed, argnums=(0, 1))(parameters, states)
-
-
 class _Chunk:
     """Some tokens of a batch, and the places that they read.
 
     Attributes:
-        places: [C] among the batch's.
+        batch: the tokens, each a sample of its own.
+        places: [C] among the whole batch's.
         arrays: of those places.
         place: [N] of each token among these places.
         target: [N] the token chosen.
@@ -199,11 +96,183 @@ class _Chunk:
         }
         fields["sample_place"] = number.reshape(-1, 1)
         self.places = mx.array(read)
-        self.arrays = Places(mx, Batch(input_ids=batch.input_ids, **fields))
+        self.batch = Batch(input_ids=batch.input_ids, **fields)
+        self.arrays = Places(mx, self.batch)
         self.place = mx.array(number.reshape(-1).astype(np.int32))
         self.target = mx.array(batch.target[sample, column])
         self.count = len(sample)
 
 
-def _frozen(tree: Any) -> Any:
-    return tree_map(mx.stop_gradient, tree)
+class _Chunked:
+    """The same, one chunk after the other.
+
+    A chunk starts when everything of the one before it is there; else the graph may be evaluated
+    breadth first, or one number of a chunk may keep its logits until the end.
+    """
+
+    def __init__(
+        self,
+        forward: CausalModel,
+        batch: Batch,
+        objective: Objective,
+        others: Mapping[str, OtherLogits],
+        num_places: int,
+    ) -> None:
+        self._forward = forward
+        self._batch = batch
+        self._objective = objective
+        self._others = others
+        self._sloped = ["logprob"]  # the terms along which the loss has a slope at all
+        if objective.entropy_coef:
+            self._sloped.append("spread")
+        if objective.kl_estimator == "exact":
+            self._sloped += others
+        sample, column = np.nonzero(batch.mask)
+        place = batch.sample_place[sample, column]
+        order = np.argsort(place, kind="stable")
+        cuts = np.searchsorted(place[order], np.arange(0, len(batch.place_row), num_places)[1:])
+        tokens = np.split(order, cuts)
+        self._chunks = [_Chunk(batch, sample[t], column[t]) for t in tokens if len(t)]
+        number = np.zeros(batch.mask.shape, np.int32)
+        number[sample[order], column[order]] = np.arange(len(order))
+        self._number = mx.array(number)  # [S, A] of each token among those of all chunks
+
+    def loss(self, hidden: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """What ``head_loss`` returns."""
+        module = self._forward.head_module
+        outer: Any = module.trainable_parameters() if module is not None else {}
+        of_chunks = self._by_token if _is_by_token(self._objective) else self._by_sample
+        value, sums, slopes = of_chunks(tree_map(mx.stop_gradient, outer), mx.stop_gradient(hidden))
+        if module is not None:
+            module.update(outer)
+        surrogate: Any = mx.array(0.0)
+        for chunk, (for_head, for_hidden) in zip(self._chunks, slopes, strict=True):
+            surrogate = surrogate + mx.sum(hidden[chunk.places] * for_hidden)
+            products = tree_map(lambda array, slope: mx.sum(array * slope), outer, for_head)
+            surrogate = sum((product for _, product in tree_flatten(products)), surrogate)
+        return surrogate, value, sums
+
+    def _by_token(self, parameters: Any, states: mx.array) -> tuple[mx.array, mx.array, list[Any]]:
+        """Where a token's loss reads that token alone: each chunk to its loss and back."""
+        value = sums = mx.array(0.0)
+        slopes: list[Any] = []
+        for chunk in self._chunks:
+
+            def loss(parameters: Any, states: mx.array, chunk: _Chunk = chunk) -> Any:
+                terms = self._terms(parameters, states, chunk)
+                return self._loss({n: a[:, None] for n, a in terms.items()}, chunk.batch)
+
+            found = mx.value_and_grad(loss, argnums=(0, 1))(parameters, states[chunk.places])
+            (part, counted), back = tree_map(mx.stop_gradient, found)
+            states = _after((part, counted, back), states)
+            value, sums = value + part, sums + counted
+            slopes.append(back)
+        return value, sums, slopes
+
+    def _by_sample(self, parameters: Any, states: mx.array) -> tuple[mx.array, mx.array, list[Any]]:
+        """Where it reads the whole sample, the head runs twice.
+
+        First what the loss reads of each token (its log-probability, the entropy of its place,
+        divergences), then the loss of these few numbers and its slope along each, then each slope
+        back through the head.
+        """
+        known: list[Terms] = []
+        for chunk in self._chunks:
+            terms = self._terms(parameters, states[chunk.places], chunk)
+            states = _after(terms, states)
+            known.append(terms)
+        together = {name: mx.concatenate([t[name] for t in known]) for name in known[0]}
+
+        def loss(together: Terms) -> tuple[mx.array, mx.array]:
+            whole = {name: array[self._number] for name, array in together.items()}
+            return self._loss(whole, self._batch)
+
+        (value, sums), along = tree_map(mx.stop_gradient, mx.value_and_grad(loss)(together))
+        states = _after(along, states)
+        slopes: list[Any] = []
+        first = 0
+        for chunk in self._chunks:
+            mine = {name: along[name][first : first + chunk.count] for name in self._sloped}
+
+            def weighed(
+                parameters: Any, states: mx.array, chunk: _Chunk = chunk, mine: Terms = mine
+            ) -> Any:
+                terms = self._terms(parameters, states, chunk)
+                return sum((mx.sum(terms[name] * mine[name]) for name in mine), mx.array(0.0))
+
+            first += chunk.count
+            found = mx.grad(weighed, argnums=(0, 1))(parameters, states[chunk.places])
+            back = tree_map(mx.stop_gradient, found)
+            states = _after(back, states)
+            slopes.append(back)
+        return value, sums, slopes
+
+    def _terms(self, parameters: Any, states: mx.array, chunk: "_Chunk") -> Terms:
+        """[N] what the loss reads of each of a chunk's tokens, the head's parameters given."""
+        if self._forward.head_module is not None:
+            self._forward.head_module.update(parameters)
+        logits = self._forward.head(states).astype(mx.float32)
+        others = {name: other(chunk.places) for name, other in self._others.items()}
+        if chunk.arrays.any_legal or self._objective.kl_estimator == "exact":
+            return _general_terms(logits, others, chunk, self._objective)
+        return _open_terms(logits, others, chunk)
+
+    def _loss(self, terms: Terms, batch: Batch) -> tuple[mx.array, mx.array]:
+        """Loss and sums of a batch from [S, A] what is known of each token."""
+        return token_loss(
+            mx,
+            terms["logprob"],
+            BatchArrays(mx, batch),
+            self._objective,
+            others=(terms.get("reference"), terms.get("average")),
+            spread=terms["spread"],
+        )
+
+
+def _is_by_token(objective: Objective) -> bool:
+    """Whether each token's loss can be known without the other tokens of its sample."""
+    corrections = objective.corrections
+    of_samples = (
+        corrections.truncation == "sequence"
+        or corrections.geometric_mask is not None
+        or corrections.outlier_veto
+        or corrections.opsm_delta is not None
+    )
+    return RATIO_OF[objective.policy_loss] == "token" and not of_samples
+
+
+def _general_terms(logits: mx.array, others: Terms, chunk: _Chunk, objective: Objective) -> Terms:
+    """As ``total_loss`` reads logits."""
+    policy = place_logprobs(mx, logits, chunk.arrays)
+    spread = entropy if objective.entropy_over == "legal" else support_entropy
+    found = {
+        "logprob": chosen_logprobs(policy[0], chunk.place, chunk.target),
+        "spread": spread(mx, policy[0], policy[1], chunk.arrays)[chunk.place],
+    }
+    for name, other_logits in others.items():
+        other = place_logprobs(mx, other_logits, chunk.arrays)
+        if objective.kl_estimator == "exact":
+            found[name] = exact_kl(mx, policy, other, chunk.arrays)[chunk.place]
+        else:
+            found[name] = chosen_logprobs(other[0], chunk.place, chunk.target)
+    return found
+
+
+def _open_terms(logits: mx.array, others: Terms, chunk: _Chunk) -> Terms:
+    """The same over the whole vocabulary, with fewer arrays of [C, V] on the way."""
+
+    def chosen(logits: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        logits = logits / chunk.arrays.temperature
+        normaliser = mx.logsumexp(logits, axis=1)
+        return logits[chunk.place, chunk.target] - normaliser[chunk.place], logits, normaliser
+
+    logprob, logits, normaliser = chosen(logits)
+    spread = normaliser - mx.sum(mx.softmax(logits, axis=1) * logits, axis=1)
+    found = {"logprob": logprob, "spread": spread[chunk.place]}
+    return found | {name: chosen(other)[0] for name, other in others.items()}
+
+
+def _after(done: Any, states: mx.array) -> mx.array:
+    """The hidden states, not to be read before every array of a tree is there."""
+    arrays: list[Any] = [array for _, array in tree_flatten(done)]
+    return mx.depends([states], arrays)[0]

@@ -36,7 +36,7 @@ def trained_tree(folder: Path, *, head: bool = True) -> Any:
 def random_arrays(tree: Any, *, seed: int) -> dict[str, mx.array]:
     rng = np.random.default_rng(seed)
     return {
-        name: mx.array((0.2 * rng.standard_normal(array.shape)).astype(np.float32))
+        name: mx.array((0.05 * rng.standard_normal(array.shape)).astype(np.float32))
         for name, array in lora_arrays(tree).items()
     }
 
@@ -143,6 +143,9 @@ OBJECTIVES: Mapping[str, Objective] = {
     "gspo": Objective(loss="gspo", clip_low=0.5, clip_high=0.5, kl_coef=0.3),
     "gmpo": Objective(loss="gmpo", entropy_coef=0.1, entropy_over="vocabulary"),
 }
+# Differences of nearly equal log-probabilities (k2, ratios near 1 in a mean) magnify the rounding of
+# float32; where the loss takes none, gradients agree as far as float32 goes.
+ROUNDING = {"ppo": 1e-6, "exact": 1e-6, "regularised": 5e-6, "gspo": 5e-6, "gmpo": 5e-6}
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3"])
@@ -164,7 +167,7 @@ def test_a_step_has_the_gradients_of_its_samples_one_by_one(
         loss, sums, tree_of = gradients.of_step(packed(samples), OBJECTIVES[objective], average)
         assert loss == pytest.approx(expected_loss, rel=1e-5)
         assert sums == pytest.approx(expected_sums, rel=1e-4, abs=1e-4)
-        assert distance(dict(tree_flatten(tree_of)), expected) < 2e-6
+        assert distance(dict(tree_flatten(tree_of)), expected) < ROUNDING[objective]
 
 
 def test_a_group_is_computed_as_one_prompt_and_its_completions() -> None:

@@ -1,0 +1,193 @@
+"""``legos bench train``: the optimiser step against bare and padded trainers of the same work."""
+
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from legos.build.machine import quiet_collector, share_cores
+from legos.build.train_bench import Cost, TrainBench
+from legos.builtin.files import ModelShape, random_weights, write_model
+from legos.data.sample import Sample
+
+__all__ = ["bench_train"]
+
+Row = tuple[tuple[int, ...], int]
+Ratios = dict[str, float | None]
+Measure = Callable[[], Cost]
+ROUNDS = 5
+SMALL = ModelShape(
+    hidden=128, layers=4, heads=4, kv_heads=2, head_dim=32, intermediate=384, vocab=512
+)
+WIDE = ModelShape(hidden=64, layers=1, heads=2, kv_heads=2, intermediate=128, vocab=150_000)
+
+
+def bench_train(seconds: float) -> Mapping[str, Any]:
+    """Run every comparison.
+
+    Args:
+        seconds: how long it may take, about; every figure is the median of five rounds, or of as
+            many as fit, at least one.
+
+    Returns:
+        Figures; ``ratios`` holds those that can be compared between machines.
+    """
+    quiet_collector()
+    share_cores(2)
+    cases: Sequence[Callable[[Path, float], Ratios]] = (
+        _dense,
+        _group,
+        _mixed,
+        _trie,
+        _logprob_memory,
+        _scaling,
+    )
+    ratios: Ratios = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for case in cases:
+            ratios |= case(Path(folder) / case.__name__, seconds / len(cases))
+    return {"ratios": ratios}
+
+
+def _dense(folder: Path, seconds: float) -> Ratios:
+    """Unrelated rows of 64 to 512 tokens, against the fastest bare update sorted by length."""
+    rng = random.Random(0)
+    rows = [_row(rng, length := rng.randint(64, 512), length * 3 // 4) for _ in range(32)]
+    device = _device(folder, SMALL)
+    budgets = (512, 1024, 2048, 4096)
+    bares = {budget: _blocks(rows, budget) for budget in budgets}
+    for blocks in bares.values():
+        device.bare(blocks)
+    best = min(budgets, key=lambda budget: device.bare(bares[budget]).seconds)
+    costs = _pairs(lambda: device.step(_samples(rows)), lambda: device.bare(bares[best]), seconds)
+    return {
+        "dense_vs_bare": _speed(costs),
+        "dense_memory_vs_bare": _memory(costs),
+    }
+
+
+def _group(folder: Path, seconds: float) -> Ratios:
+    """Eight completions of 64 tokens of one prompt of 512, against one padded row each."""
+    rng = random.Random(1)
+    prompt = _tokens(rng, 512)
+    rows = [((*prompt, *_tokens(rng, 64)), 512) for _ in range(8)]
+    device = _device(folder, SMALL)
+    costs = _pairs(lambda: device.step(_samples(rows)), lambda: device.bare([rows]), seconds)
+    return {"group_vs_padded": _speed(costs), "group_memory_vs_padded": _memory(costs)}
+
+
+def _mixed(folder: Path, seconds: float) -> Ratios:
+    """Unrelated rows of 32 to 512 tokens, against all of them padded to the longest."""
+    rng = random.Random(2)
+    rows = [_row(rng, length := rng.randint(32, 512), length // 2) for _ in range(32)]
+    device = _device(folder, SMALL)
+    longest = max(len(tokens) for tokens, _ in rows)
+    blocks = [rows[first : first + 8] for first in range(0, len(rows), 8)]
+    longest = max(len(tokens) for tokens, _ in rows)
+    costs = _pairs(
+        lambda: device.step(_samples(rows)),
+        lambda: device.bare(blocks, pad_to=longest),
+        seconds,
+    )
+    return {"mixed_vs_padded": _speed(costs)}
+
+
+def _trie(folder: Path, seconds: float) -> Ratios:
+    """1,024 answers of one token to 21 positions of a small game, against one row each."""
+    rng = random.Random(3)
+    opening = _tokens(rng, 20)
+    positions = [(*opening, *_tokens(rng, 24)) for _ in range(21)]
+    rows = [((*rng.choice(positions), rng.randrange(1, 10)), 44) for _ in range(1024)]
+    device = _device(folder, SMALL)
+    blocks = [rows[first : first + 91] for first in range(0, len(rows), 91)]
+    costs = _pairs(lambda: device.step(_samples(rows)), lambda: device.bare(blocks), seconds)
+    return {"trie_vs_rows": _speed(costs)}
+
+
+def _logprob_memory(folder: Path, seconds: float) -> Ratios:
+    """2,048 completion tokens over a vocabulary of 150,000, against all logits at once."""
+    rng = random.Random(4)
+    rows = [_row(rng, 513, 1) for _ in range(4)]
+    device = _device(folder, WIDE)
+    costs = _pairs(lambda: device.step(_samples(rows)), lambda: device.bare([rows]), seconds)
+    return {"logprob_memory_vs_full": _memory(costs), "logprob_speed_vs_full": _speed(costs)}
+
+
+def _scaling(folder: Path, seconds: float) -> Ratios:
+    """Seconds of a step as a power of its tokens, from 1k to 32k in rows of 256."""
+    rng = random.Random(5)
+    device = _device(folder, SMALL)
+    counts = [4 << power for power in range(6)]
+    rows = [_row(rng, 257, 192) for _ in range(counts[-1])]
+    device.step(_samples(rows[:4]))
+    started = time.perf_counter()
+    times: dict[int, list[float]] = {count: [] for count in counts}
+    while not times[counts[-1]] or time.perf_counter() - started < seconds:
+        for count in counts:
+            times[count].append(device.step(_samples(rows[:count])).seconds)
+    medians = [statistics.median(times[count]) for count in counts]
+    slope = np.polyfit(np.log(counts), np.log(medians), 1)[0]
+    return {"token_scaling_exponent": float(slope)}
+
+
+def _device(folder: Path, shape: ModelShape, **options: Any) -> TrainBench:
+    if not folder.exists():
+        write_model(folder, shape, random_weights(shape, np.random.default_rng(0)))
+    return TrainBench(folder, **options)
+
+
+def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(1, SMALL.vocab) for _ in range(count))
+
+
+def _row(rng: random.Random, length: int, prompt: int) -> Row:
+    return _tokens(rng, length), prompt
+
+
+def _samples(rows: Sequence[Row]) -> list[Sample]:
+    """Rows as a step gets them; what was sampled and how good it was does not change the work."""
+    return [
+        Sample(
+            token_ids=tokens,
+            positions=tuple(range(prompt, len(tokens))),
+            logprobs=(-6.0,) * (len(tokens) - prompt),
+            versions=(0,) * (len(tokens) - prompt),
+            advantages=(1.0 - 2.0 * (number % 2),) * (len(tokens) - prompt),
+            legal=((),) * (len(tokens) - prompt),
+        )
+        for number, (tokens, prompt) in enumerate(rows)
+    ]
+
+
+def _blocks(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
+    """Rows sorted by length, in blocks of at most so many padded tokens, or one row."""
+    blocks: list[list[Row]] = [[]]
+    for row in sorted(rows, key=lambda row: len(row[0])):
+        if blocks[-1] and (len(blocks[-1]) + 1) * len(row[0]) > max_tokens:
+            blocks.append([])
+        blocks[-1].append(row)
+    return blocks
+
+
+def _pairs(ours: Measure, bare: Measure, seconds: float) -> list[tuple[Cost, Cost]]:
+    """Costs of both, in turn, after one round that does not count."""
+    started = time.perf_counter()
+    ours()
+    bare()
+    pairs: list[tuple[Cost, Cost]] = []
+    while not pairs or (len(pairs) < ROUNDS and time.perf_counter() - started < seconds):
+        pairs.append((ours(), bare()))
+    return pairs
+
+
+def _speed(pairs: Sequence[tuple[Cost, Cost]]) -> float:
+    return statistics.median(bare.seconds / ours.seconds for ours, bare in pairs)
+
+
+def _memory(pairs: Sequence[tuple[Cost, Cost]]) -> float:
+    return statistics.median(ours.peak_bytes / bare.peak_bytes for ours, bare in pairs)
