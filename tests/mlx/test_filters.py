@@ -110,7 +110,8 @@ def recipes_(draw: Any) -> Recipe:
 
 
 def made(xp: Any, logits: NDArray[np.float32], recipes: list[Recipe]) -> NDArray[np.float32]:
-    return np.array(logprobs_of(xp, distributions(xp, xp.array(logits), recipes)))
+    rows = mx.array(logits) if xp is mx else logits
+    return np.array(logprobs_of(xp, distributions(xp, rows, recipes)))
 
 
 @NAMESPACES

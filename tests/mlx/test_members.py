@@ -138,23 +138,16 @@ def test_what_is_recorded_is_what_the_model_says(room: Room) -> None:
         assert found.logprobs[place] == dict(found.alternatives[place])[token]
 
 
-def test_penalties_tell_the_prompt_from_the_completion(room: Room) -> None:
-    """Of the same tokens, one request was asked five and said one, the other one was asked six."""
-    heavy = Filters(presence_penalty=50.0)
-    whole = ask(prompt_ids=(5, 6, 7), max_tokens=6, temperature=0.0, filters=heavy)
-    one = room("llama")
-    (said,) = one.ask([whole])
-    assert len(set(said.token_ids)) == 6
-    later = ask(
-        prompt_ids=(5, 6, 7, *said.token_ids[:1]), max_tokens=5, temperature=0.0, filters=heavy
-    )
-    (alone,) = room("llama").ask([later])
-    one.submit({100: whole})
-    one.tick()
-    one.submit({101: later})
-    one.finish()
-    assert one.answer(100).token_ids == said.token_ids
-    assert one.answer(101).token_ids == alone.token_ids
+def test_penalties_tell_the_prompt_from_the_completion() -> None:
+    """Of the same two tokens in one row, one request was asked both and the other said one."""
+    asked = ask(prompt_ids=(5, 6), temperature=0.0, filters=Filters(presence_penalty=50.0))
+    said = ask(prompt_ids=(5,), temperature=0.0, filters=Filters(presence_penalty=50.0))
+    members = [Member(n, request, lambda _: None) for n, request in enumerate((asked, said))]
+    assert members[1].add(6, -1.0, 0) is None
+    logits = np.zeros((1, 358), np.float32)
+    logits[0, 6], logits[0, 9] = 2.0, 1.0
+    tokens, _ = Sampler(358).draw([((0, (5, 6)), members, 0)], mx.array(logits), remember=False)
+    assert tokens == [6, 9]
 
 
 def test_known_rows_serve_filters_and_alternatives(room: Room) -> None:
@@ -235,18 +228,22 @@ def test_a_row_that_is_not_numbers_fails_alone(xp: Any, vocabulary: int) -> None
     logits[1, 3] = np.nan
     sampler = Sampler(vocabulary, xp=xp)
     members = [Member(n, ask(seed=n, max_tokens=1), lambda _: None) for n in range(4)]
-    rows = [((5, 6, 7), members[:1], 0), ((5,), members[1:3], 1), ((6,), members[3:], 2)]
+    rows = [
+        ((0, (5, 6, 7)), members[:1], 0),
+        ((0, (5,)), members[1:3], 1),
+        ((0, (6,)), members[3:], 2),
+    ]
     tokens, logprobs = sampler.draw(rows, mx.array(logits), remember=True)
     assert sampler.draws == 2
     assert tokens[1:3] == [-1, -1]
     assert math.isnan(logprobs[1])
-    assert not sampler.knows((5,), members[1:3])
+    assert not sampler.knows((0, (5,)), members[1:3])
     assert members[0].add(tokens[0], logprobs[0], 0) == "length"
     with pytest.raises(EngineError, match="logits are not numbers"):
         members[1].add(tokens[1], logprobs[1], 0)
     logits[1, 3] = 0.0
     fresh = [Member(n, ask(seed=n, max_tokens=1), lambda _: None) for n in range(4)]
-    rows = [((5, 6, 7), fresh[:1], 0), ((5,), fresh[1:3], 1), ((6,), fresh[3:], 2)]
+    rows = [((0, (5, 6, 7)), fresh[:1], 0), ((0, (5,)), fresh[1:3], 1), ((0, (6,)), fresh[3:], 2)]
     sound = Sampler(vocabulary, xp=xp).draw(rows, mx.array(logits), remember=True)
     assert (tokens[0], tokens[3]) == (sound[0][0], sound[0][3])
     assert (logprobs[0], logprobs[3]) == (sound[1][0], sound[1][3])
@@ -257,10 +254,10 @@ def test_both_namespaces_record_the_same(xp: Any) -> None:
     rng = np.random.default_rng(1)
     logits = mx.array((2 * rng.normal(size=(2, 5000))).astype(np.float32))
     members = [Member(n, request, lambda _: None) for n, request in enumerate(MIXED)]
-    rows = [((1,), members[:5], 0), ((2,), members[5:], 1)]
+    rows = [((0, (1,)), members[:5], 0), ((0, (2,)), members[5:], 1)]
     tokens, logprobs = Sampler(5000, xp=xp).draw(rows, logits, remember=False)
     others = [Member(n, request, lambda _: None) for n, request in enumerate(MIXED)]
-    rows = [((1,), others[:5], 0), ((2,), others[5:], 1)]
+    rows = [((0, (1,)), others[:5], 0), ((0, (2,)), others[5:], 1)]
     right = Sampler(5000, xp=np).draw(rows, logits, remember=False)
     assert tokens == right[0]
     assert logprobs == pytest.approx(right[1], abs=1e-5)
