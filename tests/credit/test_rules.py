@@ -74,6 +74,8 @@ def test_its_baseline_is_the_group_and_singletons_stay_out() -> None:
     credit = ReinforcePPCredit(baseline=True)
     assert firsts(credit, episodes) == pytest.approx([1.0, -1.0, 0.0], rel=1e-5)
     assert credit.singletons == 1
+    others = [make_episode({"player": r}, task="rich") for r in (11.0, 10.0)]
+    assert firsts(credit, [*plays(1.0, 0.0), *others]) == pytest.approx([1, -1, 1, -1], rel=1e-5)
 
 
 def family(child_rewards: Sequence[float], reward: float) -> list[Episode]:

@@ -15,7 +15,9 @@ from legos.data.episode import Task
 from legos.data.sample import TrainingBatch
 from legos.data.select import selection
 from legos.errors import TrainerError
+from legos.loop.ledger import Ledger
 from legos.loop.loop import synchronous_training_loop, training_loop
+from legos.loop.queue import SampleQueue
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
 from legos.testing import FakeBackend, FakePublisher, ScriptedClient, make_sample
@@ -96,15 +98,27 @@ def batch(*samples: Any) -> TrainingBatch:
 
 
 LIVE = make_sample((1, 2, 3), positions=(1, 2), group="live")
+DEAD = make_sample((1, 2), advantages=0.0, group="dead")
+
+
+def test_a_batch_without_samples_goes_along_for_its_metrics() -> None:
+    async def go() -> list[TrainingBatch]:
+        select = selection(overlong=False, zero_advantage=True)
+        queue = SampleQueue(Ledger(), min_samples=1, staleness_limit=0, select=select)
+        for samples in ((DEAD,), (LIVE,)):
+            await queue.admit()
+            await queue.put(batch(*samples))
+        return await queue.take(0)
+
+    assert [taken.samples for taken in asyncio.run(go())] == [(), (LIVE,)]
 
 
 def test_a_single_step_leaves_out_the_same() -> None:
     trained = trainer()
-    dead = make_sample((1, 2), advantages=0.0, group="dead")
-    assert trained.train_step(batch(LIVE, dead))["tokens_trained"] == 2
+    assert trained.train_step(batch(LIVE, DEAD))["tokens_trained"] == 2
     assert trained.ledger.filtered == {"zero_advantage": 1}
     with pytest.raises(TrainerError, match=r"no sample to train on.*'zero_advantage': 2"):
-        trained.train_step(batch(dead))
+        trained.train_step(batch(DEAD))
 
 
 def test_tokens_of_another_tokenizer_are_filtered_by_name() -> None:
