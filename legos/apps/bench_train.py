@@ -5,6 +5,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ ROUNDS = 5
 SMALL = ModelShape(
     hidden=128, layers=4, heads=4, kv_heads=2, head_dim=32, intermediate=384, vocab=512
 )
+DEEP = replace(SMALL, layers=16)
 WIDE = ModelShape(hidden=64, layers=1, heads=2, kv_heads=2, intermediate=128, vocab=150_000)
 
 
@@ -45,6 +47,7 @@ def bench_train(seconds: float) -> Mapping[str, Any]:
         _mixed,
         _trie,
         _logprob_memory,
+        _checkpoint_memory,
         _scaling,
     )
     ratios: Ratios = {}
@@ -116,6 +119,16 @@ def _logprob_memory(folder: Path, seconds: float) -> Ratios:
     device = _device(folder, WIDE)
     costs = _pairs(lambda: device.step(_samples(rows)), lambda: device.bare([rows]), seconds)
     return {"logprob_memory_vs_full": _memory(costs), "logprob_speed_vs_full": _speed(costs)}
+
+
+def _checkpoint_memory(folder: Path, seconds: float) -> Ratios:
+    """Four rows of 512 tokens through 16 layers, against the same without checkpoints."""
+    rng = random.Random(6)
+    rows = [_row(rng, 512, 448) for _ in range(4)]
+    ours, plain = (_device(folder, DEEP, gradient_checkpointing=on) for on in (True, False))
+    samples = _samples(rows)
+    costs = _pairs(lambda: ours.step(samples), lambda: plain.step(samples), seconds)
+    return {"checkpoint_memory_vs_plain": _memory(costs), "checkpoint_vs_plain": _speed(costs)}
 
 
 def _scaling(folder: Path, seconds: float) -> Ratios:

@@ -45,7 +45,11 @@ class TrainBench:
         self._tree: Any = model.tree
         self._max_tokens = micro_batch_tokens
         self._backend = MlxBackend(
-            model.worker, model.tree, shape, micro_batch_tokens=micro_batch_tokens
+            model.worker,
+            model.tree,
+            shape,
+            micro_batch_tokens=micro_batch_tokens,
+            gradient_checkpointing=gradient_checkpointing,
         )
 
     def step(self, samples: Sequence[Sample]) -> Cost:

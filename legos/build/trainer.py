@@ -68,6 +68,8 @@ class Trainer(PolicyTrainer):
             model.lora,
             betas=(config.adam_beta1, config.adam_beta2),
             weight_decay=config.weight_decay,
+            micro_batch_tokens=config.micro_batch_tokens,
+            gradient_checkpointing=config.gradient_checkpointing,
         )
         settings = step_settings(config, num_vocabulary=model([0]).shape[-1])
         self.spans: tuple[Spans, ...] = (self.engine.spans, backend.spans)

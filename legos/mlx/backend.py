@@ -17,6 +17,7 @@ from legos.data.batch import Batch
 from legos.errors import AdapterError, CheckpointError, TrainerError
 from legos.losses.metrics import step_metrics
 from legos.losses.objective import Objective, StepResult
+from legos.mlx.checkpoint import checkpoint_layers
 from legos.mlx.gradients import StepGradients
 from legos.mlx.lora import check_fits, lora_arrays, set_lora_arrays
 from legos.mlx.spans import Spans
@@ -43,6 +44,7 @@ class MlxBackend:
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.0,
         micro_batch_tokens: int | None = None,
+        gradient_checkpointing: bool = False,
     ) -> None:
         """Take over a module tree that the worker's thread has built, LoRA already in it.
 
@@ -54,9 +56,13 @@ class MlxBackend:
             weight_decay: of AdamW, on the LoRA arrays.
             micro_batch_tokens: padded tokens computed at once, shared prefixes counted once; None:
                 as many as the largest batch of a step has.
+            gradient_checkpointing: keep the inputs of layers alone and compute them again on the
+                way back: less memory, about a third more time.
         """
         self._worker = worker
         self._model = model
+        if gradient_checkpointing:
+            worker.call(checkpoint_layers, model).result()
         self._gradients = worker.call(
             partial(StepGradients, model, max_tokens=micro_batch_tokens)
         ).result()
@@ -73,6 +79,11 @@ class MlxBackend:
     def version(self) -> int:
         """Optimiser steps applied so far."""
         return self._adapter.version
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether rows share prefixes; not where the architecture keeps a state instead."""
+        return self._gradients.shares
 
     def step(
         self, batches: Sequence[Batch], objective: Objective, *, learning_rate: float

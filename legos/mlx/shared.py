@@ -36,23 +36,25 @@ class PrefixCache:
     """One layer's cache for one block: reads a prefix, remembers what the rows add.
 
     Attributes:
+        prefix: keys and values [R, H, P, D] of what stands before the rows, or None.
+        starts: [R] tokens before each row.
         offset: position of the rows' first token, one number or [R].
         fresh: keys and values [R, H, T, D] that the layer computed, once it has run.
     """
 
     def __init__(self, prefix: KeysValues | None, starts: Sequence[int]) -> None:
-        self._prefix = prefix
-        self._starts = np.array(starts, np.int32)
+        self.prefix = prefix
+        self.starts = tuple(starts)
         self._even = len(set(starts)) == 1
-        self.offset: Any = starts[0] if self._even else mx.array(self._starts)
+        self.offset: Any = starts[0] if self._even else mx.array(self.starts)
         self.fresh: KeysValues | None = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> KeysValues:
         """[R, H, P + T, D] keys and values of the prefix and of the rows."""
         self.fresh = keys, values
-        if self._prefix is None:
+        if self.prefix is None:
             return keys, values
-        before, old = self._prefix
+        before, old = self.prefix
         return mx.concatenate([before, keys], axis=2), mx.concatenate([old, values], axis=2)
 
     def make_mask(
@@ -65,17 +67,15 @@ class PrefixCache:
 
         Where all prefixes have one length this is the plain causal mask, which needs no array.
         """
-        short = window_size is None or int(self._starts.max()) + N <= window_size
-        if self._even and short and not return_array:
+        starts = np.array(self.starts)
+        longest = int(starts.max())
+        if self._even and not return_array and (window_size is None or longest + N <= window_size):
             return "causal" if N > 1 else None
-        own = np.arange(N)
-        longest = int(self._starts.max())
-        queries = self._starts[:, None] + own
-        keys = np.concatenate(
-            [np.broadcast_to(np.arange(longest), (len(self._starts), longest)), queries], axis=1
-        )
+        queries = starts[:, None] + np.arange(N)
+        before = np.broadcast_to(np.arange(longest), (len(starts), longest))
+        keys = np.concatenate([before, queries], axis=1)
         real = np.ones(keys.shape, np.bool_)
-        real[:, :longest] = np.arange(longest) < self._starts[:, None]
+        real[:, :longest] = before < starts[:, None]
         mask = (keys[:, None, :] <= queries[:, :, None]) & real[:, None, :]
         if window_size is not None:
             mask &= queries[:, :, None] < keys[:, None, :] + window_size

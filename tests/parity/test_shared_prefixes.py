@@ -14,12 +14,13 @@ from legos.data.batch import Batch, normalisation_weights, pack
 from legos.data.sample import Sample
 from legos.losses.objective import Objective
 from legos.losses.total import BatchArrays, total_loss
+from legos.mlx.checkpoint import checkpoint_layers
 from legos.mlx.gradients import StepGradients
 from legos.mlx.load import load_tree
 from legos.mlx.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays, without_lora
 from legos.mlx.regroup import step_rows
 from legos.mlx.trie import token_trie
-from legos.testing import make_sample
+from legos.testing import make_sample, write_tiny_model
 
 VOCAB = 40
 Arrays = Mapping[str, mx.array]
@@ -143,8 +144,8 @@ OBJECTIVES: Mapping[str, Objective] = {
     "gspo": Objective(loss="gspo", clip_low=0.5, clip_high=0.5, kl_coef=0.3),
     "gmpo": Objective(loss="gmpo", entropy_coef=0.1, entropy_over="vocabulary"),
 }
-# Differences of nearly equal log-probabilities (k2, ratios near 1 in a mean) magnify the rounding of
-# float32; where the loss takes none, gradients agree as far as float32 goes.
+# Differences of nearly equal log-probabilities (k2, ratios near 1 in a mean) magnify float32's
+# rounding; where the loss takes none, gradients agree as far as float32 goes.
 ROUNDING = {"ppo": 1e-6, "exact": 1e-6, "regularised": 5e-6, "gspo": 5e-6, "gmpo": 5e-6}
 
 
@@ -168,6 +169,61 @@ def test_a_step_has_the_gradients_of_its_samples_one_by_one(
         assert loss == pytest.approx(expected_loss, rel=1e-5)
         assert sums == pytest.approx(expected_sums, rel=1e-4, abs=1e-4)
         assert distance(dict(tree_flatten(tree_of)), expected) < ROUNDING[objective]
+
+
+ARCHITECTURES: Mapping[str, bool] = {  # and whether prefixes can be shared
+    "qwen2": True,
+    "qwen3_moe": True,
+    "gemma3_text": True,  # most layers see a window of 8 tokens, shorter than the prefixes
+    "falcon_h1": False,
+    "lfm2": False,
+    "qwen3_5": False,
+}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_every_architecture_is_trained_exactly(
+    tmp_path: Path, architecture: Any, checkpointed: bool
+) -> None:
+    tree = trained_tree(write_tiny_model(tmp_path / "model", architecture=architecture))
+    check_exact(tree, shares=ARCHITECTURES[architecture], checkpointed=checkpointed)
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen3"])
+def test_layers_computed_again_have_the_same_gradients(
+    tiny_models: Mapping[str, Path], model: str
+) -> None:
+    check_exact(trained_tree(tiny_models[model]), shares=True, checkpointed=True)
+
+
+def test_four_bits_are_trained_exactly(tmp_path: Path) -> None:
+    tree = trained_tree(write_tiny_model(tmp_path / "model", bits=4))
+    check_exact(tree, shares=True, checkpointed=False)
+
+
+def check_exact(tree: Any, *, shares: bool, checkpointed: bool) -> None:
+    """The gradients of a step are those of its samples one by one."""
+    samples = grouped_samples(np.random.default_rng(0))
+    average = random_arrays(tree, seed=2)
+    _, _, expected = plain(tree, samples, Objective(), average)
+    if checkpointed:
+        assert checkpoint_layers(tree) == checkpoint_layers(tree) == len(tree.layers)
+    gradients = StepGradients(tree, max_tokens=300, max_places=13)
+    assert gradients.shares == shares
+    _, _, found = gradients.of_step(packed(samples), Objective(), average)
+    assert distance(dict(tree_flatten(found)), expected) < 2e-6
+
+
+def test_only_the_layers_asked_for_are_computed_again(tiny_models: Mapping[str, Path]) -> None:
+    one, other = (trained_tree(tiny_models["llama"]) for _ in range(2))
+    kind = type(one.layers[0])
+    names = list(lora_arrays(one))
+    assert checkpoint_layers(one) == 2
+    assert list(lora_arrays(one)) == names
+    assert type(one.layers[0]) is not kind
+    assert isinstance(one.layers[0], kind)
+    assert type(other.layers[0]) is kind
 
 
 def test_a_group_is_computed_as_one_prompt_and_its_completions() -> None:
