@@ -1,9 +1,12 @@
 """Every example runs as its docstring says, only shorter."""
 
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +29,35 @@ def test_self_play_leaves_the_reference_as_it_was() -> None:
     told = run("self_play.py", "--steps", "4")
     assert "step 4: loss" in told
     assert "the reference is unchanged: True" in told
+
+
+@pytest.mark.slow
+def test_the_program_runs_against_a_server() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = str(taken.getsockname()[1])
+    server = subprocess.Popen(
+        [sys.executable, "-m", "legos", "serve", "--port", port], stderr=subprocess.DEVNULL
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 60
+        while not answers(url):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        told = run("over_http.py", "--url", url, "--steps", "4")
+    finally:
+        server.terminate()
+        server.wait(30)
+    assert "step 4: loss" in told
+    assert "live: AdapterInfo(name='policy', version=" in told  # a step may be left out
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").is_success
+    except httpx.ConnectError:
+        return False
 
 
 @pytest.mark.slow
