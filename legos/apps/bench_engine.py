@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def _swaps(bench: EngineBench, seconds: float) -> dict[str, float]:
         took = bench.run(requests, beats)
         ended.set()
         thread.join()
-        for before, after in zip(beats, beats[1:], strict=False):
+        for before, after in pairwise(beats):
             held = any(before < moment < after for moment in swapped)
             (pauses if held else steps).append(after - before)
         return took

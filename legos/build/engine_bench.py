@@ -39,9 +39,9 @@ class EngineBench:
 
     def adapter(self, name: str, *, rank: int = 8, version: int = 1) -> Adapter:
         """Random LoRA arrays on every linear module of every layer."""
-        from mlx.utils import tree_flatten
+        from legos.mlx.load import base_arrays
 
-        weights: dict[str, Any] = dict(tree_flatten(self.model.tree.parameters()))
+        weights = base_arrays(self.model.tree)
         rng = np.random.default_rng(sum(name.encode()) + version)
         arrays: dict[str, Any] = {}
         for key, array in weights.items():

@@ -1,28 +1,9 @@
 """Admission by bytes: a request starts only while its keys and values fit in what is set aside."""
 
-import mlx.core as mx
-import mlx.nn as nn
-from mlx_lm.models.cache import make_prompt_cache
-
+from legos.mlx.capabilities import Capabilities
 from legos.mlx.members import Member
 
-__all__ = ["KeyValueBudget", "measured_budget"]
-
-STEP = 256  # tokens for which mlx-lm's growing caches make room at a time
-
-
-def measured_budget(model: nn.Module, limit: int) -> "KeyValueBudget":
-    """An empty budget of ``limit`` bytes for a model, whose cache is measured on one token."""
-    growing = fixed = 0
-    cache = make_prompt_cache(model)
-    model(mx.array([[0]]), cache=cache)
-    for layer in cache:
-        mx.eval(layer.state)
-        if hasattr(layer, "step"):
-            growing += int(layer.nbytes)
-        else:
-            fixed += int(layer.nbytes)
-    return KeyValueBudget(limit, per_token=growing // STEP, per_row=fixed)
+__all__ = ["KeyValueBudget"]
 
 
 class KeyValueBudget:
@@ -35,17 +16,15 @@ class KeyValueBudget:
         taken: bytes set aside.
     """
 
-    def __init__(self, limit: int, *, per_token: int, per_row: int) -> None:
+    def __init__(self, limit: int, capabilities: Capabilities) -> None:
         """Make an empty budget.
 
         Args:
             limit: bytes in all.
-            per_token: bytes of one token in one row.
-            per_row: bytes of a row however long.
+            capabilities: of the model, which say what a row takes.
         """
         self._limit = limit
-        self._per_token = per_token
-        self._per_row = per_row
+        self._capabilities = capabilities
         self._takers: dict[Member, int] = {}
         self.taken = 0
 
@@ -55,7 +34,7 @@ class KeyValueBudget:
             return True
         request = member.request
         tokens = len(request.prompt_ids) + request.max_tokens
-        need = self._per_row + self._per_token * tokens
+        need = self._capabilities.cache_bytes(1, tokens)
         if self.taken and self.taken + need > self._limit:
             return False
         self._takers[member] = need

@@ -31,7 +31,12 @@ class Prefill:
     """
 
     def __init__(
-        self, forward: CausalModel, rows: Sequence[Row], known: Sequence[tuple[list[Any], int]]
+        self,
+        forward: CausalModel,
+        rows: Sequence[Row],
+        known: Sequence[tuple[list[Any], int]],
+        *,
+        step: int,
     ) -> None:
         """Prepare a block.
 
@@ -40,8 +45,10 @@ class Prefill:
             rows: token ids of each row.
             known: per row the cache of its beginning and how many tokens are in it (less than the
                 row has); an empty cache and 0 where nothing is known.
+            step: rows are processed in pieces of a multiple of so many tokens.
         """
         self._forward = forward
+        self._step = step
         self._last = mx.array([row[-1] for row in rows])
         rest = [row[done:-1] for row, (_, done) in zip(rows, known, strict=True)]
         lengths = [len(row) for row in rest]
@@ -62,7 +69,8 @@ class Prefill:
     def advance(self, max_tokens: int) -> bool:
         """Compute at most so many padded tokens more; True once only the last of each is left."""
         if self._inputs is not None and self._position < self._longest:
-            width = max(1, max_tokens // self._inputs.shape[0])
+            width = max_tokens // self._inputs.shape[0] // self._step * self._step
+            width = max(width, self._step)
             chunk = self._inputs[:, self._position : self._position + width]
             self._forward.model(chunk, cache=self.cache)
             self._position += width

@@ -14,7 +14,8 @@ import mlx.nn as nn
 from legos.data.limits import EngineLimits
 from legos.data.request import Result
 from legos.errors import LegosError
-from legos.mlx.admission import measured_budget
+from legos.mlx.admission import KeyValueBudget
+from legos.mlx.capabilities import probe
 from legos.mlx.forward import CausalModel
 from legos.mlx.live import LiveAdapters
 from legos.mlx.members import Member
@@ -49,16 +50,25 @@ class Scheduler:
             model: the tree.
             num_vocabulary: V.
             limits: what may be used.
+
+        Raises:
+            ModelError: its architecture cannot be served in batches.
         """
         self._limits = limits
         self._forward = CausalModel(model)
+        capabilities = probe(model)
         self._slots = AdapterSlots(model)
         self.adapters = LiveAdapters(self._slots, in_flight=limits.in_flight)
         self.sampler = Sampler(num_vocabulary)
         self._prefixes = PrefixCache(limits.prefix_bytes)
-        self._budget = measured_budget(model, limits.cache_bytes)
+        self._budget = KeyValueBudget(limits.cache_bytes, capabilities)
         self._waiting = WaitingRows(
-            self._forward, self._slots, self._prefixes, self._budget, limits.prefill_tokens
+            self._forward,
+            self._slots,
+            self._prefixes,
+            self._budget,
+            block_tokens=limits.prefill_tokens,
+            prompt_step=capabilities.prompt_step,
         )
         self._rows = DecodingRows(self._slots, limits.max_rows)
 

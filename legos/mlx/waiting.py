@@ -59,7 +59,9 @@ class WaitingRows:
         slots: AdapterSlots,
         prefixes: PrefixCache,
         budget: KeyValueBudget,
+        *,
         block_tokens: int,
+        prompt_step: int,
     ) -> None:
         """Wait for nothing yet.
 
@@ -69,12 +71,14 @@ class WaitingRows:
             prefixes: where beginnings of prompts may be found.
             budget: of keys and values.
             block_tokens: padded tokens of a block.
+            prompt_step: prompts are processed in pieces of a multiple of so many tokens.
         """
         self._forward = forward
         self._slots = slots
         self._prefixes = prefixes
         self._budget = budget
         self._block_tokens = block_tokens
+        self._prompt_step = prompt_step
         self._last: Members = {}
         self._longer: Members = {}
         self._underway: _Underway | None = None
@@ -178,7 +182,10 @@ class WaitingRows:
             if left:
                 self._longer[key] = left
         prefill = Prefill(
-            self._forward, [tokens for _, tokens in keys], [found[key] for key in keys]
+            self._forward,
+            [tokens for _, tokens in keys],
+            [found[key] for key in keys],
+            step=self._prompt_step,
         )
         self._count(waiting, prefill.num_tokens, reused=sum(found[key][1] for key in keys))
         return _Underway(waiting, prefill)
