@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
+from legos.build.machine import quiet_collector
 from legos.build.model import ModelHandle, apply_lora, load_model
 from legos.build.serving import guarded_engine, tool_format_of
 from legos.clients.engine import EngineClient
@@ -65,6 +66,7 @@ def serve(
             engine.load_adapter(adapter).result()
         scale = loaded[0].shape.scale
         app = app_of(handle, engine, name=_short(model), limits=limits, scale=scale)
+        quiet_collector()
         asyncio.run(_until_told(app, host, port, drain_s, say))
 
 

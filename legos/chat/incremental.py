@@ -29,10 +29,18 @@ class TextStream:
         """Take new tokens; returns the text that is certain by now."""
         self._new += tuple(token_ids)
         known = self._decode(self._context) if self._context else ""
-        text = self._decode(self._context + self._new)[len(known) :]
-        if text.endswith(_BROKEN) and len(self._new) < _MAX_BYTES:
+        text = ""
+        for unfinished in range(min(_MAX_BYTES, len(self._new) + 1)):
+            whole = self._new[: len(self._new) - unfinished]
+            text = self._decode(self._context + whole)[len(known) :]
+            if not text.endswith(_BROKEN):
+                break
+        else:
+            whole = self._new  # bytes that will never be a character
+            text = self._decode(self._context + whole)[len(known) :]
+        if not whole:
             return ""
-        self._context, self._new = self._new, ()
+        self._context, self._new = whole, self._new[len(whole) :]
         if self._stopped:
             return ""
         held = self._held + text

@@ -78,7 +78,7 @@ class SamplingFields(BaseModel):
     min_p: float | None = Field(0.0, ge=0, le=1)
     presence_penalty: float | None = Field(0.0, ge=-2, le=2)
     frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
-    repetition_penalty: float | None = Field(1.0, gt=0, le=10)
+    repetition_penalty: float | None = Field(1.0, ge=0.01, le=100)
     logit_bias: dict[str, float] | None = Field(None, description="Token id to what is added.")
     max_tokens: int | None = Field(None, ge=1)
     stop: Text | Annotated[list[Text], Field(max_length=64)] | None = None

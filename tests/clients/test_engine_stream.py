@@ -1,0 +1,221 @@
+"""The in-process client's streams, stop texts, and what makes a completion unfit for training."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legos.builtin import builtin_path
+from legos.chat.incremental import TextStream
+from legos.chat.parts import ReplyParser
+from legos.chat.stops import cut_at_stop, stop_test
+from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+from legos.clients.engine import EngineClient
+from legos.data.message import Completion, Filters, Sampling
+from legos.data.request import Progress
+from legos.errors import RequestError
+from legos.testing import FakeEngine
+
+WORDS = load_tokenizer(builtin_path())
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_models: Mapping[str, Path]) -> ChatTokenizer:
+    return load_tokenizer(tiny_models["llama"])
+
+
+async def collect(
+    client: EngineClient, prompt: Sequence[int], sampling: Sampling
+) -> list[Progress | Completion]:
+    async with aclosing(client.stream(prompt, sampling)) as stream:
+        return [news async for news in stream]
+
+
+def test_a_stream_tells_all_tokens_and_then_the_whole(tokenizer: ChatTokenizer) -> None:
+    client = EngineClient(FakeEngine(), tokenizer)
+    sampling = Sampling(num_alternatives=2, raw_logprobs=True)
+    *parts, whole = asyncio.run(collect(client, [5, 6, 7], sampling))
+    assert isinstance(whole, Completion)
+    for field in ("token_ids", "logprobs", "versions", "raw_logprobs", "alternatives"):
+        told = tuple(x for part in parts for x in getattr(part, field))
+        assert told == getattr(whole, field)
+        assert len(told) == 3
+    assert not client._futures
+    assert not client._news
+
+
+def test_a_slow_consumer_gets_several_tokens_at_once(tokenizer: ChatTokenizer) -> None:
+    async def ask() -> list[int]:
+        engine = FakeEngine(hold=True)
+        client = EngineClient(engine, tokenizer)
+        sizes: list[int] = []
+        async with aclosing(client.stream([5, 6, 7, 8], Sampling())) as stream:
+            loop = asyncio.get_running_loop()
+            loop.call_later(0.01, engine.stream, 1)
+            async for news in stream:
+                sizes.append(len(news.token_ids))
+                if len(sizes) == 1:
+                    engine.stream(2)  # two more before anybody looks
+                    loop.call_later(0.01, engine.release)
+        return sizes
+
+    first, second, *_ = asyncio.run(ask())
+    assert (first, second) == (1, 2)
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_consumer_that_leaves_cancels(tokenizer: ChatTokenizer, taken: int) -> None:
+    engine = FakeEngine(hold=True)
+    client = EngineClient(engine, tokenizer)
+
+    async def ask() -> None:
+        stream = client.stream([5, 6], Sampling())
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0.01)
+        if taken:
+            engine.stream(1)
+            assert isinstance(await first, Progress)
+        else:
+            first.cancel()
+            await asyncio.wait([first])
+        await stream.aclose()
+
+    asyncio.run(ask())
+    assert len(engine.cancelled) == 1
+    assert not client._futures
+    assert not client._news
+
+
+def test_an_error_ends_a_stream(tokenizer: ChatTokenizer) -> None:
+    def answer(_: object) -> Sequence[int]:
+        raise RequestError("too long")
+
+    with pytest.raises(RequestError, match="too long"):
+        asyncio.run(collect(EngineClient(FakeEngine(answer), tokenizer), [1], Sampling()))
+
+
+def test_every_field_reaches_the_engine(tokenizer: ChatTokenizer) -> None:
+    engine = FakeEngine()
+    client = EngineClient(engine, tokenizer)
+    filters = Filters(top_k=3)
+    sampling = Sampling(stop_ids=(9, 7), filters=filters, num_alternatives=4, raw_logprobs=True)
+    completion = asyncio.run(client.complete([1], sampling))
+    (request,) = engine.requests
+    assert request.end_ids == tuple(sorted({7, 9, *tokenizer.end_ids}))
+    assert (request.filters, request.num_alternatives) == (filters, 4)
+    assert (request.raw_logprobs, request.stream) == (True, False)
+    assert completion.filtered
+    assert not completion.trainable
+
+
+def test_a_schema_becomes_a_grammar_that_is_made_once() -> None:
+    engine = FakeEngine()
+    client = EngineClient(engine, WORDS)
+    sampling = Sampling(json_schema='{"type": "object"}')
+    for _ in range(2):
+        assert asyncio.run(client.complete([1], sampling)).filtered
+    first, second = (request.grammar for request in engine.requests)
+    assert first is second
+    assert first is not None
+    assert first.begin().allowed()[WORDS.encode("{")[0]]
+    with pytest.raises(RequestError, match="JSON schema"):
+        asyncio.run(client.complete([1], Sampling(json_schema="{")))
+
+
+@given(st.text(max_size=40), st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=3))
+def test_the_window_finds_what_the_whole_text_holds(text: str, stop: list[str]) -> None:
+    tokens = WORDS.encode(text)
+    stopped = stop_test(WORDS.decode, stop)
+    ends = [end for end in range(1, len(tokens) + 1) if stopped(tokens[:end])]
+    said = WORDS.decode(tokens)
+    assert bool(ends) == any(word in said for word in stop)
+    if ends:
+        first = min(ends)
+        assert cut_at_stop(WORDS.decode(tokens[:first]), stop) == cut_at_stop(said, stop)
+
+
+def test_silent_tokens_hide_no_stop_text() -> None:
+    pads = (0,) * 50
+    tokens = (*WORDS.encode("E"), *pads, *WORDS.encode("N"), *pads, *WORDS.encode("D"))
+    stopped = stop_test(WORDS.decode, ("END",))
+    assert stopped(tokens)
+    assert not stopped(tokens[:-1])
+
+
+def test_a_stop_test_costs_the_same_for_a_long_completion() -> None:
+    stopped = stop_test(WORDS.decode, ("###",))
+    few, many = WORDS.encode("a" * 50), WORDS.encode("a" * 50_000)
+
+    def seconds(tokens: Sequence[int]) -> float:
+        began = time.perf_counter()
+        for _ in range(50):
+            stopped(tokens)
+        return time.perf_counter() - began
+
+    seconds(few)
+    assert min(seconds(many) for _ in range(3)) < 20 * min(seconds(few) for _ in range(3))
+
+
+@given(
+    st.text(max_size=60),
+    st.lists(st.text(min_size=1, max_size=3), max_size=2),
+    st.lists(st.integers(1, 7), min_size=1),
+)
+def test_streamed_text_is_the_text(text: str, stop: list[str], sizes: list[int]) -> None:
+    tokens = list(WORDS.encode(text))
+    whole = cut_at_stop(WORDS.decode(tokens), stop)
+    stream = TextStream(WORDS.decode, stop)
+    said: list[str] = []
+    turn = 0
+    while tokens:
+        size = sizes[turn % len(sizes)]
+        said.append(stream.push(tokens[:size]))
+        tokens, turn = tokens[size:], turn + 1
+    assert whole.startswith("".join(said))
+    assert "".join(said) + stream.finish(whole) == whole
+    assert not any("\ufffd" in part for part in said) or "\ufffd" in text
+
+
+SPOKEN = st.lists(
+    st.sampled_from(["<think>", "</think>", "<call>", "</call>", " ", "\n", "a", "b c", "<", "</t"])
+)
+
+
+@given(SPOKEN, st.integers(1, 9), st.booleans())
+def test_a_reply_is_read_the_same_in_pieces(spoken: list[str], size: int, thinking: bool) -> None:
+    text = "".join(spoken)
+
+    def read(pieces: Sequence[str]) -> dict[str, str]:
+        parser = ReplyParser(thinking=thinking, tool_marks=("<call>", "</call>"))
+        parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
+        told = {kind: "".join(t for k, t in parts if k == kind) for kind in ("text", "thinking")}
+        return {**told, "tool": "|".join(t for k, t in parts if k == "tool")}
+
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    assert read(pieces) == read([text])
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "expected"),
+    [
+        (" as it is \n", False, [("text", " as it is \n")]),
+        ("<think>hm </think>\n\nyes ", False, [("thinking", "hm"), ("text", "yes ")]),
+        ("hm</think> yes", True, [("thinking", "hm"), ("text", "yes")]),
+        ("never closed", True, [("thinking", "never closed")]),
+        ("a <call>x</call> b", False, [("text", "a"), ("tool", "x"), ("text", "b")]),
+        ("a <call>x", False, [("text", "a"), ("tool", "x")]),
+    ],
+)
+def test_parts_of_a_reply(text: str, *, thinking: bool, expected: list[tuple[str, str]]) -> None:
+    parser = ReplyParser(thinking=thinking, tool_marks=("<call>", "</call>"))
+    joined: list[tuple[str, str]] = []
+    for kind, said in parser.push(text) + parser.finish():
+        if joined and joined[-1][0] == kind:
+            said = joined.pop()[1] + said
+        joined.append((kind, said))
+    assert joined == expected

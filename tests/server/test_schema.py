@@ -1,0 +1,69 @@
+"""Whatever the OpenAPI page allows, and much that it does not, is answered without a failure."""
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+
+from legos.apps.serve import app_of
+from legos.server.limits import Limits
+
+
+@pytest.fixture(scope="module")
+def schema(model: Any, engine: Any) -> Any:
+    """The application without a network; answers are short."""
+    limits = Limits(request_timeout_s=20.0)
+    return schemathesis.openapi.from_asgi(
+        "/openapi.json", app_of(model, engine, name="builtin", limits=limits)
+    )
+
+
+def test_every_model_on_the_page_has_an_example(served: Any) -> None:
+    with served.http() as http:
+        page = http.get("/openapi.json").json()
+    paths = set(page["paths"])
+    assert paths >= {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/models",
+        "/adapters/load",
+        "/adapters/version",
+        "/adapters/{name}",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/health",
+        "/metrics",
+        "/tokenize",
+        "/detokenize",
+    }
+    bodies = [
+        operation["requestBody"]["content"]["application/json"]
+        for methods in page["paths"].values()
+        for operation in methods.values()
+        if "requestBody" in operation
+    ]
+    schemas = page["components"]["schemas"]
+    for body in bodies:
+        name = body["schema"].get("$ref", "").rsplit("/", 1)[-1]
+        assert body.get("examples") or schemas[name]["examples"], name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", list(GenerationMode))
+def test_no_request_makes_the_server_fail(schema: Any, mode: GenerationMode) -> None:
+    operations = [found.ok() for found in schema.get_all_operations()]
+    assert len(operations) == 14
+    for operation in operations:
+
+        @settings(max_examples=25, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def answered(case: Any) -> None:
+            case.call_and_validate(checks=[not_a_server_error])
+
+        with suppress(Unsatisfiable):  # nothing is wrong that could be asked here
+            answered()
