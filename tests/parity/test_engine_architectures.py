@@ -1,0 +1,112 @@
+"""The engine on every architecture: what it samples and records is what one forward pass gives.
+
+Long prompts in chunks, conversations out of the prefix cache, two adapters and the base side by
+side: each recorded log-probability is held against a tree without a cache.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from legos.data.limits import EngineLimits
+from legos.data.request import Generated, Request, Result
+from legos.mlx.engine import MlxEngine
+from legos.mlx.load import load_tree
+from legos.mlx.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
+from legos.mlx.worker import InlineWorker
+from legos.testing import write_tiny_model
+from legos.weights.adapter import Adapter
+
+ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"architecture": "llama"},
+    "llama_4bit": {"architecture": "llama", "bits": 4},
+    "qwen2": {"architecture": "qwen2"},
+    "qwen3": {"architecture": "qwen3"},
+    "qwen3_moe": {"architecture": "qwen3_moe"},
+    "gemma3_text": {"architecture": "gemma3_text"},
+    "falcon_h1": {"architecture": "falcon_h1"},
+    "lfm2": {"architecture": "lfm2"},
+}
+
+
+class Steps(InlineWorker):
+    """A worker whose ticks are asked for."""
+
+    def wake(self) -> None:
+        """Nothing: the test ticks."""
+
+
+class Bench:
+    """An engine with two adapters, and a trainer's tree to hold it against."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tree: Any = load_tree(folder)
+        shape = lora_shape(self.tree, rank=4, alpha=8.0, num_layers=2, head=False)
+        add_lora(self.tree, shape, seed=0)
+        sizes = {name: array.shape for name, array in lora_arrays(self.tree).items()}
+        self.arrays: dict[str, dict[str, mx.array]] = {
+            "base": {name: mx.zeros(size) for name, size in sizes.items()}
+        }
+        self.worker = Steps()
+        limits = EngineLimits(max_rows=8, prefill_tokens=600, chunk_tokens=64)
+        self.engine = MlxEngine(
+            self.worker, load_tree(folder), num_vocabulary=358, context=1024, limits=limits
+        )
+        for version, name in enumerate(("policy", "rival"), start=1):
+            rng = np.random.default_rng(version)
+            arrays = {
+                key: mx.array((0.15 * rng.standard_normal(size)).astype(np.float32))
+                for key, size in sizes.items()
+            }
+            self.arrays[name] = arrays
+            adapter = Adapter(name=name, version=version, shape=shape, arrays=arrays)
+            self.engine.load_adapter(adapter).result()
+
+    def ask(self, requests: list[Request]) -> list[Generated]:
+        answers: dict[int, Result] = {}
+        self.engine.submit(list(enumerate(requests)), lambda results: answers.update(results))
+        while self.engine._tick():
+            pass
+        told = [answers[number] for number in range(len(requests))]
+        assert all(isinstance(answer, Generated) for answer in told), told
+        return told  # pyright: ignore[reportReturnType]
+
+    def expected(self, request: Request, answer: Generated) -> NDArray[np.float32]:
+        set_lora_arrays(self.tree, self.arrays[request.adapter])
+        whole = request.prompt_ids + answer.token_ids
+        logits = self.tree(mx.array([list(whole)]))[0].astype(mx.float32)
+        logprobs = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+        start = len(request.prompt_ids)
+        return logprobs[np.arange(start - 1, len(whole) - 1), list(answer.token_ids)]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_what_is_sampled_is_what_a_forward_pass_gives(name: str, tmp_path: Path) -> None:
+    bench = Bench(write_tiny_model(tmp_path / name, seed=3, **ARCHITECTURES[name]))
+    rng = np.random.default_rng(5)
+    prompts = [tuple(map(int, rng.integers(6, 340, n))) for n in (3, 40, 300, 17, 70, 5)]
+    speakers = ("policy", "rival", "base")
+    for turn in range(3):
+        requests = [
+            Request(
+                prompt_ids=prompt,
+                max_tokens=4 + n,
+                seed=10 * turn + n,
+                adapter=speakers[n % 3],
+            )
+            for n, prompt in enumerate(prompts)
+        ]
+        answers = bench.ask(requests)
+        for request, answer in zip(requests, answers, strict=True):
+            assert answer.logprobs == pytest.approx(bench.expected(request, answer), abs=3e-5)
+        prompts = [
+            prompt + answer.token_ids + (7, 8, 9 + turn)
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+    stats = bench.engine.stats()
+    assert stats["prefix_tokens_total"] > 0.5 * stats["prompt_tokens_total"]  # turns were known
