@@ -45,6 +45,7 @@ class MlxBackend:
         weight_decay: float = 0.0,
         micro_batch_tokens: int | None = None,
         gradient_checkpointing: bool = False,
+        group: mx.distributed.Group | None = None,
     ) -> None:
         """Take over a module tree that the worker's thread has built, LoRA already in it.
 
@@ -58,13 +59,14 @@ class MlxBackend:
                 as many as the largest batch of a step has.
             gradient_checkpointing: keep the inputs of layers alone and compute them again on the
                 way back: less memory, about a third more time.
+            group: processes that share the work of every step; each is given the same steps.
         """
         self._worker = worker
         self._model = model
         if gradient_checkpointing:
             worker.call(checkpoint_layers, model).result()
         self._gradients = worker.call(
-            partial(StepGradients, model, max_tokens=micro_batch_tokens)
+            partial(StepGradients, model, max_tokens=micro_batch_tokens, group=group)
         ).result()
         self._shape = shape
         self._optimiser = optim.AdamW(

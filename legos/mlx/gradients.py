@@ -6,6 +6,7 @@ P places, V vocabulary, H hidden size.
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,10 +21,11 @@ from legos.losses.objective import Objective
 from legos.mlx.forward import CausalModel
 from legos.mlx.head_loss import OtherLogits, head_loss
 from legos.mlx.lora import lora_arrays, set_lora_arrays, without_lora
+from legos.mlx.parallel import sum_over_processes
 from legos.mlx.passes import Pass, plan_passes
 from legos.mlx.regroup import pass_batch, step_rows
 from legos.mlx.shared import can_share, pass_hidden
-from legos.mlx.trie import token_trie
+from legos.mlx.trie import Trie, token_trie
 
 __all__ = ["StepGradients"]
 
@@ -42,7 +44,12 @@ class StepGradients:
     """
 
     def __init__(
-        self, model: nn.Module, *, max_tokens: int | None = None, max_places: int | None = None
+        self,
+        model: nn.Module,
+        *,
+        max_tokens: int | None = None,
+        max_places: int | None = None,
+        group: mx.distributed.Group | None = None,
     ) -> None:
         """Find out how the model can be run.
 
@@ -51,11 +58,13 @@ class StepGradients:
             max_tokens: padded tokens of one forward and backward pass, shared ones counted once;
                 None: as many as the largest batch of a step has.
             max_places: places whose logits are in memory at once; None: as many as make 32 MiB.
+            group: processes that share the work, each given the same steps; None: this one alone.
         """
         self._model = model
         self._forward = CausalModel(model)
         self.num_vocabulary = self._forward.num_vocabulary
         self._max_tokens = max_tokens
+        self._group = group if group is not None and group.size() > 1 else None
         self._max_places = max_places or max(MIN_PLACES, CHUNK_LOGITS // self.num_vocabulary)
         self.shares = can_share(self._forward.trunk, model)
         self._num_caches = len(make_prompt_cache(model)) if self.shares else 0
@@ -75,17 +84,30 @@ class StepGradients:
         """
         step = step_rows(batches)
         trie = token_trie(step.tokens, share=self.shares)
-        largest = max(batch.input_ids.size for batch in batches)
-        loss, sums, gradients = 0.0, np.zeros(len(SUMS)), None
-        for one in plan_passes(trie, max_tokens=self._max_tokens or largest):
+        budget = self._max_tokens or max(batch.input_ids.size for batch in batches)
+        loss, sums = 0.0, np.zeros(len(SUMS))
+        gradients: Any = tree_map(mx.zeros_like, self._model.trainable_parameters())
+        for one in self._own(trie, budget):
             batch = pass_batch(batches, step, trie, one)
             value, counted, found = self._of_pass(one, batch, objective, average)
-            gradients = found if gradients is None else tree_map(mx.add, gradients, found)
+            gradients = tree_map(mx.add, gradients, found)
             mx.eval(value, counted, gradients)
             loss += float(np.array(value))
             sums += np.array(counted, np.float64)
-        assert gradients is not None, "there is a batch, and each has a place"
+        if self._group is not None:
+            numbers = mx.array([loss, *sums.tolist()])
+            numbers, gradients = sum_over_processes((numbers, gradients), self._group)
+            loss, *rest = np.array(numbers, np.float64).tolist()
+            sums = np.array(rest)
         return loss, sums, gradients
+
+    def _own(self, trie: Trie, budget: int) -> list[Pass]:
+        """The passes that are this process's to compute."""
+        if self._group is None:
+            return plan_passes(trie, max_tokens=budget)
+        rank, size = self._group.rank(), self._group.size()
+        share = -(-trie.num_tokens // size)
+        return plan_passes(trie, max_tokens=min(budget, share))[rank::size]
 
     def _of_pass(
         self, one: Pass, batch: Batch, objective: Objective, average: Arrays

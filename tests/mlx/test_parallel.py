@@ -1,0 +1,71 @@
+"""Two processes on one machine make the step that one makes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from legos.testing import write_tiny_model
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from legos.data.batch import normalisation_weights, pack
+from legos.losses.objective import Objective
+from legos.mlx.gradients import StepGradients
+from legos.mlx.load import load_tree
+from legos.mlx.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
+from legos.mlx.parallel import exchange_samples
+from legos.testing import random_samples
+
+group = mx.distributed.init()
+tree = load_tree(Path(sys.argv[1]))
+add_lora(tree, lora_shape(tree, rank=4, alpha=8.0, num_layers=2, head=True), seed=0)
+rng = np.random.default_rng(1)
+set_lora_arrays(tree, {
+    name: mx.array((0.1 * rng.standard_normal(array.shape)).astype(np.float32))
+    for name, array in lora_arrays(tree).items()
+})
+samples = random_samples(np.random.default_rng(0), num_samples=20, vocab=20, max_length=12)
+share = len(samples) // group.size()
+own = samples[group.rank() * share : (group.rank() + 1) * share]
+everything = exchange_samples(own, group)
+assert everything == samples
+batches = pack(everything, normalisation_weights(everything, "sample"), max_tokens=4096)
+gradients = StepGradients(tree, group=group)
+loss, sums, found = gradients.of_step(batches, Objective(kl_coef=0.1), {})
+flat = np.concatenate([np.array(a).reshape(-1) for _, a in tree_flatten(found)])
+out = Path(sys.argv[2]) / f"{group.size()}.{group.rank()}.npy"
+np.save(out, np.concatenate([[loss], sums, flat]))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_gradient_of_one(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "model")
+    script = tmp_path / "step.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), str(tmp_path / "model"), str(tmp_path)]
+    run(command)
+    run([launcher(), "-n", "2", "--backend", "ring", *command])
+    alone = np.load(tmp_path / "1.0.npy")
+    assert np.abs(alone).max() > 0.01
+    for rank in range(2):
+        together = np.load(tmp_path / f"2.{rank}.npy")
+        assert np.linalg.norm(together - alone) < 1e-6 * np.linalg.norm(alone)
+
+
+def launcher() -> str:
+    return str(Path(sys.executable).with_name("mlx.launch"))
+
+
+def run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
