@@ -75,7 +75,7 @@ def _longest(samples: Sequence[Sample]) -> int:
 
 def _measured(call: Callable[[], object]) -> Cost:
     """Run a call whose arrays are evaluated when it returns."""
-    from legos.mlx.bare_training import peak_bytes
+    from legos.mlx.memory import peak_bytes
 
     started = time.perf_counter()
     peak = peak_bytes(call)

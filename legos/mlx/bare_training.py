@@ -14,19 +14,10 @@ from mlx.utils import tree_map
 from legos.mlx.forward import CausalModel
 from legos.mlx.prefill import pad_rows
 
-__all__ = ["Row", "make_bare_completions", "peak_bytes"]
+__all__ = ["Row", "make_bare_completions"]
 
 Row = tuple[tuple[int, ...], int]
 """Token ids, and how many of them are the prompt."""
-
-
-def peak_bytes(call: Callable[[], object]) -> int:
-    """Run a call; how many bytes were allocated at the most, beyond those before it."""
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    call()
-    return mx.get_peak_memory() - before
 
 
 def make_bare_completions(

@@ -21,8 +21,9 @@ from legos.losses.objective import Objective
 from legos.mlx.forward import CausalModel
 from legos.mlx.head_loss import OtherLogits, head_loss
 from legos.mlx.lora import lora_arrays, set_lora_arrays, without_lora
+from legos.mlx.memory import MemoryPlan, plan_memory
 from legos.mlx.parallel import sum_over_processes
-from legos.mlx.passes import Pass, plan_passes
+from legos.mlx.passes import Pass, pass_of_segment, plan_passes
 from legos.mlx.regroup import pass_batch, step_rows
 from legos.mlx.shared import can_share, pass_hidden
 from legos.mlx.trie import Trie, token_trie
@@ -31,6 +32,7 @@ __all__ = ["StepGradients"]
 
 CHUNK_LOGITS = 1 << 23  # logits of one chunk: 32 MiB in float32, and ten times that at the peak
 MIN_PLACES = 64  # of a chunk; fewer waste the reading of the head's weights
+LONGER = 1.25  # rows so much longer than those planned for are planned for again
 Arrays = Mapping[str, mx.array]
 Policy = Callable[[], AbstractContextManager[None]]
 
@@ -40,6 +42,7 @@ class StepGradients:
 
     Attributes:
         num_vocabulary: token ids are below it.
+        memory: what steps are expected to take; None before the first.
         shares: whether rows share prefixes; False where the architecture does not allow it.
     """
 
@@ -50,6 +53,7 @@ class StepGradients:
         max_tokens: int | None = None,
         max_places: int | None = None,
         group: mx.distributed.Group | None = None,
+        ceiling_bytes: int | None = None,
     ) -> None:
         """Find out how the model can be run.
 
@@ -59,6 +63,8 @@ class StepGradients:
                 None: as many as the largest batch of a step has.
             max_places: places whose logits are in memory at once; None: as many as make 32 MiB.
             group: processes that share the work, each given the same steps; None: this one alone.
+            ceiling_bytes: passes are made smaller than ``max_tokens`` to stay below it; None: most
+                of the machine's memory.
         """
         self._model = model
         self._forward = CausalModel(model)
@@ -67,6 +73,8 @@ class StepGradients:
         self._group = group if group is not None and group.size() > 1 else None
         self._max_places = max_places or max(MIN_PLACES, CHUNK_LOGITS // self.num_vocabulary)
         self.shares = can_share(self._forward.trunk, model)
+        self._ceiling_bytes = ceiling_bytes
+        self.memory: MemoryPlan | None = None
         self._num_caches = len(make_prompt_cache(model)) if self.shares else 0
 
     def of_step(
@@ -84,14 +92,28 @@ class StepGradients:
         """
         step = step_rows(batches)
         trie = token_trie(step.tokens, share=self.shares)
-        budget = self._max_tokens or max(batch.input_ids.size for batch in batches)
+        asked = self._max_tokens or max(batch.input_ids.size for batch in batches)
+
+        def compute(one: Pass) -> tuple[mx.array, mx.array, Any]:
+            batch = pass_batch(batches, step, trie, one)
+            found = self._of_pass(one, batch, objective, average)
+            mx.eval(found)
+            return found
+
+        one = _longest(trie)
+        if self.memory is None or one.num_tokens > LONGER * self.memory.longest:
+            self.memory = plan_memory(
+                lambda: compute(one),
+                longest=one.num_tokens,
+                asked_tokens=asked,
+                ceiling_bytes=self._ceiling_bytes,
+            )
         loss, sums = 0.0, np.zeros(len(SUMS))
         gradients: Any = tree_map(mx.zeros_like, self._model.trainable_parameters())
-        for one in self._own(trie, budget):
-            batch = pass_batch(batches, step, trie, one)
-            value, counted, found = self._of_pass(one, batch, objective, average)
+        for one in self._own(trie, self.memory.max_tokens(asked)):
+            value, counted, found = compute(one)
             gradients = tree_map(mx.add, gradients, found)
-            mx.eval(value, counted, gradients)
+            mx.eval(gradients)
             loss += float(np.array(value))
             sums += np.array(counted, np.float64)
         if self._group is not None:
@@ -106,8 +128,9 @@ class StepGradients:
         if self._group is None:
             return plan_passes(trie, max_tokens=budget)
         rank, size = self._group.rank(), self._group.size()
-        share = -(-trie.num_tokens // size)
-        return plan_passes(trie, max_tokens=min(budget, share))[rank::size]
+        own = mx.array(min(budget, -(-trie.num_tokens // size)))
+        same = mx.distributed.all_min(own, group=self._group)  # measures differ between machines
+        return plan_passes(trie, max_tokens=int(np.array(same)))[rank::size]
 
     def _of_pass(
         self, one: Pass, batch: Batch, objective: Objective, average: Arrays
@@ -168,3 +191,10 @@ class StepGradients:
             yield
         finally:
             set_lora_arrays(self._model, current)
+
+
+def _longest(trie: Trie) -> Pass:
+    """The rows that end where most tokens do, usually one."""
+    return pass_of_segment(
+        trie, max(trie.row_segment, key=lambda segment: trie.segments[segment].end)
+    )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from legos.mlx.trie import NO_PARENT, Trie
 
-__all__ = ["Block", "Pass", "plan_passes"]
+__all__ = ["Block", "Pass", "pass_of_segment", "plan_passes"]
 
 Ints = NDArray[np.int32]
 CALL_TOKENS = 128  # one more call of the model costs about as much as so many padded tokens
@@ -61,19 +61,27 @@ def plan_passes(trie: Trie, *, max_tokens: int) -> list[Pass]:
         trie: segments and rows of the step.
         max_tokens: budget of padded tokens, shared ones counted once.
     """
-    rows_of: dict[int, list[int]] = {}
-    for row, segment in enumerate(trie.row_segment):
-        rows_of.setdefault(segment, []).append(row)
-    targets = [segment for segment in _depth_first(trie) if segment in rows_of]
+    ends = set(trie.row_segment)
+    targets = [segment for segment in _depth_first(trie) if segment in ends]
     passes: list[Pass] = []
     first = 0
     while first < len(targets):
         count = _fitting(trie, targets[first:], max_tokens)
-        chosen = targets[first : first + count]
-        rows = tuple(row for segment in chosen for row in rows_of[segment])
-        passes.append(Pass(blocks=_blocks(trie, _needed(trie, chosen)), rows=rows))
+        passes.append(_pass(trie, targets[first : first + count]))
         first += count
     return passes
+
+
+def pass_of_segment(trie: Trie, segment: int) -> Pass:
+    """The rows that end in one segment, and nothing else."""
+    return _pass(trie, [segment])
+
+
+def _pass(trie: Trie, targets: Sequence[int]) -> Pass:
+    """The rows that end in some segments."""
+    ends = set(targets)
+    rows = tuple(row for row, segment in enumerate(trie.row_segment) if segment in ends)
+    return Pass(blocks=_blocks(trie, _needed(trie, targets)), rows=rows)
 
 
 def _depth_first(trie: Trie) -> list[int]:
