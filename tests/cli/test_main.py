@@ -271,5 +271,9 @@ def test_serve_bench_and_arenas_call_their_functions(
     assert json.loads(capsys.readouterr().out) == {"ratios": {"engine_vs_bare": 0.9}}
     assert main(["arenas"]) == 0
     assert capsys.readouterr().out == "nim  Take stones.\n"
-    served = {"model": "builtin", "adapter": Path("a/v3"), "host": "127.0.0.1", "port": 0}
-    assert calls == [served, ("engine", 5.0)]
+    (served, benched) = calls
+    assert isinstance(served, dict)
+    assert (served["model"], served["adapters"]) == ("builtin", ("a/v3",))
+    assert (served["host"], served["port"]) == ("127.0.0.1", 0)
+    assert served["limits"].api_key is None
+    assert benched == ("engine", 5.0)

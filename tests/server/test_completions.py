@@ -96,7 +96,7 @@ def test_a_bad_request_names_the_field(
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, prompt, **fields)
-    assert named in caught.value.body["message"]
+    assert named in str(caught.value)
 
 
 def test_many_at_once_by_the_asynchronous_client(served: Any, client: OpenAI) -> None:

@@ -140,7 +140,8 @@ def test_a_client_that_leaves_a_stream_half_way_cancels(fake: Any) -> None:
         body = {**ASK, "stream": True}
         begin_soon(server, engine)
         with http.stream("POST", "/v1/completions", json=body) as answer:
-            assert next(answer.iter_lines()).startswith("data: ")
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
             assert not engine.cancelled
         assert eventually(lambda: len(engine.cancelled) == 1)
 
