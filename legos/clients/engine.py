@@ -35,6 +35,7 @@ class EngineClient:
         self._grammar = lru_cache(maxsize=64)(self._make_grammar)
         self._stops = lru_cache(maxsize=256)(self._make_stops)
         self._short_text = lru_cache(maxsize=65536)(tokenizer.decode)
+        self._end_ids = tokenizer.end_ids
         self._ends = lru_cache(maxsize=256)(self._make_ends)
         self._next = 0
         self._outbox: list[tuple[int, Request]] = []
@@ -142,7 +143,7 @@ class EngineClient:
             max_tokens=limit,
             temperature=sampling.temperature,
             seed=sampling.seed,
-            end_ids=self._ends(sampling.stop_ids),
+            end_ids=self._ends(sampling.stop_ids) if sampling.stop_ids else self._end_ids,
             choices=tree,
             restrict=sampling.restrict,
             stops=self._stops(sampling.stop) if sampling.stop else None,
@@ -255,9 +256,7 @@ class EngineClient:
         return stop_test(self._tokenizer.decode, stop)
 
     def _make_ends(self, stop_ids: tuple[int, ...]) -> tuple[int, ...]:
-        if not stop_ids:
-            return self._tokenizer.end_ids
-        return tuple(sorted({*self._tokenizer.end_ids, *stop_ids}))
+        return tuple(sorted({*self._end_ids, *stop_ids}))
 
 
 class _News:
