@@ -12,6 +12,7 @@ __all__ = ["BENCHES", "bench"]
 BENCHES: Mapping[str, str] = {
     "engine": "generation alone",
     "loop": "the whole line, from a play to the next adapter",
+    "server": "generation over HTTP, and swaps",
     "train": "optimiser steps alone",
 }
 """What there is to measure; each stands in a file of its own."""

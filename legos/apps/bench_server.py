@@ -1,0 +1,184 @@
+"""``legos bench server``: the HTTP server against a bare loop, and against mlx-lm's own server.
+
+The servers run in processes of their own and the clients in this one, on the same cores; both
+sides of every ratio are measured in turn.
+"""
+
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from legos.build.bench_models import write_bench_model
+from legos.build.engine_bench import EngineBench
+from legos.build.server_bench import (
+    Body,
+    drop_command,
+    load,
+    running,
+    serve_command,
+    stock_command,
+)
+from legos.data.limits import EngineLimits
+from legos.weights.adapter import pack_adapter
+
+__all__ = ["bench_server"]
+
+CLIENTS, ROWS, PROMPT, TOKENS = 64, 32, 64, 64
+
+
+def bench_server(seconds: float) -> Mapping[str, Any]:
+    """Measure.
+
+    Args:
+        seconds: how long it may take, about; starting four servers comes on top.
+    """
+    share = seconds / 4
+    with tempfile.TemporaryDirectory() as root:
+        small = write_bench_model("5m", Path(root) / "small")
+        large = write_bench_model("40m", Path(root) / "large")
+        speeds = _against_bare(small, share)
+        speeds_40m = _against_bare(large, share)
+        stock = _against_stock(small, share / 2)
+        stock_40m = _against_stock(large, share / 2)
+        swap = _swaps(large, share)
+    return {
+        "tokens_per_s": speeds[0],
+        "bare_tokens_per_s": speeds[1],
+        "tokens_per_s_40m": speeds_40m[0],
+        "bare_tokens_per_s_40m": speeds_40m[1],
+        "tokens_per_s_mixed": stock[0],
+        "mlx_lm_tokens_per_s_mixed": stock[1],
+        "tokens_per_s_mixed_40m": stock_40m[0],
+        "mlx_lm_tokens_per_s_mixed_40m": stock_40m[1],
+        **swap,
+        "ratios": {
+            "server_vs_bare": speeds[0] / speeds[1],
+            "server_vs_bare_40m": speeds_40m[0] / speeds_40m[1],
+            "server_vs_mlx_lm": stock[0] / stock[1],
+            "server_vs_mlx_lm_40m": stock_40m[0] / stock_40m[1],
+            "swap_vs_loopback_copy": swap["swap_s"] / swap["loopback_copy_s"],
+        },
+    }
+
+
+def _against_bare(folder: Path, seconds: float) -> tuple[float, float]:
+    """Tokens a second over HTTP with 64 clients, log-probabilities included, and of a bare loop."""
+    bench = EngineBench(folder, EngineLimits(max_rows=ROWS))
+    prompts = bench.prompts(CLIENTS, PROMPT)
+    try:
+        with running(serve_command(str(folder), rows=ROWS)) as url:
+            return _alternate(
+                lambda number: load(url, [_by_ids(p, number + n) for n, p in enumerate(prompts)]),
+                lambda _: CLIENTS * TOKENS / bench.bare(prompts, max_tokens=TOKENS),
+                seconds,
+            )
+    finally:
+        bench.close()
+
+
+def _against_stock(folder: Path, seconds: float) -> tuple[float, float]:
+    """Tokens a second where every request samples in its own way, and of mlx-lm's own server."""
+
+    def bodies(number: int) -> list[Body]:
+        return [
+            {
+                "prompt": f"{number:03d} {n:03d} " + "what is it? " * 5,
+                "max_tokens": TOKENS,
+                "temperature": 0.7 + 0.01 * n,
+                "top_p": 0.99 - 0.002 * n,
+            }
+            for n in range(CLIENTS)
+        ]
+
+    with (
+        running(serve_command(str(folder), rows=ROWS)) as ours,
+        running(stock_command(str(folder), rows=ROWS)) as theirs,
+    ):
+        return _alternate(
+            lambda number: load(ours, bodies(number)),
+            lambda number: load(theirs, bodies(number)),
+            seconds,
+        )
+
+
+def _swaps(folder: Path, seconds: float) -> dict[str, float]:
+    """A swap of about 20 MB over HTTP, against a handler that drops the bytes; and what waits."""
+    bench = EngineBench(folder, EngineLimits())
+    data = pack_adapter(bench.adapter("policy", rank=56))
+    bench.close()
+    path = "/adapters/load?name=policy&version=2"
+    octets = {"content-type": "application/octet-stream"}
+    with (
+        running(serve_command(str(folder), rows=ROWS)) as ours,
+        running(drop_command(), health="/") as drop,
+    ):
+
+        def post(url: str) -> float:
+            started = time.perf_counter()
+            httpx.post(url, content=data, headers=octets, timeout=60).raise_for_status()
+            return time.perf_counter() - started
+
+        swap_s, copy_s = _alternate(lambda _: post(ours + path), lambda _: post(drop), seconds / 2)
+        waits = asyncio.run(_health_waits(ours, lambda: post(ours + path), seconds / 4))
+        alone = asyncio.run(_health_waits(ours, lambda: time.sleep(0.05), seconds / 4))
+    return {
+        "adapter_mb": len(data) / 1e6,
+        "swap_s": swap_s,
+        "loopback_copy_s": copy_s,
+        "health_p99_ms_during_swaps": 1e3 * statistics.quantiles(waits, n=100)[98],
+        "health_p99_ms_alone": 1e3 * statistics.quantiles(alone, n=100)[98],
+    }
+
+
+async def _health_waits(url: str, work: Callable[[], object], seconds: float) -> list[float]:
+    """Seconds that small requests wait, one after the other, while work is done all the time."""
+    waits: list[float] = []
+    ended = time.perf_counter() + max(seconds, 2.0)
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        while time.perf_counter() < ended:
+            started = time.perf_counter()
+            await client.get("/health")
+            waits.append(time.perf_counter() - started)
+            await asyncio.sleep(0.002)
+
+    async def keep_at_work() -> None:
+        while time.perf_counter() < ended:
+            await asyncio.to_thread(work)
+
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client, asyncio.TaskGroup() as group:
+        group.create_task(ask(client))
+        group.create_task(keep_at_work())
+    return waits
+
+
+def _by_ids(prompt: tuple[int, ...], seed: int) -> Body:
+    return {
+        "prompt": list(prompt),
+        "max_tokens": TOKENS,
+        "temperature": 1.0,
+        "seed": seed,
+        "logprobs": 0,
+        "model": "base",
+        "return_token_ids": True,
+    }
+
+
+def _alternate(
+    ours: Callable[[int], float], theirs: Callable[[int], float], seconds: float
+) -> tuple[float, float]:
+    """Medians of both figures, in turn for about so long, after one round that does not count."""
+    pairs: list[tuple[float, float]] = []
+    started = time.perf_counter()
+    ours(0)
+    theirs(0)
+    while len(pairs) < 3 or time.perf_counter() - started < seconds:
+        number = 100 * (1 + len(pairs))
+        pairs.append((ours(number), theirs(number)))
+    return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
