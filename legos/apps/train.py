@@ -260,6 +260,7 @@ def _run_settings(config: RunConfig) -> RunSettings:
         step_concurrency=loop.step_concurrency,
         checkpoint_every=loop.checkpoint_every,
         keep_checkpoints=loop.keep_checkpoints,
+        keep_best=loop.keep_best,
         evaluate_every=loop.evaluate_every,
         episodes_kept=loop.episodes_kept_per_step,
     )

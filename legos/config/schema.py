@@ -200,6 +200,11 @@ class LoopConfig(Settings):
         50, "Steps between checkpoints; 0: only the last.", unit="optimiser steps", ge=0
     )
     keep_checkpoints: int = knob(3, "Newest checkpoints that are kept.", unit="checkpoints", ge=1)
+    keep_best: str | None = knob(
+        None,
+        "Figure of the evaluation by which the best checkpoint is kept as well, such as "
+        "optimal_move_rate or -exploitability (less is better); none: no such checkpoint.",
+    )
     evaluate_every: int = knob(
         50,
         "Steps between evaluations; 0: only the first and the last.",

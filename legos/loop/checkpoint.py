@@ -5,14 +5,14 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, cast
 
 from legos.errors import CheckpointError
 from legos.loop.atomic import clear_unfinished, write_folder
 
-__all__ = ["checkpoints", "newest_whole", "read_state", "write_checkpoint"]
+__all__ = ["checkpoint_at", "checkpoints", "newest_whole", "read_state", "write_checkpoint"]
 
 logger = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
@@ -21,9 +21,14 @@ _NAME = re.compile(r"step-(\d+)")
 
 
 def write_checkpoint(
-    parent: Path, step: int, write: Callable[[Path], dict[str, Any]], *, keep: int
+    parent: Path,
+    step: int,
+    write: Callable[[Path], dict[str, Any]],
+    *,
+    keep: int,
+    also: Collection[int] = (),
 ) -> Path:
-    """Write ``parent/step-000123`` and remove all but the newest ``keep``.
+    """Write ``parent/step-000123`` and remove all but the newest ``keep`` and those named.
 
     Checkpoints of later steps belong to a course of the run that was given up, and go too.
 
@@ -31,7 +36,8 @@ def write_checkpoint(
         parent: the run's ``checkpoints`` folder.
         step: optimiser steps done.
         write: puts arrays into the folder it is given and returns the rest as JSON values.
-        keep: how many checkpoints stay.
+        keep: how many of the newest checkpoints stay.
+        also: steps whose checkpoints stay beside them.
 
     Returns:
         The new checkpoint's folder.
@@ -47,18 +53,36 @@ def write_checkpoint(
 
     place = parent / f"step-{step:06d}"
     write_folder(place, fill)
-    found = checkpoints(parent)
-    newest = found.index(place) + 1
-    for old in found[: max(0, newest - keep)] + found[newest:]:
-        shutil.rmtree(old, ignore_errors=True)
+    steps = _steps(parent)
+    newest = [other for other in steps if other <= step][-keep:]
+    for other, old in steps.items():
+        if other > step or other not in (*newest, *also):
+            shutil.rmtree(old, ignore_errors=True)
     return place
 
 
 def checkpoints(parent: Path) -> list[Path]:
     """Checkpoint folders, oldest first."""
-    names = {path: _NAME.fullmatch(path.name) for path in parent.glob("step-*")}
-    steps = {path: int(name[1]) for path, name in names.items() if name}
-    return sorted(steps, key=lambda path: steps[path])
+    return list(_steps(parent).values())
+
+
+def checkpoint_at(parent: Path, step: int) -> Path:
+    """The checkpoint of one step, whole.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    steps = _steps(parent)
+    if step not in steps:
+        told = ", ".join(map(str, steps)) or "none at all"
+        raise CheckpointError(
+            f"{parent.parent} has no checkpoint of step {step}; it has {told} "
+            "(see loop.checkpoint_every and loop.keep_checkpoints)"
+        )
+    problem = _problem(steps[step])
+    if problem is not None:
+        raise CheckpointError(f"checkpoint {steps[step]} is damaged ({problem}); take another step")
+    return steps[step]
 
 
 def newest_whole(parent: Path) -> Path:
@@ -81,6 +105,12 @@ def newest_whole(parent: Path) -> Path:
 def read_state(folder: Path) -> dict[str, Any]:
     """The JSON part of a checkpoint."""
     return json.loads((folder / STATE).read_text())
+
+
+def _steps(parent: Path) -> dict[int, Path]:
+    """Step -> checkpoint folder, oldest first."""
+    names = ((path, _NAME.fullmatch(path.name)) for path in parent.glob("step-*"))
+    return dict(sorted((int(name[1]), path) for path, name in names if name))
 
 
 def _problem(folder: Path) -> str | None:

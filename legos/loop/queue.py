@@ -14,7 +14,8 @@ enough of what is kept.
 import asyncio
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from legos.data.sample import Sample, TrainingBatch
 from legos.data.select import Select, keep_all
@@ -148,6 +149,14 @@ class SampleQueue:
         self._ledger.discard({"unused": self.num_tokens})
         self._queued.clear()
 
+    def state(self) -> dict[str, Any]:
+        """What paces a resumed run as this one, as JSON values."""
+        return {"batch_samples": self._batch_samples}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state`` returned."""
+        self._batch_samples = state["batch_samples"]
+
     def refill(self, batches: Sequence[TrainingBatch]) -> None:
         """Put back what a checkpoint held; its tokens are accounted already."""
         self._queued.extend(batches)
@@ -162,6 +171,8 @@ class SampleQueue:
 
     def _may_play(self) -> bool:
         queued = sum(len(batch.samples) for batch in self._queued)
+        if not self._limit and (self._training or queued >= self._min_samples):
+            return False  # it would meet two policies, and a resumed run could not repeat it
         starving = not self._playing and not self._training and queued < self._min_samples
         per_step = math.ceil(self._min_samples / self._batch_samples) if self._batch_samples else 1
         waiting = sum(1 for batch in self._queued if batch.samples)

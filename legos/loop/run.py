@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from legos.arena.arena import Arena
 from legos.arena.evaluate import flat_figures
 from legos.data.sample import TrainingBatch
-from legos.errors import CheckpointError, EngineError
+from legos.errors import CheckpointError, ConfigError, EngineError
 from legos.loop.checkpoint import read_state, write_checkpoint
 from legos.loop.folder import RunFolder
 from legos.loop.loop import training_loop
@@ -49,6 +49,7 @@ class RunSettings:
     step_concurrency: int  # batches being played at once
     checkpoint_every: int  # optimiser steps; 0: only at the end
     keep_checkpoints: int
+    keep_best: str | None = None  # figure by which one more is kept; "-x": less of x is better
     evaluate_every: int  # optimiser steps; 0: only first and last
     episodes_kept: int  # plays of each step written to the folder
 
@@ -101,6 +102,7 @@ class Run:
         self._evaluating: asyncio.Task[Figures] | None = None
         self._stopping = False
         self._unlogged: Metrics | None = None  # of a step whose line could not be written
+        self._best: tuple[int, float] | None = None  # step and value of the best evaluation
         self.first: Figures = {}
         self.last: Figures = {}
 
@@ -134,9 +136,11 @@ class Run:
             self._trainer.restore(place, state["trainer"])
             self._arena.restore(state["arena"])
             self._queue.refill(batches_from_json(state["queued"]))
+            self._queue.restore(state["queue"])
             self.first, self.last = state["first"], state["last"]
             self._evaluated_step = state["evaluated_step"]
             self._unlogged = state["unlogged"]
+            self._best = state["best"] and (state["best"][0], state["best"][1])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{place} does not fit this run: {error!r}; was it written by another version?"
@@ -230,7 +234,8 @@ class Run:
         if settings.episodes_kept:
             self._folder.add_episodes(step, episodes[: settings.episodes_kept])
         last = step >= settings.num_steps  # whose checkpoint is written at the end of all
-        if settings.checkpoint_every and step % settings.checkpoint_every == 0 and not last:
+        due = settings.checkpoint_every and step % settings.checkpoint_every == 0
+        if (due or self._is_best) and not last:
             self._save()
 
     async def _evaluate(self, evaluations: Tracker) -> Figures:
@@ -255,8 +260,34 @@ class Run:
         version = self._trainer.version
         self.last = {"policy_version": version, **found}
         self._evaluated_step = self.step
+        self._compare(flat_figures(found))
         evaluations.log({"policy_version": version, **flat_figures(found)}, step=self.step)
         return found
+
+    @property
+    def _is_best(self) -> bool:
+        """Whether no evaluation was better than this step's."""
+        return self._best is not None and self._best[0] == self.step
+
+    def _compare(self, figures: Mapping[str, float]) -> None:
+        """Remember this step where its evaluation is the best so far.
+
+        Raises:
+            ConfigError: the evaluation has no such figure.
+        """
+        wanted = self._settings.keep_best
+        if wanted is None:
+            return
+        name = f"eval/{wanted.removeprefix('-')}"
+        if name not in figures:
+            known = ", ".join(sorted(key.removeprefix("eval/") for key in figures))
+            raise ConfigError(
+                f"loop.keep_best is {wanted!r} but the evaluation of arena {self._arena.name!r} "
+                f"has no such figure; it has {known}"
+            )
+        value = -figures[name] if wanted.startswith("-") else figures[name]
+        if self._best is None or value > self._best[1]:
+            self._best = (self.step, value)
 
     async def _close(self, elsewhere: int) -> None:
         """Book what was being sampled when the run ended, and write a checkpoint.
@@ -278,7 +309,11 @@ class Run:
         """Adapter and checkpoint of this step."""
         self._folder.write_adapter(self._trainer.backend.adapter())
         write_checkpoint(
-            self._folder.checkpoints, self.step, self._fill, keep=self._settings.keep_checkpoints
+            self._folder.checkpoints,
+            self.step,
+            self._fill,
+            keep=self._settings.keep_checkpoints,
+            also=() if self._best is None else (self._best[0],),
         )
 
     def _fill(self, place: Path) -> dict[str, Any]:
@@ -286,8 +321,10 @@ class Run:
             "trainer": self._trainer.save(place),
             "arena": self._arena.state(),
             "queued": batches_to_json(self._queue.queued),
+            "queue": self._queue.state(),
             "first": self.first,
             "last": self.last,
             "evaluated_step": self._evaluated_step,
             "unlogged": self._unlogged,
+            "best": self._best,
         }

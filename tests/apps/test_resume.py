@@ -3,14 +3,15 @@
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from safetensors.numpy import load_file
 
 from legos.cli import main
 from legos.config.resolve import read_config
-from legos.loop.checkpoint import newest_whole, read_state
+from legos.credit.registry import CreditName
+from legos.loop.checkpoint import checkpoints, newest_whole, read_state
 from legos.track.jsonl import read_metrics
 from legos.weights.adapter import read_adapter
 
@@ -20,10 +21,32 @@ FAST = (
     *("--loop.checkpoint-every", "3", "--loop.evaluate-every", "3"),
 )
 GROUPS = ("--play.group-size", "2")
+SMALL = ("--play.options.largest", "6")
 
 
-def train(folder: Path, *options: str, steps: int = 6) -> None:
-    assert main(["train", "--out", str(folder), "--steps", str(steps), *FAST, *options]) == 0
+TREE = """
+from legos import Arena, Task
+
+class Tree(Arena):
+    roles = ("first", "second")
+    max_tokens = 2
+
+    def tasks(self, rng):
+        for number in range(5):
+            yield Task(id=f"t{number}", data=rng.random())
+
+    async def play(self, t):
+        first = await t.ask("first", f"{t.task.data}")
+        t.reward("first", t.rng.random())
+        if not t.task.id.startswith("child"):
+            await t.spawn(type(self), Task(id="child", data=first.text), 2)
+        second = await t.ask("second", f"{first.text}")
+        return {"first": float("1" in first.text), "second": float(len(second.text) % 2)}
+"""
+
+
+def train(folder: Path, *options: str, steps: int = 6, fast: tuple[str, ...] = FAST) -> None:
+    assert main(["train", "--out", str(folder), "--steps", str(steps), *fast, *options]) == 0
 
 
 def crash(folder: Path, copy: Path, *, step: int) -> Path:
@@ -61,20 +84,37 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.fixture
+def tree(tmp_path: Path) -> str:
+    """The name of an arena whose plays spawn others, and that pays 0 or 1."""
+    file = tmp_path / "tree.py"
+    file.write_text(TREE)
+    return f"{file}:Tree"
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        ("--arena", "nim", "--play.credit", "grpo", *GROUPS),
-        ("--arena", "nim", "--play.credit", "grpo_std", *GROUPS, "--seed", "3"),
-        ("--arena", "nim", "--play.credit", "rloo", *GROUPS),
-        ("--arena", "kuhn", "--play.credit", "rae"),
-        ("--training.kl-coef", "0.1", "--training.ema-kl-coef", "0.5"),
+        ("--play.credit", "rae", *GROUPS, *SMALL),
+        *(
+            pytest.param(("--play.credit", rule, *GROUPS, *SMALL), marks=pytest.mark.slow)
+            for rule in get_args(CreditName)
+            if rule != "rae"
+        ),
+        ("--arena", "kuhn", "--play.credit", "rae", "--seed", "3"),
+        ("--training.kl-coef", "0.1", "--training.ema-kl-coef", "0.5", *SMALL),
+        ("--training.zero-advantage", "remove", *GROUPS, "--play.tasks-per-step", "3", *SMALL),
     ],
-    ids=lambda options: " ".join(options[1::2]),
+    ids=lambda options: " ".join(options[1:4:2]),
 )
-def test_a_killed_run_ends_as_an_undisturbed_one(options: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_killed_run_ends_as_an_undisturbed_one(
+    options: tuple[str, ...], tree: str, tmp_path: Path
+) -> None:
+    if {"maxrl", "joint", "hierarchical"} & set(options):
+        options = (*options[:4], "--arena", tree)
     whole = tmp_path / "whole"
-    train(whole, "--deterministic", *options)
+    tasks = () if "--play.tasks-per-step" in options else FAST[:2]
+    train(whole, "--deterministic", *tasks, *options, fast=FAST[2:])
     resumed = crash(whole, tmp_path / "resumed", step=3)
     assert main(["train", "--resume", str(resumed)]) == 0
     assert timeless(resumed / "metrics.jsonl") == timeless(whole / "metrics.jsonl")
@@ -201,3 +241,35 @@ def test_a_folder_without_a_whole_checkpoint_is_refused(
     assert main(["train", "--resume", str(run)]) == 2
     message = f"{run} holds no run to resume: it has no config.toml"
     assert message in capsys.readouterr().err
+
+
+def best_step(run: Path, figure: str) -> int:
+    """The first of the best evaluations, as the log tells."""
+    lines = read_metrics(run / "evaluations.jsonl")
+    sign = -1 if figure.startswith("-") else 1
+    name = f"eval/{figure.lstrip('-')}"
+    return int(max(lines, key=lambda line: sign * (line[name] or 0.0))["step"] or 0)
+
+
+@pytest.mark.parametrize("figure", ["exploitability", "-exploitability"])
+def test_the_checkpoint_of_the_best_evaluation_is_kept(figure: str, tmp_path: Path) -> None:
+    run, options = tmp_path / "run", (f"--loop.keep-best={figure}", "--loop.evaluate-every", "1")
+    every = ("--loop.checkpoint-every", "0", "--loop.keep-checkpoints", "1")
+    train(run, *SMALL, *options, *every, steps=6, fast=FAST[:4])
+    best = best_step(run, figure)
+    kept = [read_state(place)["trainer"]["step"] for place in checkpoints(run / "checkpoints")]
+    assert kept == sorted({best, 6} - {0})
+    assert main(["train", "--resume", str(run), "--steps", "8"]) == 0
+    best = best_step(run, figure)  # which only the checkpoint can tell the resumed run
+    kept = [read_state(place)["trainer"]["step"] for place in checkpoints(run / "checkpoints")]
+    assert kept == sorted({best, 8} - {0})
+
+
+def test_a_figure_that_the_evaluation_lacks_is_named_before_the_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["train", "--out", str(tmp_path / "run"), "--loop.keep-best", "elo", *SMALL]
+    assert main(options) == 2
+    told = capsys.readouterr().err
+    assert "loop.keep_best is 'elo' but the evaluation of arena 'nim' has no such figure" in told
+    assert "optimal_move_rate" in told

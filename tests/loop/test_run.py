@@ -90,7 +90,7 @@ class World:
                 learning_rate=lambda step, num_steps: 1.0 - step / num_steps,
             ),
         )
-        numbers = {"num_steps": STEPS, "checkpoint_every": 2, "keep_checkpoints": 3}
+        numbers: dict[str, Any] = {"num_steps": STEPS, "checkpoint_every": 2, "keep_checkpoints": 3}
         numbers |= {"evaluate_every": 3, "episodes_kept": 2} | settings
         self.run = Run(
             self.folder,

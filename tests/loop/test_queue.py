@@ -1,0 +1,67 @@
+"""The queue's pace: nothing is played while a step without lag is due, and it outlives a resume."""
+
+import asyncio
+
+import pytest
+
+from legos.data.sample import TrainingBatch
+from legos.loop.ledger import Ledger
+from legos.loop.queue import SampleQueue
+from legos.testing import make_sample
+
+
+def batch(count: int) -> TrainingBatch:
+    samples = tuple(make_sample((1, 2, 3)) for _ in range(count))
+    return TrainingBatch(samples=samples, episodes=(), tokens_generated=count)
+
+
+async def filled(limit: int, *sizes: int) -> SampleQueue:
+    queue = SampleQueue(Ledger(), min_samples=16, staleness_limit=limit)
+    for size in sizes:
+        await asyncio.wait_for(queue.admit(), 1)
+        await queue.put(batch(size))
+    return queue
+
+
+async def admits(queue: SampleQueue) -> bool:
+    try:
+        await asyncio.wait_for(queue.admit(), 0.01)
+    except TimeoutError:
+        return False
+    await queue.give_up()
+    return True
+
+
+@pytest.mark.parametrize(("limit", "plays"), [(0, False), (1, True)])
+def test_without_lag_nothing_is_played_once_a_step_is_due(limit: int, plays: bool) -> None:
+    async def story() -> tuple[bool, bool]:
+        queue = await filled(limit, 4, 4, 10)  # batches that grow: on average four make a step
+        due = await admits(queue)
+        await queue.take(0)
+        return due, await admits(queue)
+
+    assert asyncio.run(story()) == (plays, plays)
+
+
+def test_without_lag_play_goes_on_after_the_step() -> None:
+    async def story() -> bool:
+        queue = await filled(0, 4, 4, 10)
+        await queue.take(0)
+        await queue.release()
+        return await admits(queue)
+
+    assert asyncio.run(story())
+
+
+def test_the_pace_of_a_resumed_run_is_the_one_it_had() -> None:
+    async def story() -> list[bool]:
+        queue = await filled(1, 4, 4, 4, 4)
+        answers: list[bool] = []
+        for state in (queue.state(), {"batch_samples": 0.0}):
+            resumed = SampleQueue(Ledger(), min_samples=16, staleness_limit=1)
+            resumed.refill(queue.queued)
+            resumed.restore(state)
+            answers.append(await admits(resumed))
+        return answers
+
+    assert asyncio.run(story()) == [True, False]
