@@ -6,6 +6,7 @@ of the model: rows of segments of about one length, every block after those its 
 R rows of a block, T tokens of its longest row.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from legos.mlx.trie import NO_PARENT, Trie
 
-__all__ = ["Block", "Pass", "pass_of_segment", "plan_passes"]
+__all__ = ["Block", "Pass", "pass_of_carried", "pass_of_segment", "plan_passes"]
 
 Ints = NDArray[np.int32]
 CALL_TOKENS = 128  # one more call of the model costs about as much as so many padded tokens
@@ -43,6 +44,8 @@ class Pass:
 
     blocks: tuple[Block, ...]
     rows: tuple[int, ...]
+    carried: tuple[int, ...]  # segments before its own that are computed outside, parents first
+    carried_parents: tuple[int, ...]  # the segment before each, or NO_PARENT
 
     @property
     def num_tokens(self) -> int:
@@ -53,9 +56,9 @@ class Pass:
 def plan_passes(trie: Trie, *, max_tokens: int) -> list[Pass]:
     """Split the step's segments into passes of at most ``max_tokens`` padded tokens.
 
-    Rows of one prefix stay together as far as the budget allows; where it does not, the prefix is
-    computed in each of the passes that hold some of them. A row that alone exceeds the budget is a
-    pass of its own.
+    Rows of one prefix stay together as far as the budget allows. A prefix that several passes
+    continue is carried: it is computed on its own, once before and taken back once after them all.
+    A row that alone exceeds the budget is a pass of its own.
 
     Args:
         trie: segments and rows of the step.
@@ -63,25 +66,56 @@ def plan_passes(trie: Trie, *, max_tokens: int) -> list[Pass]:
     """
     ends = set(trie.row_segment)
     targets = [segment for segment in _depth_first(trie) if segment in ends]
-    passes: list[Pass] = []
-    first = 0
-    while first < len(targets):
-        count = _fitting(trie, targets[first:], max_tokens)
-        passes.append(_pass(trie, targets[first : first + count]))
-        first += count
-    return passes
+    carried: set[int] = set()
+    while True:
+        parts = _partition(trie, targets, carried, max_tokens)
+        uses = Counter(number for part in parts for number in _needed(trie, part, carried))
+        repeated = {number for number, count in uses.items() if count > 1}
+        if not repeated:
+            return [_pass(trie, part, carried) for part in parts]
+        carried |= repeated
 
 
 def pass_of_segment(trie: Trie, segment: int) -> Pass:
     """The rows that end in one segment, and nothing else."""
-    return _pass(trie, [segment])
+    return _pass(trie, [segment], set())
 
 
-def _pass(trie: Trie, targets: Sequence[int]) -> Pass:
+def pass_of_carried(trie: Trie, segment: int) -> Pass:
+    """One carried segment by itself, everything before it carried."""
+    before = trie.path(segment)[:-1]
+    length = len(trie.segments[segment].tokens)
+    return Pass(
+        blocks=(_block(trie, [segment], length, {segment}),),
+        rows=(),
+        carried=tuple(before),
+        carried_parents=tuple(trie.segments[number].parent for number in before),
+    )
+
+
+def _partition(
+    trie: Trie, targets: Sequence[int], carried: set[int], max_tokens: int
+) -> list[Sequence[int]]:
+    """Cut the targets, in order, into parts that fit into one pass each."""
+    parts: list[Sequence[int]] = []
+    first = 0
+    while first < len(targets):
+        count = _fitting(trie, targets[first:], carried, max_tokens)
+        parts.append(targets[first : first + count])
+        first += count
+    return parts
+
+
+def _pass(trie: Trie, targets: Sequence[int], carried: set[int]) -> Pass:
     """The rows that end in some segments."""
     ends = set(targets)
-    rows = tuple(row for row, segment in enumerate(trie.row_segment) if segment in ends)
-    return Pass(blocks=_blocks(trie, _needed(trie, targets)), rows=rows)
+    before = sorted({n for target in targets for n in trie.path(target) if n in carried})
+    return Pass(
+        blocks=_blocks(trie, _needed(trie, targets, carried)),
+        rows=tuple(row for row, segment in enumerate(trie.row_segment) if segment in ends),
+        carried=tuple(before),
+        carried_parents=tuple(trie.segments[number].parent for number in before),
+    )
 
 
 def _depth_first(trie: Trie) -> list[int]:
@@ -104,11 +138,11 @@ def _depth_first(trie: Trie) -> list[int]:
     return ordered
 
 
-def _fitting(trie: Trie, targets: Sequence[int], max_tokens: int) -> int:
+def _fitting(trie: Trie, targets: Sequence[int], carried: set[int], max_tokens: int) -> int:
     """How many of the first targets fit into one pass, at least one."""
 
     def fits(count: int) -> bool:
-        levels = _levels(trie, _needed(trie, targets[:count]))
+        levels = _levels(trie, _needed(trie, targets[:count], carried))
         lengths = [[len(trie.segments[number].tokens) for number in level] for level in levels]
         return (
             sum(rows * length for level in lengths for rows, length in _cuts(level)) <= max_tokens
@@ -123,12 +157,12 @@ def _fitting(trie: Trie, targets: Sequence[int], max_tokens: int) -> int:
     return low
 
 
-def _needed(trie: Trie, targets: Sequence[int]) -> list[int]:
-    """The targets and everything before them, each once."""
+def _needed(trie: Trie, targets: Sequence[int], carried: set[int]) -> list[int]:
+    """The targets and everything before them that is not carried, each once."""
     needed: dict[int, None] = {}
     for target in targets:
         number = target
-        while number != NO_PARENT and number not in needed:
+        while number != NO_PARENT and number not in needed and number not in carried:
             needed[number] = None
             number = trie.segments[number].parent
     return list(needed)
@@ -136,13 +170,10 @@ def _needed(trie: Trie, targets: Sequence[int]) -> list[int]:
 
 def _levels(trie: Trie, needed: Sequence[int]) -> list[list[int]]:
     """Per depth of the trie, the segments there, sorted by length and parent."""
-    depth: dict[int, int] = {NO_PARENT: -1}
-    levels: list[list[int]] = []
-    for number in sorted(needed):  # a parent's number is below its children's
-        depth[number] = depth[trie.segments[number].parent] + 1
-        if depth[number] == len(levels):
-            levels.append([])
-        levels[depth[number]].append(number)
+    of_depth: dict[int, list[int]] = {}
+    for number in needed:
+        of_depth.setdefault(len(trie.path(number)), []).append(number)
+    levels = [of_depth[depth] for depth in sorted(of_depth)]
     segments = trie.segments
     return [
         sorted(level, key=lambda n: (len(segments[n].tokens), segments[n].parent, n))

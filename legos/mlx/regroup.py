@@ -49,8 +49,9 @@ def step_rows(batches: Sequence[Batch]) -> StepRows:
 def pass_batch(batches: Sequence[Batch], step: StepRows, trie: Trie, one: Pass) -> Batch:
     """The samples of one pass as a batch of its own.
 
-    Its rows are those of the pass's blocks, one block after the other; its places stand in the
-    order of rows and columns, and those that read the same distribution are one.
+    Its rows are those of the pass's blocks, one block after the other, and then what is carried;
+    its places stand in the order of rows and columns, and those that read the same distribution are
+    one.
 
     Args:
         batches: of the step.
@@ -73,12 +74,13 @@ def pass_batch(batches: Sequence[Batch], step: StepRows, trie: Trie, one: Pass) 
         parts.append(_part(batches[number], row_of[number], num_places))
         num_places += len(parts[-1]["place_row"])
     merged = {name: _stacked(name, [part[name] for part in parts]) for name in parts[0]}
-    return Batch(input_ids=_stacked_rows(one), **_located(merged, trie, one))
+    return Batch(input_ids=_stacked_rows(trie, one), **_located(merged, trie, one))
 
 
-def _stacked_rows(one: Pass) -> Ints:
-    """[all R, longest T] the rows of all blocks."""
-    return _stacked("input_ids", [block.input_ids for block in one.blocks])
+def _stacked_rows(trie: Trie, one: Pass) -> Ints:
+    """[all R, longest T] the rows of all blocks, and the segments carried."""
+    carried = [trie.segments[number].tokens[None] for number in one.carried]
+    return _stacked("input_ids", [*(block.input_ids for block in one.blocks), *carried])
 
 
 def _located(fields_of: dict[str, Any], trie: Trie, one: Pass) -> dict[str, Any]:
@@ -89,10 +91,8 @@ def _located(fields_of: dict[str, Any], trie: Trie, one: Pass) -> dict[str, Any]
         trie: of the step.
         one: the pass.
     """
-    place_of: dict[int, int] = {}  # segment -> row among the rows of all blocks
-    for block in one.blocks:
-        for segment in block.segments:
-            place_of[segment] = len(place_of)
+    segments = [*(number for block in one.blocks for number in block.segments), *one.carried]
+    place_of = {number: row for row, number in enumerate(segments)}
     rows, columns = fields_of["place_row"], fields_of["place_column"]
     new_rows, new_columns = np.empty_like(rows), np.empty_like(columns)
     for row in one.rows:

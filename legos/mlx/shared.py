@@ -20,11 +20,14 @@ from mlx_lm.models.cache import make_prompt_cache
 from legos.mlx.passes import Block, Pass, plan_passes
 from legos.mlx.trie import NO_PARENT, token_trie
 
-__all__ = ["PrefixCache", "can_share", "pass_hidden"]
+__all__ = ["Outputs", "PrefixCache", "can_share", "run_pass"]
 
 logger = logging.getLogger(__name__)
 Trunk = Callable[..., mx.array]
 KeysValues = tuple[mx.array, mx.array]  # [1, H, P, D] each
+Outputs = tuple[list[KeysValues], mx.array]
+"""Of a segment that is computed outside of a pass: keys and values of its own L tokens, per layer,
+and the trunk's output [L, ...]."""
 _TRUNK = tuple(number % 7 + 1 for number in range(70))
 _PROBE = (  # a prefix behind a prefix, and rows of one block behind prefixes of several lengths
     *((*_TRUNK, 1, *_TRUNK[:32], end, 2) for end in (2, 3, 4)),
@@ -82,16 +85,26 @@ class PrefixCache:
         return mx.array(cast("Any", mask[:, None]))
 
 
-def pass_hidden(trunk: Trunk, one: Pass, num_layers: int) -> list[mx.array]:
-    """The trunk's output of every block of a pass, [R, T, ...] each, differentiable.
+def run_pass(
+    trunk: Trunk, one: Pass, num_layers: int, given: Sequence[Outputs] = ()
+) -> tuple[list[mx.array], dict[int, list[KeysValues]]]:
+    """The trunk's output of every block of a pass, differentiable.
 
     Args:
         trunk: called as mlx-lm's models are: token ids, and ``cache=`` one cache per layer.
         one: the pass.
         num_layers: caches that the trunk wants.
+        given: outputs of the segments that the pass takes as carried.
+
+    Returns:
+        [R, T, ...] of each block, and per layer the keys and values of the segments that others
+        continue: of their own tokens.
     """
-    known: dict[int, list[KeysValues]] = {}
+    known: dict[int, list[KeysValues]] = {}  # of everything up to and with the segment
+    for segment, parent, (own, _) in zip(one.carried, one.carried_parents, given, strict=True):
+        known[segment] = _joined(known.get(parent), own)
     found: list[mx.array] = []
+    kept: dict[int, list[KeysValues]] = {}
     for block in one.blocks:
         input_ids = mx.array(block.input_ids)
         if block.parents[0] == NO_PARENT and not block.continued:
@@ -100,8 +113,10 @@ def pass_hidden(trunk: Trunk, one: Pass, num_layers: int) -> list[mx.array]:
         caches = [PrefixCache(_prefix(block, known, n), block.starts) for n in range(num_layers)]
         found.append(trunk(input_ids, cache=caches))
         for row in block.continued:
-            known[block.segments[row]] = _kept(block, row, known, caches)
-    return found
+            segment = block.segments[row]
+            kept[segment] = _own(caches, row, block.lengths[row])
+            known[segment] = _joined(known.get(block.parents[row]), kept[segment])
+    return found, kept
 
 
 def _prefix(
@@ -124,21 +139,24 @@ def _prefix(
     return keys, values
 
 
-def _kept(
-    block: Block, row: int, known: Mapping[int, Sequence[KeysValues]], caches: Sequence[PrefixCache]
-) -> list[KeysValues]:
-    """Keys and values up to and with the tokens of one row, without its padding, per layer."""
-    parent = block.parents[row]
-    length = block.lengths[row]
+def _own(caches: Sequence[PrefixCache], row: int, length: int) -> list[KeysValues]:
+    """Keys and values that the layers computed for one row, without its padding."""
     kept: list[KeysValues] = []
-    for layer, cache in enumerate(caches):
+    for cache in caches:
         assert cache.fresh is not None, "the layer has run"
         keys, values = (array[row : row + 1, :, :length] for array in cache.fresh)
-        if parent != NO_PARENT:
-            before, old = known[parent][layer]
-            keys, values = mx.concatenate([before, keys], axis=2), mx.concatenate([old, values], 2)
         kept.append((keys, values))
     return kept
+
+
+def _joined(before: Sequence[KeysValues] | None, own: Sequence[KeysValues]) -> list[KeysValues]:
+    """Keys and values of a segment behind those of what stands before it, per layer."""
+    if before is None:
+        return list(own)
+    return [
+        (mx.concatenate([old[0], new[0]], axis=2), mx.concatenate([old[1], new[1]], axis=2))
+        for old, new in zip(before, own, strict=True)
+    ]
 
 
 def can_share(trunk: Trunk, model: Any) -> bool:
@@ -151,7 +169,7 @@ def can_share(trunk: Trunk, model: Any) -> bool:
     trie = token_trie(rows)
     (one,) = plan_passes(trie, max_tokens=1 << 20)
     try:
-        shared = pass_hidden(trunk, one, len(make_prompt_cache(model)))
+        shared, _ = run_pass(trunk, one, len(make_prompt_cache(model)))
         mx.eval(shared)
     except Exception as error:  # whatever a foreign architecture raises means that it cannot
         logger.info("shared prefixes are off: %s: %s", type(error).__name__, error)

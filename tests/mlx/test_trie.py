@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from legos.mlx.passes import Pass, plan_passes
+from legos.mlx.passes import Pass, pass_of_carried, plan_passes
 from legos.mlx.trie import NO_PARENT, Trie, token_trie
 
 Ints = NDArray[np.int32]
@@ -60,10 +60,14 @@ def test_passes_hold_every_row_once_after_what_it_continues(
 ) -> None:
     trie = token_trie(rows)
     passes = plan_passes(trie, max_tokens=max_tokens)
+    alone = {number: pass_of_carried(trie, number) for one in passes for number in one.carried}
+    everything = [number for one in (*passes, *alone.values()) for number in computed(one)]
+    assert sorted(everything) == list(range(len(trie.segments)))  # nothing twice
     assert sorted(row for one in passes for row in one.rows) == list(range(len(rows)))
     for one in passes:
-        done: set[int] = set()
-        kept: set[int] = set()
+        done = set(one.carried)
+        kept = set(one.carried)
+        assert all(parent == NO_PARENT or parent in done for parent in one.carried_parents)
         for block in one.blocks:
             for row, number in enumerate(block.segments):
                 segment = trie.segments[number]
@@ -106,12 +110,17 @@ def test_short_prefixes_are_computed_again() -> None:
     assert token_trie(rows).num_tokens == 500
 
 
-def test_a_group_beyond_the_budget_is_split_and_its_prompt_repeated() -> None:
+def test_the_prompt_of_a_group_beyond_the_budget_is_carried() -> None:
     prompt = [1, 2] * 50
     trie = token_trie(rows_of([[*prompt, 3 + number, *[1] * 49] for number in range(8)]))
-    passes = plan_passes(trie, max_tokens=300)
-    assert [one.num_tokens for one in passes] == [300, 300]
+    passes = plan_passes(trie, max_tokens=200)
+    assert [one.carried for one in passes] == [(0,), (0,)]
+    assert [one.num_tokens for one in passes] == [200, 200]
     assert [len(one.rows) for one in passes] == [4, 4]
+    alone = pass_of_carried(trie, 0)
+    assert (alone.num_tokens, alone.rows, alone.carried) == (100, (), ())
+    (whole,) = plan_passes(trie, max_tokens=500)
+    assert (whole.num_tokens, whole.carried) == (500, ())
 
 
 def test_unlike_lengths_are_not_padded_to_each_other() -> None:
