@@ -23,14 +23,14 @@ from legos.config.resolve import ResolvedConfig, read_config
 from legos.config.schema import RunConfig
 from legos.errors import ConfigError, LegosError
 from legos.loop.checkpoint import checkpoints, newest_whole
-from legos.loop.folder import RunFolder, fresh_folder
+from legos.loop.folder import RUNS, RunFolder, find_run, fresh_folder, split_place
 from legos.loop.run import Run, RunSettings
 from legos.protocols import Tracker
 from legos.track import ConsoleTracker, JsonlTracker, ManyTrackers, WandbTracker
 
 __all__ = ["check", "train"]
 
-RUNS = Path("runs")
+CREDIT = ("credit", "discount", "overlong_margin")  # settings that advantages come from
 SERVED_AT = "127.0.0.1"
 DRAIN_S = 0.5  # a run that ends does not wait for those who ask it from outside
 
@@ -94,6 +94,8 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
             if checkpoint is not None:
                 run.resume(checkpoint)
                 _keep_settings(folder, resolved)
+            elif config.fork_from is not None:
+                _fork(run, config, config.fork_from)
             if run.finished:
                 _tell_finished(run, folder, config)
             else:
@@ -163,6 +165,18 @@ def _keep_settings(folder: RunFolder, resolved: ResolvedConfig) -> None:
     config = resolved.config
     if read_config(folder.config).replace(out=config.out) != config:
         folder.write_config(resolved.toml())
+
+
+def _fork(run: Run, config: RunConfig, place: str) -> None:
+    """Start from a checkpoint of another run."""
+    name, step = split_place(place)
+    parent = find_run(name)
+    play, before = config.play, read_config(parent.config).play
+    run.fork(
+        parent.checkpoint(step),
+        same_credit=all(getattr(play, knob) == getattr(before, knob) for knob in CREDIT),
+        same_game=play.options == before.options,
+    )
 
 
 def _go(
@@ -272,6 +286,8 @@ def _announce(resolved: ResolvedConfig, folder: RunFolder, trainer: Trainer, run
     adapter = trainer.backend.adapter()
     adapted = sum(array.size for array in adapter.arrays.values())
     done = f", {run.step} of which are done" if run.step else ""
+    if config.fork_from is not None:
+        done += f" (forked from {config.fork_from})"
     _tell(
         f"{config.model} ({model.num_parameters:,} parameters, {adapted:,} in LoRA) plays "
         f"{config.arena} for {config.loop.steps} steps{done}, in {folder.path}"

@@ -28,6 +28,7 @@ def train(
     seed: int | None = None,
     config: Annotated[tuple[Path, ...], Parameter(negative="", show_default=False)] = (),
     resume: Path | None = None,
+    fork_from: str | None = None,
     deterministic: Annotated[bool | None, Parameter(negative="")] = None,
     track: Literal["wandb"] | None = None,
     serve: int | None = None,
@@ -54,6 +55,7 @@ def train(
         seed: Of everything random in the run.
         config: TOML file with settings; repeat it to lay several over each other.
         resume: Run folder to go on with, under the settings it was started with.
+        fork_from: Start from a checkpoint of another run, RUN@STEP or RUN@best, with its settings.
         deterministic: Repeat bit for bit: no lag, one thread.
         track: Also log to Weights & Biases.
         serve: Port of 127.0.0.1 where the policy is served while it is trained; 0: a free one.
@@ -70,6 +72,7 @@ def train(
         "--steps": ("loop.steps", steps),
         "--out": ("out", out),
         "--seed": ("seed", seed),
+        "--fork-from": ("fork_from", fork_from),
         "--deterministic": ("loop.deterministic", deterministic),
         "--track": ("track.wandb", "auto" if track else None),
         "--serve": ("loop.serve_port", serve),

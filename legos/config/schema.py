@@ -240,6 +240,9 @@ class RunConfig(Settings):
     arena: str = knob("nim", "An arena's name, path/to/file.py:Class, or package.module:Class.")
     out: Path | None = knob(None, "Run folder; none: a new one under runs/.", loose=True)
     seed: int = knob(0, "Of everything random in the run.", ge=0, lt=2**32)
+    fork_from: str | None = knob(
+        None, "Checkpoint of another run that this one starts from, as RUN@STEP; none: none."
+    )
     training: TrainingConfig = knob(TrainingConfig(), "The optimiser step.")
     generation: GenerationConfig = knob(GenerationConfig(), "Sampling.")
     play: PlayConfig = knob(PlayConfig(), "Playing the arena.")

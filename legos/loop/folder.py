@@ -20,12 +20,14 @@ from typing import Any
 from legos.data.episode import Episode
 from legos.errors import CheckpointError
 from legos.loop.atomic import clear_unfinished, write_file, write_folder
-from legos.loop.checkpoint import checkpoints
+from legos.loop.checkpoint import checkpoint_at, checkpoints, newest_whole, read_state
 from legos.track.jsonl import append_whole, kept_bytes
 from legos.weights.adapter import Adapter, write_adapter
 
-__all__ = ["RunFolder", "fresh_folder"]
+__all__ = ["RUNS", "RunFolder", "find_run", "fresh_folder", "split_place"]
 
+RUNS = Path("runs")  # where runs stand unless they are told otherwise
+BEST = "best"
 CONFIG = "config.toml"
 _ADAPTER = re.compile(r"v(\d+)")
 
@@ -127,6 +129,30 @@ class RunFolder:
             raise CheckpointError(f"{self.path} has no adapter {name!r}; it has {', '.join(known)}")
         return known[name]
 
+    def checkpoint(self, at: str | None = None) -> Path:
+        """A whole checkpoint of the run.
+
+        Args:
+            at: a step, or "best": of the best evaluation, where the run keeps that; None: the
+                newest.
+
+        Raises:
+            CheckpointError: there is none, it is damaged, or ``at`` is neither.
+        """
+        if at is None:
+            return newest_whole(self.checkpoints)
+        if at == BEST:
+            best = read_state(newest_whole(self.checkpoints))["best"]
+            if best is None:
+                raise CheckpointError(
+                    f"{self.path} keeps no best checkpoint; give a step, or train with "
+                    "--loop.keep-best and a figure of the evaluation"
+                )
+            return checkpoint_at(self.checkpoints, best[1])
+        if not at.isdecimal():
+            raise CheckpointError(f"{at!r} is no step of {self.path}; give a number, or {BEST}")
+        return checkpoint_at(self.checkpoints, int(at))
+
     def add_episodes(self, step: int, episodes: Sequence[Episode]) -> None:
         """Append plays as text, one JSON object a line.
 
@@ -156,6 +182,26 @@ class RunFolder:
                     part.unlink()
         with suppress(OSError):  # it holds what is not ours, or was never made
             self.path.rmdir()
+
+
+def find_run(text: str | Path, parent: Path = RUNS) -> RunFolder:
+    """A run by its folder, or by its name among the runs in ``parent``.
+
+    Raises:
+        CheckpointError: neither holds a run.
+    """
+    for path in (Path(text), parent / text):
+        if (path / CONFIG).is_file():
+            return RunFolder(path)
+    raise CheckpointError(
+        f"{text} holds no run: it has no {CONFIG}; `legos runs` lists those in {parent}"
+    )
+
+
+def split_place(text: str) -> tuple[str, str | None]:
+    """``RUN@STEP`` as run and step; None where no step is given."""
+    run, at, step = text.rpartition("@")
+    return (run, step) if at and "/" not in step else (text, None)
 
 
 def fresh_folder(parent: Path, name: str) -> Path:

@@ -102,7 +102,7 @@ class Run:
         self._evaluating: asyncio.Task[Figures] | None = None
         self._stopping = False
         self._unlogged: Metrics | None = None  # of a step whose line could not be written
-        self._best: tuple[int, float] | None = None  # step and value of the best evaluation
+        self._best: tuple[str, int, float] | None = None  # figure, step, value of the best
         self.first: Figures = {}
         self.last: Figures = {}
 
@@ -131,7 +131,37 @@ class Run:
         Raises:
             CheckpointError: it is of another model or arena; nothing is forgotten then.
         """
-        state = read_state(place)
+        self._take_up(place, read_state(place))
+        self._folder.rewind(step=self.step, version=self._trainer.version)
+
+    def fork(self, place: Path, *, same_credit: bool, same_game: bool) -> None:
+        """Start this new run from a checkpoint of another one, which it then has as its own.
+
+        Args:
+            place: a whole checkpoint of a run with the same model, LoRA and arena.
+            same_credit: whether advantages come from the same rule; otherwise its baselines start
+                anew, and what waits to be trained on is discarded.
+            same_game: whether the arena has the same options; otherwise its figures start anew.
+
+        Raises:
+            CheckpointError: it does not fit, or the disk refuses.
+        """
+        state: Figures = {**read_state(place), "best": None, "unlogged": None}
+        dropped: list[TrainingBatch] = []
+        if not same_credit:
+            credit = self._arena.credit_assigner
+            state["arena"]["credit"] = credit.state() if credit else {}
+            dropped = batches_from_json(state["queued"])
+            state["queued"] = []
+        if not same_game:
+            state |= {"first": {}, "last": {}, "evaluated_step": None}
+        self._take_up(place, state)
+        tokens = sum(batch.tokens_generated for batch in dropped)
+        self._trainer.ledger.discard({"forked": tokens} if tokens else {})
+        self._save()
+
+    def _take_up(self, place: Path, state: Figures) -> None:
+        """Restore every part from a checkpoint's state."""
         try:
             self._trainer.restore(place, state["trainer"])
             self._arena.restore(state["arena"])
@@ -140,12 +170,13 @@ class Run:
             self.first, self.last = state["first"], state["last"]
             self._evaluated_step = state["evaluated_step"]
             self._unlogged = state["unlogged"]
-            self._best = state["best"] and (state["best"][0], state["best"][1])
+            best = state["best"] or (None, 0, 0.0)
+            known = best[0] is not None and best[0] == self._settings.keep_best
+            self._best = (best[0], best[1], best[2]) if known else None
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{place} does not fit this run: {error!r}; was it written by another version?"
             ) from error
-        self._folder.rewind(step=self.step, version=self._trainer.version)
 
     async def go(self, tracker: Tracker, evaluations: Tracker) -> bool:
         """Train to the end, or until ``stop``; whatever happens, a checkpoint is written.
@@ -267,7 +298,7 @@ class Run:
     @property
     def _is_best(self) -> bool:
         """Whether no evaluation was better than this step's."""
-        return self._best is not None and self._best[0] == self.step
+        return self._best is not None and self._best[1] == self.step
 
     def _compare(self, figures: Mapping[str, float]) -> None:
         """Remember this step where its evaluation is the best so far.
@@ -286,8 +317,8 @@ class Run:
                 f"has no such figure; it has {known}"
             )
         value = -figures[name] if wanted.startswith("-") else figures[name]
-        if self._best is None or value > self._best[1]:
-            self._best = (self.step, value)
+        if self._best is None or value > self._best[2]:
+            self._best = (wanted, self.step, value)
 
     async def _close(self, elsewhere: int) -> None:
         """Book what was being sampled when the run ended, and write a checkpoint.
@@ -313,7 +344,7 @@ class Run:
             self.step,
             self._fill,
             keep=self._settings.keep_checkpoints,
-            also=() if self._best is None else (self._best[0],),
+            also=() if self._best is None else (self._best[1],),
         )
 
     def _fill(self, place: Path) -> dict[str, Any]:
