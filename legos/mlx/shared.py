@@ -28,10 +28,10 @@ KeysValues = tuple[mx.array, mx.array]  # [1, H, P, D] each
 Outputs = tuple[list[KeysValues], mx.array]
 """Of a segment that is computed outside of a pass: keys and values of its own L tokens, per layer,
 and the trunk's output [L, ...]."""
-_TRUNK = tuple(number % 7 + 1 for number in range(70))
+_TRUNK = tuple(number % 7 + 1 for number in range(130))
 _PROBE = (  # a prefix behind a prefix, and rows of one block behind prefixes of several lengths
-    *((*_TRUNK, 1, *_TRUNK[:32], end, 2) for end in (2, 3, 4)),
-    *((*_TRUNK, 5, *_TRUNK[:40], end, 1) for end in (2, 3, 4)),
+    *((*_TRUNK, 1, *_TRUNK[:64], end, 2) for end in (2, 3, 4)),
+    *((*_TRUNK, 5, *_TRUNK, end, 1) for end in (2, 3, 4)),
 )
 
 

@@ -16,8 +16,8 @@ __all__ = ["NO_PARENT", "Segment", "Trie", "token_trie"]
 Ints = NDArray[np.int32]
 NO_PARENT = -1
 MIN_LENGTH = 8  # tokens; a shorter prefix costs more to hand on than to compute again
-MIN_SAVED = 64  # tokens that sharing one prefix must save
-MIN_SHARE = 0.05  # of all tokens that sharing must save, else every row stands alone
+MIN_SAVED = 128  # tokens that sharing one prefix must save, about what one more call costs
+MIN_SHARE = 0.1  # of all tokens that sharing must save, else every row stands alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
