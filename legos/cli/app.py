@@ -28,6 +28,7 @@ app.command(commands.train)
 app.command(commands.evaluate, name="eval")
 app.command(commands.serve)
 app.command(commands.chat)
+app.command(commands.export)
 app.command(commands.bench)
 app.command(commands.arenas)
 

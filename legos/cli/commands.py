@@ -16,7 +16,7 @@ from legos.cli.overrides import (
 )
 from legos.cli.settings import resolve_run
 
-__all__ = ["arenas", "bench", "chat", "evaluate", "serve", "train"]
+__all__ = ["arenas", "bench", "chat", "evaluate", "export", "serve", "train"]
 
 
 def train(
@@ -234,3 +234,26 @@ def arenas(*, json: Annotated[bool, Parameter(negative="", show_default=False)] 
     from legos.apps.arenas import list_arenas
 
     show(list_arenas(), json=json)
+
+
+def export(
+    run: str,
+    /,
+    *,
+    to: Path,
+    format: Literal["mlx", "peft", "fused"] = "peft",
+    adapter: str | None = None,
+    json: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+) -> None:
+    """Write the newest adapter of a run for another program.
+
+    Args:
+        run: Run folder, or its name in runs/.
+        to: New folder to write.
+        format: mlx-lm's adapter, PEFT's adapter, or a whole model with the adapter merged.
+        adapter: Another adapter of the run, such as v100.
+        json: Print one JSON object.
+    """
+    from legos.apps.export import export as write
+
+    show(write(run, to=to, form=format, adapter=adapter), json=json)

@@ -170,9 +170,9 @@ class Run:
             self.first, self.last = state["first"], state["last"]
             self._evaluated_step = state["evaluated_step"]
             self._unlogged = state["unlogged"]
-            best = state["best"] or (None, 0, 0.0)
-            known = best[0] is not None and best[0] == self._settings.keep_best
-            self._best = (best[0], best[1], best[2]) if known else None
+            figure, best_step, value = state["best"] or ("", 0, 0.0)
+            kept = self._settings.keep_best == figure
+            self._best = (figure, best_step, value) if kept else None
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{place} does not fit this run: {error!r}; was it written by another version?"

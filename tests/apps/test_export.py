@@ -1,0 +1,120 @@
+"""``legos export``: what is written computes what the run's adapter computes."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from legos.apps.export import export
+from legos.build.export import LARGEST_GAP, fuse
+from legos.build.model import apply_lora, load_model
+from legos.cli import main
+from legos.errors import AdapterError, CheckpointError
+from legos.loop.folder import RunFolder
+from legos.testing import write_tiny_model
+from legos.weights.adapter import Adapter, read_adapter
+from legos.weights.peft import read_peft
+
+ROWS = np.array([[1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5, 4]])
+
+
+def trained(folder: Path) -> Adapter:
+    """An adapter of all layers whose effect is plain to see."""
+    model = load_model(folder, inline=True)
+    apply_lora(model, rank=4, alpha=8.0)
+    base = model.base_adapter()
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Any] = {
+        name: (0.1 * rng.standard_normal(array.shape)).astype(np.float32)
+        for name, array in base.arrays.items()
+    }
+    return Adapter(name="policy", version=7, shape=base.shape, arrays=arrays)
+
+
+def logprobs(folder: Path) -> np.ndarray:
+    from legos.mlx.fuse import folder_logprobs
+
+    return folder_logprobs(folder, ROWS)
+
+
+def applied(folder: Path, adapter: Adapter) -> np.ndarray:
+    from legos.build.model import apply_adapter_shape
+    from legos.mlx.fuse import probe_logprobs, set_adapter
+
+    model = load_model(folder, inline=True)
+    apply_adapter_shape(model, adapter.shape)
+    set_adapter(model.tree, adapter)
+    return probe_logprobs(model.tree, ROWS)
+
+
+MODELS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {},
+    "4bit": {"bits": 4},
+    "qwen2": {"architecture": "qwen2"},
+    "qwen3_moe": {"architecture": "qwen3_moe"},
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    root = tmp_path_factory.mktemp("export")
+    model = write_tiny_model(root / "model", **MODELS[request.param])
+    folder = RunFolder(root / "run")
+    with folder.new_run(f'model = "{model}"\n'):
+        folder.write_adapter(trained(model))
+    return folder
+
+
+def test_a_fused_model_computes_what_base_and_adapter_do(run: RunFolder, tmp_path: Path) -> None:
+    model, adapter = run.path.parent / "model", read_adapter(run.adapter_folder())
+    told = export(str(run.path), to=tmp_path / "fused", form="fused")
+    assert told["adapter"] == "v7"
+    assert told["largest_logprob_gap"] < 1e-4
+    np.testing.assert_allclose(logprobs(tmp_path / "fused"), applied(model, adapter), atol=1e-4)
+    assert np.abs(logprobs(tmp_path / "fused") - logprobs(model)).max() > 0.1
+    config = json.loads((tmp_path / "fused" / "config.json").read_text())
+    assert "quantization" not in config
+    tokens = load_model(tmp_path / "fused", inline=True).tokenizer.encode("12 left")
+    assert tokens == load_model(model, inline=True).tokenizer.encode("12 left")
+    assert not list((tmp_path / "fused").glob("README*"))
+
+
+def test_adapters_come_back_from_both_formats(run: RunFolder, tmp_path: Path) -> None:
+    adapter = read_adapter(run.adapter_folder())
+    assert main(["export", str(run.path), "--to", str(tmp_path / "peft")]) == 0
+    assert main(["export", str(run.path), "--to", str(tmp_path / "mlx"), "--format", "mlx"]) == 0
+    assert read_peft(tmp_path / "peft").digest == adapter.digest
+    assert read_adapter(tmp_path / "mlx").digest == adapter.digest
+    config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(run.path.parent / "model")
+
+
+def test_what_is_there_already_stays(run: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(CheckpointError, match="exists already; choose another --to"):
+        export(str(run.path), to=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    with pytest.raises(CheckpointError, match="has no adapter 'v3'; it has v7"):
+        export(str(run.path), to=tmp_path / "new", adapter="v3")
+    with pytest.raises(CheckpointError, match="nowhere holds no run"):
+        export("nowhere", to=tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_merged_model_that_computes_something_else_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    monkeypatch.setitem(LARGEST_GAP, "float32", -1.0)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(AdapterError, match=r"differ by up to .* nats .*; at most -1.0"):
+        fuse(str(model), trained(model), tmp_path / "out")
+    folder = RunFolder(tmp_path / "run")
+    with folder.new_run(f'model = "{model}"\n'):
+        folder.write_adapter(trained(model))
+    with pytest.raises(AdapterError):
+        export(str(folder.path), to=tmp_path / "fused", form="fused")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out", "run"]
