@@ -28,6 +28,7 @@ class EnginePublisher:
         Raises:
             EngineError: something else is live afterwards.
         """
+        await asyncio.to_thread(getattr, adapter, "digest")  # decoding need not wait for it
         live = await asyncio.wrap_future(self._engine.load_adapter(adapter))
         if live != adapter.info:
             raise EngineError(f"published {adapter.info} but {live} is live")
