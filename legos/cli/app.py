@@ -29,6 +29,7 @@ app.command(commands.evaluate, name="eval")
 app.command(commands.serve)
 app.command(commands.chat)
 app.command(commands.export)
+app.command(commands.doctor)
 app.command(commands.bench)
 app.command(commands.arenas)
 

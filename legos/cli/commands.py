@@ -16,7 +16,7 @@ from legos.cli.overrides import (
 )
 from legos.cli.settings import resolve_run
 
-__all__ = ["arenas", "bench", "chat", "evaluate", "export", "serve", "train"]
+__all__ = ["arenas", "bench", "chat", "doctor", "evaluate", "export", "serve", "train"]
 
 
 def train(
@@ -257,3 +257,23 @@ def export(
     from legos.apps.export import export as write
 
     show(write(run, to=to, form=format, adapter=adapter), json=json)
+
+
+def doctor(
+    *,
+    self_test: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    model: str = "small",
+    json: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+) -> int:
+    """Tell what this machine is, and check that its device computes what it should.
+
+    Args:
+        self_test: Run the checks, up to a minute; the exit code is 1 where one fails.
+        model: What they run on: a model folder, a hub name, "builtin", or "small", made for it.
+        json: Print one JSON object.
+    """
+    from legos.apps.doctor import examine
+
+    report = examine(self_test=self_test, model=model)
+    show(report.as_dict() if json else report.text(), json=json)
+    return 0 if report.healthy else 1

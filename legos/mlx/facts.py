@@ -1,0 +1,33 @@
+"""What MLX says of itself and of the device it computes on."""
+
+from importlib.metadata import version
+from typing import Any
+
+import mlx.core as mx
+
+__all__ = ["device_facts", "memory_facts"]
+
+
+def device_facts() -> dict[str, str | int | float | bool]:
+    """Versions, and the default device with its kind and memory."""
+    told: dict[str, Any] = mx.device_info()
+    facts: dict[str, str | int | float | bool] = {
+        "mlx": version("mlx"),
+        "mlx_lm": version("mlx-lm"),
+        "default": str(mx.default_device()),
+        "name": str(told.get("device_name", "unknown")),
+        "architecture": str(told.get("architecture", "unknown")),
+        "metal": mx.metal.is_available(),
+        "cuda": mx.cuda.is_available(),
+    }
+    sizes = ("memory_size", "total_memory", "max_recommended_working_set_size")
+    facts |= {f"{name}_gib": told[name] / 2**30 for name in sizes if told.get(name)}
+    return facts
+
+
+def memory_facts() -> dict[str, float]:
+    """MiB that MLX holds now, and the most that it held so far."""
+    return {
+        "held_mib": mx.get_active_memory() / 2**20,
+        "peak_mib": mx.get_peak_memory() / 2**20,
+    }
