@@ -45,9 +45,12 @@ def unpack_tensors(data: bytes | bytearray) -> tuple[dict[str, Floats], dict[str
     view = memoryview(data)
     size = int.from_bytes(view[:_HEADER_SIZE_BYTES], "little")
     body = view[_HEADER_SIZE_BYTES + size :]
+    if _HEADER_SIZE_BYTES + size > len(view):
+        raise AdapterError(
+            f"{len(data)} bytes cannot be read as safetensors: the header is cut off; "
+            "send the file whole"
+        )
     try:
-        if _HEADER_SIZE_BYTES + size > len(view):
-            raise ValueError("its header is cut off")
         header: Any = json.loads(bytes(view[_HEADER_SIZE_BYTES : _HEADER_SIZE_BYTES + size]))
         texts: dict[str, str] = header.pop("__metadata__", {})
         arrays = {name: _floats(name, tensor, body) for name, tensor in header.items()}

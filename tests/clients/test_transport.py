@@ -128,7 +128,7 @@ def test_connections_are_pooled_and_bounded() -> None:
     async def busy() -> HttpAnswer:
         together[0] += 1
         together[1] = max(together)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
         together[0] -= 1
         return HttpAnswer(ANSWER)
 
@@ -140,6 +140,7 @@ def test_connections_are_pooled_and_bounded() -> None:
 
     with serving(script) as url:
         asyncio.run(crowd(url))
-    assert together == [0, 5]
+    assert together[0] == 0
+    assert 2 <= together[1] <= 5
     assert script.listed == 1  # what kind of server it is, is asked once
     assert sorted(asked.body["seed"] for asked in script.asked) == list(range(100))
