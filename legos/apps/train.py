@@ -275,6 +275,7 @@ def _run_settings(config: RunConfig) -> RunSettings:
         checkpoint_every=loop.checkpoint_every,
         keep_checkpoints=loop.keep_checkpoints,
         keep_best=loop.keep_best,
+        keep_batches=loop.keep_batches,
         evaluate_every=loop.evaluate_every,
         episodes_kept=loop.episodes_kept_per_step,
     )

@@ -29,6 +29,7 @@ PROMPT_TOKENS, COMPLETION_TOKENS = 48, 16
 LOAD = 12  # completions that run while weights are swapped
 LARGEST_GAP = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.3}  # nats, of one token
 LARGEST_DISTANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.1}  # of gradients, relative
+HINT = "; MLX_ENABLE_TF32=0 tells an error from the rounding of devices that multiply in TF32"
 TIMEOUT_S = 120.0
 EFFECT = 0.05  # size of the random LoRA arrays: plain to see in every log-probability
 
@@ -279,7 +280,7 @@ def _judged(name: str, figures: Mapping[str, float], judged: str, limit: float) 
     value = figures[judged]
     if value <= limit:
         return Check(name=name, status="pass", figures=figures)
-    reason = f"{judged} is {value:.3g}; at most {limit:g} is expected"
+    reason = f"{judged} is {value:.3g}; at most {limit:g} is expected{HINT}"
     return Check(name=name, status="fail", figures=figures, reason=reason)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from cyclopts import App, CycloptsError
 
 from legos.cli import commands
+from legos.cli.runs import runs
 from legos.errors import LegosError
 
 __all__ = ["app", "run"]
@@ -30,6 +31,7 @@ app.command(commands.serve)
 app.command(commands.chat)
 app.command(commands.export)
 app.command(commands.doctor)
+app.command(runs)
 app.command(commands.bench)
 app.command(commands.arenas)
 

@@ -5,7 +5,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import cast
 
-__all__ = ["show"]
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["show", "show_table"]
 
 
 def show(result: str | Mapping[str, object], *, json: bool = False) -> None:
@@ -25,6 +28,28 @@ def show(result: str | Mapping[str, object], *, json: bool = False) -> None:
         text = "".join(f"{name:<{width}}  {value}\n" for name, value in lines)
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def show_table(title: str, rows: Mapping[str, Mapping[str, object]]) -> None:
+    """Write named rows as a table, a column for every value that a row has.
+
+    Args:
+        title: of the first column, which holds the rows' names.
+        rows: name -> column -> value; None and absent ones are shown as a dash.
+    """
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    table = Table(box=None, header_style="bold")
+    for column in (title, *columns):
+        table.add_column(column.removeprefix("eval/").replace("_", " "), overflow="fold")
+    for name, row in rows.items():
+        table.add_row(name, *(_cell(row.get(column)) for column in columns))
+    Console().print(table, markup=False)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _lines(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -205,6 +205,9 @@ class LoopConfig(Settings):
         "Figure of the evaluation by which the best checkpoint is kept as well, such as "
         "optimal_move_rate or -exploitability (less is better); none: no such checkpoint.",
     )
+    keep_batches: bool = knob(
+        False, "Keep the samples of every step, so that `legos runs replay` can compute it again."
+    )
     evaluate_every: int = knob(
         50,
         "Steps between evaluations; 0: only the first and the last.",

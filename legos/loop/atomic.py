@@ -38,14 +38,14 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         _remove(replaced)
 
 
-def write_file(path: Path, text: str) -> None:
-    """Write a text file beside its place and rename it there.
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file beside its place and rename it there; text as UTF-8.
 
     Raises:
         CheckpointError: the disk is full or refuses; what stood there before still does.
     """
     with _beside(path) as beside:
-        beside.write_text(text, encoding="utf-8")
+        beside.write_bytes(content.encode() if isinstance(content, str) else content)
         _flush(beside)
         beside.replace(path)
         _flush(path.parent)

@@ -6,13 +6,16 @@ evaluations.jsonl   one object per evaluation
 episodes.jsonl      some plays of each step, as text
 adapters/vN/        adapters in mlx-lm's format
 checkpoints/        what a resumed run needs
+batches/            the samples of every step, where they are kept
 """
 
+import gzip
 import json
 import os
 import re
 import shutil
-from collections.abc import Generator, Sequence
+import zlib
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ RUNS = Path("runs")  # where runs stand unless they are told otherwise
 BEST = "best"
 CONFIG = "config.toml"
 _ADAPTER = re.compile(r"v(\d+)")
+_BATCHES = re.compile(r"step-(\d+)\.json\.gz")
 
 
 class RunFolder:
@@ -43,6 +47,7 @@ class RunFolder:
         self.episodes = path / "episodes.jsonl"
         self.adapters = path / "adapters"
         self.checkpoints = path / "checkpoints"
+        self.batches = path / "batches"
 
     def check_free(self) -> None:
         """Refuse a place where a new run would mix with another.
@@ -84,7 +89,7 @@ class RunFolder:
         write_file(self.config, config)
 
     def rewind(self, *, step: int, version: int) -> None:
-        """Forget plays and adapters of later steps than the one that a resumed run goes on from.
+        """Forget plays, adapters and batches of later steps than a resumed run goes on from.
 
         Args:
             step: optimiser steps done.
@@ -96,6 +101,9 @@ class RunFolder:
         for number, path in self._adapters().items():
             if number > version:
                 shutil.rmtree(path)
+        for number, path in self._batch_files().items():
+            if number > step:
+                path.unlink()
 
     def write_adapter(self, adapter: Adapter) -> Path:
         """Write ``adapters/vN``, whole or not at all; one that is there already stays.
@@ -153,6 +161,42 @@ class RunFolder:
             raise CheckpointError(f"{at!r} is no step of {self.path}; give a number, or {BEST}")
         return checkpoint_at(self.checkpoints, int(at))
 
+    def write_batches(self, step: int, record: Mapping[str, Any]) -> None:
+        """Keep what a step was made of, as JSON values.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
+        data = gzip.compress(json.dumps(record).encode(), compresslevel=1, mtime=0)
+        write_file(self.batches / f"step-{step:06d}.json.gz", data)
+
+    def read_batches(self, step: int) -> dict[str, Any]:
+        """What ``write_batches`` kept.
+
+        Raises:
+            CheckpointError: it is not there, or damaged.
+        """
+        path = self._batch_files().get(step)
+        if path is None:
+            raise CheckpointError(
+                f"{self.path} keeps no samples of step {step}; train with --loop.keep-batches, "
+                f"which this run has for {len(self._batch_files())} steps"
+            )
+        try:
+            return json.loads(gzip.decompress(path.read_bytes()))
+        except (OSError, EOFError, ValueError, zlib.error) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}; take another step") from error
+
+    @property
+    def batch_steps(self) -> list[int]:
+        """The steps whose samples are kept."""
+        return sorted(self._batch_files())
+
+    @property
+    def adapter_versions(self) -> list[int]:
+        """The versions of the adapters that are kept."""
+        return sorted(self._adapters())
+
     def add_episodes(self, step: int, episodes: Sequence[Episode]) -> None:
         """Append plays as text, one JSON object a line.
 
@@ -165,7 +209,12 @@ class RunFolder:
     @property
     def _parts(self) -> tuple[Path, ...]:
         files = (self.config, self.metrics, self.evaluations, self.episodes)
-        return (*files, self.adapters, self.checkpoints, self.path / "wandb")
+        return (*files, self.adapters, self.checkpoints, self.batches, self.path / "wandb")
+
+    def _batch_files(self) -> dict[int, Path]:
+        """Files of kept samples by step."""
+        names = {path: _BATCHES.fullmatch(path.name) for path in self.batches.glob("step-*")}
+        return {int(name[1]): path for path, name in names.items() if name}
 
     def _adapters(self) -> dict[int, Path]:
         """Adapter folders by version."""

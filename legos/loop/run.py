@@ -49,6 +49,7 @@ class RunSettings:
     step_concurrency: int  # batches being played at once
     checkpoint_every: int  # optimiser steps; 0: only at the end
     keep_checkpoints: int
+    keep_batches: bool = False  # whether each step's samples stay in the folder
     keep_best: str | None = None  # figure by which one more is kept; "-x": less of x is better
     evaluate_every: int  # optimiser steps; 0: only first and last
     episodes_kept: int  # plays of each step written to the folder
@@ -261,6 +262,8 @@ class Run:
         self._unlogged = metrics
         tracker.log(metrics, step=step)
         self._unlogged = None
+        if settings.keep_batches:
+            self._folder.write_batches(step, self._record(batches))
         episodes = [episode for batch in batches for episode in batch.episodes]
         if settings.episodes_kept:
             self._folder.add_episodes(step, episodes[: settings.episodes_kept])
@@ -294,6 +297,16 @@ class Run:
         self._compare(flat_figures(found))
         evaluations.log({"policy_version": version, **flat_figures(found)}, step=self.step)
         return found
+
+    def _record(self, batches: Sequence[TrainingBatch]) -> dict[str, Any]:
+        """What this step was made of, and the adapter that came out."""
+        info = self._trainer.backend.adapter().info
+        return {
+            "num_steps": self._trainer.num_steps,
+            "version": info.version,
+            "digest": info.digest,
+            "batches": batches_to_json(batches),
+        }
 
     @property
     def _is_best(self) -> bool:

@@ -86,11 +86,12 @@ def test_a_file_is_replaced_whole_or_not_at_all(
     write_file(path, "second")
     assert path.read_text() == "second"
 
-    def refuse(self: Path, text: str, **_: object) -> int:
-        self.write_bytes(text.encode()[:2])
+    def refuse(self: Path, data: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(data[:2])
         raise FULL
 
-    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr(Path, "write_bytes", refuse)
     with pytest.raises(CheckpointError, match="No space left"):
         write_file(path, "third")
     assert path.read_bytes() == b"second"
