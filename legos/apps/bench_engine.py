@@ -122,43 +122,55 @@ def _four_adapters(bench: EngineBench, seconds: float) -> float:
 
 
 def _swaps(bench: EngineBench, seconds: float) -> dict[str, float]:
-    """Decoding with and without one swap a second; how long the swaps keep a stream waiting."""
+    """Decoding with and without one swap a second; and how long ten a second hold up a stream."""
     bench.engine.load_adapter(bench.adapter("policy", version=1)).result()
     requests = [
         Request(prompt_ids=prompt, max_tokens=256, seed=number, stream=number == 0)
         for number, prompt in enumerate(bench.prompts(ROWS, 8, seed=4))
     ]
     steps: list[float] = []
-    pauses: list[float] = []
+    held: list[float] = []
 
-    def with_swaps() -> float:
-        ended, swapped = threading.Event(), list[float]()
-        adapters = [bench.adapter("policy", version=version) for version in (2, 3)]
-        _ = [adapter.digest for adapter in adapters]  # whoever publishes has made it before
-
-        def swap() -> None:
-            while not ended.wait(1.0):
-                bench.engine.load_adapter(adapters[len(swapped) % 2]).result()
-                swapped.append(time.perf_counter())
-
-        thread = threading.Thread(target=swap)
-        thread.start()
+    def often() -> float:
         beats: list[float] = []
-        took = bench.run(requests, beats)
-        ended.set()
-        thread.join()
+        took, swapped = _with_swaps(bench, requests, beats, every_s=0.1)
         for before, after in pairwise(beats):
-            held = any(before < moment < after for moment in swapped)
-            (pauses if held else steps).append(after - before)
+            swap = any(before < moment < after for moment in swapped)
+            (held if swap else steps).append(after - before)
         return took
 
-    swapped_s, plain_s = _alternate(with_swaps, lambda: bench.run(requests), seconds)
+    def seldom() -> float:
+        return _with_swaps(bench, requests, [], every_s=1.0)[0]
+
+    swapped_s, plain_s = _alternate(seldom, lambda: bench.run(requests), seconds * 0.6)
+    _alternate(often, often, seconds * 0.4)
     step = statistics.median(steps)
     return {
         "decode_with_swaps": plain_s / swapped_s,
-        "swap_pause_in_steps": _p99(pauses) / step - 1.0,
+        "swap_pause_in_steps": _p99(held) / step - 1.0,
         "pause_in_steps_without_swap": _p99(steps) / step - 1.0,
     }
+
+
+def _with_swaps(
+    bench: EngineBench, requests: list[Request], beats: list[float], *, every_s: float
+) -> tuple[float, list[float]]:
+    """Seconds of the requests while adapters are swapped, and when each swap was acknowledged."""
+    ended, swapped = threading.Event(), list[float]()
+    adapters = [bench.adapter("policy", version=version) for version in (2, 3)]
+    _ = [adapter.digest for adapter in adapters]  # whoever publishes has made it before
+
+    def swap() -> None:
+        while not ended.wait(every_s):
+            bench.engine.load_adapter(adapters[len(swapped) % 2]).result()
+            swapped.append(time.perf_counter())
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    took = bench.run(requests, beats)
+    ended.set()
+    thread.join()
+    return took, swapped
 
 
 def _p99(seconds: list[float]) -> float:
