@@ -16,9 +16,10 @@ from legos.loop.folder import RUNS, RunFolder, find_run
 from legos.track.jsonl import read_metrics
 from legos.weights.adapter import read_adapter
 
-__all__ = ["describe_run", "list_runs", "replay_run"]
+__all__ = ["describe_run", "in_brief", "list_runs", "replay_run"]
 
 Value = float | int | None
+_BRIEF = ("forked_from", "reward_mean", "eval/optimal_move_rate", "eval/exploitability", "problem")
 _UNTOLD = ("tokens_", "filtered/", "discarded/", "step_s")  # of the run's account, and times
 
 
@@ -26,6 +27,21 @@ def list_runs(parent: Path = RUNS) -> dict[str, dict[str, Any]]:
     """Name of each run in a folder -> what it trains and how far it is."""
     folders = sorted(path.parent for path in parent.glob("*/config.toml"))
     return {path.name: _summary(RunFolder(path)) for path in folders}
+
+
+def in_brief(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What fits beside each other on a line, of what ``list_runs`` returns."""
+    rows = {
+        name: {
+            "arena": run.get("arena"),
+            "model": Path(str(run.get("model", ""))).name,
+            "step": f"{run.get('step', '?')}/{run.get('steps', '?')}",
+            **{column: run.get(column) for column in _BRIEF},
+        }
+        for name, run in runs.items()
+    }
+    told = {c for row in rows.values() for c, value in row.items() if value is not None}
+    return {name: {c: v for c, v in row.items() if c in told} for name, row in rows.items()}
 
 
 def describe_run(run: str) -> dict[str, Any]:

@@ -23,13 +23,13 @@ def list_all(*, folder: Path = Path("runs"), json: _Json = False) -> None:
         folder: Where they stand.
         json: Print one JSON object.
     """
-    from legos.apps.runs import list_runs
+    from legos.apps.runs import in_brief, list_runs
 
     found = list_runs(folder)
     if json:
         show(found, json=True)
     elif found:
-        show_table("run", found)
+        show_table("run", in_brief(found))
     else:
         show(f"no run in {folder}; start one with `legos train`\n")
 

@@ -17,6 +17,7 @@ __all__ = ["resolve_run"]
 
 _KEPT = ("model", "arena", "seed", "training.lora_alpha")
 _SHARED = ("model", "arena")
+DEFAULT = "default"
 _LORA = "training.lora_"
 
 
@@ -89,11 +90,21 @@ def _forked(files: Sequence[Path], fork: str, overrides: Mapping[str, object]) -
             f"loop.steps is {resolved.config.loop.steps} but {place} has done {step} steps "
             f"already; ask for more in all, such as --steps {2 * step or 1}"
         )
+    origins = read_sources(parent.config.read_text(encoding="utf-8"))
     sources = {
-        name: f"run {place}" if source == f"file {parent.config}" else source
+        name: _inherited(origins.get(name, DEFAULT), place)
+        if source == f"file {parent.config}"
+        else source
         for name, source in resolved.sources.items()
     }
+    if "out" not in overrides:
+        sources["out"] = DEFAULT
     return replace(resolved, sources=sources)
+
+
+def _inherited(origin: str, place: str) -> str:
+    """Where a value comes from that the run before had."""
+    return origin if origin == DEFAULT else f"run {place}"
 
 
 def _check_kept(

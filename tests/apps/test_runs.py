@@ -133,11 +133,12 @@ def test_runs_are_listed_with_their_last_figures(
     capsys.readouterr()
     assert main(["runs", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["nim"] == found
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["runs"]) == 0
-    told = capsys.readouterr().out
-    assert "nim" in told
-    assert f"{evaluation['eval/optimal_move_rate']:.4g}" in told
+    last = capsys.readouterr().out.splitlines()[-1].split()
+    figures = ("optimal_move_rate", "exploitability")
+    assert last[:4] == ["nim", "nim", "builtin", "5/5"]
+    assert last[-2:] == [f"{evaluation[f'eval/{name}']:.4g}" for name in figures]
 
 
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(
@@ -150,6 +151,8 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(
     assert list(found) == ["good", "odd"]
     assert "colour" in found["odd"]["problem"]
     capsys.readouterr()
+    assert main(["runs", "--folder", str(tmp_path)]) == 0
+    assert "colour" in capsys.readouterr().out
     assert main(["runs", "--folder", str(tmp_path / "nowhere")]) == 0
     assert "no run in" in capsys.readouterr().out
 
