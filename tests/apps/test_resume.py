@@ -213,6 +213,10 @@ def test_a_damaged_checkpoint_is_named_once_and_the_one_before_taken(
         (["--training.lora-rank", "4"], "has rank 16 and the model was set up for 4"),
         (["--training.lora-layers", "1"], "where this model has no LoRA"),
         (["--seed", "9"], "seed is 9 (command line) but the run in"),
+        (
+            ["--training.lora-alpha", "4"],
+            "training.lora_alpha is 4.0 (command line) but the run in",
+        ),
     ],
 )
 def test_a_resume_that_does_not_fit_changes_nothing(
