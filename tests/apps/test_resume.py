@@ -8,6 +8,8 @@ from typing import Any, get_args
 import pytest
 from safetensors.numpy import load_file
 
+from legos.apps.runs import describe_run
+from legos.arena.evaluate import ArenaEvaluation
 from legos.cli import main
 from legos.config.resolve import read_config
 from legos.credit.registry import CreditName
@@ -247,26 +249,30 @@ def test_a_folder_without_a_whole_checkpoint_is_refused(
     assert message in capsys.readouterr().err
 
 
-def best_step(run: Path, figure: str) -> int:
-    """The first of the best evaluations, as the log tells."""
-    lines = read_metrics(run / "evaluations.jsonl")
-    sign = -1 if figure.startswith("-") else 1
-    name = f"eval/{figure.lstrip('-')}"
-    return int(max(lines, key=lambda line: sign * (line[name] or 0.0))["step"] or 0)
+@pytest.mark.parametrize(
+    ("figure", "kept"), [("share", [2, 5, 6]), ("-share", [4, 5, 6]), (None, [5, 6])]
+)
+def test_the_checkpoint_of_the_best_evaluation_is_kept(
+    figure: str | None, kept: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = iter([0.5, 0.5, 0.9, 0.4, 0.1, 0.5, 0.6, 0.8, 0.2])
 
+    async def figures(_: ArenaEvaluation) -> dict[str, Any]:
+        return {"arena": "nim", "share": next(shares)}
 
-@pytest.mark.parametrize("figure", ["exploitability", "-exploitability"])
-def test_the_checkpoint_of_the_best_evaluation_is_kept(figure: str, tmp_path: Path) -> None:
-    run, options = tmp_path / "run", (f"--loop.keep-best={figure}", "--loop.evaluate-every", "1")
-    every = ("--loop.checkpoint-every", "0", "--loop.keep-checkpoints", "1")
-    train(run, *SMALL, *options, *every, steps=6, fast=FAST[:4])
-    best = best_step(run, figure)
-    kept = [read_state(place)["trainer"]["step"] for place in checkpoints(run / "checkpoints")]
-    assert kept == sorted({best, 6} - {0})
-    assert main(["train", "--resume", str(run), "--steps", "8"]) == 0
-    best = best_step(run, figure)  # which only the checkpoint can tell the resumed run
-    kept = [read_state(place)["trainer"]["step"] for place in checkpoints(run / "checkpoints")]
-    assert kept == sorted({best, 8} - {0})
+    def steps_kept() -> list[int]:
+        return [read_state(place)["trainer"]["step"] for place in checkpoints(run / "checkpoints")]
+
+    monkeypatch.setattr(ArenaEvaluation, "figures", figures)
+    run, options = tmp_path / "run", [f"--loop.keep-best={figure}"] if figure else []
+    every = ("--loop.checkpoint-every", "5", "--loop.evaluate-every", "1")
+    train(run, *options, *every, "--loop.keep-checkpoints", "2", fast=FAST[:4])
+    assert steps_kept() == kept
+    more = ("--steps", "8", "--loop.keep-checkpoints", "1")
+    assert main(["train", "--resume", str(run), *more]) == 0  # nothing better comes
+    assert steps_kept() == [*(kept[:1] if figure else []), 8]
+    told = describe_run(str(run))["best_checkpoint"]
+    assert told == (kept[0] if figure else None)
 
 
 def test_a_figure_that_the_evaluation_lacks_is_named_before_the_first_step(
