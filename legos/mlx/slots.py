@@ -147,7 +147,10 @@ class AdapterSlots:
         return site
 
     def _checked(self, adapter: Adapter) -> dict[str, Pair]:
-        """Module name -> pair, all of which fit; nothing in the tree is touched."""
+        """Module name -> pair, all of which fit; nothing in the tree is touched.
+
+        Pairs that change nothing, as all do before the first step, are left out.
+        """
         title, shape = f"adapter {adapter.name!r} v{adapter.version}", adapter.shape
         if not adapter.arrays or not math.isfinite(shape.scale):
             raise AdapterError(
@@ -167,7 +170,7 @@ class AdapterSlots:
         for key, array in arrays.items():
             if not np.isfinite(_on_host(array)).all():
                 raise AdapterError(f"{title}: {key} holds values that are not finite")
-        return pairs
+        return {name: pair for name, pair in pairs.items() if _on_host(pair.b).any()}
 
     def _module_name(self, key: str, title: str) -> str:
         """The module that a tensor adapts."""
