@@ -117,7 +117,7 @@ class GenerationConfig(Settings):
     )
     max_batch: int = knob(256, "Completions decoded together.", unit="rows", ge=1)
     prefill_tokens: int = knob(
-        2048, "Prompt tokens of one forward pass while nothing is decoded.", unit="tokens", ge=1
+        4096, "Prompt tokens of one forward pass while nothing is decoded.", unit="tokens", ge=1
     )
     chunk_tokens: int = knob(
         512, "Prompt tokens of one forward pass while completions wait.", unit="tokens", ge=1

@@ -18,7 +18,7 @@ class EngineLimits(Struct, frozen=True, kw_only=True):
     """What an engine may use, and how it swaps."""
 
     max_rows: int = 256  # distinct rows decoded at once
-    prefill_tokens: int = 2048  # padded prompt tokens of a forward pass while nothing is decoded
+    prefill_tokens: int = 4096  # padded prompt tokens of a forward pass while nothing is decoded
     chunk_tokens: int = 512  # the same while rows are decoded, which wait for it
     cache_bytes: int = 4 << 30  # keys and values of the rows being decoded
     prefix_bytes: int = 1 << 30  # keys and values kept for prompts that begin with them; 0: none

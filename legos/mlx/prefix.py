@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 __all__ = ["BLOCK", "PrefixCache"]
 
-BLOCK = 32  # tokens; a shorter beginning is computed faster than it is looked up and joined
+BLOCK = 64  # tokens; a shorter beginning is computed faster than it is looked up and joined
 Tokens = tuple[int, ...]
 Key = tuple[int, Tokens]
 
