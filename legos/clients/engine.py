@@ -143,7 +143,7 @@ class EngineClient:
             max_tokens=limit,
             temperature=sampling.temperature,
             seed=sampling.seed,
-            end_ids=self._ends(sampling.stop_ids) if sampling.stop_ids else self._end_ids,
+            end_ids=self._ends(sampling.stop_ids, sampling.ignore_end),
             choices=tree,
             restrict=sampling.restrict,
             stops=self._stops(sampling.stop) if sampling.stop else None,
@@ -255,8 +255,8 @@ class EngineClient:
     def _make_stops(self, stop: tuple[str, ...]) -> Callable[[tuple[int, ...]], bool]:
         return stop_test(self._tokenizer.decode, stop)
 
-    def _make_ends(self, stop_ids: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(sorted({*self._end_ids, *stop_ids}))
+    def _make_ends(self, stop_ids: tuple[int, ...], ignore_end: bool) -> tuple[int, ...]:
+        return tuple(sorted({*(() if ignore_end else self._end_ids), *stop_ids}))
 
 
 class _News:

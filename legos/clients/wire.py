@@ -157,6 +157,8 @@ def request_of(
         body["stop"] = list(sampling.stop)
     if sampling.stop_ids:
         body["stop_token_ids"] = list(sampling.stop_ids)
+    if sampling.ignore_end:
+        body["ignore_eos"] = True
     body |= _extensions(sampling, dialect, chat=chat)
     body |= _filters(sampling, dialect)
     return ("/chat/completions" if chat else "/completions"), body

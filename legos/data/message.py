@@ -101,6 +101,7 @@ class Sampling(Struct, frozen=True, kw_only=True):
     choices: tuple[str, ...] = ()  # the legal answers, empty when anything goes
     restrict: bool = False  # True: only `choices` can be sampled
     stop_ids: tuple[int, ...] = ()  # token ids that end the completion, beside the model's own
+    ignore_end: bool = False  # True: the model's own end tokens end nothing
     filters: Filters | None = None  # None: the temperature alone
     json_schema: str | None = None  # a JSON schema, as text, that the completion must satisfy
     num_alternatives: int = 0  # 0 to 64; most probable tokens recorded at every place
@@ -126,6 +127,8 @@ class Sampling(Struct, frozen=True, kw_only=True):
             )
         if self.restrict and self.json_schema is not None:
             raise RecordError("both restrict=True and json_schema say what is legal; give one")
+        if self.ignore_end and (self.choices or self.json_schema is not None):
+            raise RecordError("choices and json_schema end with the model's end; drop ignore_end")
         if not 0 <= self.num_alternatives <= MAX_ALTERNATIVES:
             raise RecordError(
                 f"num_alternatives is {self.num_alternatives}; expected 0 to {MAX_ALTERNATIVES}"

@@ -83,6 +83,7 @@ class SamplingFields(BaseModel):
     max_tokens: int | None = Field(None, ge=1)
     stop: Text | Annotated[list[Text], Field(max_length=64)] | None = None
     stop_token_ids: list[int] | None = Field(None, max_length=64)
+    ignore_eos: bool = Field(False, description="The model's own end does not end the answer.")
     seed: int | None = Field(
         None,
         ge=-(2**63),
@@ -161,6 +162,7 @@ class SamplingFields(BaseModel):
             choices=tuple(self.choices or ()),
             restrict=self.restrict,
             stop_ids=tuple(self.stop_token_ids or ()),
+            ignore_end=self.ignore_eos,
             filters=filters,
             json_schema=json_schema,
             num_alternatives=alternatives,

@@ -47,7 +47,12 @@ async def score(url: str) -> list[list[float]]:
 def test_tokens_are_exactly_the_servers() -> None:
     script = ScriptedServer(lambda asked: HttpAnswer(ANSWER), models=OURS)
     sampling = Sampling(
-        temperature=0.7, max_tokens=9, stop=("x",), stop_ids=(3,), seed=(1 << 64) - 1
+        temperature=0.7,
+        max_tokens=9,
+        stop=("x",),
+        stop_ids=(3,),
+        ignore_end=True,
+        seed=(1 << 64) - 1,
     )
     with serving(script) as url:
         said = asyncio.run(ask(url, sampling, adapter="policy", api_key="k"))
@@ -66,6 +71,7 @@ def test_tokens_are_exactly_the_servers() -> None:
         "max_tokens": 9,
         "stop": ["x"],
         "stop_token_ids": [3],
+        "ignore_eos": True,
         "return_token_ids": True,
         "seed": (1 << 64) - 1,
     }

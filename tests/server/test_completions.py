@@ -44,6 +44,17 @@ def test_several_prompts_are_answered_in_order_as_each_alone(client: OpenAI) -> 
     assert ask(client, ["ab", "cd"]).choices[1].text == ask(client, "cd").choices[0].text
 
 
+def test_the_models_own_end_can_be_ignored(client: OpenAI, tokenizer: ChatTokenizer) -> None:
+    end = tokenizer.end_ids[0]
+    sure = {"logit_bias": {str(end): 100.0}}
+    ended = ask(client, "Nim", extra_body=sure).choices[0]
+    assert ended.finish_reason == "stop"
+    extra = {**sure, "ignore_eos": True, "return_token_ids": True}
+    choice = ask(client, "Nim", extra_body=extra).choices[0]
+    assert choice.model_extra["token_ids"] == [end] * 3
+    assert choice.finish_reason == "length"
+
+
 def test_log_probabilities_in_the_form_of_completions(client: OpenAI) -> None:
     choice = ask(client, "Nim", logprobs=0, extra_body={"return_token_ids": True}).choices[0]
     told = choice.logprobs
