@@ -90,11 +90,10 @@ class PrefixCache:
             One row's cache per layer, not to be changed in place, and how many tokens are in it;
             None where no entry holds enough.
         """
-        asked = np.array(tokens[:-1])
         found: tuple[int, _Entry] | None = None
         near = self._nearest(epoch, tokens)
         if near is not None:
-            found = _shared(near.tokens, asked), near
+            found = _shared(near.tokens, np.array(tokens[:-1])), near
         whole = self._longest_whole(epoch, tokens)
         if whole is not None and (found is None or len(whole.tokens) > found[0]):
             found = len(whole.tokens), whole

@@ -40,11 +40,8 @@ class DecodingRows:
         return max(self._max_rows - len(self._members), 0)
 
     def listed(self) -> list[Row]:
-        """Every row, as the sampler wants it."""
-        return [
-            ((m[0].epoch, m[0].request.prompt_ids + m[0].tokens), m, index)
-            for index, m in enumerate(self._members)
-        ]
+        """Every row, as the sampler wants it; without keys, which would copy all their tokens."""
+        return [(None, members, index) for index, members in enumerate(self._members)]
 
     def next_logits(self, forward: CausalModel) -> mx.array:
         """[B, V] logits after the last token of every row, which goes into the cache."""

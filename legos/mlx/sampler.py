@@ -38,8 +38,12 @@ __all__ = ["Drawn", "Row", "Sampler"]
 
 RowKey = tuple[int, tuple[int, ...]]
 """The epoch of the weights, and the tokens so far."""
-Row = tuple[RowKey, list[Member], int]
-"""What a row is, the members that share it, and the index of its logits."""
+Row = tuple[RowKey | None, list[Member], int]
+"""What a row is, the members that share it, and the index of its logits.
+
+None where it is not to be remembered: a row that goes on may have been begun under other weights,
+and has their keys and values in its cache then.
+"""
 Drawn = tuple[list[int], list[float]]
 """Token ids and their log-probabilities, members of the first row first.
 
@@ -68,10 +72,6 @@ class Sampler:
         self.draws = 0
         self.spans = Spans()
 
-    def forget(self) -> None:
-        """The weights have changed."""
-        self._known.clear()
-
     def knows(self, tokens: RowKey, members: Sequence[Member]) -> bool:
         """Whether all members of a row can draw without its logits."""
         known, last = self._known, None
@@ -93,14 +93,12 @@ class Sampler:
         made = Table(np.array([pair[0] for pair in pairs]), np.array([pair[1] for pair in pairs]))
         return self._finish(places, draw_from_table(made, **places.draws()), made, {})
 
-    def draw(self, rows: Sequence[Row], logits: mx.array, *, remember: bool) -> Drawn:
+    def draw(self, rows: Sequence[Row], logits: mx.array) -> Drawn:
         """One token for each member.
 
         Args:
             rows: at least one; their indices point into ``logits``.
             logits: [B, V] float32.
-            remember: whether the logits come from the live weights alone. A row that was begun
-                under other weights has their keys and values in its cache.
         """
         places = _places(rows, [index for _, _, index in rows])
         recipes, failures = _recipes([member for _, member in places.firsts.values()])
@@ -113,8 +111,7 @@ class Sampler:
         if self._tabled:
             made = table(made)
             drawn = draw_from_table(made, **places.draws())
-            if remember:
-                self._remember(places, made)
+            self._remember(places, made)
         else:
             drawn = draw(self._xp, made, **places.draws())
         self._record_raw(places, some, drawn)
@@ -123,7 +120,9 @@ class Sampler:
     def _remember(self, places: "_Places", made: Table) -> None:
         sound = ~np.isnan(made.logprobs.max(axis=1))
         for number, ((_, setting), (tokens, member)) in enumerate(places.firsts.items()):
-            if sound[number] and member.last_draw and member.request.grammar is None:
+            if tokens is None or not sound[number]:
+                continue
+            if member.last_draw and member.request.grammar is None:
                 row = made.logprobs[number].copy(), made.steps[number].copy()
                 self._known[(tokens, setting)] = row
         while len(self._known) > self._known_limit:
@@ -187,7 +186,7 @@ class _Places(NamedTuple):
 
     members: list[Member]  # [N]
     which: NDArray[np.intp]  # [N] distribution of each member
-    firsts: dict[Key, tuple[RowKey, Member]]  # [D] the first member of each, and its row's tokens
+    firsts: dict[Key, tuple[RowKey | None, Member]]  # [D] the first member of each, and its row
 
     def draws(self) -> dict[str, Any]:
         """What ``draw`` wants to know of them."""
@@ -201,7 +200,7 @@ class _Places(NamedTuple):
 def _places(rows: Sequence[Row], names: Sequence[Any]) -> _Places:
     """Find the distinct distributions of rows; those of rows of different names differ."""
     numbers: dict[Key, int] = {}
-    firsts: dict[Key, tuple[RowKey, Member]] = {}
+    firsts: dict[Key, tuple[RowKey | None, Member]] = {}
     which: list[int] = []
     number = -1
     for (tokens, members, _), name in zip(rows, names, strict=True):

@@ -169,7 +169,7 @@ class Scheduler:
         """Draw for freshly computed rows; those that go on are decoded, or wait for room."""
         if not block.rows:
             return
-        drawn = self.sampler.draw(block.rows, block.logits, remember=True)
+        drawn = self.sampler.draw(block.rows, block.logits)
         self._keep(block.rows, block.cache)
         forks = self._advance(block.rows, drawn, told)
         self._wait(self._rows.join(block.cache, forks, block.logits.shape[0]))
@@ -177,10 +177,16 @@ class Scheduler:
     def _decode(self, told: list[Outcome]) -> None:
         """One more token for every member of every row."""
         rows = self._rows.listed()
+        before = [members[0].tokens for _, members, _ in rows]
         logits = self._rows.next_logits(self._forward)
-        forks = self._advance(rows, self.sampler.draw(rows, logits, remember=False), told)
+        forks = self._advance(rows, self.sampler.draw(rows, logits), told)
         on = {index for index, _ in forks}
-        self._keep([row for row in rows if row[2] not in on], self._rows.cache)
+        ended: list[Row] = [
+            ((m[0].epoch, m[0].request.prompt_ids + before[index]), m, index)
+            for _, m, index in rows
+            if index not in on
+        ]
+        self._keep(ended, self._rows.cache)
         self._wait(self._rows.fork(forks))
 
     def _advance(self, rows: Sequence[Row], drawn: Drawn, told: list[Outcome]) -> list[Fork]:
@@ -207,10 +213,10 @@ class Scheduler:
     def _keep(self, rows: Sequence[Row], cache: Sequence[Any]) -> None:
         """Keep keys and values of rows for prompts that begin with their tokens."""
         kept: list[Any] = []
-        for (epoch, tokens), members, index in rows if cache else ():
-            if members[0].live.epoch == epoch and self._prefixes.wants(epoch, tokens):
+        for key, members, index in rows if cache else ():
+            if key and members[0].live.epoch == key[0] and self._prefixes.wants(*key):
                 row = [layer.extract(index) for layer in cache]
-                self._prefixes.add(epoch, tokens, row)
+                self._prefixes.add(*key, row)
                 kept += [layer.state for layer in row]
         if kept:
             mx.eval(kept)

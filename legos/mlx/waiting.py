@@ -118,17 +118,17 @@ class WaitingRows:
 
     def known(self, sampler: Sampler) -> list[Row]:
         """Rows of which the sampler remembers the distribution; they wait no longer."""
-        rows: list[Row] = [
-            ((live.epoch, tokens), members, -1)
-            for (live, tokens), members in self._last.items()
-            if sampler.knows((live.epoch, tokens), members)
+        known = [
+            (key, members)
+            for key, members in self._last.items()
+            if sampler.knows((key[0].epoch, key[1]), members)
         ]
-        if len(rows) == len(self._last):
+        if len(known) == len(self._last):
             self._last = {}
         else:
-            for (_epoch, tokens), members, _ in rows:
-                del self._last[members[0].live, tokens]
-        return rows
+            for key, _ in known:
+                del self._last[key]
+        return [((live.epoch, tokens), members, -1) for (live, tokens), members in known]
 
     def last_draws(self, max_tokens: int) -> Block | None:
         """Compute a block of rows whose members draw for the last time; None where none waits.
