@@ -7,11 +7,11 @@ in the finite-difference tests). S samples, A chosen tokens of the longest sampl
 from typing import Any
 
 from legos.losses.objective import Objective
-from legos.losses.ratio import detach, log_ratio, sequence_log_ratio
+from legos.losses.ratio import detach, log_ratio
 from legos.losses.sequence import gmpo, gspo
 from legos.losses.token import cispo, clipped_surrogate, dppo, reinforce, sapo
 
-__all__ = ["log_ratio", "policy_loss", "sequence_log_ratio"]
+__all__ = ["policy_loss"]
 
 
 def policy_loss(

@@ -1,5 +1,6 @@
 """The loss of one batch: policy term, divergences and entropy, summed with step-wide weights."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from legos.data.batch import Batch
@@ -18,7 +19,10 @@ from legos.losses.places import (
 from legos.losses.policy import policy_loss
 from legos.losses.ratio import detach, log_ratio
 
-__all__ = ["SUMS", "BatchArrays", "token_loss", "total_loss"]
+__all__ = ["SUMS", "BatchArrays", "Terms", "token_loss", "token_terms", "total_loss"]
+
+Terms = Mapping[str, Any]
+"""What is known of each token, by name."""
 
 
 class BatchArrays:
@@ -61,62 +65,67 @@ def total_loss(
     Returns:
         The loss (scalar) and [len(SUMS)] sums for the metrics, which carry no gradient of interest.
     """
-    places = arrays.places
+    others = {"reference": reference, "average": average}
+    given = {name: other for name, other in others.items() if other is not None}
+    terms = token_terms(xp, logits, given, arrays, objective)
+    return token_loss(xp, terms, arrays, objective, frozen=frozen)
+
+
+def token_terms(
+    xp: Any, logits: Any, others: Terms, arrays: BatchArrays, objective: Objective
+) -> dict[str, Any]:
+    """What ``token_loss`` reads of each token, from the logits of its place.
+
+    Args:
+        xp: array namespace.
+        logits: [P, V] float32 of the policy being trained.
+        others: "reference" and "average" -> [P, V] logits, where the objective reads them.
+        arrays: the batch.
+        objective: what to minimise.
+
+    Returns:
+        As ``token_loss`` takes it.
+    """
+    places, at = arrays.places, arrays.sample_place
     policy = place_logprobs(xp, logits, places)
-    logprob = chosen_logprobs(policy[0], arrays.sample_place, arrays.target)
-    others: list[Any] = []
-    for other_logits in (reference, average):
-        if other_logits is None:
-            others.append(None)
-            continue
+    spread = entropy if objective.entropy_over == "legal" else support_entropy
+    found = {
+        "logprob": chosen_logprobs(policy[0], at, arrays.target),
+        "spread": spread(xp, policy[0], policy[1], places)[at],
+    }
+    for name, other_logits in others.items():
         other = place_logprobs(xp, other_logits, places)
         if objective.kl_estimator == "exact":
-            others.append(exact_kl(xp, policy, other, places)[arrays.sample_place])
+            found[name] = exact_kl(xp, policy, other, places)[at]
         else:
-            others.append(chosen_logprobs(other[0], arrays.sample_place, arrays.target))
-    spread = entropy if objective.entropy_over == "legal" else support_entropy
-    return token_loss(
-        xp,
-        logprob,
-        arrays,
-        objective,
-        others=(others[0], others[1]),
-        spread=spread(xp, policy[0], policy[1], places)[arrays.sample_place],
-        frozen=frozen,
-    )
+            found[name] = chosen_logprobs(other[0], at, arrays.target)
+    return found
 
 
 def token_loss(
-    xp: Any,
-    logprob: Any,
-    arrays: BatchArrays,
-    objective: Objective,
-    *,
-    others: tuple[Any, Any],
-    spread: Any,
-    frozen: Any = None,
+    xp: Any, terms: Terms, arrays: BatchArrays, objective: Objective, *, frozen: Any = None
 ) -> tuple[Any, Any]:
     """``total_loss`` from what is known of the chosen tokens alone, without any logits.
 
     Args:
         xp: array namespace.
-        logprob: [S, A] nats under the policy being trained.
-        arrays: the batch.
+        terms: "logprob": [S, A] nats under the policy being trained. "spread": [S, A] entropy at
+            each token's place. "reference" and "average", where their coefficients are not 0:
+            [S, A] log-probabilities of the chosen tokens or, where ``kl_estimator`` is "exact",
+            divergences with their gradient.
+        arrays: the batch, whose places are not read.
         objective: what to minimise.
-        others: for the reference and the average, [S, A] log-probabilities of the chosen tokens
-            or, where ``kl_estimator`` is "exact", [S, A] divergences with their gradient; None
-            where the coefficient is 0.
-        spread: [S, A] entropy at each token's place.
         frozen: see ``policy_loss``.
 
     Returns:
         As ``total_loss``.
     """
+    logprob, spread = terms["logprob"], terms["spread"]
     mask = arrays.mask
     frozen = detach(xp, logprob) if frozen is None else frozen
     gap = log_ratio(xp, logprob, arrays.behaviour_logprob)
     advantage, extra, divergences = _divergences(
-        xp, logprob, arrays, objective, others=others, frozen=frozen, gap=gap
+        xp, terms, arrays, objective, frozen=frozen, gap=gap
     )
     of_samples = {"behaviour_logprob": arrays.behaviour_logprob, "mask": mask}
     per_token, cut = policy_loss(
@@ -152,20 +161,17 @@ def token_loss(
 
 
 def _divergences(
-    xp: Any,
-    logprob: Any,
-    arrays: BatchArrays,
-    objective: Objective,
-    *,
-    others: tuple[Any, Any],
-    frozen: Any,
-    gap: Any,
+    xp: Any, terms: Terms, arrays: BatchArrays, objective: Objective, *, frozen: Any, gap: Any
 ) -> tuple[Any, Any, list[Any]]:
     """Advantages less the penalties, [S, A] terms of the loss or None, and what is reported."""
     advantage, extra = arrays.advantage, None
     reported: list[Any] = []
     estimator = objective.kl_estimator
-    for other, coefficient in zip(others, (objective.kl_coef, objective.ema_kl_coef), strict=True):
+    for name, coefficient in (
+        ("reference", objective.kl_coef),
+        ("average", objective.ema_kl_coef),
+    ):
+        other = terms.get(name)
         if other is None:
             reported.append(xp.zeros_like(arrays.mask))
             continue
@@ -176,7 +182,7 @@ def _divergences(
             if estimator == "exact":
                 term, nats = other, other
             else:
-                term, nats = loss_kl(xp, estimator, logprob, other, gap)
+                term, nats = loss_kl(xp, estimator, terms["logprob"], other, gap)
             extra = coefficient * term if extra is None else extra + coefficient * term
         reported.append(nats)
     return advantage, extra, reported

@@ -82,11 +82,6 @@ class MlxBackend:
         """Optimiser steps applied so far."""
         return self._adapter.version
 
-    @property
-    def shares_prefixes(self) -> bool:
-        """Whether rows share prefixes; not where the architecture keeps a state instead."""
-        return self._gradients.shares
-
     def step(
         self, batches: Sequence[Batch], objective: Objective, *, learning_rate: float
     ) -> "Future[StepResult]":

@@ -37,7 +37,6 @@ class StepGradients:
     """Computes the gradients of optimiser steps on one module tree.
 
     Attributes:
-        num_vocabulary: token ids are below it.
         memory: what steps are expected to take; None before the first.
         shares: whether rows share prefixes; False where the architecture does not allow it.
     """
@@ -64,7 +63,6 @@ class StepGradients:
         """
         self._model = model
         forward = CausalModel(model)
-        self.num_vocabulary = forward.num_vocabulary
         self.shares = can_share(forward.trunk, model)
         self.memory: MemoryPlan | None = None
         self._max_tokens = max_tokens

@@ -4,7 +4,8 @@ Where the logits are many, the head runs in chunks of places, each to the gradie
 states before the next one starts, and the trunk then takes the gradients of all chunks at once.
 Peak memory is that of one chunk, whatever the vocabulary.
 
-P places, C places of a chunk, V vocabulary, H hidden size, S samples, A chosen tokens.
+P places, C places of a chunk, N tokens of a chunk, V vocabulary, H hidden size, S samples, A chosen
+tokens.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,15 +18,7 @@ from numpy.typing import NDArray
 
 from legos.data.batch import PLACE_FIELDS, SAMPLE_FIELDS, Batch
 from legos.losses.objective import RATIO_OF, Objective
-from legos.losses.places import (
-    Places,
-    chosen_logprobs,
-    entropy,
-    exact_kl,
-    place_logprobs,
-    support_entropy,
-)
-from legos.losses.total import BatchArrays, token_loss, total_loss
+from legos.losses.total import BatchArrays, Terms, token_loss, token_terms, total_loss
 from legos.mlx.forward import CausalModel
 
 __all__ = ["OtherLogits", "head_loss"]
@@ -33,7 +26,6 @@ __all__ = ["OtherLogits", "head_loss"]
 OtherLogits = Callable[[mx.array], mx.array]
 """[C] places -> [C, V] logits of another policy, without gradient."""
 Indices = NDArray[np.int64]
-Terms = Mapping[str, mx.array]
 
 
 def head_loss(
@@ -77,12 +69,9 @@ class _Chunk:
     """Some tokens of a batch, and the places that they read.
 
     Attributes:
-        batch: the tokens, each a sample of its own.
         places: [C] among the whole batch's.
-        arrays: of those places.
-        place: [N] of each token among these places.
-        target: [N] the token chosen.
-        count: N.
+        arrays: of the tokens, each a sample of its own, so that A is 1.
+        count: tokens.
     """
 
     def __init__(self, batch: Batch, sample: Indices, column: Indices) -> None:
@@ -94,12 +83,9 @@ class _Chunk:
                 for name in (*SAMPLE_FIELDS, "mask")
             },
         }
-        fields["sample_place"] = number.reshape(-1, 1)
+        fields["sample_place"] = number.astype(np.int32).reshape(-1, 1)
         self.places = mx.array(read)
-        self.batch = Batch(input_ids=batch.input_ids, **fields)
-        self.arrays = Places(mx, self.batch)
-        self.place = mx.array(number.reshape(-1).astype(np.int32))
-        self.target = mx.array(batch.target[sample, column])
+        self.arrays = BatchArrays(mx, Batch(input_ids=batch.input_ids, **fields))
         self.count = len(sample)
 
 
@@ -160,7 +146,7 @@ class _Chunked:
 
             def loss(parameters: Any, states: mx.array, chunk: _Chunk = chunk) -> Any:
                 terms = self._terms(parameters, states, chunk)
-                return self._loss({n: a[:, None] for n, a in terms.items()}, chunk.batch)
+                return token_loss(mx, terms, chunk.arrays, self._objective)
 
             found = mx.value_and_grad(loss, argnums=(0, 1))(parameters, states[chunk.places])
             (part, counted), back = tree_map(mx.stop_gradient, found)
@@ -182,10 +168,11 @@ class _Chunked:
             states = _after(terms, states)
             known.append(terms)
         together = {name: mx.concatenate([t[name] for t in known]) for name in known[0]}
+        arrays = BatchArrays(mx, self._batch)
 
         def loss(together: Terms) -> tuple[mx.array, mx.array]:
-            whole = {name: array[self._number] for name, array in together.items()}
-            return self._loss(whole, self._batch)
+            whole = {name: array[self._number, 0] for name, array in together.items()}
+            return token_loss(mx, whole, arrays, self._objective)
 
         (value, sums), along = tree_map(mx.stop_gradient, mx.value_and_grad(loss)(together))
         states = _after(along, states)
@@ -207,26 +194,15 @@ class _Chunked:
             slopes.append(back)
         return value, sums, slopes
 
-    def _terms(self, parameters: Any, states: mx.array, chunk: "_Chunk") -> Terms:
-        """[N] what the loss reads of each of a chunk's tokens, the head's parameters given."""
+    def _terms(self, parameters: Any, states: mx.array, chunk: _Chunk) -> Terms:
+        """[N, 1] what the loss reads of each of a chunk's tokens, the head's parameters given."""
         if self._forward.head_module is not None:
             self._forward.head_module.update(parameters)
         logits = self._forward.head(states).astype(mx.float32)
         others = {name: other(chunk.places) for name, other in self._others.items()}
-        if chunk.arrays.any_legal or self._objective.kl_estimator == "exact":
-            return _general_terms(logits, others, chunk, self._objective)
-        return _open_terms(logits, others, chunk)
-
-    def _loss(self, terms: Terms, batch: Batch) -> tuple[mx.array, mx.array]:
-        """Loss and sums of a batch from [S, A] what is known of each token."""
-        return token_loss(
-            mx,
-            terms["logprob"],
-            BatchArrays(mx, batch),
-            self._objective,
-            others=(terms.get("reference"), terms.get("average")),
-            spread=terms["spread"],
-        )
+        if chunk.arrays.places.any_legal or self._objective.kl_estimator == "exact":
+            return token_terms(mx, logits, others, chunk.arrays, self._objective)
+        return _open_terms(logits, others, chunk.arrays)
 
 
 def _is_by_token(objective: Objective) -> bool:
@@ -241,34 +217,18 @@ def _is_by_token(objective: Objective) -> bool:
     return RATIO_OF[objective.policy_loss] == "token" and not of_samples
 
 
-def _general_terms(logits: mx.array, others: Terms, chunk: _Chunk, objective: Objective) -> Terms:
-    """As ``total_loss`` reads logits."""
-    policy = place_logprobs(mx, logits, chunk.arrays)
-    spread = entropy if objective.entropy_over == "legal" else support_entropy
-    found = {
-        "logprob": chosen_logprobs(policy[0], chunk.place, chunk.target),
-        "spread": spread(mx, policy[0], policy[1], chunk.arrays)[chunk.place],
-    }
-    for name, other_logits in others.items():
-        other = place_logprobs(mx, other_logits, chunk.arrays)
-        if objective.kl_estimator == "exact":
-            found[name] = exact_kl(mx, policy, other, chunk.arrays)[chunk.place]
-        else:
-            found[name] = chosen_logprobs(other[0], chunk.place, chunk.target)
-    return found
-
-
-def _open_terms(logits: mx.array, others: Terms, chunk: _Chunk) -> Terms:
-    """The same over the whole vocabulary, with fewer arrays of [C, V] on the way."""
+def _open_terms(logits: mx.array, others: Terms, arrays: BatchArrays) -> Terms:
+    """``token_terms`` over the whole vocabulary, with fewer arrays of [C, V] on the way."""
+    at, target, temperature = arrays.sample_place, arrays.target, arrays.places.temperature
 
     def chosen(logits: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        logits = logits / chunk.arrays.temperature
+        logits = logits / temperature
         normaliser = mx.logsumexp(logits, axis=1)
-        return logits[chunk.place, chunk.target] - normaliser[chunk.place], logits, normaliser
+        return logits[at, target] - normaliser[at], logits, normaliser
 
     logprob, logits, normaliser = chosen(logits)
     spread = normaliser - mx.sum(mx.softmax(logits, axis=1) * logits, axis=1)
-    found = {"logprob": logprob, "spread": spread[chunk.place]}
+    found = {"logprob": logprob, "spread": spread[at]}
     return found | {name: chosen(other)[0] for name, other in others.items()}
 
 

@@ -135,11 +135,6 @@ class Member:
         """Whether the next token is the last one for sure, so that no cache need be kept."""
         return len(self.tokens) + 1 >= self.request.max_tokens
 
-    @property
-    def asks_more(self) -> bool:
-        """Whether more than the token and its log-probability is to be recorded."""
-        return self.request.raw_logprobs or self.request.num_alternatives > 0
-
     def recipe(self) -> Recipe:
         """What its next distribution is made of.
 
@@ -195,22 +190,14 @@ class Member:
 
     def generated(self, finish_reason: FinishReason) -> Generated:
         """What was sampled."""
-        if self.asks_more:
-            return Generated(
-                token_ids=self.tokens,
-                logprobs=tuple(self.logprobs),
-                versions=tuple(self.versions),
-                legal=tuple(self.legal),
-                finish_reason=finish_reason,
-                raw_logprobs=tuple(self.raw_logprobs),
-                alternatives=tuple(self.alternatives),
-            )
         return Generated(
             token_ids=self.tokens,
             logprobs=tuple(self.logprobs),
             versions=tuple(self.versions),
             legal=tuple(self.legal),
             finish_reason=finish_reason,
+            raw_logprobs=tuple(self.raw_logprobs),
+            alternatives=tuple(self.alternatives),
         )
 
     def progress(self) -> Progress | None:

@@ -28,10 +28,10 @@ def found(
         weight=WEIGHT,
         mask=np.ones((1, 4)),
     )
-    spread = np.array([[0.1, 0.2, 0.3, 0.4]])
-    loss, sums = token_loss(
-        np, LOGPROB, arrays, objective, others=(reference, average), spread=spread
-    )
+    terms = {"logprob": LOGPROB, "spread": np.array([[0.1, 0.2, 0.3, 0.4]])}
+    others = {"reference": reference, "average": average}
+    terms |= {name: other for name, other in others.items() if other is not None}
+    loss, sums = token_loss(np, terms, arrays, objective)
     return float(loss), dict(zip(SUMS, sums.tolist(), strict=True))
 
 

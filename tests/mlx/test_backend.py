@@ -59,9 +59,3 @@ def test_what_is_rewarded_gets_likelier(
         before.append(logprob(tree))
     assert before == sorted(before)
     assert before[-1] > before[0] + 0.5
-
-
-def test_the_backend_tells_whether_rows_share_prefixes(tmp_path: Path) -> None:
-    assert make_backend(write_tiny_model(tmp_path / "model"))[1].shares_prefixes
-    folder = write_tiny_model(tmp_path / "state", architecture="lfm2")
-    assert not make_backend(folder)[1].shares_prefixes
