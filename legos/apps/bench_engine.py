@@ -12,6 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from legos.apps.turns import in_turn
+from legos.build.asking import submit_all
 from legos.build.bench_models import write_bench_model
 from legos.build.engine_bench import EngineBench
 from legos.data.limits import EngineLimits
@@ -57,7 +59,7 @@ def _against_bare(model: Path, seconds: float) -> dict[str, float]:
     ]
 
     try:
-        ours_s, bare_s = _alternate(
+        ours_s, bare_s = _medians(
             lambda: bench.run(requests), lambda: bench.bare(prompts, max_tokens=TOKENS), seconds
         )
     finally:
@@ -90,9 +92,8 @@ def _multiturn_share(bench: EngineBench) -> float:
     for turn, words in enumerate(said):
         prompt += words
         request = Request(prompt_ids=prompt, max_tokens=32, seed=turn, adapter="base")
-        answers: list[tuple[int, ...]] = []
-        bench.run([request], answers=answers)
-        prompt += answers[0]
+        (answer,) = submit_all(bench.engine, [request]).result()
+        prompt += answer.token_ids
     return (bench.computed() - before) / sum(len(words) for words in said)
 
 
@@ -115,7 +116,7 @@ def _four_adapters(bench: EngineBench, seconds: float) -> float:
         ]
 
     one, four = requests(names[:1]), requests(names)
-    four_s, one_s = _alternate(lambda: bench.run(four), lambda: bench.run(one), seconds)
+    four_s, one_s = _medians(lambda: bench.run(four), lambda: bench.run(one), seconds)
     for name in names:
         bench.engine.drop_adapter(name).result()
     return one_s / four_s
@@ -142,8 +143,8 @@ def _swaps(bench: EngineBench, seconds: float) -> dict[str, float]:
     def seldom() -> float:
         return _with_swaps(bench, requests, [], every_s=1.0)[0]
 
-    swapped_s, plain_s = _alternate(seldom, lambda: bench.run(requests), seconds * 0.6)
-    _alternate(often, often, seconds * 0.4)
+    swapped_s, plain_s = _medians(seldom, lambda: bench.run(requests), seconds * 0.6)
+    _medians(often, often, seconds * 0.4)
     step = statistics.median(steps)
     return {
         "decode_with_swaps": plain_s / swapped_s,
@@ -178,14 +179,9 @@ def _p99(seconds: list[float]) -> float:
     return statistics.quantiles(seconds, n=100, method="inclusive")[98]
 
 
-def _alternate(
+def _medians(
     ours: Callable[[], float], theirs: Callable[[], float], seconds: float
 ) -> tuple[float, float]:
-    """Median seconds of both, in turn for about so long, after one round that does not count."""
-    pairs: list[tuple[float, float]] = []
-    ours()
-    theirs()
-    started = time.perf_counter()
-    while len(pairs) < 2 or time.perf_counter() - started < seconds:
-        pairs.append((ours(), theirs()))
+    """Median seconds of both, in turn for about so long."""
+    pairs = in_turn(ours, theirs, seconds, least=2)
     return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)

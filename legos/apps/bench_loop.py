@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from legos.apps.turns import in_turn
 from legos.arena.registry import advice
 from legos.build.arena import make_arena
 from legos.build.bench import DeviceBench
 from legos.build.machine import quiet_collector, share_cores
-from legos.build.model import load_model
-from legos.build.trainer import Trainer
+from legos.build.trainer import Trainer, trainer_of
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
 from legos.data.message import Message
@@ -31,11 +31,7 @@ def bench_loop(seconds: float) -> Mapping[str, Any]:
         seconds: how long it may take, about.
     """
     config = resolve(recommend=advice).config
-    trainer = Trainer(
-        model=load_model(config.model),
-        config=config.training,
-        limits=config.generation.limits(),
-    )
+    trainer = trainer_of(config, inline=False)
     quiet_collector()
     share_cores(2)  # as `legos train` does; the bare loops run under the same limit
     try:
@@ -109,28 +105,13 @@ def _engine(trainer: Trainer, config: RunConfig, seconds: float) -> dict[str, An
     ratios: dict[str, float] = {}
     speeds: dict[str, float] = {}
     for name, (ours, bare) in cases.items():
-        pairs = _pairs(ours, bare, seconds / len(cases))
+        pairs = in_turn(ours, bare, seconds / len(cases), least=ROUNDS)
         ratios[name] = statistics.median(b / o for o, b in pairs)
         speeds[name.replace("engine_vs_bare", "completions_per_s")] = {
             "engine_vs_bare": 256,
             "engine_vs_bare_long": 64,
         }.get(name, len(repeated)) / statistics.median(o for o, _ in pairs)
     return {**speeds, "ratios": ratios}
-
-
-def _pairs(
-    ours: Callable[[], float], bare: Callable[[], float], seconds: float
-) -> list[tuple[float, float]]:
-    """Times of both, in turn, after one round that does not count."""
-    ours()
-    bare()
-    pairs: list[tuple[float, float]] = []
-    started = time.perf_counter()
-    while len(pairs) < ROUNDS or time.perf_counter() - started < seconds:
-        pairs.append((ours(), bare()))
-        if len(pairs) >= ROUNDS and time.perf_counter() - started > seconds:
-            break
-    return pairs
 
 
 def _step_prompts(trainer: Trainer, config: RunConfig) -> list[Row]:

@@ -9,11 +9,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from legos.apps.turns import in_turn
 from legos.build.bench_models import write_bench_model
 from legos.build.engine_bench import EngineBench
 from legos.build.server_bench import (
@@ -72,13 +74,12 @@ def _against_bare(folder: Path, seconds: float, tokens: int) -> tuple[float, flo
     """Tokens a second over HTTP with 64 clients, log-probabilities included, and of a bare loop."""
     bench = EngineBench(folder, EngineLimits(max_rows=ROWS))
     prompts = bench.prompts(CLIENTS, PROMPT)
+    seeds = count()
     try:
         with running(serve_command(str(folder), rows=ROWS)) as url:
-            return _alternate(
-                lambda number: load(
-                    url, [_by_ids(p, tokens, number + n) for n, p in enumerate(prompts)]
-                ),
-                lambda _: CLIENTS * tokens / bench.bare(prompts, max_tokens=tokens),
+            return _medians(
+                lambda: load(url, [_by_ids(p, tokens, next(seeds)) for p in prompts]),
+                lambda: CLIENTS * tokens / bench.bare(prompts, max_tokens=tokens),
                 seconds,
             )
     finally:
@@ -103,9 +104,10 @@ def _against_stock(folder: Path, seconds: float, tokens: int) -> tuple[float, fl
         running(serve_command(str(folder), rows=ROWS)) as ours,
         running(stock_command(str(folder), rows=ROWS)) as theirs,
     ):
-        return _alternate(
-            lambda number: load(ours, bodies(number)),
-            lambda number: load(theirs, bodies(number)),
+        rounds = count(), count()  # both servers are asked the same, never twice
+        return _medians(
+            lambda: load(ours, bodies(next(rounds[0]))),
+            lambda: load(theirs, bodies(next(rounds[1]))),
             seconds,
         )
 
@@ -127,7 +129,7 @@ def _swaps(folder: Path, seconds: float) -> dict[str, float]:
             httpx.post(url, content=data, headers=octets, timeout=60).raise_for_status()
             return time.perf_counter() - started
 
-        swap_s, copy_s = _alternate(lambda _: post(ours + path), lambda _: post(drop), seconds / 2)
+        swap_s, copy_s = _medians(lambda: post(ours + path), lambda: post(drop), seconds / 2)
         waits = asyncio.run(_health_waits(ours, lambda: post(ours + path), seconds / 4))
         alone = asyncio.run(_health_waits(ours, lambda: time.sleep(0.05), seconds / 4))
     return {
@@ -173,15 +175,9 @@ def _by_ids(prompt: tuple[int, ...], tokens: int, seed: int) -> Body:
     }
 
 
-def _alternate(
-    ours: Callable[[int], float], theirs: Callable[[int], float], seconds: float
+def _medians(
+    ours: Callable[[], float], theirs: Callable[[], float], seconds: float
 ) -> tuple[float, float]:
-    """Medians of both figures, in turn for about so long, after one round that does not count."""
-    pairs: list[tuple[float, float]] = []
-    started = time.perf_counter()
-    ours(0)
-    theirs(0)
-    while len(pairs) < 2 or time.perf_counter() - started < seconds:
-        number = 100 * (1 + len(pairs))
-        pairs.append((ours(number), theirs(number)))
+    """Medians of both figures, in turn for about so long."""
+    pairs = in_turn(ours, theirs, seconds, least=2)
     return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)

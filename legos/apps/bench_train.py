@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from legos.apps.turns import in_turn
 from legos.build.machine import quiet_collector, share_cores
 from legos.build.train_bench import Cost, TrainBench
 from legos.builtin.files import ModelShape, random_weights, write_model
@@ -189,14 +190,8 @@ def _blocks(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
 
 
 def _pairs(ours: Measure, bare: Measure, seconds: float) -> list[tuple[Cost, Cost]]:
-    """Costs of both, in turn, after one round that does not count."""
-    started = time.perf_counter()
-    ours()
-    bare()
-    pairs: list[tuple[Cost, Cost]] = []
-    while not pairs or (len(pairs) < ROUNDS and time.perf_counter() - started < seconds):
-        pairs.append((ours(), bare()))
-    return pairs
+    """Costs of both, in turn."""
+    return in_turn(ours, bare, seconds, least=1, most=ROUNDS)
 
 
 def _speed(pairs: Sequence[tuple[Cost, Cost]]) -> float:

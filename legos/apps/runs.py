@@ -11,7 +11,7 @@ from legos.build.replay import Replayed, StoredStep, replay_steps
 from legos.config.resolve import read_config
 from legos.config.toml import read_sources
 from legos.errors import AdapterError, CheckpointError, LegosError
-from legos.loop.checkpoint import checkpoint_at, checkpoints, read_state
+from legos.loop.checkpoint import checkpoint_at, checkpoint_steps, checkpoints, read_state
 from legos.loop.folder import RUNS, RunFolder, find_run
 from legos.track.jsonl import read_metrics
 from legos.weights.adapter import read_adapter
@@ -62,7 +62,7 @@ def describe_run(run: str) -> dict[str, Any]:
     return {
         "folder": str(folder.path),
         **_summary(folder),
-        "checkpoints": _numbers([_step(path) for path in checkpoints(folder.checkpoints)]),
+        "checkpoints": _numbers(list(checkpoint_steps(folder.checkpoints))),
         "best_checkpoint": _best(folder),
         "adapters": _numbers(folder.adapter_versions),
         "batches": _numbers(folder.batch_steps),
@@ -122,7 +122,7 @@ def _start(folder: RunFolder, step: int) -> tuple[int, Path | None]:
     if step < 1:
         raise CheckpointError(f"step is {step}; the first step of a run has number 1")
     folder.read_batches(step)  # the plainest reason to refuse comes first
-    for number in sorted((_step(p) for p in checkpoints(folder.checkpoints)), reverse=True):
+    for number in reversed(checkpoint_steps(folder.checkpoints)):
         if number < step:
             try:
                 return number, checkpoint_at(folder.checkpoints, number)
@@ -196,10 +196,6 @@ def _best(folder: RunFolder) -> int | None:
     found = checkpoints(folder.checkpoints)
     best = read_state(found[-1]).get("best") if found else None
     return best[1] if best else None
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
 
 
 def _at(values: Mapping[str, Any], name: str) -> object:

@@ -17,8 +17,7 @@ from legos.apps.signals import StopSignals
 from legos.arena.evaluate import ArenaEvaluation, flat_figures
 from legos.build.arena import check_options, make_arena
 from legos.build.machine import blas_hint, quiet_collector, share_cores
-from legos.build.model import load_model
-from legos.build.trainer import Trainer
+from legos.build.trainer import Trainer, trainer_of
 from legos.config.resolve import ResolvedConfig, read_config
 from legos.config.schema import RunConfig
 from legos.errors import ConfigError, LegosError
@@ -70,7 +69,7 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
     config = resolved.config
     started = time.perf_counter()
     checkpoint = newest_whole(RunFolder(resume).checkpoints) if resume else None
-    trainer = _trainer(config)
+    trainer = trainer_of(config, inline=config.loop.deterministic)
     try:
         client = trainer.client()
         arena = make_arena(
@@ -122,23 +121,6 @@ def _check_port(port: int) -> None:
             f"loop.serve_port is {port}, where nothing can listen ({error.strerror}); "
             "give another one, or 0 for a free one"
         ) from error
-
-
-def _trainer(config: RunConfig) -> Trainer:
-    """The model, loaded, with all that trains it."""
-    model = load_model(config.model, inline=config.loop.deterministic)
-    longest = config.generation.max_tokens
-    if longest is not None and longest >= model.context:
-        raise ConfigError(
-            f"generation.max_tokens is {longest} but model {config.model!r} has a context of "
-            f"{model.context} tokens for prompt and completion together; give a smaller number"
-        )
-    return Trainer(
-        model=model,
-        config=config.training,
-        limits=config.generation.limits(),
-        seed=config.seed,
-    )
 
 
 @contextmanager

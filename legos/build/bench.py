@@ -2,15 +2,30 @@
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from legos.build.asking import submit_all
 from legos.build.trainer import Trainer
-from legos.data.request import Request, Result
+from legos.data.request import Request
 
-__all__ = ["DeviceBench"]
+if TYPE_CHECKING:
+    from legos.mlx.engine import MlxEngine
+
+__all__ = ["DeviceBench", "Row", "bare_seconds"]
 
 Row = tuple[int, ...]
+
+
+def bare_seconds(
+    engine: "MlxEngine", prompts: Sequence[Row], *, max_tokens: int, rows: int
+) -> float:
+    """Seconds of a bare BatchGenerator on an engine's thread and module tree."""
+    from legos.mlx.bare import bare_generation
+
+    def work(tree: Any) -> float:
+        return bare_generation(tree, prompts, max_tokens=max_tokens, rows=rows)
+
+    return engine.run(work).result()
 
 
 class DeviceBench:
@@ -24,31 +39,16 @@ class DeviceBench:
         """Seconds in which the engine samples a completion of every prompt, nothing remembered."""
         self._fresh()
         requests = [
-            (number, Request(prompt_ids=prompt, max_tokens=max_tokens, seed=number))
+            Request(prompt_ids=prompt, max_tokens=max_tokens, seed=number)
             for number, prompt in enumerate(prompts)
         ]
-        done: Future[None] = Future()
-        left = len(requests)
-
-        def deliver(results: Sequence[tuple[int, Result]]) -> None:
-            nonlocal left
-            left -= len(results)
-            if not left:
-                done.set_result(None)
-
         started = time.perf_counter()
-        self._engine.submit(requests, deliver)
-        done.result()
+        submit_all(self._engine, requests).result()
         return time.perf_counter() - started
 
     def bare(self, prompts: Sequence[Row], *, max_tokens: int, rows: int) -> float:
         """Seconds of a bare BatchGenerator on the same prompts."""
-        from legos.mlx.bare import bare_generation
-
-        def work(tree: Any) -> float:
-            return bare_generation(tree, prompts, max_tokens=max_tokens, rows=rows)
-
-        return self._engine.run(work).result()
+        return bare_seconds(self._engine, prompts, max_tokens=max_tokens, rows=rows)
 
     def bare_shared(self, prompts: Sequence[Row], *, rows: int) -> float:
         """Seconds of a bare BatchGenerator that computes equal prompts once, one token each."""

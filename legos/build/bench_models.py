@@ -11,7 +11,6 @@ __all__ = ["MODELS", "write_bench_model"]
 
 MODELS = {
     "5m": ModelShape(
-        architecture="llama",
         hidden=256,
         layers=6,
         heads=4,
@@ -22,7 +21,6 @@ MODELS = {
         max_positions=4096,
     ),
     "40m": ModelShape(
-        architecture="llama",
         hidden=448,
         layers=5,
         heads=7,

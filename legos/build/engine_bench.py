@@ -2,20 +2,19 @@
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from legos.build.asking import submit_all
+from legos.build.bench import Row, bare_seconds
 from legos.build.model import load_model
 from legos.data.limits import EngineLimits
-from legos.data.request import Generated, Progress, Request, Result
+from legos.data.request import Request
 from legos.weights.adapter import Adapter, LoraShape
 
 __all__ = ["EngineBench"]
-
-Row = tuple[int, ...]
 
 
 class EngineBench:
@@ -56,51 +55,21 @@ class EngineBench:
         shape = LoraShape(rank=rank, scale=2.0, num_layers=len(weights), modules=modules)
         return Adapter(name=name, version=version, shape=shape, arrays=arrays)
 
-    def run(
-        self,
-        requests: Sequence[Request],
-        beats: list[float] | None = None,
-        *,
-        answers: list[Row] | None = None,
-    ) -> float:
+    def run(self, requests: Sequence[Request], beats: list[float] | None = None) -> float:
         """Seconds until all requests are answered.
 
         Args:
             requests: submitted at once.
             beats: is given the time of every token of the streamed ones.
-            answers: is given the tokens sampled, in the order in which requests end.
         """
-        done: Future[None] = Future()
-        left = len(requests)
-
-        def deliver(results: Sequence[tuple[int, Result]]) -> None:
-            nonlocal left
-            for _, result in results:
-                if isinstance(result, Progress):
-                    if beats is not None:
-                        beats.append(time.perf_counter())
-                elif isinstance(result, Generated):
-                    left -= 1
-                    if answers is not None:
-                        answers.append(result.token_ids)
-                elif not done.done():
-                    done.set_exception(result)
-            if not left:
-                done.set_result(None)
-
+        heard = None if beats is None else lambda: beats.append(time.perf_counter())
         started = time.perf_counter()
-        self.engine.submit(list(enumerate(requests)), deliver)
-        done.result()
+        submit_all(self.engine, requests, on_progress=heard).result()
         return time.perf_counter() - started
 
     def bare(self, prompts: Sequence[Row], *, max_tokens: int) -> float:
         """Seconds of a bare BatchGenerator on the same prompts and the same tree."""
-        from legos.mlx.bare import bare_generation
-
-        def work(tree: Any) -> float:
-            return bare_generation(tree, prompts, max_tokens=max_tokens, rows=self.max_rows)
-
-        return self.engine.run(work).result()
+        return bare_seconds(self.engine, prompts, max_tokens=max_tokens, rows=self.max_rows)
 
     def computed(self) -> float:
         """Prompt tokens that went through the model so far."""

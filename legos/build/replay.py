@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from legos.build.machine import share_cores
-from legos.build.model import load_model
-from legos.build.trainer import Trainer
+from legos.build.trainer import trainer_of
 from legos.config.schema import RunConfig
 from legos.loop.checkpoint import read_state
 from legos.loop.ledger import Ledger
@@ -49,12 +48,7 @@ def replay_steps(
         CheckpointError: the checkpoint is of another model.
         TrainerError: a step has no sample.
     """
-    trainer = Trainer(
-        model=load_model(config.model, inline=True),
-        config=config.training,
-        limits=config.generation.limits(),
-        seed=config.seed,
-    )
+    trainer = trainer_of(config, inline=True)
     try:
         if checkpoint is not None:
             trainer.restore(checkpoint, read_state(checkpoint)["trainer"])

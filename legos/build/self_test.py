@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from legos.build.asking import submit_all
 from legos.build.model import apply_lora, load_model
-from legos.data.request import Generated, Progress, Request, Result
+from legos.data.request import Generated, Request
 from legos.data.sample import Sample
 from legos.weights.adapter import Adapter
 
@@ -96,17 +96,19 @@ class SelfTest:
     def swap(self) -> Check:
         """Whether weights that change under load leave every token with its own version."""
         streamed = threading.Event()
-        running = self._submit(self._requests(LOAD, tokens=4 * COMPLETION_TOKENS), streamed)
+        load = self._requests(LOAD, tokens=4 * COMPLETION_TOKENS)
+        running = submit_all(self._engine, load, on_progress=streamed.set)
+        running.add_done_callback(lambda _: streamed.set())
         streamed.wait(TIMEOUT_S)
         newer = self._random_adapter(2)
         started = time.perf_counter()
         info = self._engine.load_adapter(newer).result(TIMEOUT_S)
         swap_s = time.perf_counter() - started
         answers = running.result(TIMEOUT_S)
-        versions = [answer.versions for _, answer in answers]
+        versions = [answer.versions for answer in answers]
         spanning = sum(len(set(of_one)) > 1 for of_one in versions)
         self._live(newer)
-        fresh = self._submit(self._requests(PROMPTS, tokens=4)).result(TIMEOUT_S)
+        fresh = self._ask(self._requests(PROMPTS, tokens=4))
         new_gap = float(self._gaps(fresh).max())
         self._live(self._adapter)
         figures = {
@@ -153,7 +155,7 @@ class SelfTest:
         """How fast tokens are sampled and trained, and what that holds; nothing to fail."""
         requests = self._requests(PROMPTS * GROUP, tokens=2 * COMPLETION_TOKENS, seed=1)
         started = time.perf_counter()
-        answers = self._submit(requests).result(TIMEOUT_S)
+        answers = self._ask(requests)
         seconds = time.perf_counter() - started
         tokens = sum(len(answer.token_ids) for _, answer in answers)
         step = self._plain
@@ -169,7 +171,7 @@ class SelfTest:
 
     @cached_property
     def _answers(self) -> list[tuple[Row, Generated]]:
-        return self._submit(self._requests(PROMPTS * GROUP)).result(TIMEOUT_S)
+        return self._ask(self._requests(PROMPTS * GROUP))
 
     @cached_property
     def _samples(self) -> list[Sample]:
@@ -215,26 +217,10 @@ class SelfTest:
             for number in range(count)
         ]
 
-    def _submit(
-        self, requests: Sequence[Request], streamed: threading.Event | None = None
-    ) -> "Future[list[tuple[Row, Generated]]]":
-        """Prompts and answers, in order, once all are there; the event tells of a first token."""
-        done: Future[list[tuple[Row, Generated]]] = Future()
-        found: dict[int, Generated] = {}
-
-        def deliver(results: Sequence[tuple[int, Result]]) -> None:
-            for number, result in results:
-                if streamed is not None:
-                    streamed.set()
-                if isinstance(result, Generated):
-                    found[number] = result
-                elif not isinstance(result, Progress) and not done.done():
-                    done.set_exception(result)
-            if len(found) == len(requests) and not done.done():
-                done.set_result([(r.prompt_ids, found[n]) for n, r in enumerate(requests)])
-
-        self._engine.submit(list(enumerate(requests)), deliver)
-        return done
+    def _ask(self, requests: Sequence[Request]) -> list[tuple[Row, Generated]]:
+        """Prompts and answers, in order."""
+        answers = submit_all(self._engine, requests).result(TIMEOUT_S)
+        return [(r.prompt_ids, answer) for r, answer in zip(requests, answers, strict=True)]
 
     def _gaps(self, answers: Sequence[tuple[Row, Generated]]) -> NDArray[np.float64]:
         """[N] distance of each token's log-probability from a forward pass of the tree."""

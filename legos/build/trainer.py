@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from legos.build.model import ModelHandle, apply_lora
+from legos.build.model import ModelHandle, apply_lora, load_model
 from legos.clients.engine import EngineClient
 from legos.clients.publish import HttpPublisher
-from legos.config.schema import TrainingConfig
+from legos.config.schema import RunConfig, TrainingConfig
 from legos.data.limits import EngineLimits
 from legos.data.select import selection
+from legos.errors import ConfigError
 from legos.loop.publish import EnginePublisher
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
@@ -19,7 +20,7 @@ from legos.weights.adapter import AdapterInfo
 if TYPE_CHECKING:
     from legos.mlx.spans import Spans
 
-__all__ = ["Trainer", "step_settings"]
+__all__ = ["Trainer", "step_settings", "trainer_of"]
 
 
 class Trainer(PolicyTrainer):
@@ -116,6 +117,32 @@ class Trainer(PolicyTrainer):
         """End the engine's and the trainer's threads."""
         self.engine.close()
         self.model.close()
+
+
+def trainer_of(config: RunConfig, *, inline: bool) -> Trainer:
+    """A run's model, loaded, with all that trains it.
+
+    Args:
+        config: of the run.
+        inline: run the model and its engine on the calling thread.
+
+    Raises:
+        ModelError: the model cannot be loaded.
+        ConfigError: completions may be longer than the model can read.
+    """
+    model = load_model(config.model, inline=inline)
+    longest = config.generation.max_tokens
+    if longest is not None and longest >= model.context:
+        raise ConfigError(
+            f"generation.max_tokens is {longest} but model {config.model!r} has a context of "
+            f"{model.context} tokens for prompt and completion together; give a smaller number"
+        )
+    return Trainer(
+        model=model,
+        config=config.training,
+        limits=config.generation.limits(),
+        seed=config.seed,
+    )
 
 
 def step_settings(config: TrainingConfig, *, num_vocabulary: int | None = None) -> StepSettings:

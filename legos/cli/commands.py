@@ -216,7 +216,7 @@ def bench(
     """Measure a part of the kit on this machine.
 
     Args:
-        name: What to measure: loop or engine.
+        name: What to measure: engine, loop, server or train.
         seconds: How long to measure at most.
         json: Print one JSON object.
     """

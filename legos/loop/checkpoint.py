@@ -12,7 +12,15 @@ from typing import Any, cast
 from legos.errors import CheckpointError
 from legos.loop.atomic import clear_unfinished, write_folder
 
-__all__ = ["checkpoint_at", "checkpoints", "newest_whole", "read_state", "write_checkpoint"]
+__all__ = [
+    "checkpoint_at",
+    "checkpoint_steps",
+    "checkpoints",
+    "newest_whole",
+    "numbered",
+    "read_state",
+    "write_checkpoint",
+]
 
 logger = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
@@ -53,7 +61,7 @@ def write_checkpoint(
 
     place = parent / f"step-{step:06d}"
     write_folder(place, fill)
-    steps = _steps(parent)
+    steps = checkpoint_steps(parent)
     newest = [other for other in steps if other <= step][-keep:]
     for other, old in steps.items():
         if other > step or other not in (*newest, *also):
@@ -63,7 +71,23 @@ def write_checkpoint(
 
 def checkpoints(parent: Path) -> list[Path]:
     """Checkpoint folders, oldest first."""
-    return list(_steps(parent).values())
+    return list(checkpoint_steps(parent).values())
+
+
+def numbered(parent: Path, form: re.Pattern[str]) -> dict[int, Path]:
+    """What stands in a folder under names with a number, by that number, in its order.
+
+    Args:
+        parent: the folder; empty where it does not exist.
+        form: of the whole name; its first group is the number.
+    """
+    names = ((path, form.fullmatch(path.name)) for path in parent.glob("*"))
+    return dict(sorted((int(name[1]), path) for path, name in names if name))
+
+
+def checkpoint_steps(parent: Path) -> dict[int, Path]:
+    """Step -> checkpoint folder, oldest first."""
+    return numbered(parent, _NAME)
 
 
 def checkpoint_at(parent: Path, step: int) -> Path:
@@ -72,7 +96,7 @@ def checkpoint_at(parent: Path, step: int) -> Path:
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
-    steps = _steps(parent)
+    steps = checkpoint_steps(parent)
     if step not in steps:
         told = ", ".join(map(str, steps)) or "none at all"
         raise CheckpointError(
@@ -105,12 +129,6 @@ def newest_whole(parent: Path) -> Path:
 def read_state(folder: Path) -> dict[str, Any]:
     """The JSON part of a checkpoint."""
     return json.loads((folder / STATE).read_text())
-
-
-def _steps(parent: Path) -> dict[int, Path]:
-    """Step -> checkpoint folder, oldest first."""
-    names = ((path, _NAME.fullmatch(path.name)) for path in parent.glob("step-*"))
-    return dict(sorted((int(name[1]), path) for path, name in names if name))
 
 
 def _problem(folder: Path) -> str | None:

@@ -23,7 +23,7 @@ from typing import Any
 from legos.data.episode import Episode
 from legos.errors import CheckpointError
 from legos.loop.atomic import clear_unfinished, write_file, write_folder
-from legos.loop.checkpoint import checkpoint_at, checkpoints, newest_whole, read_state
+from legos.loop.checkpoint import checkpoint_at, checkpoints, newest_whole, numbered, read_state
 from legos.track.jsonl import append_whole, kept_bytes
 from legos.weights.adapter import Adapter, write_adapter
 
@@ -213,13 +213,11 @@ class RunFolder:
 
     def _batch_files(self) -> dict[int, Path]:
         """Files of kept samples by step."""
-        names = {path: _BATCHES.fullmatch(path.name) for path in self.batches.glob("step-*")}
-        return {int(name[1]): path for path, name in names.items() if name}
+        return numbered(self.batches, _BATCHES)
 
     def _adapters(self) -> dict[int, Path]:
         """Adapter folders by version."""
-        names = {path: _ADAPTER.fullmatch(path.name) for path in self.adapters.glob("v*")}
-        return {int(name[1]): path for path, name in names.items() if name}
+        return numbered(self.adapters, _ADAPTER)
 
     def _forget(self) -> None:
         """Remove all parts, and the folder if nothing else is in it."""

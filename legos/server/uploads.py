@@ -108,12 +108,7 @@ def parse_load(data: bytearray, named: Named, *, default_scale: float | None) ->
     if named.rank is not None and named.rank != adapter.shape.rank:
         raise AdapterError(f"rank {named.rank} was announced, but it is {adapter.shape.rank}")
     recorded = record.get("digest", adapter.digest)
-    if adapter.digest != recorded:
-        raise AdapterError(
-            f"adapter {name!r} has digest {adapter.digest} but {recorded} was recorded; "
-            "it was damaged on its way, send it again"
-        )
-    return adapter
+    return adapter.checked(recorded, "it was damaged on its way, send it again")
 
 
 def from_folder(path: str, root: Path | None, named: Named) -> Adapter:

@@ -1,15 +1,17 @@
 """Records made of a few words, where a test wants one and does not care for all of its fields."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Literal
 
 import numpy as np
 
+from legos.data.batch import Batch
 from legos.data.episode import Episode, Rollout, Task, Turn
 from legos.data.message import Completion, Message
 from legos.data.sample import Sample
 
-__all__ = ["Support", "make_episode", "make_sample", "make_turn", "random_samples"]
+__all__ = ["Support", "float64", "make_episode", "make_sample", "make_turn", "random_samples"]
 
 Support = Literal["open", "legal", "restricted", "mixed"]
 """What is known of the tokens that could be chosen: nothing, the legal ones, that only they could
@@ -171,3 +173,13 @@ def random_samples(
             )
         )
     return samples
+
+
+def float64(batch: Batch) -> Batch:
+    """The batch with its float32 arrays in double precision, for finite differences."""
+    floats = {
+        field.name: getattr(batch, field.name).astype(np.float64)
+        for field in fields(batch)
+        if getattr(batch, field.name).dtype == np.float32
+    }
+    return replace(batch, **floats)

@@ -82,6 +82,23 @@ class Adapter:
         """Name, version and digest."""
         return AdapterInfo(name=self.name, version=self.version, digest=self.digest)
 
+    def checked(self, recorded: str, otherwise: str) -> "Adapter":
+        """This adapter, if it is the one that was recorded.
+
+        Args:
+            recorded: the digest; its own where another program recorded none.
+            otherwise: what has happened if it is another one, and what to do.
+
+        Raises:
+            AdapterError: it is another one.
+        """
+        if self.digest != recorded:
+            raise AdapterError(
+                f"adapter {self.name!r} has digest {self.digest} but {recorded} was recorded; "
+                f"{otherwise}"
+            )
+        return self
+
 
 def write_adapter(adapter: Adapter, folder: Path) -> None:
     """Write an adapter into an existing folder, in mlx-lm's format.
@@ -143,13 +160,8 @@ def unpack_adapter(
     if name is None or version is None or scale is None:
         raise AdapterError(f"the file does not record its {' and '.join(missing)}; give it as well")
     adapter = Adapter(name=name, version=version, shape=shape_of(arrays, scale), arrays=arrays)
-    digest = record.get("digest", adapter.digest)
-    if adapter.digest != digest:
-        raise AdapterError(
-            f"adapter {name!r} has digest {adapter.digest} but {digest} was recorded; "
-            "it was damaged on its way, send it again"
-        )
-    return adapter
+    recorded = record.get("digest", adapter.digest)
+    return adapter.checked(recorded, "it was damaged on its way, send it again")
 
 
 def header_record(texts: Mapping[str, str]) -> dict[str, Any]:
@@ -241,9 +253,4 @@ def read_adapter(folder: Path) -> Adapter:
         raise AdapterError(
             f"{folder} cannot be read as an adapter: {error}; take another one of the run"
         ) from error
-    if adapter.digest != digest:
-        raise AdapterError(
-            f"{folder}: the arrays have digest {adapter.digest} but {digest} was "
-            "recorded; the file is damaged, take another adapter of the run"
-        )
-    return adapter
+    return adapter.checked(digest, f"the file is damaged, take another one than {folder}")

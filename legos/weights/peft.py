@@ -185,13 +185,8 @@ def read_peft(folder: Path) -> Adapter:
         )
     except (OSError, TypeError, ValueError) as error:
         raise AdapterError(f"{folder} cannot be read as a PEFT adapter: {error}") from error
-    digest = record.get("digest", adapter.digest)
-    if adapter.digest != digest:
-        raise AdapterError(
-            f"{folder}: the arrays have digest {adapter.digest} but {digest} was "
-            "recorded; the file is damaged, export the adapter again"
-        )
-    return adapter
+    recorded = record.get("digest", adapter.digest)
+    return adapter.checked(recorded, f"the file is damaged, export it to {folder} again")
 
 
 def _check_config(config: Mapping[str, Any]) -> None:

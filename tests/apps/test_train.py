@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from legos.apps import train as app
-from legos.build.trainer import Trainer
+from legos.build.trainer import Trainer, trainer_of
 from legos.cli import main
 from legos.config.resolve import read_config
+from legos.config.schema import RunConfig
 from legos.loop.checkpoint import newest_whole, read_state
 from legos.track import JsonlTracker
 from legos.track.jsonl import read_metrics
@@ -51,11 +52,11 @@ def trainers(monkeypatch: pytest.MonkeyPatch) -> list[Trainer]:
     """Every trainer that a command makes."""
     made: list[Trainer] = []
 
-    def make(**arguments: Any) -> Trainer:
-        made.append(Trainer(**arguments))
+    def make(config: RunConfig, *, inline: bool) -> Trainer:
+        made.append(trainer_of(config, inline=inline))
         return made[-1]
 
-    monkeypatch.setattr(app, "Trainer", make)
+    monkeypatch.setattr(app, "trainer_of", make)
     return made
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,20 +13,10 @@ from legos.data.batch import Batch, normalisation_weights, pack
 from legos.losses.objective import KlEstimator, Objective
 from legos.losses.total import SUMS, BatchArrays, total_loss
 from legos.testing import make_sample, random_samples
-from legos.testing.records import Support
+from legos.testing.records import Support, float64
 
 Floats = NDArray[np.float64]
 VOCAB = 7
-
-
-def float64(batch: Batch) -> Batch:
-    """The batch with its float32 arrays in double precision."""
-    floats = {
-        field.name: getattr(batch, field.name).astype(np.float64)
-        for field in fields(batch)
-        if getattr(batch, field.name).dtype == np.float32
-    }
-    return replace(batch, **floats)
 
 
 def random_case(seed: int, support: Support = "mixed") -> tuple[Batch, Floats, Floats, Floats]:

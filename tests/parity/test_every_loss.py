@@ -1,6 +1,5 @@
 """Every loss: MLX's gradient is that of finite differences, and no split of a step changes it."""
 
-from dataclasses import fields, replace
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +14,7 @@ from legos.losses.objective import Objective
 from legos.losses.places import Places, chosen_logprobs, place_logprobs
 from legos.losses.total import SUMS, BatchArrays, total_loss
 from legos.testing import random_samples
+from legos.testing.records import float64
 
 Floats = NDArray[np.float64]
 VOCAB = 5
@@ -60,15 +60,6 @@ EVERY_OBJECTIVE = {
     "entropy": Objective(entropy_coef=0.4),
     "entropy_of_everything": Objective(entropy_coef=0.4, entropy_over="vocabulary"),
 }
-
-
-def float64(batch: Batch) -> Batch:
-    floats = {
-        field.name: getattr(batch, field.name).astype(np.float64)
-        for field in fields(batch)
-        if getattr(batch, field.name).dtype == np.float32
-    }
-    return replace(batch, **floats)
 
 
 def rounded(array: Floats) -> Floats:

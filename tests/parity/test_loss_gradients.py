@@ -1,7 +1,6 @@
 """Gradients of the whole loss: MLX's own against finite differences of the NumPy form."""
 
 import itertools
-from dataclasses import fields, replace
 
 import mlx.core as mx
 import numpy as np
@@ -12,20 +11,11 @@ from legos.data.batch import Batch, normalisation_weights, pack
 from legos.losses.objective import ImportanceSampling, KlEstimator, Objective
 from legos.losses.total import BatchArrays, total_loss
 from legos.testing import random_samples
-from legos.testing.records import Support
+from legos.testing.records import Support, float64
 
 Floats = NDArray[np.float64]
 VOCAB = 5
 STEP = 1e-6
-
-
-def float64(batch: Batch) -> Batch:
-    floats = {
-        field.name: getattr(batch, field.name).astype(np.float64)
-        for field in fields(batch)
-        if getattr(batch, field.name).dtype == np.float32
-    }
-    return replace(batch, **floats)
 
 
 def random_batch(seed: int, support: Support, temperatures: tuple[float, ...]) -> Batch:
