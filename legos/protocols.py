@@ -55,7 +55,10 @@ class Scorer(Protocol):
     """A client that tells probabilities without sampling; what exact evaluations read."""
 
     async def score(
-        self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]]
+        self,
+        prompts: Sequence[tuple[Sequence[Message], Sequence[str]]],
+        *,
+        adapter: str = "policy",
     ) -> Sequence[Sequence[float]]:
         """Log-probability (nats, temperature 1) of each choice as the whole answer to a prompt."""
         ...
@@ -109,6 +112,7 @@ class Engine(Protocol):
         prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
         *,
         end_ids: Sequence[int],
+        adapter: str = "policy",
     ) -> "Future[list[list[float]]]":
         """Log-probability of each continuation as the whole answer to its prompt."""
         ...

@@ -68,9 +68,10 @@ class SharedEngine:
         prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
         *,
         end_ids: Sequence[int],
+        adapter: str = "policy",
     ) -> "Future[list[list[float]]]":
         """Log-probability of each continuation as the whole answer to its prompt."""
-        return self._engine.score(prompts, end_ids=end_ids)
+        return self._engine.score(prompts, end_ids=end_ids, adapter=adapter)
 
     def _refused(self) -> "Future[Any]":
         future: Future[Any] = Future()

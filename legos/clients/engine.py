@@ -106,19 +106,26 @@ class EngineClient:
                 self._cancel(number)
 
     async def score(
-        self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]]
+        self,
+        prompts: Sequence[tuple[Sequence[Message], Sequence[str]]],
+        *,
+        adapter: str = "policy",
     ) -> list[list[float]]:
         """Log-probability (nats, temperature 1) of each choice as the whole answer to its prompt.
 
         Args:
             prompts: messages, and the choices after them.
+            adapter: whose probabilities.
+
+        Raises:
+            RequestError: a prompt or choice cannot be scored.
         """
         encode = self._tokenizer.encode
         rows = [
             (self._tokenizer.render(tuple(messages)), [encode(choice) for choice in choices])
             for messages, choices in prompts
         ]
-        scores = self._engine.score(rows, end_ids=self._tokenizer.end_ids)
+        scores = self._engine.score(rows, end_ids=self._tokenizer.end_ids, adapter=adapter)
         return await asyncio.wrap_future(scores)
 
     def _request(

@@ -142,22 +142,28 @@ class OpenAIClient:
                         yield piece
 
     async def score(
-        self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]]
+        self,
+        prompts: Sequence[tuple[Sequence[Message], Sequence[str]]],
+        *,
+        adapter: str = "policy",
     ) -> list[list[float]]:
         """Log-probability (nats, temperature 1) of each choice as the whole answer to its prompt.
 
         Args:
             prompts: messages, and the choices after them.
+            adapter: whose probabilities.
 
         Raises:
             RequestError: the server does not tell them.
             EngineError: no server answers.
         """
-        if await self._kind() != "legos":
+        dialect = await self._kind()
+        if dialect != "legos":
             raise RequestError(
                 f"{self._transport.url} tells no probabilities of given answers, which exact "
                 "evaluations need; serve the model with `legos serve`"
             )
+        model, _ = await self._target(adapter, dialect)
         scores: list[list[float]] = []
         for start in range(0, len(prompts), PROMPTS_AT_ONCE):
             asked = [
@@ -167,7 +173,8 @@ class OpenAIClient:
                 }
                 for messages, choices in prompts[start : start + PROMPTS_AT_ONCE]
             ]
-            answer = await self._transport.request("POST", "/score", json={"prompts": asked})
+            body = {"prompts": asked, "model": model}
+            answer = await self._transport.request("POST", "/score", json=body)
             scores += scores_of(answer.body)
         return scores
 

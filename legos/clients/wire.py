@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec import Struct
 
-from legos.data.message import Completion, FinishReason, Message, Sampling
+from legos.data.message import Alternatives, Completion, FinishReason, Message, Sampling
 from legos.errors import AdapterError, EngineError, RequestError
 
 __all__ = [
@@ -62,6 +62,7 @@ class _Choice(Struct):
     versions: tuple[int, ...] | None = None
     legal: tuple[tuple[int, ...], ...] | None = None
     raw_logprobs: tuple[float, ...] | None = None
+    alternatives: tuple[Alternatives, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     logprobs: Any = None
 
@@ -145,6 +146,11 @@ def request_of(
             f"restrict=True needs our server; a {dialect} server cannot be held to the choices "
             "and still tell the log-probabilities"
         )
+    if dialect != "legos" and (sampling.raw_logprobs or sampling.num_alternatives):
+        raise RequestError(
+            "raw_logprobs and num_alternatives need our server; leave them out, or serve the model "
+            "with `legos serve`"
+        )
     body: dict[str, Any] = {"model": model, "temperature": sampling.temperature}
     if chat:
         messages = cast("Sequence[Message]", prompt)
@@ -179,6 +185,8 @@ def _extensions(sampling: Sampling, dialect: Dialect, *, chat: bool) -> dict[str
         extra |= {"choices": list(sampling.choices), "restrict": sampling.restrict}
     if sampling.raw_logprobs:
         extra["raw_logprobs"] = True
+    if number := sampling.num_alternatives:
+        extra |= {"logprobs": True, "top_logprobs": number} if chat else {"logprobs": number}
     return extra
 
 
@@ -269,6 +277,7 @@ def completion_of(
         elapsed_s=elapsed_s,
         filtered=sampling.filters is not None or sampling.json_schema is not None,
         raw_logprobs=choice.raw_logprobs or (),
+        alternatives=choice.alternatives or (),
     )
 
 

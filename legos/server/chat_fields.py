@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from legos.data.message import Message
+from legos.data.message import MAX_ALTERNATIVES, Message
 from legos.server.fields import SamplingFields
 from legos.server.problems import Problem
 
@@ -181,7 +181,7 @@ class ChatBody(ChatPrompt, SamplingFields):
     )
     max_completion_tokens: int | None = Field(None, ge=1, description="max_tokens, stronger.")
     logprobs: bool | None = False
-    top_logprobs: int | None = Field(0, ge=0, le=20)
+    top_logprobs: int | None = Field(0, ge=0, le=MAX_ALTERNATIVES)
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = Field(None, description="Not looked at.")
     modalities: list[Literal["text"]] | None = None

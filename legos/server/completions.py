@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 from starlette.responses import Response
 
 from legos.chat.incremental import TextStream
-from legos.data.message import Completion
+from legos.data.message import MAX_ALTERNATIVES, Completion
 from legos.data.request import Progress
 from legos.server.ask import GONE, Asked, Envelope, complete_all, stream_all, usage_of
 from legos.server.events import Emit, EventStream
@@ -50,7 +50,7 @@ class CompletionBody(SamplingFields):
         True, description="Begin texts with the tokens that the model's texts begin with."
     )
     logprobs: int | None = Field(
-        None, ge=0, le=20, description="Log-probabilities, with so many alternatives."
+        None, ge=0, le=MAX_ALTERNATIVES, description="Log-probabilities, with so many alternatives."
     )
     echo: Literal[False] | None = Field(None, description="The prompt cannot be told again.")
     best_of: Literal[1] | None = None

@@ -73,6 +73,10 @@ class ScoreBody(BaseModel):
     )
 
     prompts: list[ScoredPrompt] = Field(min_length=1, max_length=1024)
+    model: str | None = Field(
+        None, description="The base model's name, base, an adapter's name, or NAME@VERSION."
+    )
+    adapter: str | None = Field(None, description="Stronger than model; the same words.")
 
 
 def state_router(service: Service) -> APIRouter:
@@ -150,9 +154,10 @@ def text_router(service: Service) -> APIRouter:
             ([Message(m.fields()["role"], m.text) for m in one.messages], one.choices)
             for one in body.prompts
         ]
+        adapter = service.adapter_of(body.model, body.adapter)
         with service.admitted(sum(len(one.choices) for one in body.prompts)):
             try:
-                scored = await service.attend(request.receive, _scored(service, prompts))
+                scored = await service.attend(request.receive, _scored(service, prompts, adapter))
             except GoneError as error:
                 raise Problem(499, "the client has gone") from error
         return Scores(scores=scored)
@@ -161,9 +166,9 @@ def text_router(service: Service) -> APIRouter:
 
 
 async def _scored(
-    service: Service, prompts: list[tuple[list[Message], list[str]]]
+    service: Service, prompts: list[tuple[list[Message], list[str]]], adapter: str
 ) -> list[list[float]]:
-    return [list(row) for row in await service.source.score(prompts)]
+    return [list(row) for row in await service.source.score(prompts, adapter=adapter)]
 
 
 def _models(service: Service) -> list[OneModel]:

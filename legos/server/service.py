@@ -48,7 +48,10 @@ class Source(Protocol):
         ...
 
     async def score(
-        self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]]
+        self,
+        prompts: Sequence[tuple[Sequence[Message], Sequence[str]]],
+        *,
+        adapter: str = "policy",
     ) -> Sequence[Sequence[float]]:
         """Log-probability of each choice as the whole answer to its prompt."""
         ...

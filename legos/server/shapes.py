@@ -63,6 +63,7 @@ class SampledTokens(BaseModel):
     versions: list[int] | None = None
     legal: list[list[int]] | None = None
     raw_logprobs: list[float] | None = None
+    alternatives: list[list[tuple[int, float]]] | None = None
 
 
 class ChatChoice(SampledTokens):

@@ -99,7 +99,7 @@ def text_logprobs(sampled: Sampled, texts: TokenTexts, *, raw: bool, offset: int
 
 
 def token_fields(sampled: Sampled, *, raw: bool) -> dict[str, Any]:
-    """The extensions: ids, log-probabilities and versions of tokens.
+    """The extensions: ids, log-probabilities, versions of tokens, ids of their alternatives.
 
     Args:
         sampled: the tokens.
@@ -112,6 +112,8 @@ def token_fields(sampled: Sampled, *, raw: bool) -> dict[str, Any]:
     }
     if isinstance(sampled, Completion) and sampled.legal:
         fields["legal"] = sampled.legal
+    if sampled.alternatives:
+        fields["alternatives"] = sampled.alternatives
     if raw:
         fields["raw_logprobs"] = sampled.raw_logprobs
     return fields

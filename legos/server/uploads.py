@@ -166,4 +166,5 @@ def _peft_config(arrays: Mapping[str, Any], scale: float | None) -> dict[str, An
     if first is None or not first.shape:
         raise AdapterError("the file has no lora_A tensor")
     rank = int(first.shape[0])
-    return {"r": rank, "lora_alpha": scale * rank}
+    use_dora = any("lora_magnitude_vector" in key for key in arrays)
+    return {"r": rank, "lora_alpha": scale * rank, "use_dora": use_dora}

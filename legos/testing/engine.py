@@ -116,6 +116,7 @@ class FakeEngine:
         prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
         *,
         end_ids: Sequence[int],
+        adapter: str = "policy",
     ) -> "Future[list[list[float]]]":
         """One nat less for every token of a continuation."""
         future: Future[list[list[float]]] = Future()

@@ -268,18 +268,19 @@ def test_scores_are_asked_as_whole_answers(tokenizer: ChatTokenizer) -> None:
     asked: list[object] = []
 
     class Scorer(Engine):
-        def score(self, prompts: Sequence, *, end_ids: Sequence[int]):  # noqa: ANN202
-            asked.append((prompts, end_ids))
-            return super().score(prompts, end_ids=end_ids)
+        def score(self, prompts: Sequence, *, end_ids: Sequence[int], adapter: str = "policy"):  # noqa: ANN202
+            asked.append((prompts, end_ids, adapter))
+            return super().score(prompts, end_ids=end_ids, adapter=adapter)
 
     client = EngineClient(Scorer(), tokenizer)
     chat = [Message("user", "Well?")]
-    scores = asyncio.run(client.score([(chat, ["yes", "no"]), (chat, ["maybe"])]))
+    scores = asyncio.run(client.score([(chat, ["yes", "no"]), (chat, ["maybe"])], adapter="old@3"))
     assert scores == [[-3.0, -2.0], [-5.0]]
     prompt, encode = tokenizer.render(chat), tokenizer.encode
     assert asked == [
         (
             [(prompt, [encode("yes"), encode("no")]), (prompt, [encode("maybe")])],
             tokenizer.end_ids,
+            "old@3",
         )
     ]

@@ -188,6 +188,9 @@ def test_a_plain_endpoint_gives_text_and_nothing_to_train_on() -> None:
             asyncio.run(ask(url, adapter="policy@3"))
         with pytest.raises(RequestError, match="restrict=True needs our server"):
             asyncio.run(ask(url, Sampling(choices=("1",), restrict=True)))
+        for extra in (Sampling(raw_logprobs=True), Sampling(num_alternatives=2)):
+            with pytest.raises(RequestError, match="raw_logprobs and num_alternatives need our"):
+                asyncio.run(ask(url, extra))
         with pytest.raises(RequestError, match="token ids"):
             asyncio.run(ask(url, prompt=(1, 2)))
         with pytest.raises(RequestError, match="exact evaluations"):

@@ -138,6 +138,36 @@ def test_a_hundred_at_once_are_what_the_engine_says(
     assert all(completion.trainable for completion in theirs)
 
 
+def test_all_that_the_engine_tells_of_a_token_arrives(
+    url: str, model: ModelHandle, engine: MlxEngine
+) -> None:
+    sampling = Sampling(max_tokens=4, temperature=0.5, raw_logprobs=True, num_alternatives=30)
+    (there,), (here,) = over_http(url, [sampling]), in_process(model, engine, [sampling])
+    assert there.token_ids == here.token_ids
+    assert close(there.raw_logprobs, here.raw_logprobs)
+    assert len(there.raw_logprobs) == len(there.alternatives) == len(there.token_ids)
+    for theirs, ours in zip(there.alternatives, here.alternatives, strict=True):
+        assert [token for token, _ in theirs] == [token for token, _ in ours]
+        assert close([logprob for _, logprob in theirs], [logprob for _, logprob in ours])
+        assert len(theirs) == 30
+
+
+def test_each_adapter_scores_in_its_own_way(url: str, model: ModelHandle) -> None:
+    publish(url, random_adapter(model, 900))
+
+    async def go() -> list[list[list[float]]]:
+        async with OpenAIClient(f"{url}/v1") as client:
+            prompts = [(ASK, ["1", "2"])]
+            return [
+                await client.score(prompts, adapter=adapter)
+                for adapter in ("base", "policy", "policy@900")
+            ]
+
+    base, policy, exact = asyncio.run(go())
+    assert policy == exact
+    assert abs(base[0][0] - policy[0][0]) > 1e-3
+
+
 def test_what_is_published_speaks_next(url: str, model: ModelHandle, engine: MlxEngine) -> None:
     sampling = Sampling(seed=3, max_tokens=16)
     (before,) = over_http(url, [sampling])
