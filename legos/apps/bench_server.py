@@ -20,8 +20,8 @@ from legos.build.bench_models import write_bench_model
 from legos.build.engine_bench import EngineBench
 from legos.build.server_bench import (
     Body,
+    Clients,
     drop_command,
-    load,
     running,
     serve_command,
     stock_command,
@@ -47,14 +47,17 @@ def bench_server(seconds: float) -> Mapping[str, Any]:
         large = write_bench_model("40m", Path(root) / "large")
         speeds = _against_bare(small, share, TOKENS)
         speeds_40m = _against_bare(large, share, TOKENS_40M)
-        stock = _against_stock(small, share / 2, TOKENS)
-        stock_40m = _against_stock(large, share / 2, TOKENS_40M)
+        seeded = _against_stock(small, share / 3, TOKENS, seeded=True)
+        stock = _against_stock(small, share / 3, TOKENS, seeded=False)
+        stock_40m = _against_stock(large, share / 3, TOKENS_40M, seeded=False)
         swap = _swaps(large, share)
     return {
         "tokens_per_s": speeds[0],
         "bare_tokens_per_s": speeds[1],
         "tokens_per_s_40m": speeds_40m[0],
         "bare_tokens_per_s_40m": speeds_40m[1],
+        "tokens_per_s_seeded": seeded[0],
+        "mlx_lm_tokens_per_s_seeded": seeded[1],
         "tokens_per_s_mixed": stock[0],
         "mlx_lm_tokens_per_s_mixed": stock[1],
         "tokens_per_s_mixed_40m": stock_40m[0],
@@ -63,8 +66,9 @@ def bench_server(seconds: float) -> Mapping[str, Any]:
         "ratios": {
             "server_vs_bare": speeds[0] / speeds[1],
             "server_vs_bare_40m": speeds_40m[0] / speeds_40m[1],
-            "server_vs_mlx_lm": stock[0] / stock[1],
-            "server_vs_mlx_lm_40m": stock_40m[0] / stock_40m[1],
+            "server_vs_mlx_lm": seeded[0] / seeded[1],
+            "server_vs_mlx_lm_unseeded": stock[0] / stock[1],
+            "server_vs_mlx_lm_unseeded_40m": stock_40m[0] / stock_40m[1],
             "swap_vs_loopback_copy": swap["swap_s"] / swap["loopback_copy_s"],
         },
     }
@@ -76,9 +80,9 @@ def _against_bare(folder: Path, seconds: float, tokens: int) -> tuple[float, flo
     prompts = bench.prompts(CLIENTS, PROMPT)
     seeds = count()
     try:
-        with running(serve_command(str(folder), rows=ROWS)) as url:
+        with running(serve_command(str(folder), rows=ROWS)) as url, Clients(url) as clients:
             return _medians(
-                lambda: load(url, [_by_ids(p, tokens, next(seeds)) for p in prompts]),
+                lambda: clients.load([_by_ids(p, tokens, next(seeds)) for p in prompts]),
                 lambda: CLIENTS * tokens / bench.bare(prompts, max_tokens=tokens),
                 seconds,
             )
@@ -86,8 +90,13 @@ def _against_bare(folder: Path, seconds: float, tokens: int) -> tuple[float, flo
         bench.close()
 
 
-def _against_stock(folder: Path, seconds: float, tokens: int) -> tuple[float, float]:
-    """Tokens a second where every request samples in its own way, and of mlx-lm's own server."""
+def _against_stock(
+    folder: Path, seconds: float, tokens: int, *, seeded: bool
+) -> tuple[float, float]:
+    """Tokens a second where every request samples in its own way, and of mlx-lm's own server.
+
+    Where requests have seeds, that server answers one after the other.
+    """
 
     def bodies(number: int) -> list[Body]:
         return [
@@ -96,19 +105,23 @@ def _against_stock(folder: Path, seconds: float, tokens: int) -> tuple[float, fl
                 "max_tokens": tokens,
                 "temperature": 0.7 + 0.01 * n,
                 "top_p": 0.99 - 0.002 * n,
+                **({"seed": CLIENTS * number + n} if seeded else {}),
             }
             for n in range(CLIENTS)
         ]
 
     with (
-        running(serve_command(str(folder), rows=ROWS)) as ours,
-        running(stock_command(str(folder), rows=ROWS)) as theirs,
+        running(serve_command(str(folder), rows=ROWS)) as our_url,
+        running(stock_command(str(folder), rows=ROWS)) as their_url,
+        Clients(our_url) as ours,
+        Clients(their_url) as theirs,
     ):
         rounds = count(), count()  # both servers are asked the same, never twice
         return _medians(
-            lambda: load(ours, bodies(next(rounds[0]))),
-            lambda: load(theirs, bodies(next(rounds[1]))),
+            lambda: ours.load(bodies(next(rounds[0]))),
+            lambda: theirs.load(bodies(next(rounds[1]))),
             seconds,
+            least=1 if seeded else 2,
         )
 
 
@@ -172,12 +185,13 @@ def _by_ids(prompt: tuple[int, ...], tokens: int, seed: int) -> Body:
         "logprobs": 0,
         "model": "base",
         "return_token_ids": True,
+        "ignore_eos": True,  # the bare loop goes on as well
     }
 
 
 def _medians(
-    ours: Callable[[], float], theirs: Callable[[], float], seconds: float
+    ours: Callable[[], float], theirs: Callable[[], float], seconds: float, *, least: int = 2
 ) -> tuple[float, float]:
     """Medians of both figures, in turn for about so long."""
-    pairs = in_turn(ours, theirs, seconds, least=2)
+    pairs = in_turn(ours, theirs, seconds, least=least)
     return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)

@@ -6,15 +6,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 import httpx
 
 from legos.errors import EngineError
 
-__all__ = ["Body", "drop_command", "load", "running", "serve_command", "stock_command"]
+__all__ = ["Body", "Clients", "drop_command", "running", "serve_command", "stock_command"]
 
 Body = dict[str, Any]
 PATIENCE = 100
@@ -93,44 +94,58 @@ def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
     raise EngineError(f"the server at {url} did not come up (exit code {process.poll()})")
 
 
-@asynccontextmanager
-async def _pooled(url: str) -> AsyncGenerator[httpx.AsyncClient]:
-    limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
-    async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
-        yield client
+class Clients:
+    """Asks one server, many requests at once, over connections that stay open between rounds."""
 
+    def __init__(self, url: str) -> None:
+        limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
+        self._url = url
+        self._runner = asyncio.Runner()
+        self._http = httpx.AsyncClient(base_url=url, timeout=300, limits=limits)
 
-def load(url: str, bodies: Sequence[Body]) -> float:
-    """Completion tokens a second, all requests sent at once.
+    def __enter__(self) -> "Clients":
+        """Nothing to do: connections are made when they are needed."""
+        return self
 
-    Args:
-        url: of the server.
-        bodies: for ``POST /v1/completions``.
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close all connections."""
+        self._runner.run(self._http.aclose())
+        self._runner.close()
 
-    Raises:
-        EngineError: a request was refused.
-    """
+    def load(self, bodies: Sequence[Body]) -> float:
+        """Completion tokens a second, all requests sent at once.
 
-    async def one(client: httpx.AsyncClient, body: Body) -> int:
-        response = await _patiently(client, body)
-        if response.status_code != 200:
-            raise EngineError(f"{url} answered {response.status_code}: {response.text[:200]}")
-        return response.json()["usage"]["completion_tokens"]
+        Args:
+            bodies: for ``POST /v1/completions``.
 
-    async def all_of_them() -> float:
-        async with _pooled(url) as client:
-            started = time.perf_counter()
-            tokens = await asyncio.gather(*(one(client, body) for body in bodies))
-            return sum(tokens) / (time.perf_counter() - started)
+        Raises:
+            EngineError: a request was refused.
+        """
+        return self._runner.run(self._load(bodies))
 
-    return asyncio.run(all_of_them())
+    async def _load(self, bodies: Sequence[Body]) -> float:
+        started = time.perf_counter()
+        tokens = await asyncio.gather(*(self._ask(body) for body in bodies))
+        return sum(tokens) / (time.perf_counter() - started)
 
+    async def _ask(self, body: Body) -> int:
+        """Completion tokens of one answer.
 
-async def _patiently(client: httpx.AsyncClient, body: Body) -> httpx.Response:
-    """Ask again where the server lets the connection fall: mlx-lm's takes few at a time."""
-    for _ in range(PATIENCE):
-        try:
-            return await client.post("/v1/completions", json=body)
-        except httpx.NetworkError:
-            await asyncio.sleep(0.02)
-    raise EngineError(f"{client.base_url} let a connection fall {PATIENCE} times")
+        A server that lets the connection fall is asked again: mlx-lm's takes few at a time.
+        """
+        for _ in range(PATIENCE):
+            try:
+                response = await self._http.post("/v1/completions", json=body)
+            except httpx.NetworkError:
+                await asyncio.sleep(0.02)
+                continue
+            if response.status_code != 200:
+                said = f"{response.status_code}: {response.text[:200]}"
+                raise EngineError(f"{self._url} answered {said}")
+            return response.json()["usage"]["completion_tokens"]
+        raise EngineError(f"{self._url} let a connection fall {PATIENCE} times")
