@@ -125,6 +125,7 @@ def apply_lora(
     layers: int = 16,
     alpha: float = 32.0,
     head: bool | None = None,
+    use_dora: bool = False,
     seed: int = 0,
 ) -> LoraShape:
     """Put LoRA on every linear module of the last ``layers`` layers.
@@ -136,10 +137,12 @@ def apply_lora(
         alpha: strength; the scale is alpha / rank.
         head: also adapt the output head; None: only in models of at most ten million parameters,
             which have little else to adapt.
+        use_dora: learn the length of every adapted row as well (DoRA); not for experts.
         seed: of the first matrix of each pair; the second is zero.
 
     Raises:
         ModelError: the model has LoRA already.
+        AdapterError: there is nothing to adapt, or DoRA is asked for where there are experts.
     """
     from legos.mlx.lora import add_lora, lora_shape
 
@@ -148,7 +151,14 @@ def apply_lora(
     adapt_head = model.num_parameters <= SMALL_MODEL if head is None else head
 
     def put() -> LoraShape:
-        shape = lora_shape(model.tree, rank=rank, alpha=alpha, num_layers=layers, head=adapt_head)
+        shape = lora_shape(
+            model.tree,
+            rank=rank,
+            alpha=alpha,
+            num_layers=layers,
+            head=adapt_head,
+            use_dora=use_dora,
+        )
         add_lora(model.tree, shape, seed=seed)
         return shape
 

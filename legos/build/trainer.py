@@ -58,6 +58,7 @@ class Trainer(PolicyTrainer):
                 layers=config.lora_layers,
                 alpha=config.lora_alpha,
                 head=config.lora_head,
+                use_dora=config.use_dora,
                 seed=seed,
             )
         assert model.lora is not None, "apply_lora has set it"

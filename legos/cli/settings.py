@@ -15,7 +15,7 @@ from legos.loop.folder import find_run, split_place
 
 __all__ = ["resolve_run"]
 
-_KEPT = ("model", "arena", "seed", "training.lora_alpha")
+_KEPT = ("model", "arena", "seed", "training.lora_alpha", "training.use_dora")
 _SHARED = ("model", "arena")
 DEFAULT = "default"
 _LORA = "training.lora_"
@@ -84,7 +84,7 @@ def _forked(files: Sequence[Path], fork: str, overrides: Mapping[str, object]) -
     resolved = resolve(files=[parent.config, *files], overrides=given, recommend=advice)
     before = read_config(parent.config)
     lora = [name for name in knobs() if name.startswith(_LORA)]
-    _check_kept([*_SHARED, *lora], resolved, before, f"{place} to fork from")
+    _check_kept([*_SHARED, *lora, "training.use_dora"], resolved, before, f"{place} to fork from")
     if resolved.config.loop.steps <= step:
         raise ConfigError(
             f"loop.steps is {resolved.config.loop.steps} but {place} has done {step} steps "

@@ -88,6 +88,10 @@ class TrainingConfig(ObjectiveSettings):
     lora_head: bool | None = knob(
         None, "Whether the output head gets LoRA; none: only where the model is small."
     )
+    use_dora: bool = knob(
+        False,
+        "DoRA: learn the length of every adapted row beside LoRA; a slower step, not for experts.",
+    )
 
     @property
     def lora_scale(self) -> float:
@@ -101,6 +105,11 @@ class TrainingConfig(ObjectiveSettings):
             raise ConfigError(
                 f"loss_normalisation is {self.loss_normalisation!r} and constant_length is "
                 f"{self.constant_length}; 'constant' needs a length, and nothing else uses one"
+            )
+        if self.use_dora and self.weight_decay:
+            raise ConfigError(
+                f"use_dora is true and weight_decay is {self.weight_decay}; it would pull the "
+                "lengths of rows, and with them the model, to 0: set weight_decay to 0"
             )
         return self
 

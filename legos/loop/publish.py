@@ -101,10 +101,17 @@ class VllmPublisher:
         """Return once the adapter is live.
 
         Raises:
-            AdapterError: the server refuses it, or the same version was published otherwise.
+            AdapterError: the server refuses it, it is DoRA, or the same version was published
+                otherwise.
             EngineError: the server cannot be reached.
         """
         info = adapter.info
+        if adapter.shape.use_dora:
+            raise AdapterError(
+                f"adapter {info.name}@{info.version} is DoRA, which vLLM does not serve; set "
+                "training.use_dora to false, or serve the merged model of `legos export --format "
+                "fused`"
+            )
         served = f"{info.name}@{info.version}"
         if self._loaded.get(served, info.digest) != info.digest:
             raise AdapterError(

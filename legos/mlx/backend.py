@@ -60,7 +60,15 @@ class MlxBackend:
             gradient_checkpointing: keep the inputs of layers alone and compute them again on the
                 way back: less memory, about a third more time.
             group: processes that share the work of every step; each is given the same steps.
+
+        Raises:
+            TrainerError: weight decay with DoRA.
         """
+        if shape.use_dora and weight_decay:
+            raise TrainerError(
+                f"weight decay {weight_decay} would pull the lengths of DoRA's rows, and with them "
+                "the model, to 0; set it to 0"
+            )
         self._worker = worker
         self._model = model
         if gradient_checkpointing:

@@ -13,6 +13,7 @@ from mlx.utils import tree_unflatten
 from mlx_lm.utils import dequantize_model, save_model
 from numpy.typing import NDArray
 
+from legos.mlx.dora import DoraLinear
 from legos.mlx.load import load_tree
 from legos.mlx.lora import LORA, check_fits, lora_arrays, set_lora_arrays
 from legos.weights.adapter import Adapter
@@ -38,8 +39,9 @@ def set_adapter(model: nn.Module, adapter: Adapter) -> None:
 def write_fused(model: nn.Module, source: Path, folder: Path) -> None:
     """Merge LoRA into its linear modules, and write the model into an existing folder.
 
-    W' = W + scale * (A B)^T, in the type of W; a quantised model is written with the type of its
-    scales, because the sum would lose the adapter when it were quantised again.
+    W' = W + scale * (A B)^T, its rows of length m where LoRA is DoRA, in the type of W; a quantised
+    model is written with the type of its scales, because the sum would lose the adapter when it
+    were quantised again.
 
     Args:
         model: with LoRA; it has none afterwards.
@@ -47,7 +49,7 @@ def write_fused(model: nn.Module, source: Path, folder: Path) -> None:
         folder: where to.
     """
     fused = [
-        (name, module.fuse(dequantize=True))
+        (name, module.merged() if isinstance(module, DoraLinear) else module.fuse(dequantize=True))
         for name, module in model.named_modules()
         if isinstance(module, LORA)
     ]

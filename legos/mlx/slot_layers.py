@@ -6,20 +6,19 @@ and reference in the tree stays what it was: the base arrays may be shared with 
 A batch whose rows use one slot multiplies with this slot's own arrays. Rows of several slots share
 one product with the pairs of all of them side by side, ``((x @ [A_1 .. A_n]) * mask) @ [B_1; ..]``,
 where the mask [B, ranks] holds a slot's scale in its own columns and zero elsewhere. For tokens
-that experts sorted, the mask is sorted with them.
+that experts sorted, the mask is sorted with them. DoRA multiplies the sum, but for the bias, by the
+gain of each row's slot.
 
-B rows of a batch, L tokens of each, E experts, M experts of each token.
+B rows of a batch, E experts, M experts of each token.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 from mlx_lm.models.switch_layers import (
     QuantizedSwitchLinear,
     SwitchGLU,
@@ -29,13 +28,12 @@ from mlx_lm.models.switch_layers import (
 )
 
 from legos.errors import EngineError
+from legos.mlx.dora import with_gain
+from legos.mlx.slot_batch import Batch, Current, Layout
 
 __all__ = [
     "EXPERTS",
     "SWITCH",
-    "Batch",
-    "Current",
-    "Layout",
     "Pair",
     "Site",
     "become_experts",
@@ -44,9 +42,6 @@ __all__ = [
 
 SWITCH = (SwitchLinear, QuantizedSwitchLinear)
 EXPERTS = (SwitchGLU, SwitchMLP)
-
-Layout = tuple[tuple[int, int, float], ...]
-"""Slot, rank and scale of the pairs that stand side by side in one module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,87 +52,18 @@ class Pair:
     b: mx.array  # [rank, out], or [E, out, rank]
     scale: float
     rank: int
+    gain: mx.array | None = None  # [out] of DoRA: multiplies the output but for the bias
 
 
-class Batch:
-    """Which slot each row of one batch uses.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """The pairs of several slots side by side in one module."""
 
-    Attributes:
-        slots: [B] slot of each row.
-        uniform: the slot that all rows use, or None.
-        stacked: the slots whose pairs are multiplied where rows use several, sorted.
-    """
-
-    def __init__(self, slots: tuple[int, ...], stacked: tuple[int, ...]) -> None:
-        self.slots = slots
-        self.uniform = slots[0] if len(set(slots)) == 1 else None
-        self.stacked = stacked
-        self._masks: dict[tuple[Layout, tuple[int, ...]], mx.array] = {}
-
-    def mask(self, layout: Layout, lead: tuple[int, ...], name: str) -> mx.array:
-        """[B, 1 .., sum of ranks] float32: a row's scale in its slot's columns, zero elsewhere.
-
-        It multiplies a product [*lead, sum of ranks]. The first axis is the batch; of an input
-        [N, in] it may be batch and tokens in one, as some blocks of experts have it. The output
-        head must see the batch itself, because the places where logits are wanted need not be
-        equally many in every row.
-
-        Args:
-            layout: which pairs stand side by side.
-            lead: leading axes of a module's input.
-            name: of the module.
-
-        Raises:
-            EngineError: the first axis is another one.
-        """
-        num_rows, tokens = len(self.slots), 1
-        if lead[0] != num_rows:
-            tokens, left = divmod(lead[0], num_rows)
-            if left or len(lead) > 1 or name.endswith("lm_head"):
-                raise EngineError(
-                    f"{name} got an input with axes {lead} in a batch of {num_rows} rows with "
-                    "different adapters; expected the rows on the first axis: put rows with one "
-                    "adapter together"
-                )
-        shape = (num_rows * tokens, *([1] * (len(lead) - 1)))
-        known = self._masks.get((layout, shape))
-        if known is None:
-            rows = np.repeat(np.array(self.slots), tokens)
-            columns = [np.full((rank, 1), scale) * (rows == slot) for slot, rank, scale in layout]
-            mask = np.concatenate(columns).T.astype(np.float32)
-            known = self._masks[layout, shape] = mx.array(mask.reshape(*shape, -1))
-        return known
-
-
-class Current:
-    """What the forward pass in progress uses; every adapted module of a tree reads it.
-
-    Attributes:
-        batch: None where all rows use the base model.
-        indices: [.., M] experts of the tokens that a block of experts is computing, unsorted.
-    """
-
-    def __init__(self) -> None:
-        self.batch: Batch | None = None
-        self.indices: mx.array | None = None
-
-    @contextmanager
-    def using(self, batch: Batch | None) -> Iterator[None]:
-        """Within the block forward passes are of this batch."""
-        before, self.batch = self.batch, batch
-        try:
-            yield
-        finally:
-            self.batch = before
-
-    @contextmanager
-    def routed(self, indices: mx.array) -> Iterator[None]:
-        """Within the block tokens go to these experts."""
-        before, self.indices = self.indices, indices
-        try:
-            yield
-        finally:
-            self.indices = before
+    slots: tuple[int, ...]  # that were asked for
+    layout: Layout
+    a: mx.array
+    b: mx.array
+    gains: mx.array | None  # [1 + pairs, out] ones, then each pair's; None where no pair has any
 
 
 class Site:
@@ -154,7 +80,7 @@ class Site:
         self.module = module
         self.pairs: Mapping[int, Pair] = {}
         self._current = current
-        self._stack: tuple[tuple[int, ...], Layout, mx.array, mx.array] | None = None
+        self._stack: Stack | None = None
 
     def put(self, slot: int, pair: Pair | None) -> None:
         """Give a slot this pair, or none."""
@@ -164,25 +90,46 @@ class Site:
         self.pairs = pairs
         self._stack = None
 
-    def linear(self, y: mx.array, x: mx.array) -> mx.array:
-        """Add LoRA to ``y``, the output of a linear module for ``x``.
+    def linear(self, plain: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
+        """The output of a linear module for ``x``, with LoRA.
 
-        Source: mlx-lm's ``LoRALinear``, whose arithmetic a uniform batch repeats.
+        Args:
+            plain: the module without LoRA.
+            x: [B, .., in]
+
+        Source: mlx-lm's ``LoRALinear`` and our ``DoraLinear``, whose arithmetic a uniform batch
+        repeats.
         """
         batch = self._current.batch
         if batch is None:
-            return y
+            return plain(x)
         if batch.uniform is not None:
             pair = self.pairs.get(batch.uniform)
             if pair is None:
-                return y
-            return y + (pair.scale * ((x @ pair.a) @ pair.b)).astype(x.dtype)
+                return plain(x)
+            delta = pair.scale * ((x @ pair.a) @ pair.b)
+            return self._sum(plain, x, delta, pair.gain)
         stack = self._stacked(batch)
         if stack is None:
-            return y
-        layout, a, b = stack
-        mask = batch.mask(layout, x.shape[:-1], self.name)
-        return y + (((x @ a) * mask) @ b).astype(x.dtype)
+            return plain(x)
+        lead = x.shape[:-1]
+        delta = ((x @ stack.a) * batch.mask(stack.layout, lead, self.name)) @ stack.b
+        if stack.gains is None:
+            return self._sum(plain, x, delta, None)
+        gains = stack.gains[batch.numbers(stack.layout, lead, self.name)]
+        return self._sum(plain, x, delta, gains)
+
+    def _sum(
+        self,
+        plain: Callable[[mx.array], mx.array],
+        x: mx.array,
+        delta: mx.array,
+        gain: mx.array | None,
+    ) -> mx.array:
+        """Output and what LoRA adds to it, times a gain where there is one."""
+        if gain is None:
+            return plain(x) + delta.astype(x.dtype)
+        return with_gain(self.module, x, delta, gain)
 
     def switch(self, y: mx.array, x: mx.array, indices: mx.array, sorted_indices: bool) -> mx.array:
         """Add LoRA to ``y``, the output of the experts ``indices`` for ``x``.
@@ -206,9 +153,8 @@ class Site:
         stack = self._stacked(batch)
         if stack is None:
             return y
-        layout, a, b = stack
-        mask = self._expert_mask(batch, layout, indices)
-        return y + chosen(chosen(x, a) * mask, b).astype(x.dtype)
+        mask = self._expert_mask(batch, stack.layout, indices)
+        return y + chosen(chosen(x, stack.a) * mask, stack.b).astype(x.dtype)
 
     def _expert_mask(self, batch: Batch, layout: Layout, indices: mx.array) -> mx.array:
         """[.., 1 or M, 1, ranks] the mask of every token and expert, in the experts' order."""
@@ -221,19 +167,22 @@ class Site:
             return mask
         return _gather_sort(mx.broadcast_to(mask, (*lead, *mask.shape[-3:])), unsorted)[0]
 
-    def _stacked(self, batch: Batch) -> tuple[Layout, mx.array, mx.array] | None:
+    def _stacked(self, batch: Batch) -> Stack | None:
         """The pairs of the batch's slots side by side; kept until a pair or the slots change."""
         stack = self._stack
-        if stack is None or stack[0] != batch.stacked:
+        if stack is None or stack.slots != batch.stacked:
             found = [(slot, self.pairs[slot]) for slot in batch.stacked if slot in self.pairs]
             if not found:
                 return None
-            layout = tuple((slot, pair.rank, pair.scale) for slot, pair in found)
             switch = isinstance(self.module, SWITCH)
-            a = _join([pair.a for _, pair in found], axis=-2 if switch else -1)
-            b = _join([pair.b for _, pair in found], axis=-1 if switch else -2)
-            stack = self._stack = (batch.stacked, layout, a, b)
-        return stack[1:]
+            stack = self._stack = Stack(
+                slots=batch.stacked,
+                layout=tuple((slot, pair.rank, pair.scale) for slot, pair in found),
+                a=_join([pair.a for _, pair in found], axis=-2 if switch else -1),
+                b=_join([pair.b for _, pair in found], axis=-1 if switch else -2),
+                gains=_gains([pair.gain for _, pair in found]),
+            )
+        return stack
 
 
 def become_slotted(site: Site) -> None:
@@ -259,6 +208,15 @@ def _join(arrays: list[mx.array], *, axis: int) -> mx.array:
     return arrays[0] if len(arrays) == 1 else mx.concatenate(arrays, axis=axis)
 
 
+def _gains(gains: Sequence[mx.array | None]) -> mx.array | None:
+    """[1 + pairs, out] ones, and the gain of each pair; None where no pair has any."""
+    known = [gain for gain in gains if gain is not None]
+    if not known:
+        return None
+    one = mx.ones_like(known[0])
+    return mx.stack([one, *(one if gain is None else gain for gain in gains)])
+
+
 @cache
 def _linear_class(kind: type[nn.Module]) -> type[nn.Module]:
     base = cast(Any, kind)
@@ -269,7 +227,7 @@ def _linear_class(kind: type[nn.Module]) -> type[nn.Module]:
         legos_site: Site
 
         def __call__(self, x: mx.array) -> mx.array:
-            return self.legos_site.linear(super().__call__(x), x)
+            return self.legos_site.linear(super().__call__, x)
 
     return SlotLinear
 

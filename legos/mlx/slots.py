@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,16 +11,9 @@ import mlx.nn as nn
 import numpy as np
 
 from legos.errors import AdapterError
-from legos.mlx.slot_layers import (
-    EXPERTS,
-    SWITCH,
-    Batch,
-    Current,
-    Pair,
-    Site,
-    become_experts,
-    become_slotted,
-)
+from legos.mlx.dora import check_dora, gain_of, squared_lengths
+from legos.mlx.slot_batch import Batch, Current
+from legos.mlx.slot_layers import EXPERTS, SWITCH, Pair, Site, become_experts, become_slotted
 from legos.weights.adapter import Adapter
 
 __all__ = ["BASE", "AdapterSlots"]
@@ -49,6 +42,7 @@ class AdapterSlots:
             if "lora_a" in module or hasattr(module, "legos_site"):
                 raise AdapterError(f"{name} has LoRA already; give a tree as it was loaded")
         self._sites: dict[str, Site] = {}
+        self._squared: dict[str, mx.array] = {}  # of the lengths of rows, where DoRA asked for them
         self._slots: dict[int, frozenset[str]] = {BASE: frozenset()}
         self._next = BASE + 1
         self._current = Current()
@@ -157,26 +151,45 @@ class AdapterSlots:
                 f"{title} has {len(adapter.arrays)} arrays and scale {shape.scale}; "
                 "expected pairs of lora_a and lora_b, and a finite scale"
             )
+        parts = ("lora_a", "lora_b", "m") if shape.use_dora else ("lora_a", "lora_b")
         arrays = {key: _on_device(adapter.arrays[key]) for key in sorted(adapter.arrays)}
-        names = dict.fromkeys(self._module_name(key, title) for key in arrays)
+        names = dict.fromkeys(self._module_name(key, parts, title) for key in arrays)
         taken: dict[int, str] = {}
-        pairs: dict[str, Pair] = {}
+        found: dict[str, list[mx.array]] = {}
         for name in names:
             first = taken.setdefault(id(self._modules[name]), name)
             if first != name:
                 raise AdapterError(f"{title}: {name} and {first} are one module; adapt one of them")
-            a, b = self._fitting(name, arrays, shape.rank, title)
-            pairs[name] = Pair(a=a, b=b, scale=shape.scale, rank=shape.rank)
+            found[name] = self._fitting(name, arrays, parts, shape.rank, title)
         for key, array in arrays.items():
             if not np.isfinite(_on_host(array)).all():
                 raise AdapterError(f"{title}: {key} holds values that are not finite")
-        return {name: pair for name, pair in pairs.items() if _on_host(pair.b).any()}
+        gains = self._gains(found, shape.scale) if shape.use_dora else {}
+        return {
+            name: Pair(a=a, b=b, scale=shape.scale, rank=shape.rank, gain=gains.get(name))
+            for name, (a, b, *_) in found.items()
+            if _on_host(b).any() or (name in gains and (_on_host(gains[name]) != 1).any())
+        }
 
-    def _module_name(self, key: str, title: str) -> str:
+    def _gains(self, found: Mapping[str, Sequence[mx.array]], scale: float) -> dict[str, mx.array]:
+        """Module name -> [out] what DoRA multiplies by, computed once for every load."""
+        gains: dict[str, mx.array] = {}
+        for name, (a, b, m) in found.items():
+            module = self._modules[name]
+            check_dora({name: module})
+            if name not in self._squared:
+                self._squared[name] = squared_lengths(module)
+                mx.eval(self._squared[name])  # one dequantised matrix at a time
+            gains[name] = gain_of(module, self._squared[name], (a, b, m), scale)
+        mx.eval(gains)
+        return gains
+
+    def _module_name(self, key: str, parts: Sequence[str], title: str) -> str:
         """The module that a tensor adapts."""
-        name, _, letter = key.rpartition(".")
-        if letter not in {"lora_a", "lora_b"}:
-            raise AdapterError(f"{title}: {key} is neither <module>.lora_a nor <module>.lora_b")
+        name, _, part = key.rpartition(".")
+        if part not in parts:
+            told = " nor ".join(f"<module>.{part}" for part in parts)
+            raise AdapterError(f"{title}: {key} is neither {told}")
         module = self._modules.get(name)
         if module is None:
             raise AdapterError(f"{title}: {key} adapts what this model has not{self._hint(name)}")
@@ -205,15 +218,20 @@ class AdapterSlots:
         return f"; did you mean {near[0]}?" if near else "; was it trained on another model?"
 
     def _fitting(
-        self, name: str, arrays: Mapping[str, mx.array], rank: int, title: str
-    ) -> tuple[mx.array, mx.array]:
-        """The pair of a module, its shapes and kinds checked."""
+        self,
+        name: str,
+        arrays: Mapping[str, mx.array],
+        parts: Sequence[str],
+        rank: int,
+        title: str,
+    ) -> list[mx.array]:
+        """The arrays of a module, their shapes and kinds checked."""
         found: list[mx.array] = []
-        for letter, want in zip("ab", _pair_shapes(self._modules[name], rank), strict=True):
-            key = f"{name}.lora_{letter}"
+        for part, want in zip(parts, _shapes(self._modules[name], rank), strict=False):
+            key = f"{name}.{part}"
             array = arrays.get(key)
             if array is None:
-                raise AdapterError(f"{title} lacks {key}; expected both of a pair")
+                raise AdapterError(f"{title} lacks {key}; expected {' and '.join(parts)}")
             if array.shape != want:
                 raise AdapterError(
                     f"{title}: {key} has shape {array.shape}, expected {want} at rank {rank}"
@@ -221,7 +239,7 @@ class AdapterSlots:
             if not mx.issubdtype(array.dtype, mx.floating):
                 raise AdapterError(f"{title}: {key} has type {array.dtype}, expected a float type")
             found.append(array)
-        return found[0], found[1]
+        return found
 
 
 def _parent(name: str) -> str:
@@ -241,12 +259,13 @@ def _on_host(array: mx.array) -> Any:
     return np.asarray(array.astype(mx.float32) if array.dtype == mx.bfloat16 else array)
 
 
-def _pair_shapes(module: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of lora_a and lora_b for a linear module or linear experts, as in mlx-lm."""
+def _shapes(module: Any, rank: int) -> Iterator[tuple[int, ...]]:
+    """Shapes of lora_a, lora_b and m for a linear module or linear experts, as in mlx-lm."""
     if isinstance(module, SWITCH):
         experts, inputs, outputs = module.num_experts, module.input_dims, module.output_dims
-        return (experts, rank, inputs), (experts, outputs, rank)
+        yield from ((experts, rank, inputs), (experts, outputs, rank), (experts, outputs))
+        return
     outputs, inputs = module.weight.shape
     if isinstance(module, nn.QuantizedLinear):
         inputs = inputs * 32 // module.bits
-    return (inputs, rank), (rank, outputs)
+    yield from ((inputs, rank), (rank, outputs), (outputs,))

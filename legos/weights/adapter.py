@@ -31,7 +31,7 @@ WEIGHTS_FILE = "adapters.safetensors"
 CONFIG_FILE = "adapter_config.json"
 HEADER_ENTRY = "legos"  # of a safetensors file: what this kit records there, as JSON
 
-_ARRAY_NAME = re.compile(r"(?P<module>.+)\.lora_(?P<letter>[ab])")
+_ARRAY_NAME = re.compile(r"(?P<module>.+)\.(?P<part>lora_a|lora_b|m)")
 _IN_LAYER = re.compile(r".*?\b(?:layers|blocks|h)\.(?P<layer>\d+)\.(?P<rest>.+)")
 
 
@@ -43,6 +43,7 @@ class LoraShape:
     scale: float  # y = W x + scale * B(A x)
     num_layers: int  # the last n transformer layers
     modules: tuple[str, ...]  # full names of the adapted modules, sorted
+    use_dora: bool = False  # y = m / |W + scale * B A| * (W x + scale * B(A x)), row by row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +59,9 @@ class AdapterInfo:
 class Adapter:
     """LoRA arrays under a name and a version; frozen once made.
 
-    ``arrays`` maps ``<module>.lora_a`` [in, rank] and ``<module>.lora_b`` [rank, out] to float32
-    arrays of the device that made them (anything NumPy can read without a copy).
+    ``arrays`` maps ``<module>.lora_a`` [in, rank], ``<module>.lora_b`` [rank, out] and, in DoRA,
+    ``<module>.m`` [out] to float32 arrays of the device that made them (anything NumPy can read
+    without a copy).
     """
 
     name: str
@@ -109,7 +111,7 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
     save_file(arrays, folder / WEIGHTS_FILE)
     shape = adapter.shape
     config = {
-        "fine_tune_type": "lora",
+        "fine_tune_type": "dora" if shape.use_dora else "lora",
         "num_layers": shape.num_layers,
         "lora_parameters": {
             "rank": shape.rank,
@@ -178,7 +180,7 @@ def shape_of(arrays: Mapping[str, Any], scale: float) -> LoraShape:
     """Where LoRA stands and how large it is, as the arrays' names and shapes tell.
 
     Args:
-        arrays: ``<module>.lora_a`` and ``<module>.lora_b``.
+        arrays: ``<module>.lora_a`` and ``<module>.lora_b``, in DoRA ``<module>.m`` as well.
         scale: LoRA's multiplier, which no array tells.
 
     Raises:
@@ -189,19 +191,27 @@ def shape_of(arrays: Mapping[str, Any], scale: float) -> LoraShape:
     modules: set[str] = set()
     layers: set[int] = set()
     ranks: dict[int, str] = {}
+    use_dora = False
     for name in sorted(arrays):
         found = _ARRAY_NAME.fullmatch(name)
         if found is None:
-            raise AdapterError(f"array {name} is neither <module>.lora_a nor <module>.lora_b")
+            raise AdapterError(
+                f"array {name} is none of <module>.lora_a, <module>.lora_b and <module>.m"
+            )
         inside = _IN_LAYER.match(found["module"])
         if inside is not None:
             layers.add(int(inside["layer"]))
         modules.add(inside["rest"] if inside else found["module"])
         dimensions = arrays[name].shape
+        if found["part"] == "m":
+            use_dora = True
+            continue
         if len(dimensions) not in (2, 3):
             raise AdapterError(f"array {name} has shape {dimensions}; expected two axes, or three")
-        inner = -1 if (found["letter"] == "a") == (len(dimensions) == 2) else -2
+        inner = -1 if (found["part"] == "lora_a") == (len(dimensions) == 2) else -2
         ranks.setdefault(dimensions[inner], name)
+    if not ranks:
+        raise AdapterError("the adapter holds magnitudes (m) alone; lora_a and lora_b are missing")
     if len(ranks) > 1:
         told = ", ".join(f"{rank} ({name})" for rank, name in ranks.items())
         raise AdapterError(f"the arrays have several ranks: {told}; expected one")
@@ -210,6 +220,7 @@ def shape_of(arrays: Mapping[str, Any], scale: float) -> LoraShape:
         scale=scale,
         num_layers=max(layers) - min(layers) + 1 if layers else 0,
         modules=tuple(sorted(modules)),
+        use_dora=use_dora,
     )
 
 
@@ -238,6 +249,7 @@ def read_adapter(folder: Path) -> Adapter:
             scale=parameters["scale"],
             num_layers=config["num_layers"],
             modules=tuple(parameters["keys"]),
+            use_dora=_is_dora(config["fine_tune_type"]),
         )
         record = config["legos"]
         adapter = Adapter(
@@ -254,3 +266,10 @@ def read_adapter(folder: Path) -> Adapter:
             f"{folder} cannot be read as an adapter: {error}; take another one of the run"
         ) from error
     return adapter.checked(digest, f"the file is damaged, take another one than {folder}")
+
+
+def _is_dora(fine_tune_type: str) -> bool:
+    """Which of mlx-lm's two kinds of adapters a folder holds."""
+    if fine_tune_type not in ("lora", "dora"):
+        raise AdapterError(f"its fine_tune_type is {fine_tune_type!r}; expected 'lora' or 'dora'")
+    return fine_tune_type == "dora"

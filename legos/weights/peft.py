@@ -4,10 +4,13 @@
           <module>.lora_b [r, out]             base_model.model.<module>.lora_B.weight [out, r]
     MoE   X.switch_mlp.M.lora_a [E, r, in]     base_model.model.X.experts.e.M.lora_A.weight [r, in]
           X.switch_mlp.M.lora_b [E, out, r]    base_model.model.X.experts.e.M.lora_B.weight [out, r]
+    DoRA  <module>.m [out]                base_model.model.<module>.lora_magnitude_vector [out]
 
-    y = W x + scale * B A x, with scale = lora_alpha / r, or lora_alpha / sqrt(r) with rsLoRA
+    y = W x + scale * B A x, with scale = lora_alpha / r, or lora_alpha / sqrt(r) with rsLoRA;
+    with DoRA times m / |W + scale * B A|, row by row
 
-Source: PEFT's ``LoraConfig`` and checkpoint names; rsLoRA: arXiv:2312.03732.
+Source: PEFT's ``LoraConfig`` and checkpoint names; rsLoRA: arXiv:2312.03732; DoRA:
+arXiv:2402.09353.
 """
 
 import json
@@ -36,8 +39,11 @@ PEFT_WEIGHTS_FILE = "adapter_model.safetensors"
 FOREIGN_VERSION = 1  # of an adapter that does not say how many steps are behind it
 
 _PREFIX = "base_model.model."
+_MAGNITUDE = "lora_magnitude_vector"
 _TENSOR = re.compile(
-    r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<letter>[AB])(?:\.default)?\.weight"
+    r"(?:base_model\.model\.)?(?P<module>.+)\."
+    r"(?:lora_(?P<letter>[AB])(?:\.default)?\.weight"
+    r"|lora_magnitude_vector(?:\.default)?(?:\.weight)?)"
 )
 _EXPERT = re.compile(r"(?P<block>.+)\.experts\.(?P<number>\d+)\.(?P<projection>\w+)")
 _SWITCH = re.compile(r"(?P<block>.+)\.switch_mlp\.(?P<projection>\w+)")
@@ -86,8 +92,11 @@ def to_peft(adapter: Adapter, *, base_model: str = "") -> PeftFiles:
     tensors: dict[str, Floats] = {}
     modules: set[str] = set()
     for name in sorted(adapter.arrays):
-        module, letter = name.rsplit(".lora_", 1)
         array = np.asarray(adapter.arrays[name], np.float32)
+        if name.endswith(".m"):
+            tensors[f"{_PREFIX}{name.removesuffix('.m')}.{_MAGNITUDE}"] = array
+            continue
+        module, letter = name.rsplit(".lora_", 1)
         parts = {module: array.T} if array.ndim == 2 else _experts(module, array)
         for part, matrix in parts.items():
             modules.add(part)
@@ -100,7 +109,7 @@ def to_peft(adapter: Adapter, *, base_model: str = "") -> PeftFiles:
         "r": shape.rank,
         "lora_alpha": shape.scale * shape.rank,
         "use_rslora": False,
-        "use_dora": False,
+        "use_dora": shape.use_dora,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -125,7 +134,7 @@ def from_peft(
         version: optimiser steps behind it.
 
     Raises:
-        AdapterError: naming the tensor or the setting that means something else than LoRA.
+        AdapterError: naming the tensor or the setting that means something else than LoRA or DoRA.
     """
     _check_config(config)
     scales = _Scales(config)
@@ -137,6 +146,7 @@ def from_peft(
         raise AdapterError("the PEFT adapter holds no tensor")
     for module, pair in pairs.items():
         _check_pair(module, pair, scales.of(module)[0])
+        _check_magnitude(module, pair, use_dora=bool(config.get("use_dora")))
     facts = {module: scales.of(module) for module in pairs}
     rank = max(rank for rank, _ in facts.values())
     usual = next(iter(facts.values()))[1]
@@ -148,6 +158,8 @@ def from_peft(
         missing = rank - own_rank
         arrays[f"{module}.lora_a"] = np.pad(pair["A"].T, ((0, 0), (0, missing)))
         arrays[f"{module}.lora_b"] = np.pad(pair["B"].T * factor, ((0, missing), (0, 0)))
+        if "m" in pair:
+            arrays[f"{module}.m"] = pair["m"]
     whole = _switched(arrays)
     return Adapter(name=name, version=version, shape=shape_of(whole, scale), arrays=whole)
 
@@ -190,7 +202,7 @@ def read_peft(folder: Path) -> Adapter:
 
 
 def _check_config(config: Mapping[str, Any]) -> None:
-    """Refuse what is no plain LoRA."""
+    """Refuse what is neither LoRA nor DoRA."""
     kind = config.get("peft_type", "LORA")
     if kind != "LORA":
         raise AdapterError(f"peft_type is {kind!r}; expected 'LORA'")
@@ -199,7 +211,7 @@ def _check_config(config: Mapping[str, Any]) -> None:
             raise AdapterError(
                 f"{CONFIG_FILE} has {setting} {config.get(setting)!r}; expected a number above 0"
             )
-    for setting in ("use_dora", "lora_bias", "layer_replication", "modules_to_save"):
+    for setting in ("lora_bias", "layer_replication", "modules_to_save"):
         if config.get(setting):
             raise AdapterError(
                 f"{CONFIG_FILE} sets {setting} to {config[setting]!r}, which this kit does not "
@@ -210,12 +222,12 @@ def _check_config(config: Mapping[str, Any]) -> None:
 
 
 def _place(key: str) -> tuple[str, str]:
-    """Module and letter of a PEFT tensor's name."""
+    """Module of a PEFT tensor's name, and its letter: A, B, or m for DoRA's magnitudes."""
     found = _TENSOR.fullmatch(key)
     if found is None:
         raise AdapterError(
-            f"tensor {key} is no LoRA matrix; expected <module>.lora_A.weight or "
-            "<module>.lora_B.weight"
+            f"tensor {key} is no LoRA matrix; expected <module>.lora_A.weight, "
+            f"<module>.lora_B.weight or <module>.{_MAGNITUDE}"
         )
     module = found["module"]
     if re.search(r"\.experts(\.base_layer)?$", module):
@@ -223,7 +235,7 @@ def _place(key: str) -> tuple[str, str]:
             f"tensor {key} adapts all experts fused in one parameter; export it with one pair "
             "per expert (<block>.experts.<number>.<projection>)"
         )
-    return f"model.{module}" if module.startswith("layers.") else module, found["letter"]
+    return f"model.{module}" if module.startswith("layers.") else module, found["letter"] or "m"
 
 
 def _check_pair(module: str, pair: Mapping[str, Floats], rank: int) -> None:
@@ -241,6 +253,24 @@ def _check_pair(module: str, pair: Mapping[str, Floats], rank: int) -> None:
         raise AdapterError(
             f"tensor {name} has shape {dimensions}; expected {form} with r = {rank}{hint}"
         )
+
+
+def _check_magnitude(module: str, pair: Mapping[str, Floats], *, use_dora: bool) -> None:
+    """Refuse magnitudes that are not there, do not fit, or are not asked for."""
+    name = f"{module}.{_MAGNITUDE}"
+    if use_dora != ("m" in pair):
+        told = "is missing" if use_dora else "is there"
+        raise AdapterError(f"tensor {name} {told}, but {CONFIG_FILE} has use_dora {use_dora}")
+    if not use_dora:
+        return
+    if _EXPERT.fullmatch(module):
+        raise AdapterError(
+            f"tensor {name} makes DoRA of an expert, which this kit does not compute; train the "
+            "adapter without it"
+        )
+    have, want = pair["m"].shape, pair["B"].shape[:1]
+    if have != want:
+        raise AdapterError(f"tensor {name} has shape {have}; expected {want}, as many as outputs")
 
 
 def _experts(module: str, array: Floats) -> dict[str, Floats]:
@@ -265,7 +295,7 @@ def _switched(arrays: Mapping[str, Floats]) -> dict[str, Floats]:
     whole: dict[str, Floats] = {}
     stacks: dict[str, dict[int, Floats]] = {}
     for name, array in arrays.items():
-        module, letter = name.rsplit(".lora_", 1)
+        module, _, letter = name.rpartition(".lora_")  # magnitudes are of no expert
         found = _EXPERT.fullmatch(module)
         if found is None:
             whole[name] = np.ascontiguousarray(array)

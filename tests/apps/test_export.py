@@ -21,14 +21,15 @@ from legos.weights.peft import read_peft
 ROWS = np.array([[1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5, 4]])
 
 
-def trained(folder: Path) -> Adapter:
+def trained(folder: Path, *, use_dora: bool = False) -> Adapter:
     """An adapter of all layers whose effect is plain to see."""
     model = load_model(folder, inline=True)
-    apply_lora(model, rank=4, alpha=8.0)
+    apply_lora(model, rank=4, alpha=8.0, use_dora=use_dora)
     base = model.base_adapter()
     rng = np.random.default_rng(0)
     arrays: dict[str, Any] = {
         name: (0.1 * rng.standard_normal(array.shape)).astype(np.float32)
+        + (np.asarray(array) if name.endswith(".m") else np.float32(0))
         for name, array in base.arrays.items()
     }
     return Adapter(name="policy", version=7, shape=base.shape, arrays=arrays)
@@ -56,15 +57,17 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "qwen2": {"architecture": "qwen2"},
     "qwen3_moe": {"architecture": "qwen3_moe"},
 }
+DORA = ("qwen2 dora", "4bit dora")
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=[*MODELS, *DORA])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     root = tmp_path_factory.mktemp("export")
-    model = write_tiny_model(root / "model", **MODELS[request.param])
+    kind, _, dora = request.param.partition(" ")
+    model = write_tiny_model(root / "model", **MODELS[kind])
     folder = RunFolder(root / "run")
     with folder.new_run(f'model = "{model}"\n'):
-        folder.write_adapter(trained(model))
+        folder.write_adapter(trained(model, use_dora=bool(dora)))
     return folder
 
 

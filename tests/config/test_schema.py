@@ -98,6 +98,13 @@ def test_constant_normalisation_and_its_length_need_each_other(values: dict[str,
     assert both.constant_length == 100
 
 
+def test_dora_goes_without_weight_decay() -> None:
+    with pytest.raises(ConfigError, match=r"use_dora is true and weight_decay is 0\.1"):
+        TrainingConfig(use_dora=True, weight_decay=0.1)
+    assert TrainingConfig(use_dora=True).use_dora
+    assert TrainingConfig(weight_decay=0.1).weight_decay == 0.1
+
+
 def test_growing_entropy_bonus_needs_its_length() -> None:
     with pytest.raises(ConfigError, match=r"entropy_coef_end.*entropy_coef.*entropy_steps"):
         TrainingConfig(entropy_coef=0.1, entropy_coef_end=0.2)

@@ -1,6 +1,7 @@
 """How adapters reach vLLM, several places, and the server that an arena's client asks."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,17 @@ def test_what_vllm_refuses_is_told(tmp_path: Path) -> None:
         pytest.raises(AdapterError, match=r"policy@1 is not published.*max_lora_rank 16"),
     ):
         publish(VllmPublisher(url, tmp_path), adapter(1))
+
+
+def test_vllm_is_not_sent_what_it_does_not_serve(tmp_path: Path) -> None:
+    shape = replace(adapter(1).shape, use_dora=True)
+    server = ScriptedServer(lambda asked: HttpAnswer(b"Success"))
+    with (
+        serving(server) as url,
+        pytest.raises(AdapterError, match=r"policy@1 is DoRA, .* set training\.use_dora to false"),
+    ):
+        publish(VllmPublisher(url, tmp_path), replace(adapter(1), shape=shape))
+    assert not server.asked
 
 
 def test_several_places_get_the_same() -> None:
