@@ -69,7 +69,8 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
     config = resolved.config
     started = time.perf_counter()
     checkpoint = newest_whole(RunFolder(resume).checkpoints) if resume else None
-    trainer = trainer_of(config, inline=config.loop.deterministic)
+    restored = checkpoint is not None or config.fork_from is not None
+    trainer = trainer_of(config, inline=config.loop.deterministic, restored=restored)
     try:
         client = trainer.client()
         arena = make_arena(

@@ -48,7 +48,7 @@ def replay_steps(
         CheckpointError: the checkpoint is of another model.
         TrainerError: a step has no sample.
     """
-    trainer = trainer_of(config, inline=True)
+    trainer = trainer_of(config, inline=True, restored=checkpoint is not None)
     try:
         if checkpoint is not None:
             trainer.restore(checkpoint, read_state(checkpoint)["trainer"])

@@ -39,6 +39,7 @@ class Trainer(PolicyTrainer):
         config: TrainingConfig | None = None,
         limits: EngineLimits | None = None,
         seed: int = 0,
+        restored: bool = False,
     ) -> None:
         """Build everything that trains one adapter.
 
@@ -47,6 +48,11 @@ class Trainer(PolicyTrainer):
             config: the settings of training.
             limits: what the engine may use.
             seed: of LoRA's first matrices.
+            restored: whether a checkpoint is taken up next; the adapter of ``kl_reference`` is in
+                there, and need not stand in its folder any more.
+
+        Raises:
+            AdapterError: the adapter of ``kl_reference`` does not exist, or does not fit.
         """
         from legos.mlx.backend import MlxBackend
 
@@ -72,7 +78,10 @@ class Trainer(PolicyTrainer):
             weight_decay=config.weight_decay,
             micro_batch_tokens=config.micro_batch_tokens,
             gradient_checkpointing=config.gradient_checkpointing,
+            reference=config.kl_reference,
         )
+        if not restored:
+            backend.read_reference()
         settings = step_settings(config, num_vocabulary=model([0]).shape[-1])
         self.spans: tuple[Spans, ...] = (self.engine.spans, backend.spans)
         super().__init__(backend, EnginePublisher(self.engine), settings)
@@ -120,14 +129,16 @@ class Trainer(PolicyTrainer):
         self.model.close()
 
 
-def trainer_of(config: RunConfig, *, inline: bool) -> Trainer:
+def trainer_of(config: RunConfig, *, inline: bool, restored: bool = False) -> Trainer:
     """A run's model, loaded, with all that trains it.
 
     Args:
         config: of the run.
         inline: run the model and its engine on the calling thread.
+        restored: whether a checkpoint is taken up next.
 
     Raises:
+        AdapterError: the adapter of ``kl_reference`` does not exist, or does not fit.
         ModelError: the model cannot be loaded.
         ConfigError: completions may be longer than the model can read.
     """
@@ -143,6 +154,7 @@ def trainer_of(config: RunConfig, *, inline: bool) -> Trainer:
         config=config.training,
         limits=config.generation.limits(),
         seed=config.seed,
+        restored=restored,
     )
 
 
@@ -163,6 +175,7 @@ def step_settings(config: TrainingConfig, *, num_vocabulary: int | None = None) 
             kl_estimator=config.kl_estimator,
             kl_in=config.kl_in,
             kl_coef=config.kl_coef,
+            kl_refresh_steps=config.kl_refresh_steps,
             ema_kl_coef=config.ema_kl_coef,
             ema_decay=config.ema_decay,
             entropy_coef=linear(

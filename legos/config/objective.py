@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 from pydantic import model_validator
@@ -111,7 +112,20 @@ class ObjectiveSettings(Settings):
         "Where divergences count: added to the loss (k2, k3, exact) or taken off each token's "
         "advantage (k1, k1_onesided).",
     )
-    kl_coef: float = knob(0.1, "Weight of the KL to the model without LoRA.", ge=0)
+    kl_coef: float = knob(0.1, "Weight of the KL to the reference.", ge=0)
+    kl_reference: Path | None = knob(
+        None,
+        "Folder of the adapter that is the reference at first, of any rank; none: the model "
+        "without LoRA.",
+        loose=True,
+    )
+    kl_refresh_steps: int | None = knob(
+        None,
+        "Steps after which the policy as it is becomes the reference, again and again; none: "
+        "never.",
+        unit="optimiser steps",
+        ge=1,
+    )
     ema_kl_coef: float = knob(0.0, "Weight of the KL to the average of the adapter's past.", ge=0)
     ema_decay: float = knob(
         0.95, "Share of the average that is kept at each optimiser step.", unit="share", ge=0, lt=1
@@ -204,6 +218,7 @@ class ObjectiveSettings(Settings):
         self._refuse(name not in CLIP_RANGES, f"loss {name!r}", "clip_range", "clip_range_high")
         self._refuse(name != "sapo", f"loss {name!r}", "sapo_tau", "sapo_tau_negative")
         self._refuse(self.truncation == "none", "truncation 'none'", "truncation_cap")
+        self._refuse(not self.kl_coef, "kl_coef 0", "kl_reference", "kl_refresh_steps")
         if self.entropy_coef_end > self.entropy_coef and self.entropy_steps is None:
             raise ConfigError(
                 f"entropy_coef_end {self.entropy_coef_end} is above entropy_coef "

@@ -24,6 +24,7 @@ Recommend = Callable[[str, str], Mapping[str, object]]
 """Arena name, model name -> dotted setting -> value that the arena advises for that model."""
 
 COMMAND_LINE = "command line"
+_NONE = ("none", Path("none"))  # the command line makes paths of the text
 _OPTIONS = "play.options"
 _DETERMINISTIC = "loop.deterministic"
 _IMPLIED: Mapping[str, object] = {"training.staleness_limit": 0, "loop.step_concurrency": 1}
@@ -140,7 +141,8 @@ def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
         elif name not in known:
             raise ConfigError(f"{name} ({source}) is not a setting{_suggest(name, known)}")
         else:
-            checked[name] = None if value == "none" and admits_none(known[name]) else value
+            none = value in _NONE and admits_none(known[name])
+            checked[name] = None if none else value
     return checked
 
 

@@ -66,7 +66,8 @@ class Objective:
     clip_skip_threshold: float = 0.3  # skip the step when a larger share of the tokens is clipped
     kl_estimator: KlEstimator = "k2"  # of the chosen tokens, or "exact": whole distributions
     kl_in: KlPlace = "loss"  # whether divergences are added to the loss or taken off advantages
-    kl_coef: float = 0.0  # weight of KL(policy || policy without LoRA)
+    kl_coef: float = 0.0  # weight of KL(policy || reference); by itself, the policy without LoRA
+    kl_refresh_steps: int | None = None  # applied steps from one refresh of it to the next
     ema_kl_coef: float = 0.0  # weight of KL(policy || average of its past)
     ema_decay: float = 0.95  # the average keeps this share at every step
     entropy_coef: float = 0.0  # weight of the entropy bonus
@@ -90,6 +91,11 @@ class Objective:
         for name in ("sapo_tau", "sapo_tau_negative"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected more than 0")
+        if self.kl_refresh_steps is not None and not (self.kl_coef and self.kl_refresh_steps > 0):
+            raise ConfigError(
+                f"kl_refresh_steps is {self.kl_refresh_steps} and kl_coef is {self.kl_coef}; "
+                "expected at least 1 step, and a reference that is used"
+            )
         check_ratio(self.loss, self.importance_sampling)
         check_anchor(self.anchor, self.corrections.truncation)
         if self.kl_coef or self.ema_kl_coef:

@@ -58,7 +58,7 @@ def total_loss(
         logits: [P, V] float32 of the policy being trained.
         arrays: the batch.
         objective: what to minimise.
-        reference: [P, V] logits of the model without LoRA, or None when ``kl_coef`` is 0.
+        reference: [P, V] logits of the reference, or None when ``kl_coef`` is 0.
         average: [P, V] logits of the averaged policy, or None when ``ema_kl_coef`` is 0.
         frozen: see ``policy_loss``.
 

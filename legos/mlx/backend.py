@@ -1,4 +1,4 @@
-"""The MLX backend: gradients of the LoRA arrays, the optimiser, and the averaged adapter."""
+"""The MLX backend: gradients of the LoRA arrays, the optimiser, the average and the reference."""
 
 import logging
 import math
@@ -20,6 +20,7 @@ from legos.losses.objective import Objective, StepResult
 from legos.mlx.checkpoint import checkpoint_layers
 from legos.mlx.gradients import StepGradients
 from legos.mlx.lora import check_fits, lora_arrays, set_lora_arrays
+from legos.mlx.reference import Lora, Reference
 from legos.mlx.spans import Spans
 from legos.mlx.worker import Worker
 from legos.weights.adapter import Adapter, LoraShape
@@ -45,6 +46,7 @@ class MlxBackend:
         weight_decay: float = 0.0,
         micro_batch_tokens: int | None = None,
         gradient_checkpointing: bool = False,
+        reference: Path | None = None,
         group: mx.distributed.Group | None = None,
     ) -> None:
         """Take over a module tree that the worker's thread has built, LoRA already in it.
@@ -59,6 +61,9 @@ class MlxBackend:
                 as many as the largest batch of a step has.
             gradient_checkpointing: keep the inputs of layers alone and compute them again on the
                 way back: less memory, about a third more time.
+            reference: folder of the adapter that ``kl_coef`` pulls to at first, of any rank, read
+                when it is first needed and from then on in every checkpoint; None: the model
+                without LoRA.
             group: processes that share the work of every step; each is given the same steps.
 
         Raises:
@@ -83,6 +88,7 @@ class MlxBackend:
         worker.call(self._optimiser.init, model.trainable_parameters()).result()
         self._adapter = worker.call(self._trained, 0).result()
         self._average: Mapping[str, mx.array] = self._adapter.arrays
+        self._reference = Reference(model, reference)
         self.spans = Spans()
 
     @property
@@ -112,8 +118,16 @@ class MlxBackend:
         """
         self._worker.call(self._load, adapter.arrays, adapter.version).result()
 
+    def read_reference(self) -> None:
+        """Read the reference's adapter now.
+
+        Raises:
+            AdapterError: there is no such adapter, or it does not fit.
+        """
+        self._worker.call(self._reference.lora).result()
+
     def save(self, folder: Path) -> None:
-        """Write adapter, average and optimiser state into an existing folder."""
+        """Write adapter, average, reference and optimiser state into an existing folder."""
         self._worker.call(self._save, folder).result()
 
     def restore(self, folder: Path) -> None:
@@ -132,8 +146,11 @@ class MlxBackend:
     ) -> StepResult:
         if not batches:
             raise TrainerError("an optimiser step needs at least one batch; none came")
+        reference = self._reference.lora() if objective.kl_coef else None
         with self.spans:
-            loss, sums, gradients = self._gradients.of_step(batches, objective, self._average)
+            loss, sums, gradients = self._gradients.of_step(
+                batches, objective, self._average, reference=reference
+            )
             gradients, norm = optim.clip_grad_norm(gradients, objective.max_grad_norm)
             grad_norm = _number(norm)
         metrics = step_metrics(loss, sums.tolist(), grad_norm)
@@ -165,6 +182,10 @@ class MlxBackend:
             self._average = trained
         mx.eval(trained, self._average, self._optimiser.state)
         self._adapter = adapter
+        every = objective.kl_refresh_steps
+        if every is not None and self.version % every == 0:
+            self._reference.take(Lora(arrays=trained, scale=self._shape.scale))
+            logger.info("the reference of the divergences is now policy version %d", self.version)
 
     def _trained(self, version: int) -> Adapter:
         """What the tree holds, as a record that does not change with it."""
@@ -185,6 +206,7 @@ class MlxBackend:
         mx.save_safetensors(str(folder / ADAPTER_FILE), lora_arrays(self._model))
         mx.save_safetensors(str(folder / EMA_FILE), dict(self._average))
         mx.save_safetensors(str(folder / STATE_FILE), state)
+        self._reference.save(folder)
 
     def _restore(self, folder: Path) -> None:
         trained, average = _read(folder / ADAPTER_FILE), _read(folder / EMA_FILE)
@@ -197,6 +219,7 @@ class MlxBackend:
         if wanted != {name: array.shape for name, array in state.items()}:
             raise ValueError("the optimiser state is of another model or optimiser")
         mx.eval(trained, average, state)
+        self._reference.restore(folder)
         self._load(trained, version)
         self._average = average
         self._optimiser.state = cast("dict[str, Any]", tree_unflatten(list(state.items())))

@@ -3,8 +3,8 @@
 P places, V vocabulary, H hidden size.
 """
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import mlx.core as mx
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from legos.data.batch import Batch
 from legos.losses.objective import Objective
 from legos.mlx.forward import CausalModel
-from legos.mlx.lora import lora_arrays, set_lora_arrays, without_lora
 from legos.mlx.memory import MemoryPlan, plan_memory
 from legos.mlx.parallel import sum_over_processes
 from legos.mlx.pass_gradients import PassGradients, Policy, Runner
 from legos.mlx.passes import Pass, pass_of_segment, plan_passes
+from legos.mlx.reference import Lora, other_lora
 from legos.mlx.regroup import step_rows
 from legos.mlx.shared import can_share
 from legos.mlx.trie import Trie, token_trie
@@ -76,7 +76,12 @@ class StepGradients:
         )
 
     def of_step(
-        self, batches: Sequence[Batch], objective: Objective, average: Arrays
+        self,
+        batches: Sequence[Batch],
+        objective: Objective,
+        average: Arrays,
+        *,
+        reference: Lora | None = None,
     ) -> tuple[float, NDArray[np.float64], dict]:
         """The whole step.
 
@@ -84,6 +89,7 @@ class StepGradients:
             batches: at least one.
             objective: what to minimise.
             average: LoRA arrays of the averaged policy, read where ``ema_kl_coef`` is not 0.
+            reference: LoRA of the reference, read where ``kl_coef`` is not 0; None: the base model.
 
         Returns:
             The loss, [len(SUMS)] sums for the metrics, and the tree of gradients.
@@ -92,10 +98,10 @@ class StepGradients:
         trie = token_trie(rows.tokens, share=self.shares)
         asked = self._max_tokens or max(batch.input_ids.size for batch in batches)
         others = {
-            name: Policy(within=within)
-            for name, within, coefficient in (
-                ("reference", partial(without_lora, self._model), objective.kl_coef),
-                ("average", partial(self._with_arrays, average), objective.ema_kl_coef),
+            name: Policy(within=partial(other_lora, self._model, lora))
+            for name, lora, coefficient in (
+                ("reference", reference, objective.kl_coef),
+                ("average", Lora(arrays=average), objective.ema_kl_coef),
             )
             if coefficient
         }
@@ -133,16 +139,6 @@ class StepGradients:
         own = mx.array(min(budget, -(-trie.num_tokens // size)))
         same = mx.distributed.all_min(own, group=self._group)  # measures differ between machines
         return plan_passes(trie, max_tokens=int(np.array(same)))[rank::size]
-
-    @contextmanager
-    def _with_arrays(self, arrays: Arrays) -> Generator[None]:
-        """Within the block the tree computes another adapter."""
-        current = lora_arrays(self._model)
-        set_lora_arrays(self._model, arrays)
-        try:
-            yield
-        finally:
-            set_lora_arrays(self._model, current)
 
 
 def _longest(trie: Trie) -> Pass:

@@ -106,6 +106,7 @@ def tree(tmp_path: Path) -> str:
         ("--arena", "kuhn", "--play.credit", "rae", "--seed", "3"),
         ("--training.kl-coef", "0.1", "--training.ema-kl-coef", "0.5", *SMALL),
         ("--training.zero-advantage", "remove", *GROUPS, "--play.tasks-per-step", "3", *SMALL),
+        ("--training.kl-coef", "0.1", "--training.kl-refresh-steps", "2", *SMALL),
     ],
     ids=lambda options: " ".join(options[1:4:2]),
 )
@@ -124,7 +125,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(
     assert ours.keys() == theirs.keys()
     place = "checkpoints/step-000006"  # whose arrays stand in no order of their own
     loose = {"metrics.jsonl", f"{place}/manifest.json"}
-    for name in ("adapter", "average", "optimiser"):
+    for name in ("adapter", "average", "optimiser", "reference"):
         file = f"{place}/{name}.safetensors"
         if file in ours:
             loose.add(file)
@@ -134,6 +135,34 @@ def test_a_killed_run_ends_as_an_undisturbed_one(
         read_adapter(whole / "adapters" / "v6").digest
         != read_adapter(whole / "adapters" / "v3").digest
     )
+
+
+def test_the_reference_of_a_run_is_in_its_checkpoints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, whole = tmp_path / "before", tmp_path / "whole"
+    train(before, "--deterministic", *SMALL, steps=3)
+    given = before / "adapters" / "v3"
+    pull = ("--training.kl-coef", "0.1", "--training.kl-reference", str(given))
+    train(whole, "--deterministic", *pull, *SMALL, steps=4)
+    assert abs(read_metrics(whole / "metrics.jsonl")[0]["kl_divergence"] or 0) > 1e-4
+    resumed = crash(whole, tmp_path / "resumed", step=3)
+    forked, base = tmp_path / "forked", tmp_path / "base"
+    shutil.rmtree(before)  # the checkpoints need it no more
+    assert main(["train", "--resume", str(resumed)]) == 0
+    assert timeless(resumed / "metrics.jsonl") == timeless(whole / "metrics.jsonl")
+    place = f"{whole}@3"
+    assert main(["train", "--fork-from", place, "--out", str(forked)]) == 0
+    assert timeless(forked / "metrics.jsonl") == timeless(whole / "metrics.jsonl")[3:]
+    options = ("--training.kl-reference", "none")
+    assert main(["train", "--fork-from", place, "--out", str(base), *options]) == 0
+    of_base, of_other = (timeless(run / "metrics.jsonl")[0] for run in (base, forked))
+    assert of_base["reward_mean"] == of_other["reward_mean"]
+    assert of_base["kl_divergence"] != of_other["kl_divergence"]
+    capsys.readouterr()
+    assert main(["train", "--out", str(tmp_path / "new"), *pull]) == 2
+    assert f"{given} is no adapter folder" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_resumed_run_with_lag_keeps_its_bounds(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The settings of the objective: what they imply, what they refuse, what the trainer gets."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +48,25 @@ def test_a_resolved_file_reads_back(tmp_path: Any) -> None:
     path = tmp_path / "config.toml"
     path.write_text(resolved.toml())
     assert resolve(files=[path]).config == resolved.config
+
+
+def test_a_reference_is_refused_where_nothing_pulls_to_it() -> None:
+    for name, value in (("kl_reference", Path("runs/nim-1/adapters/v9")), ("kl_refresh_steps", 5)):
+        given: Any = {name: value, "kl_coef": 0.0}
+        with pytest.raises(ConfigError, match=rf"{name} is .*, which kl_coef 0 has no use for"):
+            TrainingConfig(**given)
+    assert objective(kl_refresh_steps=5).kl_refresh_steps == 5
+    assert objective().kl_refresh_steps is None
+
+
+def test_a_reference_is_a_path_on_the_command_line(tmp_path: Path) -> None:
+    resolved = resolve(overrides={"training.kl_reference": "runs/nim-1/adapters/v9"})
+    assert resolved.config.training.kl_reference == Path("runs/nim-1/adapters/v9")
+    (tmp_path / "config.toml").write_text(resolved.toml())
+    file = tmp_path / "config.toml"
+    assert resolve(files=[file]).config == resolved.config
+    none = resolve(files=[file], overrides={"training.kl_reference": "none"})
+    assert none.config.training.kl_reference is None
 
 
 def test_corrections_reach_the_trainer() -> None:
