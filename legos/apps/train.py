@@ -72,6 +72,11 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
     restored = checkpoint is not None or config.fork_from is not None
     trainer = trainer_of(config, inline=config.loop.deterministic, restored=restored)
     try:
+        if trainer.num_processes > 1:
+            raise ConfigError(
+                f"a run folder belongs to one process and {trainer.num_processes} were launched; "
+                "launch a program of your own, as examples/data_parallel.py is one"
+            )
         client = trainer.client()
         arena = make_arena(
             config.arena, client, play=config.play, generation=config.generation, seed=config.seed

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from legos.build.model import ModelHandle, apply_lora, load_model
@@ -9,6 +10,7 @@ from legos.clients.engine import EngineClient
 from legos.clients.publish import HttpPublisher
 from legos.config.schema import RunConfig, TrainingConfig
 from legos.data.limits import EngineLimits
+from legos.data.sample import Sample
 from legos.data.select import selection
 from legos.errors import ConfigError
 from legos.loop.publish import EnginePublisher
@@ -29,6 +31,9 @@ class Trainer(PolicyTrainer):
     Attributes:
         model: the handle it was made of.
         engine: generates with the adapter that was published last.
+        rank: number of this process among those that ``mlx.launch`` started together, all of which
+            make the same steps on what all have played; let each play with another seed.
+        num_processes: how many there are.
         spans: when device code ran, in the engine and in the trainer; off unless set to record.
     """
 
@@ -55,6 +60,7 @@ class Trainer(PolicyTrainer):
             AdapterError: the adapter of ``kl_reference`` does not exist, or does not fit.
         """
         from legos.mlx.backend import MlxBackend
+        from legos.mlx.parallel import exchange_samples, process_group
 
         config = config or TrainingConfig()
         if model.lora is None:
@@ -70,6 +76,12 @@ class Trainer(PolicyTrainer):
         assert model.lora is not None, "apply_lora has set it"
         self.model = model
         self.engine = model.make_engine(limits)
+        group = process_group()
+        self.rank, self.num_processes = (group.rank(), group.size()) if group else (0, 1)
+
+        def gather(samples: Sequence[Sample], version: int) -> "Future[list[Sample]]":
+            return model.worker.call(exchange_samples, samples, version, group)
+
         backend = MlxBackend(
             model.worker,
             model.tree,
@@ -79,12 +91,15 @@ class Trainer(PolicyTrainer):
             micro_batch_tokens=config.micro_batch_tokens,
             gradient_checkpointing=config.gradient_checkpointing,
             reference=config.kl_reference,
+            group=group,
         )
         if not restored:
             backend.read_reference()
         settings = step_settings(config, num_vocabulary=model([0]).shape[-1])
         self.spans: tuple[Spans, ...] = (self.engine.spans, backend.spans)
-        super().__init__(backend, EnginePublisher(self.engine), settings)
+        super().__init__(
+            backend, EnginePublisher(self.engine), settings, gather=gather if group else None
+        )
 
     async def publish_weights(
         self, urls: str | Sequence[str] | None = None, *, api_key: str | None = None

@@ -4,13 +4,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from legos.data.batch import Batch, LossNormalisation, normalisation_weights, pack
+from legos.data.batch import LossNormalisation, normalisation_weights, pack
 from legos.data.sample import Sample, TrainingBatch
 from legos.data.select import Select, keep_all
 from legos.errors import TrainerError
@@ -20,10 +21,12 @@ from legos.losses.objective import Objective, StepResult
 from legos.protocols import Backend, Publisher
 from legos.weights.adapter import AdapterInfo
 
-__all__ = ["PolicyTrainer", "StepSettings"]
+__all__ = ["Gather", "PolicyTrainer", "StepSettings"]
 
 logger = logging.getLogger(__name__)
 Metrics = dict[str, float | int | None]
+Gather = Callable[[Sequence[Sample], int], "Future[list[Sample]]"]
+"""Own samples and policy version -> the samples of all processes that make the same steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +53,30 @@ class PolicyTrainer:
         ledger: the account of every token.
     """
 
-    def __init__(self, backend: Backend, publisher: Publisher, settings: StepSettings) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        publisher: Publisher,
+        settings: StepSettings,
+        *,
+        gather: Gather | None = None,
+    ) -> None:
+        """Put a trainer together.
+
+        Args:
+            backend: computes gradients and owns the adapter.
+            publisher: makes adapters live.
+            settings: how samples become a step.
+            gather: collects what all processes have played; every one of them then makes the step
+                on all of it, and accounts for its own tokens. None: this process trains alone.
+        """
         self.backend = backend
         self.publisher = publisher
         self.settings = settings
         self.ledger = Ledger()
         self.step = 0
         self.num_steps = 1
+        self._gather = gather or _alone
         self._sounding: set[tuple[str, str]] = set()  # metric and level of alarms that were told
 
     @property
@@ -75,9 +95,10 @@ class PolicyTrainer:
         self.ledger.discard(batch.tokens_discarded)
         batch, left_out = self.settings.select(batch)
         self.ledger.filtered.update(left_out)
-        samples, packed, objective, rate = self._prepare([batch])
-        result = self.backend.step(packed, objective, learning_rate=rate).result()
-        return self._account([batch], samples, result, started, queued=0)
+        own = self._fit([batch])
+        samples = self._gather(own, self.version).result()
+        result = self._start(samples).result()
+        return self._account([batch], own, samples, result, started, queued=0)
 
     async def train(
         self, batches: Sequence[TrainingBatch], *, queued: Callable[[], int]
@@ -89,9 +110,10 @@ class PolicyTrainer:
             queued: tokens that wait in the queue, asked after the step.
         """
         started = time.perf_counter()
-        samples, packed, objective, rate = self._prepare(batches)
-        result = await asyncio.wrap_future(self.backend.step(packed, objective, learning_rate=rate))
-        return self._account(batches, samples, result, started, queued=queued())
+        own = self._fit(batches)
+        samples = await asyncio.wrap_future(self._gather(own, self.version))
+        result = await asyncio.wrap_future(self._start(samples))
+        return self._account(batches, own, samples, result, started, queued=queued())
 
     async def publish_weights(self) -> AdapterInfo:
         """Make the adapter as trained so far live in the engine."""
@@ -108,9 +130,8 @@ class PolicyTrainer:
         self.step, self.num_steps = state["step"], state["num_steps"]
         self.ledger.restore(state["ledger"])
 
-    def _prepare(
-        self, batches: Sequence[TrainingBatch]
-    ) -> tuple[list[Sample], list[Batch], Objective, float]:
+    def _fit(self, batches: Sequence[TrainingBatch]) -> list[Sample]:
+        """The samples that can be computed; tokens of the others are booked."""
         settings = self.settings
         samples: list[Sample] = []
         for sample in (s for batch in batches for s in batch.samples):
@@ -119,6 +140,11 @@ class PolicyTrainer:
                 samples.append(sample)
             else:
                 self.ledger.filtered[reason] += len(sample.positions)
+        return samples
+
+    def _start(self, samples: Sequence[Sample]) -> "Future[StepResult]":
+        """Begin the step on these samples."""
+        settings = self.settings
         if not samples:
             raise TrainerError(
                 "no sample to train on: the batch is empty, or every sample is left out (longer "
@@ -128,24 +154,23 @@ class PolicyTrainer:
         weights = normalisation_weights(
             samples, settings.normalisation, constant_length=settings.constant_length
         )
-        packed = pack(samples, weights, max_tokens=settings.micro_batch_tokens)
-        return (
-            samples,
-            packed,
+        return self.backend.step(
+            pack(samples, weights, max_tokens=settings.micro_batch_tokens),
             settings.objective(self.step, self.num_steps),
-            settings.learning_rate(self.step, self.num_steps),
+            learning_rate=settings.learning_rate(self.step, self.num_steps),
         )
 
     def _account(
         self,
         batches: Sequence[TrainingBatch],
+        own: Sequence[Sample],
         samples: Sequence[Sample],
         result: StepResult,
         started: float,
         *,
         queued: int,
     ) -> Metrics:
-        tokens = sum(len(sample.positions) for sample in samples)
+        tokens = sum(len(sample.positions) for sample in own)
         if result.applied:
             self.ledger.trained += tokens
         else:
@@ -183,6 +208,14 @@ class PolicyTrainer:
                 logger.log(level, "step %d: %s", self.step, alarm.text)
         warned = {(metric, level) for metric, level in self._sounding if level == "warning"}
         self._sounding = warned | {(alarm.metric, alarm.level) for alarm in found}
+
+
+def _alone(samples: Sequence[Sample], version: int) -> "Future[list[Sample]]":
+    """No other process plays."""
+    del version
+    everything: Future[list[Sample]] = Future()
+    everything.set_result(list(samples))
+    return everything
 
 
 def _unfit(sample: Sample, settings: StepSettings) -> str | None:

@@ -4,9 +4,10 @@ Every process holds the whole step's samples and computes some of its passes; gr
 up. So a step is the one that a single process would make, whatever the normalisation of the loss
 and however many processes there are, and all of them take the same decisions afterwards.
 
-    mlx.launch -n 2 --backend ring train.py
+    mlx.launch -n 2 --backend ring python examples/data_parallel.py
 """
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,19 +18,42 @@ import numpy as np
 from mlx.utils import tree_map
 
 from legos.data.sample import Sample
+from legos.errors import TrainerError
 
-__all__ = ["exchange_samples", "sum_over_processes"]
+__all__ = ["exchange_samples", "process_group", "sum_over_processes"]
+
+LAUNCHED = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")  # set by mlx.launch and by mpirun
 
 
-def exchange_samples(samples: Sequence[Sample], group: mx.distributed.Group) -> list[Sample]:
+def process_group() -> mx.distributed.Group | None:
+    """The processes that were launched together with this one; None where it runs alone."""
+    if not any(name in os.environ for name in LAUNCHED):
+        return None
+    group = mx.distributed.init()
+    return group if group.size() > 1 else None
+
+
+def exchange_samples(
+    samples: Sequence[Sample], version: int, group: mx.distributed.Group
+) -> list[Sample]:
     """The samples of all processes, in the order of their ranks, in each process.
 
     Args:
         samples: what this process has played; may be none.
+        version: of its policy.
         group: the processes; each of them must call this.
+
+    Raises:
+        TrainerError: the processes do not train the same policy.
     """
     own = np.frombuffer(msgspec.msgpack.encode(list(samples)), np.uint8)
-    lengths = np.array(mx.distributed.all_gather(mx.array([len(own)]), group=group))
+    heads = np.array(mx.distributed.all_gather(mx.array([[len(own), version]]), group=group))
+    lengths, versions = heads.T
+    if len(set(versions.tolist())) > 1:
+        raise TrainerError(
+            f"the processes are at policy versions {versions.tolist()}; start all of them from the "
+            "same adapter or checkpoint"
+        )
     padded = np.zeros((1, int(lengths.max())), np.uint8)
     padded[0, : len(own)] = own
     gathered = np.array(mx.distributed.all_gather(mx.array(_any(padded)), group=group))

@@ -1,6 +1,7 @@
 """Every example runs as its docstring says, only shorter."""
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -30,6 +31,24 @@ def test_self_play_leaves_the_reference_as_it_was() -> None:
     told = run("self_play.py", "--steps", "4")
     assert "step 4: loss" in told
     assert "the reference is unchanged: True" in told
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_policy() -> None:
+    done = subprocess.run(
+        [
+            *(str(Path(sys.executable).with_name("mlx.launch")), "-n", "2", "--backend", "ring"),
+            *(sys.executable, str(ROOT / "examples" / "data_parallel.py"), "--steps", "3"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    digests = re.findall(r"process \d of 2: v[1-3] (\w+)", done.stdout)
+    assert len(digests) == 2
+    assert len(set(digests)) == 1
 
 
 @pytest.mark.slow

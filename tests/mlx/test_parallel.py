@@ -36,7 +36,7 @@ set_lora_arrays(tree, {
 samples = random_samples(np.random.default_rng(0), num_samples=20, vocab=20, max_length=12)
 share = len(samples) // group.size()
 own = samples[group.rank() * share : (group.rank() + 1) * share]
-everything = exchange_samples(own, group)
+everything = exchange_samples(own, 0, group)
 assert everything == samples
 batches = pack(everything, normalisation_weights(everything, "sample"), max_tokens=4096)
 gradients = StepGradients(tree, group=group)

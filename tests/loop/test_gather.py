@@ -1,0 +1,60 @@
+"""Trainers of several processes make the same steps, and each accounts for its own tokens."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import pytest
+
+from legos.data.sample import Sample, TrainingBatch
+from legos.errors import TrainerError
+from legos.loop.trainer import Gather, PolicyTrainer, StepSettings
+from legos.losses.objective import Objective
+from legos.testing import FakeBackend, FakePublisher, make_sample
+
+OTHERS = [make_sample((7, 8, 9), positions=(1, 2)), make_sample((5, 6), advantages=-1.0)]
+
+
+def trainer(gather: Gather | None) -> PolicyTrainer:
+    settings = StepSettings(
+        micro_batch_tokens=64,
+        min_samples=1,
+        staleness_limit=0,
+        normalisation="token",
+        constant_length=1,
+        objective=lambda step, num_steps: Objective(),
+        learning_rate=lambda step, num_steps: 1.0,
+    )
+    return PolicyTrainer(FakeBackend(), FakePublisher(), settings, gather=gather)
+
+
+def with_others(samples: Sequence[Sample], version: int) -> "Future[list[Sample]]":
+    assert version == 0
+    everything: Future[list[Sample]] = Future()
+    everything.set_result([*OTHERS, *samples])
+    return everything
+
+
+def batch(*samples: Sample) -> TrainingBatch:
+    tokens = sum(len(sample.positions) for sample in samples)
+    return TrainingBatch(samples=samples, episodes=(), tokens_generated=tokens)
+
+
+def test_a_step_is_made_on_what_all_have_played() -> None:
+    own = make_sample((1, 2, 3))
+    together, alone = trainer(with_others), trainer(None)
+    metrics = together.train_step(batch(own))
+    alone.train_step(batch(*OTHERS, own))
+    assert isinstance(together.backend, FakeBackend)
+    assert isinstance(alone.backend, FakeBackend)
+    assert together.backend.trail == alone.backend.trail
+    assert metrics["samples_per_step"] == 3
+    assert together.ledger.trained == 1
+    assert alone.ledger.trained == 4
+
+
+def test_whoever_has_played_nothing_makes_the_step_all_the_same() -> None:
+    idle = trainer(with_others)
+    assert idle.train_step(batch())["samples_per_step"] == 2
+    assert idle.ledger.trained == 0
+    with pytest.raises(TrainerError, match="no sample to train on"):
+        trainer(None).train_step(batch())
