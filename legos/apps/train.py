@@ -16,7 +16,9 @@ from legos.apps.shared import SharedEngine
 from legos.apps.signals import StopSignals
 from legos.arena.evaluate import ArenaEvaluation, flat_figures
 from legos.build.arena import check_options, make_arena
+from legos.build.learning_rate import advise_learning_rate
 from legos.build.machine import blas_hint, quiet_collector, share_cores
+from legos.build.model import BUILTIN
 from legos.build.trainer import Trainer, trainer_of
 from legos.config.resolve import ResolvedConfig, read_config
 from legos.config.schema import RunConfig
@@ -284,6 +286,9 @@ def _announce(resolved: ResolvedConfig, folder: RunFolder, trainer: Trainer, run
     asked, layers = config.training.lora_layers, adapter.shape.num_layers
     if asked > layers and resolved.sources["training.lora_layers"] != "default":
         _tell(f"training.lora_layers is {asked}; the model has {layers}, and all get LoRA")
+    advice = advise_learning_rate(model.folder)
+    if config.model != BUILTIN and advice is not None:  # the arenas know the built-in model's
+        _tell(advice.describe(config.training.learning_rate))
     hint = blas_hint()
     if hint:
         _tell(hint)
