@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from legos.data.message import Alternatives
 from legos.data.seeds import uniforms
-from legos.mlx.filters import Recipe, bent, cut, exponentials, put, take
+from legos.mlx.cuts import cut
+from legos.mlx.filters import Recipe, bent, exponentials, put, take
 
 __all__ = [
     "HOST_VOCABULARY",

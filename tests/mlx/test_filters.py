@@ -14,6 +14,7 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_repe
 from numpy.typing import NDArray
 
 from legos.data.message import Filters
+from legos.mlx.cuts import SAMPLE, SORTED, cut
 from legos.mlx.draw import (
     Recipe,
     alternatives,
@@ -24,7 +25,6 @@ from legos.mlx.draw import (
     raw_logprobs,
     table,
 )
-from legos.mlx.filters import SORTED_FIRST
 
 NAMESPACES = pytest.mark.parametrize("xp", [np, mx], ids=["host", "device"])
 VOCABULARY = 12
@@ -149,7 +149,7 @@ def wide(seed: int, rows: int = 4, vocabulary: int = 5000, spread: float = 3.0) 
 @NAMESPACES
 @pytest.mark.parametrize("spread", [3.0, 0.1], ids=["few hold most", "many hold most"])
 def test_large_vocabularies_are_cut_as_the_reference_cuts(xp: Any, spread: float) -> None:
-    """Whether or not the share is reached among the tokens that are sorted first."""
+    """Whether a small part of the vocabulary holds the share, or almost all of it."""
     logits = wide(1, rows=6, spread=spread)
     recipes = [
         Recipe(1.0, None, Filters(top_p=0.9)),
@@ -165,7 +165,64 @@ def test_large_vocabularies_are_cut_as_the_reference_cuts(xp: Any, spread: float
         assert (np.isfinite(values) == np.isfinite(right)).all()
         assert values[np.isfinite(right)] == pytest.approx(right[np.isfinite(right)], abs=3e-5)
     number = np.isfinite(found[0]).sum()
-    assert number > SORTED_FIRST if spread < 1.0 else number < SORTED_FIRST
+    assert number > 4000 if spread < 1.0 else number < 1000
+
+
+def sorted_cut(values: Any, weights: Any, filters: Filters) -> NDArray[np.float32]:
+    """The weights that are left, by the definition: all tokens are sorted."""
+    size = len(values)
+    order = np.lexsort((np.arange(size), -values))
+    number = filters.top_k if 0 < filters.top_k < size else size
+    sums = np.cumsum(weights[order][:number], dtype=np.float64)
+    if filters.top_p < 1.0:
+        number = int(np.searchsorted(sums, filters.top_p * sums[-1])) + 1
+    left = np.zeros_like(weights)
+    left[order[:number]] = weights[order[:number]]
+    left[left < filters.min_p] = 0.0
+    return left
+
+
+def misleading(size: int) -> dict[str, NDArray[np.float32]]:
+    """Rows whose every n-th token is unlike the others, and rows with many equal tokens."""
+    rng = np.random.default_rng(size)
+    normal = rng.standard_normal(size).astype(np.float32)
+    step, unlike = size // SAMPLE, normal.copy()
+    unlike[::step] -= 20.0
+    alike = normal.copy()
+    alike[::step] += 20.0
+    one = np.zeros(size, np.float32)
+    one[7] = 30.0
+    return {
+        "sampled are improbable": unlike,
+        "sampled are probable": alike,
+        "one holds all": one,
+        "sorted": np.sort(normal),
+        "many equal": np.round(2 * normal) / 2,
+        "all equal": np.zeros(size, np.float32),
+        "most closed": np.where(rng.random(size) < 0.9, -np.inf, normal),
+        "steep": 100 * normal,
+    }
+
+
+@pytest.mark.parametrize("name", misleading(5000))
+@pytest.mark.parametrize("size", [SORTED + 1, 5000, 40_000])
+@pytest.mark.parametrize(
+    "filters",
+    [
+        *(Filters(top_p=share) for share in (0.999999, 0.99, 0.9, 0.5, 0.01)),
+        *(Filters(top_k=count) for count in (1, 30, 2000)),
+        Filters(top_k=300, top_p=0.8),
+        Filters(top_p=0.9, min_p=0.3),
+    ],
+    ids=repr,
+)
+def test_the_edge_is_where_sorting_finds_it(name: str, size: int, filters: Filters) -> None:
+    """Bit for bit, whatever the sample said."""
+    values = misleading(size)[name]
+    weights = np.exp(values - values.max())
+    expected = sorted_cut(values, weights, filters)
+    found = cut(np, values[None], weights[None].copy(), [Recipe(1.0, None, filters)])
+    assert (found[0] == expected).all()
 
 
 def support(values: Any) -> NDArray[np.bool_]:
@@ -206,20 +263,23 @@ def test_equally_probable_tokens_are_kept_by_id(xp: Any) -> None:
     assert np.flatnonzero(support(found[0])).tolist() == [0, 1, 2]
 
 
-def test_rows_without_cuts_are_not_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("vocabulary", [SORTED, 5000])
+def test_rows_without_cuts_are_not_sorted(vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    partition = np.partition
+    for name in ("partition", "sort"):
+        original = getattr(np, name)
 
-    def counting(values: Any, *rest: Any, **options: Any) -> Any:
-        sizes.append(len(values))
-        return partition(values, *rest, **options)
+        def counting(values: Any, *rest: Any, original: Any = original, **options: Any) -> Any:
+            sizes.append(values.size)
+            return original(values, *rest, **options)
 
-    monkeypatch.setattr(np, "partition", counting)
+        monkeypatch.setattr(np, name, counting)
     cheap = [Recipe(), Recipe(0.5), Recipe(0.0), Recipe(1.0, None, Filters(min_p=0.1))]
-    distributions(np, wide(0), cheap)
+    logits = wide(0, vocabulary=vocabulary)
+    distributions(np, logits, cheap)
     assert sizes == []
-    distributions(np, wide(0), [*cheap[:3], Recipe(1.0, None, Filters(top_k=5))])
-    assert sizes == [1]
+    distributions(np, logits, [*cheap[:3], Recipe(1.0, None, Filters(top_k=5))])
+    assert max(sizes) == vocabulary
 
 
 @NAMESPACES
