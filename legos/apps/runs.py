@@ -20,7 +20,8 @@ __all__ = ["describe_run", "in_brief", "list_runs", "replay_run"]
 
 Value = float | int | None
 _BRIEF = ("forked_from", "reward_mean", "eval/optimal_move_rate", "eval/exploitability", "problem")
-_UNTOLD = ("tokens_", "filtered/", "discarded/", "step_s")  # of the run's account, and times
+# Of the run's account, and of the machine's time and memory.
+_UNTOLD = ("tokens_", "filtered/", "discarded/", "step_s", "memory/")
 
 
 def list_runs(parent: Path = RUNS) -> dict[str, dict[str, Any]]:

@@ -72,7 +72,7 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
     started = time.perf_counter()
     checkpoint = newest_whole(RunFolder(resume).checkpoints) if resume else None
     restored = checkpoint is not None or config.fork_from is not None
-    trainer = trainer_of(config, inline=config.loop.deterministic, restored=restored)
+    trainer = trainer_of(config, inline=config.loop.deterministic, restored=restored, tell=_tell)
     try:
         if trainer.num_processes > 1:
             raise ConfigError(

@@ -64,13 +64,9 @@ class TrainBench:
 
     def _step(self, samples: Sequence[Sample]) -> None:
         weights = normalisation_weights(samples, "token")
-        batches = pack(samples, weights, max_tokens=max(self._max_tokens, _longest(samples)))
+        batches = pack(samples, weights, max_tokens=self._max_tokens)
         objective = Objective(clip_skip_threshold=1.0)
         self._backend.step(batches, objective, learning_rate=1e-6).result()
-
-
-def _longest(samples: Sequence[Sample]) -> int:
-    return max(len(sample.token_ids) for sample in samples)
 
 
 def _measured(call: Callable[[], object]) -> Cost:

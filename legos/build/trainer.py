@@ -1,7 +1,7 @@
 """From configuration to trainers, engines and clients."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,7 @@ class Trainer(PolicyTrainer):
         limits: EngineLimits | None = None,
         seed: int = 0,
         restored: bool = False,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         """Build everything that trains one adapter.
 
@@ -55,6 +56,7 @@ class Trainer(PolicyTrainer):
             seed: of LoRA's first matrices.
             restored: whether a checkpoint is taken up next; the adapter of ``kl_reference`` is in
                 there, and need not stand in its folder any more.
+            tell: is given the plan of the memory before the first step; None: it is logged.
 
         Raises:
             AdapterError: the adapter of ``kl_reference`` does not exist, or does not fit.
@@ -82,6 +84,7 @@ class Trainer(PolicyTrainer):
         def gather(samples: Sequence[Sample], version: int) -> "Future[list[Sample]]":
             return model.worker.call(exchange_samples, samples, version, group)
 
+        limit = config.memory_limit_gib
         backend = MlxBackend(
             model.worker,
             model.tree,
@@ -92,6 +95,8 @@ class Trainer(PolicyTrainer):
             gradient_checkpointing=config.gradient_checkpointing,
             reference=config.kl_reference,
             group=group,
+            memory_limit_bytes=None if limit is None else int(limit * (1 << 30)),
+            tell=tell,
         )
         if not restored:
             backend.read_reference()
@@ -144,13 +149,20 @@ class Trainer(PolicyTrainer):
         self.model.close()
 
 
-def trainer_of(config: RunConfig, *, inline: bool, restored: bool = False) -> Trainer:
+def trainer_of(
+    config: RunConfig,
+    *,
+    inline: bool,
+    restored: bool = False,
+    tell: Callable[[str], None] | None = None,
+) -> Trainer:
     """A run's model, loaded, with all that trains it.
 
     Args:
         config: of the run.
         inline: run the model and its engine on the calling thread.
         restored: whether a checkpoint is taken up next.
+        tell: is given the plan of the memory before the first step; None: it is logged.
 
     Raises:
         AdapterError: the adapter of ``kl_reference`` does not exist, or does not fit.
@@ -170,6 +182,7 @@ def trainer_of(config: RunConfig, *, inline: bool, restored: bool = False) -> Tr
         limits=config.generation.limits(),
         seed=config.seed,
         restored=restored,
+        tell=tell,
     )
 
 

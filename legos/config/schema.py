@@ -34,7 +34,8 @@ class TrainingConfig(ObjectiveSettings):
 
     micro_batch_tokens: int = knob(
         4096,
-        "Padded tokens computed at once, shared prefixes once; splits the work, never the result.",
+        "Padded tokens computed at once, shared prefixes once; a longer sample is computed alone. "
+        "Splits the work, never the result.",
         unit="tokens",
         ge=1,
     )
@@ -42,6 +43,13 @@ class TrainingConfig(ObjectiveSettings):
         False,
         "Keep only the inputs of layers and compute them again on the way back: a fraction of the "
         "memory for about a third more time.",
+    )
+    memory_limit_gib: float | None = knob(
+        None,
+        "What the device may hold at the most: less is computed at once to stay below it, and "
+        "samples that do not fit alone are left out; none: most of what the device has.",
+        unit="GiB",
+        gt=0,
     )
     min_samples_per_step: int = knob(
         16, "Samples gathered before one optimiser step.", unit="samples", ge=1
@@ -284,11 +292,5 @@ class RunConfig(Settings):
             raise ConfigError(
                 f"play.discount is {play.discount} but play.credit is {play.credit!r}, which gives "
                 f"all turns of a play the same advantage; use one of {', '.join(DISCOUNTED)}"
-            )
-        if (self.generation.max_tokens or 0) > training.micro_batch_tokens:
-            raise ConfigError(
-                f"generation.max_tokens {self.generation.max_tokens} exceeds "
-                f"training.micro_batch_tokens {training.micro_batch_tokens}; "
-                "such a completion would fit no batch"
             )
         return self

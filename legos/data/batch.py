@@ -130,7 +130,8 @@ def normalisation_weights(
 def pack(samples: Sequence[Sample], weights: Sequence[float], *, max_tokens: int) -> list[Batch]:
     """Pack samples into batches of at most ``max_tokens`` padded tokens of distinct rows.
 
-    Rows are sorted by length, so padding is small; samples that share a row stay together.
+    Rows are sorted by length, so padding is small; samples that share a row stay together. A row
+    that alone exceeds the budget is a batch of its own.
 
     Args:
         samples: samples of one optimiser step.
@@ -139,9 +140,6 @@ def pack(samples: Sequence[Sample], weights: Sequence[float], *, max_tokens: int
 
     Returns:
         The batches; together they hold every sample once.
-
-    Raises:
-        RecordError: a sample whose row alone exceeds the budget.
     """
     sharers: dict[tuple[int, ...], list[int]] = {}
     for index, sample in enumerate(samples):
@@ -149,11 +147,6 @@ def pack(samples: Sequence[Sample], weights: Sequence[float], *, max_tokens: int
     batches: list[Batch] = []
     rows: list[tuple[int, ...]] = []
     for row in sorted(sharers, key=lambda row: (len(row), row)):
-        if len(row) > max_tokens:
-            raise RecordError(
-                f"a row of {len(row)} tokens exceeds micro_batch_tokens {max_tokens}; "
-                "raise it or ask for shorter completions"
-            )
         if rows and (len(rows) + 1) * len(row) > max_tokens:
             batches.append(_pack_rows(rows, sharers, samples, weights))
             rows = []

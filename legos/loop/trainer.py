@@ -147,9 +147,8 @@ class PolicyTrainer:
         settings = self.settings
         if not samples:
             raise TrainerError(
-                "no sample to train on: the batch is empty, or every sample is left out (longer "
-                f"than micro_batch_tokens {settings.micro_batch_tokens}, or of another tokenizer); "
-                f"tokens filtered so far: {dict(self.ledger.filtered)}"
+                "no sample to train on: the batch is empty, or every sample is of another "
+                f"tokenizer; tokens filtered so far: {dict(self.ledger.filtered)}"
             )
         weights = normalisation_weights(
             samples, settings.normalisation, constant_length=settings.constant_length
@@ -170,7 +169,10 @@ class PolicyTrainer:
         *,
         queued: int,
     ) -> Metrics:
-        tokens = sum(len(sample.positions) for sample in own)
+        too_long = sum(len(s.positions) for s in own if _longer(s, result.row_limit))
+        if too_long:
+            self.ledger.filtered["too_long"] += too_long
+        tokens = sum(len(sample.positions) for sample in own) - too_long
         if result.applied:
             self.ledger.trained += tokens
         else:
@@ -196,6 +198,8 @@ class PolicyTrainer:
             **self.ledger.metrics(queued=queued),
             "step_s": time.perf_counter() - started,
         }
+        if result.peak_bytes is not None:
+            metrics["memory/peak_gib"] = result.peak_bytes / 2**30
         self._sound(metrics)
         return metrics
 
@@ -218,10 +222,13 @@ def _alone(samples: Sequence[Sample], version: int) -> "Future[list[Sample]]":
     return everything
 
 
+def _longer(sample: Sample, limit: int | None) -> bool:
+    """Whether what stands before a sample's last chosen token is longer than a limit."""
+    return limit is not None and max(sample.positions) > limit
+
+
 def _unfit(sample: Sample, settings: StepSettings) -> str | None:
     """Why a sample cannot be computed at all, or None."""
-    if len(sample.token_ids) > settings.micro_batch_tokens:
-        return "too_long"
     limit = settings.num_vocabulary
     if limit is not None and not 0 <= min(sample.token_ids) <= max(sample.token_ids) < limit:
         return "foreign_tokens"

@@ -162,3 +162,7 @@ class StepResult:
     applied: bool  # False: the weights are as they were
     reason: str | None  # why it was not applied: "clip_skip" or "non_finite"
     metrics: Mapping[str, float]  # loss, clip_fraction, kl_divergence, entropy, grad_norm, ...
+    peak_bytes: int | None = None  # held by the device at the most; None: not measured
+    row_limit: int | None = None
+    """Tokens; samples with more before their last chosen one did not fit into memory and were left
+    out. None: all fitted."""

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,8 @@ class MlxBackend:
         micro_batch_tokens: int | None = None,
         gradient_checkpointing: bool = False,
         reference: Path | None = None,
+        memory_limit_bytes: int | None = None,
+        tell: Callable[[str], None] | None = None,
         group: mx.distributed.Group | None = None,
     ) -> None:
         """Take over a module tree that the worker's thread has built, LoRA already in it.
@@ -64,6 +66,10 @@ class MlxBackend:
             reference: folder of the adapter that ``kl_coef`` pulls to at first, of any rank, read
                 when it is first needed and from then on in every checkpoint; None: the model
                 without LoRA.
+            memory_limit_bytes: what the device may hold at the most: less is computed at once to
+                stay below it, and samples that do not fit alone are left out of their step; None:
+                most of what it has.
+            tell: is given the plan of the memory before the first step; None: it is logged.
             group: processes that share the work of every step; each is given the same steps.
 
         Raises:
@@ -79,7 +85,14 @@ class MlxBackend:
         if gradient_checkpointing:
             worker.call(checkpoint_layers, model).result()
         self._gradients = worker.call(
-            partial(StepGradients, model, max_tokens=micro_batch_tokens, group=group)
+            partial(
+                StepGradients,
+                model,
+                max_tokens=micro_batch_tokens,
+                group=group,
+                ceiling_bytes=memory_limit_bytes,
+                tell=tell,
+            )
         ).result()
         self._shape = shape
         self._optimiser = optim.AdamW(
@@ -165,7 +178,13 @@ class MlxBackend:
         else:
             level = logging.WARNING if reason == "non_finite" else logging.INFO
             logger.log(level, "optimiser step left out: %s, %s", reason, metrics)
-        return StepResult(applied=reason is None, reason=reason, metrics=metrics)
+        return StepResult(
+            applied=reason is None,
+            reason=reason,
+            metrics=metrics,
+            peak_bytes=mx.get_peak_memory(),
+            row_limit=self._gradients.row_limit,
+        )
 
     def _apply(self, gradients: dict, learning_rate: float, objective: Objective) -> None:
         self._optimiser.learning_rate = learning_rate

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from legos.mlx.trie import NO_PARENT, Trie
 
-__all__ = ["Block", "Pass", "pass_of_carried", "pass_of_segment", "plan_passes"]
+__all__ = ["Block", "Pass", "pass_of_carried", "plan_passes"]
 
 Ints = NDArray[np.int32]
 CALL_TOKENS = 128  # one more call of the model costs about as much as so many padded tokens
@@ -74,11 +74,6 @@ def plan_passes(trie: Trie, *, max_tokens: int) -> list[Pass]:
         if not repeated:
             return [_pass(trie, part, carried) for part in parts]
         carried |= repeated
-
-
-def pass_of_segment(trie: Trie, segment: int) -> Pass:
-    """The rows that end in one segment, and nothing else."""
-    return _pass(trie, [segment], set())
 
 
 def pass_of_carried(trie: Trie, segment: int) -> Pass:

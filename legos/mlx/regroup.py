@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.data.batch import Batch
+from legos.data.batch import PLACE_FIELDS, SAMPLE_FIELDS, Batch, pack
+from legos.data.sample import Sample
 from legos.errors import RecordError
 from legos.mlx.passes import Pass
 from legos.mlx.trie import Trie
 
-__all__ = ["StepRows", "pass_batch", "step_rows"]
+__all__ = ["StepRows", "pass_batch", "probe_batch", "shorter_samples", "step_rows"]
 
 Ints = NDArray[np.int32]
 Source = tuple[int, int]  # batch, row of the batch
@@ -34,9 +35,7 @@ def step_rows(batches: Sequence[Batch]) -> StepRows:
     """All distinct rows of a step that have a place."""
     found: dict[bytes, tuple[Ints, list[Source]]] = {}
     for number, batch in enumerate(batches):
-        lengths = np.zeros(len(batch.input_ids), np.int64)
-        np.maximum.at(lengths, batch.place_row, batch.place_column + 1)
-        for row, length in enumerate(lengths.tolist()):
+        for row, length in enumerate(_lengths(batch).tolist()):
             if length:
                 tokens = batch.input_ids[row, :length]
                 found.setdefault(tokens.tobytes(), (tokens, []))[1].append((number, row))
@@ -44,6 +43,67 @@ def step_rows(batches: Sequence[Batch]) -> StepRows:
         tokens=tuple(tokens for tokens, _ in found.values()),
         sources=tuple(tuple(sources) for _, sources in found.values()),
     )
+
+
+def probe_batch(
+    batches: Sequence[Batch], row: Ints, num_tokens: int, *, num_vocabulary: int
+) -> Batch:
+    """Rows like one of a step, read at as many places, that share no prefix.
+
+    Args:
+        batches: of the step.
+        row: one of its rows.
+        num_tokens: of all rows together, about; fewer than the row has: the row's beginning.
+        num_vocabulary: token ids are below it.
+    """
+    num_places = 1
+    for batch in batches:
+        for number in np.flatnonzero(_lengths(batch) == len(row)):
+            if np.array_equal(batch.input_ids[number, : len(row)], row):
+                num_places = max(num_places, int((batch.place_row == number).sum()))
+    length = min(len(row), num_tokens)
+    count = min(num_places, length)
+    first, *rest = row[:length].tolist()
+    samples = [
+        Sample(
+            token_ids=((first + number) % num_vocabulary, *rest, first),
+            positions=tuple(range(length + 1 - count, length + 1)),
+            logprobs=(-1.0,) * count,
+            versions=(0,) * count,
+            advantages=(1.0,) * count,
+            legal=((),) * count,
+        )
+        for number in range(max(1, num_tokens // length))
+    ]
+    weights = [1.0 / (count * len(samples))] * len(samples)
+    (batch,) = pack(samples, weights, max_tokens=max(num_tokens, length))
+    return batch
+
+
+def shorter_samples(batches: Sequence[Batch], longest: int) -> list[Batch]:
+    """The batches without samples that read a place behind more than ``longest`` tokens.
+
+    Rows and places that no other sample reads go with them, and batches of which nothing is left.
+    """
+    kept: list[Batch] = []
+    for batch in batches:
+        behind = (batch.place_column + 1)[batch.sample_place]
+        samples = np.flatnonzero((np.where(batch.mask, behind, 0) <= longest).all(axis=1))
+        if not len(samples):
+            continue
+        mask = batch.mask[samples]
+        places = np.unique(batch.sample_place[samples][mask])
+        rows, place_row = np.unique(batch.place_row[places], return_inverse=True)
+        number = np.zeros(len(batch.place_row), np.int32)
+        number[places] = np.arange(len(places))
+        parts: dict[str, Any] = {
+            **{name: getattr(batch, name)[places] for name in PLACE_FIELDS},
+            **{name: getattr(batch, name)[samples] for name in (*SAMPLE_FIELDS, "mask")},
+        }
+        parts["place_row"] = place_row.reshape(-1).astype(np.int32)
+        parts["sample_place"] = np.where(mask, number[parts["sample_place"]], 0)
+        kept.append(Batch(input_ids=batch.input_ids[rows], **parts))
+    return kept
 
 
 def pass_batch(batches: Sequence[Batch], step: StepRows, trie: Trie, one: Pass) -> Batch:
@@ -75,6 +135,13 @@ def pass_batch(batches: Sequence[Batch], step: StepRows, trie: Trie, one: Pass) 
         num_places += len(parts[-1]["place_row"])
     merged = {name: _stacked(name, [part[name] for part in parts]) for name in parts[0]}
     return Batch(input_ids=_stacked_rows(trie, one), **_located(merged, trie, one))
+
+
+def _lengths(batch: Batch) -> NDArray[np.int64]:
+    """[R] tokens of each row up to the last place that is read."""
+    lengths = np.zeros(len(batch.input_ids), np.int64)
+    np.maximum.at(lengths, batch.place_row, batch.place_column + 1)
+    return lengths
 
 
 def _stacked_rows(trie: Trie, one: Pass) -> Ints:

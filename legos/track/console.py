@@ -36,6 +36,7 @@ COLUMNS = (
     Column("clipped", "clip_fraction", ".3f", 6),
     Column("stale", "staleness_max", ".0f", 8),
     Column("samples", "samples_per_step", ".0f", 9),
+    Column("GiB", "memory/peak_gib", ".2f", 10),
     Column("moves/s", "play/moves_per_s", ".0f", 7),
     Column("optimal", "eval/optimal_move_rate", ".4f", 1),
     Column("exploitability", "eval/exploitability", ".4f", 1),

@@ -77,8 +77,8 @@ def refused(capsys: pytest.CaptureFixture[str], empty_place: Path) -> Callable[.
             ["play.group_size is 1 but play.credit 'grpo'", "use at least 2"],
         ),
         (
-            ["--generation.max-tokens", "4097"],
-            ["generation.max_tokens 4097 exceeds training.micro_batch_tokens 4096"],
+            ["--training.memory-limit-gib", "0"],
+            ["training.memory_limit_gib is 0.0; expected a number > 0"],
         ),
         (["--model", "./nowhere"], ["no model folder './nowhere'; give a folder, a hub name"]),
         (["--training.lora-rank", "0"], ["training.lora_rank is 0; expected a whole number >= 1"]),

@@ -52,8 +52,8 @@ def trainers(monkeypatch: pytest.MonkeyPatch) -> list[Trainer]:
     """Every trainer that a command makes."""
     made: list[Trainer] = []
 
-    def make(config: RunConfig, *, inline: bool) -> Trainer:
-        made.append(trainer_of(config, inline=inline))
+    def make(config: RunConfig, **arguments: Any) -> Trainer:
+        made.append(trainer_of(config, **arguments))
         return made[-1]
 
     monkeypatch.setattr(app, "trainer_of", make)
@@ -99,7 +99,7 @@ def test_runs_without_a_name_are_numbered(
         ["--deterministic"],
         ["--loop.step-concurrency", "4", "--training.staleness-limit", "1"],
         ["--arena", "kuhn", "--training.kl-coef", "0.1"],
-        ["--training.micro-batch-tokens", "42"],  # no room for the larger piles' prompts
+        ["--training.micro-batch-tokens", "42"],  # the larger piles' prompts stand alone
     ],
     ids=" ".join,
 )
@@ -113,7 +113,36 @@ def test_the_books_are_those_of_the_engine(options: list[str], trainers: list[Tr
     queued = sum(len(sample[1]) for batch in state["queued"] for sample in batch["samples"])
     lost = sum(ledger["filtered"].values()) + sum(ledger["discarded"].values())
     assert ledger["generated"] == ledger["trained"] + lost + queued
-    assert ("too_long" in ledger["filtered"]) == ("42" in options)
+    assert "too_long" not in ledger["filtered"]
+
+
+def test_the_plan_of_the_memory_is_printed_before_the_first_step(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    limit = ("--training.memory-limit-gib", "1.5")
+    assert main(["train", "--out", "run", *FAST, "--steps", "2", *limit]) == 0
+    told = capsys.readouterr().out
+    before, found, after = told.partition("training memory: ")
+    assert found
+    assert "step 1/2" not in before
+    plan = after.splitlines()[0]
+    assert "4096 of 4096 tokens at once" in plan
+    assert plan.endswith(" of 1.50 GiB at the most")
+    assert after.count("training memory") == 0
+    assert "step 2/2" in after
+    lines = read_metrics(Path("run/metrics.jsonl"))
+    assert all(0 < (line["memory/peak_gib"] or 0) < 1.5 for line in lines)
+
+
+def test_a_limit_below_what_is_held_ends_the_run_with_what_to_set(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    limit = ("--training.memory-limit-gib", "0.001")
+    assert main(["train", "--out", "run", *FAST, "--steps", "2", *limit]) == 2
+    told = capsys.readouterr().err
+    assert "error: no sample of this step fits into memory" in told
+    assert "a higher training.memory_limit_gib" in told
+    assert "go on with\n  uv run legos train --resume run" in told
 
 
 def test_what_was_being_sampled_at_a_stop_is_booked(

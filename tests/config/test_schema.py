@@ -126,9 +126,15 @@ def test_a_group_of_one_cannot_be_compared() -> None:
     RunConfig(play=PlayConfig(group_size=1, credit="rae"))
 
 
-def test_a_completion_must_fit_a_batch() -> None:
-    with pytest.raises(ConfigError, match=r"max_tokens 512 exceeds training\.micro_batch_tokens"):
-        RunConfig(
-            generation=GenerationConfig(max_tokens=512),
-            training=TrainingConfig(micro_batch_tokens=256),
-        )
+def test_a_completion_may_be_longer_than_a_micro_batch() -> None:
+    RunConfig(
+        generation=GenerationConfig(max_tokens=512),
+        training=TrainingConfig(micro_batch_tokens=256),
+    )
+
+
+def test_memory_can_be_limited() -> None:
+    assert TrainingConfig().memory_limit_gib is None
+    assert TrainingConfig(memory_limit_gib=6.5).memory_limit_gib == 6.5
+    with pytest.raises(ConfigError, match=r"memory_limit_gib is 0\.0; expected a number > 0"):
+        TrainingConfig(memory_limit_gib=0.0)

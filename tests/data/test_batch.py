@@ -146,11 +146,12 @@ def test_padding_is_small_where_lengths_differ_much() -> None:
     assert padded < 1.1 * sum(map(len, distinct))
 
 
-def test_a_row_longer_than_the_budget_is_refused() -> None:
-    sample = make_sample(range(10))
-    assert len(pack([sample], [1.0], max_tokens=9)) == 1
-    with pytest.raises(RecordError, match="a row of 9 tokens exceeds micro_batch_tokens 8"):
-        pack([sample], [1.0], max_tokens=8)
+def test_a_row_longer_than_the_budget_is_a_batch_of_its_own() -> None:
+    lengths = (10, 3, 4, 12)
+    samples = [make_sample((index, *range(length - 1))) for index, length in enumerate(lengths)]
+    batches = pack(samples, [1.0] * 4, max_tokens=8)
+    assert [batch.input_ids.shape for batch in batches] == [(2, 3), (1, 9), (1, 11)]
+    assert sum(batch.num_samples for batch in batches) == 4
 
 
 def test_nothing_packs_to_nothing() -> None:

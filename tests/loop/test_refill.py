@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,15 +13,16 @@ import pytest
 from legos.arena.arena import Arena
 from legos.arena.table import Table
 from legos.credit import GRPOCredit
+from legos.data.batch import Batch
 from legos.data.episode import Task
-from legos.data.sample import TrainingBatch
+from legos.data.sample import Sample, TrainingBatch
 from legos.data.select import selection
 from legos.errors import TrainerError
 from legos.loop.ledger import Ledger
 from legos.loop.loop import synchronous_training_loop, training_loop
 from legos.loop.queue import SampleQueue
 from legos.loop.trainer import PolicyTrainer, StepSettings
-from legos.losses.objective import Objective
+from legos.losses.objective import Objective, StepResult
 from legos.testing import FakeBackend, FakePublisher, ScriptedClient, make_sample
 
 
@@ -128,6 +131,38 @@ def test_tokens_of_another_tokenizer_are_filtered_by_name() -> None:
     assert (metrics["tokens_trained"], metrics["filtered/foreign_tokens_tokens"]) == (2, 3)
     with pytest.raises(TrainerError, match="of another tokenizer"):
         trained.train_step(batch(foreign[0]))
+
+
+class Narrow(FakeBackend):
+    """Has no room for samples with more than two tokens before a chosen one."""
+
+    def step(
+        self, batches: Sequence[Batch], objective: Objective, *, learning_rate: float
+    ) -> "Future[StepResult]":
+        result = super().step(batches, objective, learning_rate=learning_rate).result()
+        future: Future[StepResult] = Future()
+        future.set_result(replace(result, row_limit=2, peak_bytes=3 << 29))
+        return future
+
+
+def test_samples_that_the_backend_had_no_room_for_are_filtered_by_name() -> None:
+    long, others = make_sample((1, 2, 3, 4), positions=(1, 3)), make_sample((5, 6, 7, 8))
+
+    def gather(own: Sequence[Sample], version: int) -> "Future[list[Sample]]":
+        future: Future[list[Sample]] = Future()
+        future.set_result([*own, others])
+        return future
+
+    trained = PolicyTrainer(Narrow(), FakePublisher(), trainer().settings, gather=gather)
+    metrics = trained.train_step(batch(LIVE, long))
+    assert (metrics["tokens_trained"], metrics["filtered/too_long_tokens"]) == (2, 2)
+    assert metrics["memory/peak_gib"] == 1.5
+    backend: Any = trained.backend
+    backend.left_out = ["clip_skip"]
+    metrics = trained.train_step(batch(LIVE, long))
+    assert metrics["tokens_trained"] == 2
+    assert metrics["filtered/clip_skip_tokens"] == 2
+    assert metrics["filtered/too_long_tokens"] == 4
 
 
 def test_a_warning_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
