@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from legos.clients.openai import OpenAIClient
     from legos.config.schema import TrainingConfig
     from legos.credit.group import GRPOCredit, RLOOCredit
+    from legos.credit.hierarchical import HierarchicalCredit
+    from legos.credit.joint import JointCredit
+    from legos.credit.maxrl import MaxRLCredit
+    from legos.credit.overlong import OverlongPenalty
+    from legos.credit.registry import make_credit
     from legos.credit.role import RAECredit
+    from legos.credit.turns import TurnCredit
+    from legos.credit.views import SameViewCredit
+    from legos.credit.whitened import ReinforcePPCredit
     from legos.data.episode import Episode, Task
     from legos.data.message import Message, Sampling
     from legos.loop.loop import synchronous_training_loop, training_loop
@@ -29,23 +37,31 @@ _HOMES = {
     "GRPOCredit": "legos.credit.group",
     "Game": "legos.arena.game",
     "GameArena": "legos.arena.game_arena",
+    "HierarchicalCredit": "legos.credit.hierarchical",
+    "JointCredit": "legos.credit.joint",
+    "MaxRLCredit": "legos.credit.maxrl",
     "Message": "legos.data.message",
     "OpenAIClient": "legos.clients.openai",
+    "OverlongPenalty": "legos.credit.overlong",
     "RAECredit": "legos.credit.role",
     "RLOOCredit": "legos.credit.group",
+    "ReinforcePPCredit": "legos.credit.whitened",
     "Reply": "legos.arena.table",
+    "SameViewCredit": "legos.credit.views",
     "Sampling": "legos.data.message",
     "Seat": "legos.arena.seat",
     "Table": "legos.arena.table",
     "Task": "legos.data.episode",
     "Trainer": "legos.build.trainer",
     "TrainingConfig": "legos.config.schema",
+    "TurnCredit": "legos.credit.turns",
     "Void": "legos.arena.table",
     "apply_lora": "legos.build.model",
     "disable_lora": "legos.build.model",
     "evaluate": "legos.build.evaluate",
     "load_model": "legos.build.model",
     "make_arena": "legos.build.arena",
+    "make_credit": "legos.credit.registry",
     "synchronous_training_loop": "legos.loop.loop",
     "training_loop": "legos.loop.loop",
 }
@@ -58,23 +74,31 @@ __all__ = [
     "GRPOCredit",
     "Game",
     "GameArena",
+    "HierarchicalCredit",
+    "JointCredit",
+    "MaxRLCredit",
     "Message",
     "OpenAIClient",
+    "OverlongPenalty",
     "RAECredit",
     "RLOOCredit",
+    "ReinforcePPCredit",
     "Reply",
+    "SameViewCredit",
     "Sampling",
     "Seat",
     "Table",
     "Task",
     "Trainer",
     "TrainingConfig",
+    "TurnCredit",
     "Void",
     "apply_lora",
     "disable_lora",
     "evaluate",
     "load_model",
     "make_arena",
+    "make_credit",
     "synchronous_training_loop",
     "training_loop",
 ]

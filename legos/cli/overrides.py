@@ -28,16 +28,21 @@ __all__ = [
 ]
 
 
-def _options(group: type[Settings]) -> Any:
+def _options(prefix: str, group: type[Settings]) -> Any:
     """A typed dictionary of the group's settings that holds only those given."""
-    fields = {name: _option(field) for name, field in group.model_fields.items()}
+    fields = {
+        name: _option(f"{prefix}.{name.replace('_', '-')}", field)
+        for name, field in group.model_fields.items()
+    }
     return TypedDict(f"{group.__name__}Options", fields, total=False)  # pyright: ignore
 
 
-def _option(field: FieldInfo) -> Any:
-    whole = field.annotation is int or int in get_args(field.annotation)
-    converter = _whole_number if whole else None
-    return Annotated[field.annotation, Parameter(help=_help(field), converter=converter)]
+def _option(name: str, field: FieldInfo) -> Any:
+    kinds = (field.annotation, *get_args(field.annotation))
+    converter = _whole_number if int in kinds else None
+    negative = (f"--no-{name}", f"--{name.replace('.', '.no-')}") if bool in kinds else None
+    told = Parameter(help=_help(field), converter=converter, negative=negative)
+    return Annotated[field.annotation, told]
 
 
 def _help(field: FieldInfo) -> str:
@@ -64,11 +69,11 @@ def _whole_number(_: Any, tokens: Sequence[Token]) -> int | None:
 if TYPE_CHECKING:
     TrainingOptions = GenerationOptions = PlayOptions = LoopOptions = TrackOptions = dict[str, Any]
 else:
-    TrainingOptions = _options(TrainingConfig)
-    GenerationOptions = _options(GenerationConfig)
-    PlayOptions = _options(PlayConfig)
-    LoopOptions = _options(LoopConfig)
-    TrackOptions = _options(TrackConfig)
+    TrainingOptions = _options("training", TrainingConfig)
+    GenerationOptions = _options("generation", GenerationConfig)
+    PlayOptions = _options("play", PlayConfig)
+    LoopOptions = _options("loop", LoopConfig)
+    TrackOptions = _options("track", TrackConfig)
 
 
 def dotted(

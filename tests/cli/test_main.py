@@ -6,17 +6,19 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from legos.cli import main
-from legos.config.resolve import ResolvedConfig, read_config
+from legos.config.resolve import ResolvedConfig, knobs, read_config
 from legos.errors import ModelError
 
 Stub = Callable[..., None]
+COMMANDS = ["train", "eval", "serve", "chat", "export", "doctor", "runs", "bench", "arenas"]
 Trained = list[tuple[ResolvedConfig, Path | None]]
 
 
@@ -49,11 +51,11 @@ def trained(stub: Stub) -> Trained:
 def test_no_argument_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     printed = capsys.readouterr().out
-    for command in ("train", "eval", "serve", "bench", "arenas"):
+    for command in COMMANDS:
         assert command in printed
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "serve", "bench", "arenas"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     assert f"Usage: legos {command}" in capsys.readouterr().out
@@ -277,3 +279,20 @@ def test_serve_bench_and_arenas_call_their_functions(
     assert (served["host"], served["port"]) == ("127.0.0.1", 0)
     assert served["limits"].api_key is None
     assert benched == ("engine", 5.0)
+
+
+BOOLEANS = [
+    name
+    for name, field in knobs().items()
+    if bool in (field.annotation, *get_args(field.annotation))
+]
+
+
+@pytest.mark.parametrize("name", BOOLEANS)
+def test_every_boolean_can_be_switched_off_in_two_ways(trained: Trained, name: str) -> None:
+    group, _, knob = name.replace("_", "-").partition(".")
+    for option in (f"--no-{group}.{knob}", f"--{group}.no-{knob}"):
+        assert main(["train", option]) == 0
+        resolved, _ = trained[-1]
+        assert attrgetter(name)(resolved.config) is False
+        assert resolved.sources[name] == "command line"

@@ -1,15 +1,21 @@
 """What the pages show, works: their programs are run, their commands and links exist."""
 
 import asyncio
+import random
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from legos import GRPOCredit
 from legos.arena.exact import GameTree, optimal_move_rate, optimal_policy
 from legos.arena.registry import find_arena
+from legos.build.arena import make_arena
 from legos.cli import main
+from legos.cli.app import app
+from legos.config.schema import CreditName, PlayConfig
+from legos.errors import RecordError
 from legos.testing import ScriptedClient
 
 ROOT = Path(__file__).parents[2]
@@ -49,11 +55,31 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert missing == []
 
 
+def test_the_program_has_no_other_commands_than_the_index_tells() -> None:
+    told = set(re.findall(r"\| `legos ([a-z]+)", (ROOT / "docs" / "index.md").read_text()))
+    assert told == {name for name in app if not name.startswith("-")}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_exists(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    commands = set(
-        re.findall(r"legos (train|eval|serve|bench|arenas|play|runs)\b", page.read_text())
-    )
-    for command in commands:
-        assert main([command, "--help"]) == 0
+    for command in set(re.findall(r"(?:`|run )legos ([a-z]+)", page.read_text())):
+        assert main([command, "--help"]) == 0, command
     capsys.readouterr()
+
+
+def one_step(game: str, credit: CreditName) -> list[list[float]]:
+    """Advantages of a step played at random, by turn."""
+    rng = random.Random(0)
+    client = ScriptedClient(lambda asked: rng.choice(asked.sampling.choices))
+    arena = make_arena(game, client, play=PlayConfig(credit=credit))
+    batch = asyncio.run(arena.step(concurrency=8))
+    return [list(sample.advantages) for sample in batch.samples]
+
+
+@pytest.mark.parametrize("game", ["nim", "kuhn"])
+def test_credit_rules_come_to_what_the_page_on_games_says(game: str) -> None:
+    assert not np.any([advantage for turn in one_step(game, "joint") for advantage in turn])
+    assert one_step(game, "hierarchical") == one_step(game, "grpo")
+    assert np.std([turn[0] for turn in one_step(game, "same_view")]) > 0.5
+    with pytest.raises(RecordError, match="needs rewards >= 0"):
+        one_step(game, "maxrl")
