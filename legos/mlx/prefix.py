@@ -7,7 +7,7 @@ on) serves prompts that go on where it ends, and is found by all of its tokens.
 """
 
 import copy
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -42,7 +42,7 @@ class PrefixCache:
     """Least recently used entries go first once the budget of bytes is spent.
 
     Attributes:
-        num_bytes: what the entries hold.
+        num_bytes: what the entries hold, those that are still to be swept out included.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -50,6 +50,7 @@ class PrefixCache:
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._places: dict[int, dict[Key, None]] = {}  # hash -> entries found there
         self._whole: dict[int, int] = {}  # length -> number of entries that cannot be trimmed
+        self._useless: deque[Key] = deque()
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -107,9 +108,21 @@ class PrefixCache:
         return cache, length
 
     def keep_only(self, epochs: Collection[int]) -> None:
-        """Drop what other weights made."""
-        for entry in [entry for entry in self._entries.values() if entry.key[0] not in epochs]:
-            self._remove(entry)
+        """Have what other weights made swept out."""
+        self._useless = deque(key for key in self._entries if key[0] not in epochs)
+
+    @property
+    def dusty(self) -> bool:
+        """Whether there is something to be swept out."""
+        return bool(self._useless)
+
+    def sweep(self, count: int | None = None) -> None:
+        """Free so many useless entries, or all: a thousand of them take a decode step or two."""
+        while self._useless and count != 0:
+            entry = self._entries.get(self._useless.popleft())
+            if entry is not None:
+                self._remove(entry)
+            count = None if count is None else count - 1
 
     def _nearest(self, epoch: int, tokens: Tokens) -> _Entry | None:
         """An entry that can be trimmed and shares the most blocks."""

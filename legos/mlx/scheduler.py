@@ -3,6 +3,7 @@
     step   one token for every row · remembered rows at once · one chunk of what is prefilled
 
 Decoding never waits for more than one chunk of prompts, so a long prompt does not stall the rest.
+Nor does it wait until all that a swap has made useless is freed.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,6 +31,7 @@ from legos.weights.adapter import Adapter
 
 __all__ = ["Outcome", "Scheduler"]
 
+SWEPT = 8  # useless prefixes freed in each step
 Tokens = tuple[int, ...]
 Outcome = tuple[Member, Result]
 """What a member is to be told: some tokens, or what it leaves with."""
@@ -68,12 +70,18 @@ class Scheduler:
             self._prefixes,
             self._budget,
             block_tokens=limits.prefill_tokens,
+            chunk_tokens=limits.chunk_tokens,
             prompt_step=capabilities.prompt_step,
         )
         self._rows = DecodingRows(self._slots, limits.max_rows)
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
+        return self._busy or self._prefixes.dusty
+
+    @property
+    def _busy(self) -> bool:
+        """Whether anybody waits for anything."""
         return bool(self._rows or self._waiting)
 
     @property
@@ -113,6 +121,8 @@ class Scheduler:
         """Let go of weights that nobody speaks through, and of what they made."""
         self.adapters.free_unused({member.live for member in inside})
         self._prefixes.keep_only(self.adapters.epochs)
+        if not self._busy:
+            self._prefixes.sweep()
 
     def add(self, member: Member) -> None:
         """Take a member in; its adapter is found already."""
@@ -153,6 +163,7 @@ class Scheduler:
         block = self._waiting.prefilled(self._rows.room, max_tokens)
         if block is not None:
             self._begin(block, told)
+        self._prefixes.sweep(SWEPT)
 
     def score(
         self, prompts: Sequence[tuple[Tokens, Sequence[Tokens]]], end_ids: Tokens, slot: int

@@ -43,8 +43,9 @@ class _Underway:
 class WaitingRows:
     """Members that wait for the next token of their row, in the order in which rows came.
 
-    Members that draw for the last time need no cache: their rows are computed at once and dropped.
-    All others start only while there is room for them among the decoding rows and their bytes.
+    Members that draw for the last time need no cache: their rows are computed at once and dropped,
+    unless that takes longer than decoding may wait. All others start only while there is room for
+    them among the decoding rows and their bytes.
 
     Attributes:
         rows_computed: rows that went through the model.
@@ -61,6 +62,7 @@ class WaitingRows:
         budget: KeyValueBudget,
         *,
         block_tokens: int,
+        chunk_tokens: int,
         prompt_step: int,
     ) -> None:
         """Wait for nothing yet.
@@ -71,6 +73,7 @@ class WaitingRows:
             prefixes: where beginnings of prompts may be found.
             budget: of keys and values.
             block_tokens: padded tokens of a block.
+            chunk_tokens: longest row that is computed at once.
             prompt_step: prompts are processed in pieces of a multiple of so many tokens.
         """
         self._forward = forward
@@ -78,6 +81,7 @@ class WaitingRows:
         self._prefixes = prefixes
         self._budget = budget
         self._block_tokens = block_tokens
+        self._chunk_tokens = chunk_tokens
         self._prompt_step = prompt_step
         self._last: Members = {}
         self._longer: Members = {}
@@ -94,7 +98,8 @@ class WaitingRows:
     def add(self, member: Member) -> None:
         """Wait under one's tokens."""
         key = (member.live, member.request.prompt_ids + member.tokens)
-        held = self._last if member.last_draw and key not in self._longer else self._longer
+        at_once = member.last_draw and len(key[1]) <= self._chunk_tokens
+        held = self._last if at_once and key not in self._longer else self._longer
         held.setdefault(key, []).append(member)
 
     def remove(self, gone: Collection[Member]) -> None:
@@ -153,7 +158,7 @@ class WaitingRows:
             max_tokens: padded tokens of the forward pass.
         """
         if self._underway is None:
-            self._underway = self._next_block(room)
+            self._underway = self._next_block(room, max_tokens)
         block = self._underway
         if block is None:
             return None
@@ -164,15 +169,17 @@ class WaitingRows:
         self._underway = None
         return Block(rows=_rows(block.waiting), logits=logits, cache=block.prefill.cache)
 
-    def _next_block(self, room: int) -> _Underway | None:
-        """The row that came first, with others of about its length."""
+    def _next_block(self, room: int, max_tokens: int) -> _Underway | None:
+        """The row that came first, with others of about its length.
+
+        Where pieces cannot be short, only so many rows that the first pieces fit a forward pass.
+        """
         admitted = self._admitted(room)
         if not admitted:
             return None
         found = {key: self._prefixes.find(key[0].epoch, key[1]) or ([], 0) for key in admitted}
-        blocks = row_blocks(
-            admitted, self._block_tokens, length=lambda key: len(key[1]) - found[key][1]
-        )
+        most = self._block_tokens if self._prompt_step == 1 else max_tokens
+        blocks = row_blocks(admitted, most, length=lambda key: len(key[1]) - found[key][1])
         keys = next(block for block in blocks if admitted[0] in block)
         waiting: Members = {}
         for key in keys:

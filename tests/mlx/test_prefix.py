@@ -126,6 +126,46 @@ def test_decoding_goes_on_while_a_long_prompt_comes_in(room: Callable[..., Any])
     )
 
 
+def test_nor_does_it_wait_for_a_long_prompt_of_which_one_token_is_asked(
+    room: Callable[..., Any],
+) -> None:
+    one = room("llama", chunk_tokens=10, prefill_tokens=1000)
+    request = Request(prompt_ids=LONG, max_tokens=1, seed=1)
+    one.submit({0: Request(prompt_ids=(1, 2), max_tokens=30, seed=1)})
+    one.tick()
+    one.submit({1: request})
+    one.tick(6)
+    (member,) = (m for m in one.engine._inside if m.number == 0)
+    assert len(member.tokens) == 7
+    assert 1 not in one.answers
+    one.finish()
+    (expected,) = room("llama").ask([request])
+    assert one.answer(1).token_ids == expected.token_ids
+    assert one.answer(1).logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+    before = computed(one)
+    one.ask([Request(prompt_ids=(*LONG, 3, 4), max_tokens=1)])
+    assert computed(one) == before + 2
+
+
+def test_what_a_swap_makes_useless_is_freed_little_by_little(room: Callable[..., Any]) -> None:
+    one = room("llama")
+    one.ask([Request(prompt_ids=(n, *LONG), max_tokens=2) for n in range(30)])
+    one.submit({100: Request(prompt_ids=(1, 2), max_tokens=60, seed=1)})
+    one.tick()
+    one.load(5)
+    left = [one.engine.stats()["prefix_entries"]]
+    for _ in range(5):
+        one.tick()
+        left.append(one.engine.stats()["prefix_entries"])
+    assert left == [30, 22, 14, 6, 0, 0]
+    one.load(6)
+    one.submit({101: Request(prompt_ids=(7, *LONG), max_tokens=2)})
+    one.finish()
+    assert computed(one) == 30 * 101 + 2 + 101
+    one.load(7)  # nobody waits
+    assert one.engine.stats()["prefix_entries"] == one.engine.stats()["prefix_bytes"] == 0
+
+
 def test_the_budget_of_bytes_holds_and_the_oldest_go(room: Callable[..., Any]) -> None:
     one = room("llama", prefix_bytes=60_000)
     for n in range(12):

@@ -99,3 +99,36 @@ def test_what_is_sampled_is_what_a_forward_pass_gives(
         ]
     stats = bench.engine.stats()
     assert stats["prefix_tokens_total"] > 0.5 * stats["prompt_tokens_total"]  # turns were known
+
+
+class Watched:
+    """A module tree, and how many tokens went through it at once."""
+
+    def __init__(self, tree: Any) -> None:
+        self._tree = tree
+        self.sizes: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tree, name)
+
+    def __call__(self, tokens: mx.array, **options: Any) -> mx.array:
+        self.sizes.append(tokens.size)
+        return self._tree(tokens, **options)
+
+
+def test_prompts_whose_pieces_are_long_come_in_few_at_a_time(folders: Mapping[str, Path]) -> None:
+    """While others decode, a forward pass keeps to its limit whatever a piece's length is."""
+    bench = Bench(folders["lfm2"])
+    forward = bench.engine._scheduler._forward
+    forward.model = watched = Watched(forward.model)
+    rng = np.random.default_rng(1)
+    prompts = [tuple(map(int, rng.integers(6, 340, n))) for n in range(30, 41)]
+    first = Request(prompt_ids=prompts[0], max_tokens=60, adapter="base")
+    others = [Request(prompt_ids=prompt, max_tokens=2, adapter="base") for prompt in prompts[1:]]
+    bench.engine.submit([(0, first)], lambda _: None)
+    bench.engine._tick()
+    watched.sizes.clear()
+    answers = bench.ask(others)
+    assert 40 - 1 <= max(watched.sizes) <= 64
+    for request, answer in zip(others, answers, strict=True):
+        assert answer.logprobs == pytest.approx(bench.expected(request, answer), abs=3e-5)
