@@ -31,8 +31,6 @@ class Capabilities:
 
     architecture: str
     caches: tuple[str, ...]  # classes of the layers' caches, sorted
-    trimmable: bool  # whether a row's cache can be cut back to a shorter prefix
-    window: int | None  # tokens up to which it can, where layers keep only the last ones
     bytes_per_token: int  # of one row, in the layers that keep every token
     bytes_per_row: int  # of one row of any length: its states, and its windows when they are full
     block_tokens: int  # the layers that keep every token allocate this many at once
@@ -70,15 +68,11 @@ def probe(model: nn.Module) -> Capabilities:
                 f"{name} cannot be served: how its {type(leaf).__name__} grows is not known; "
                 f"{WAY_OUT}"
             )
-    trimmable = all(leaf.is_trimmable() for leaf in leaves)
     mx.eval(model(mx.array([PROBE[0][:1]]), cache=caches))
     _check_batch(model, name)
-    windows = [leaf.max_size for leaf in leaves if isinstance(leaf, RotatingKVCache)]
     return Capabilities(
         architecture=name,
         caches=tuple(sorted({type(leaf).__name__ for leaf in leaves})),
-        trimmable=trimmable,
-        window=min(windows, default=None) if trimmable else None,
         bytes_per_token=sum(_token_bytes(leaf) for leaf in leaves if isinstance(leaf, KVCache)),
         bytes_per_row=sum(_row_bytes(leaf) for leaf in leaves),
         block_tokens=KVCache.step,

@@ -182,22 +182,22 @@ def test_experts_that_sort_their_tokens_know_the_rows(folders: Mapping[str, Path
 
 KEY_VALUE = 2 * 2 * 16 * 4  # bytes of a token in a layer: keys and values, 2 heads of 16, fp32
 EXPECTED = {
-    "llama": (("KVCache",), True, None, LAYERS * KEY_VALUE, 0),
-    "llama_4bit": (("KVCache",), True, None, LAYERS * KEY_VALUE, 0),
-    "qwen2": (("KVCache",), True, None, LAYERS * KEY_VALUE, 0),
-    "qwen3": (("KVCache",), True, None, LAYERS * KEY_VALUE, 0),
-    "qwen3_moe": (("KVCache",), True, None, LAYERS * KEY_VALUE, 0),
-    "gemma3_text": (("KVCache", "RotatingKVCache"), True, 8, KEY_VALUE, 8 * KEY_VALUE),
+    "llama": (("KVCache",), LAYERS * KEY_VALUE, 0),
+    "llama_4bit": (("KVCache",), LAYERS * KEY_VALUE, 0),
+    "qwen2": (("KVCache",), LAYERS * KEY_VALUE, 0),
+    "qwen3": (("KVCache",), LAYERS * KEY_VALUE, 0),
+    "qwen3_moe": (("KVCache",), LAYERS * KEY_VALUE, 0),
+    "gemma3_text": (("KVCache", "RotatingKVCache"), KEY_VALUE, 8 * KEY_VALUE),
     # of each layer: the last 3 of 96 convolved channels, and 4 heads of 16 with 16 states
     "falcon_h1": (
-        ("ArraysCache", "KVCache"), False, None,
+        ("ArraysCache", "KVCache"),
         LAYERS * KEY_VALUE, LAYERS * 4 * (3 * 96 + 4 * 16 * 16),
     ),
     # of one layer in two: the last 2 of 32 channels
-    "lfm2": (("ArraysCache", "KVCache"), False, None, KEY_VALUE, 4 * 2 * 32),
+    "lfm2": (("ArraysCache", "KVCache"), KEY_VALUE, 4 * 2 * 32),
     # of one layer in two: the last 3 of 64 channels, and 4 heads of 8 x 8
     "qwen3_5": (
-        ("ArraysCache", "KVCache"), False, None, KEY_VALUE, 4 * (3 * 64 + 4 * 8 * 8)
+        ("ArraysCache", "KVCache"), KEY_VALUE, 4 * (3 * 64 + 4 * 8 * 8)
     ),
 }  # fmt: skip
 
@@ -207,12 +207,10 @@ def test_what_caches_can_do_and_cost_is_found_out(
 ) -> None:
     model = load_tree(folders[architecture])
     found = probe(model)
-    caches, trimmable, window, per_token, per_row = EXPECTED[architecture]
+    caches, per_token, per_row = EXPECTED[architecture]
     assert found == Capabilities(
         architecture=architecture.removesuffix("_4bit"),
         caches=caches,
-        trimmable=trimmable,
-        window=window,
         bytes_per_token=per_token,
         bytes_per_row=per_row,
         block_tokens=256,
