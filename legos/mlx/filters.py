@@ -6,7 +6,7 @@ no row's result depends on another's. Written once over an array namespace.
 D distributions, R rows of them that ask, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +14,44 @@ from numpy.typing import NDArray
 
 from legos.data.message import Filters
 
-__all__ = ["Recipe", "bent", "exponentials", "put", "take"]
+__all__ = ["Recipe", "Seen", "bent", "exponentials", "put", "take"]
 
 PLAIN = Filters()
+
+
+class Seen:
+    """The tokens that a request holds already, each once, S of them."""
+
+    def __init__(self, prompt: Sequence[int], completion: Sequence[int] = ()) -> None:
+        self._places = {token: place for place, token in enumerate(dict.fromkeys(prompt))}
+        size = len(self._places)
+        self._ids = np.zeros(2 * size + 16, np.int32)
+        self._times = np.zeros(2 * size + 16, np.float32)
+        self._ids[:size] = list(self._places)
+        for token in completion:
+            self.add(token)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """[S] token ids."""
+        return self._ids[: len(self)]
+
+    @property
+    def times(self) -> NDArray[np.float32]:
+        """[S] how often the completion holds each."""
+        return self._times[: len(self)]
+
+    def add(self, token: int) -> None:
+        """The completion goes on."""
+        place = self._places.setdefault(token, len(self._places))
+        if place == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+            self._times = np.concatenate([self._times, np.zeros_like(self._times)])
+        self._ids[place] = token
+        self._times[place] += 1
 
 
 class Recipe(NamedTuple):
@@ -25,7 +60,7 @@ class Recipe(NamedTuple):
     temperature: float = 1.0  # 0 puts everything on the most probable token
     allowed: tuple[int, ...] | NDArray[np.bool_] | None = None  # token ids, or [<= V] a mask
     filters: Filters | None = None
-    counts: Mapping[int, int] | None = None  # tokens of prompt and completion -> in the completion
+    seen: Seen | None = None  # what penalties are for
 
 
 def bent(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> Any:
@@ -40,12 +75,17 @@ def bent(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> Any:
         [D, V]; minus infinity where a token is closed. Temperature 0 leaves a row as temperature 1
         does.
     """
-    if any(recipe.filters is not None for recipe in recipes):
-        logits = _biased(xp, _penalised(xp, logits, recipes), recipes)
+    given = logits
+    if any(recipe.seen or (recipe.filters and recipe.filters.logit_bias) for recipe in recipes):
+        logits = xp.array(logits)
+        _penalise(xp, logits, recipes)
+        _bias(xp, logits, recipes)
     logits = _closed(xp, logits, recipes)
     if any(recipe.temperature not in (0.0, 1.0) for recipe in recipes):
-        heat = np.array([recipe.temperature or 1.0 for recipe in recipes], np.float32)
-        logits = logits / xp.array(heat)[:, None]
+        heat = np.array([recipe.temperature or 1.0 for recipe in recipes], np.float32)[:, None]
+        if xp is np and logits is not given:
+            return np.divide(logits, heat, out=logits)
+        logits = logits / xp.array(heat)
     return logits
 
 
@@ -71,50 +111,47 @@ def put(xp: Any, array: Any, rows: Sequence[int], values: Any) -> Any:
     return array
 
 
-def _penalised(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> Any:
-    """Take penalties off the logits of tokens that were seen."""
+def _penalise(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> None:
+    """Take penalties off the logits of tokens that were seen, in place."""
     asking = [
-        (row, recipe.filters or PLAIN, recipe.counts)
+        (row, recipe.filters or PLAIN, recipe.seen)
         for row, recipe in enumerate(recipes)
-        if recipe.counts
+        if recipe.seen
     ]
-    if not asking:
-        return logits
-    sizes = [len(counts) for _, _, counts in asking]
-
-    def spread(values: Sequence[float], dtype: Any) -> NDArray[Any]:
-        return np.repeat(np.array(values, dtype), sizes)
-
-    rows = xp.array(spread([row for row, _, _ in asking], np.int32))
-    seen = [np.fromiter(counts, np.int32, len(counts)) for _, _, counts in asking]
-    times = [np.fromiter(counts.values(), np.float32, len(counts)) for _, _, counts in asking]
-    ids, said = xp.array(np.concatenate(seen)), np.concatenate(times)
-    factor = xp.array(spread([f.repetition_penalty for _, f, _ in asking], np.float32))
-    presence = spread([f.presence_penalty for _, f, _ in asking], np.float32)
-    frequency = spread([f.frequency_penalty for _, f, _ in asking], np.float32)
-    old = logits[rows, ids]
-    new = xp.where(old > 0, old / factor, old * factor)
-    logits = xp.array(logits)
-    logits[rows, ids] = new - xp.array(presence * (said > 0) + frequency * said)
-    return logits
+    taken = [
+        np.float32(f.presence_penalty) * (seen.times > 0)
+        + np.float32(f.frequency_penalty) * seen.times
+        for _, f, seen in asking
+    ]
+    if xp is np:
+        for (row, filters, seen), less in zip(asking, taken, strict=True):
+            values = logits[row]
+            values[seen.ids] = _less(np, values[seen.ids], filters.repetition_penalty, less)
+    elif asking:
+        sizes = [len(seen) for _, _, seen in asking]
+        factors = [f.repetition_penalty for _, f, _ in asking]
+        rows = xp.array(np.repeat([row for row, _, _ in asking], sizes))
+        ids = xp.array(np.concatenate([seen.ids for _, _, seen in asking]))
+        factor = xp.array(np.repeat(np.array(factors, np.float32), sizes))
+        logits[rows, ids] = _less(xp, logits[rows, ids], factor, xp.array(np.concatenate(taken)))
 
 
-def _biased(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> Any:
-    """Add what a request adds to the logits of some tokens; of each token once."""
+def _less(xp: Any, old: Any, factor: Any, taken: Any) -> Any:
+    return xp.where(old > 0, old / factor, old * factor) - taken
+
+
+def _bias(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> None:
+    """Add what a request adds to the logits of some tokens, of each token once, in place."""
     found = [
         (row, token, bias)
         for row, recipe in enumerate(recipes)
         if recipe.filters is not None
         for token, bias in recipe.filters.logit_bias
     ]
-    if not found:
-        return logits
-    rows, ids, biases = (np.array(column) for column in zip(*found, strict=True))
-    places = xp.array(rows), xp.array(ids)
-    added = logits[places] + xp.array(biases.astype(np.float32))
-    logits = xp.array(logits)
-    logits[places] = added
-    return logits
+    if found:
+        rows, ids, biases = (np.array(column) for column in zip(*found, strict=True))
+        places = xp.array(rows), xp.array(ids)
+        logits[places] = logits[places] + xp.array(biases.astype(np.float32))
 
 
 def _closed(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> Any:

@@ -15,7 +15,7 @@ from legos.data.message import (
 )
 from legos.data.request import Generated, GrammarState, Progress, Request
 from legos.errors import LegosError, RequestError
-from legos.mlx.filters import Recipe
+from legos.mlx.filters import Recipe, Seen
 from legos.mlx.live import Live
 from legos.protocols import Deliver
 
@@ -84,8 +84,8 @@ class Member:
     """
 
     __slots__ = (
-        "_counts",
         "_grammar",
+        "_seen",
         "_told",
         "alternatives",
         "deliver",
@@ -119,7 +119,7 @@ class Member:
         self.alternatives: list[Alternatives] = []
         self.failure: LegosError | None = None
         self._grammar: GrammarState | None = None
-        self._counts: dict[int, int] | None = None
+        self._seen: Seen | None = None
         self._told = 0
         self.setting: tuple[Any, ...] = self._setting()
 
@@ -168,8 +168,8 @@ class Member:
         self.tokens += (token,)
         self.logprobs.append(logprob)
         self.versions.append(version)
-        if self._counts is not None:
-            self._counts[token] = self._counts.get(token, 0) + 1
+        if self._seen is not None:
+            self._seen.add(token)
         if request.choices is not None:
             node = self.node
             self.legal.append(node.legal if node else ())
@@ -221,16 +221,18 @@ class Member:
         start = len(request.prompt_ids)  # penalties tell the prompt from the completion
         return request.temperature, self.allowed, request.filters, start, own
 
-    def _history(self) -> dict[int, int] | None:
-        """Tokens so far -> how often the completion holds each; None where nobody asks."""
+    def _history(self) -> Seen | None:
+        """The tokens that penalties are for; None where nobody asks.
+
+        Those of the prompt alone matter to the repetition penalty only.
+        """
         filters = self.request.filters
         if filters is None or not filters.penalised:
             return None
-        if self._counts is None:
-            self._counts = dict.fromkeys(self.request.prompt_ids, 0)
-            for token in self.tokens:
-                self._counts[token] = self._counts.get(token, 0) + 1
-        return self._counts
+        if self._seen is None:
+            repeated = filters.repetition_penalty != 1.0
+            self._seen = Seen(self.request.prompt_ids if repeated else (), self.tokens)
+        return self._seen
 
     def _advance(self, grammar: GrammarState, token: int) -> bool:
         """Tell the grammar; True if the text is whole."""

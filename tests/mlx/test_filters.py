@@ -1,7 +1,6 @@
 """Filters: penalties, bias, masks and cuts against a slow reference, and against mlx-lm's own."""
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +24,7 @@ from legos.mlx.draw import (
     raw_logprobs,
     table,
 )
+from legos.mlx.filters import Seen
 
 NAMESPACES = pytest.mark.parametrize("xp", [np, mx], ids=["host", "device"])
 VOCABULARY = 12
@@ -41,7 +41,8 @@ def reference(
     """
     filters = recipe.filters or Filters()
     values = [float(value) for value in logits]
-    for token, times in (recipe.counts or {}).items():
+    seen = recipe.seen or Seen(())
+    for token, times in zip(seen.ids.tolist(), seen.times.tolist(), strict=True):
         penalty = filters.repetition_penalty
         values[token] = values[token] / penalty if values[token] > 0 else values[token] * penalty
         values[token] -= filters.frequency_penalty * times
@@ -101,12 +102,11 @@ rows_ = st.lists(st.integers(-16, 16), min_size=VOCABULARY, max_size=VOCABULARY)
 def recipes_(draw: Any) -> Recipe:
     filters = draw(st.none() | filters_)
     prompt, completion = draw(st.lists(tokens_, max_size=5)), draw(st.lists(tokens_, max_size=5))
-    said = Counter(completion)
-    counts = {token: said[token] for token in (*prompt, *completion)} if filters else None
+    seen = Seen(prompt, completion) if filters else None
     allowed = draw(st.none() | st.sets(tokens_, min_size=1).map(lambda ids: tuple(sorted(ids))))
     if allowed is not None and draw(st.booleans()):
         allowed = np.isin(np.arange(VOCABULARY), allowed)
-    return Recipe(draw(st.sampled_from([1.0, 0.0, 0.5, 1.7])), allowed, filters, counts)
+    return Recipe(draw(st.sampled_from([1.0, 0.0, 0.5, 1.7])), allowed, filters, seen)
 
 
 def made(xp: Any, logits: NDArray[np.float32], recipes: list[Recipe]) -> NDArray[np.float32]:
@@ -252,8 +252,20 @@ def test_the_repetition_penalty_is_that_of_mlx_lm(xp: Any) -> None:
     seen = [3, 9, 9, 4000]
     theirs = make_repetition_penalty(1.4)(mx.array(seen), mx.array(logits))
     right = theirs - mx.logsumexp(theirs, axis=-1, keepdims=True)
-    recipe = Recipe(1.0, None, Filters(repetition_penalty=1.4), dict.fromkeys(seen, 0))
+    recipe = Recipe(1.0, None, Filters(repetition_penalty=1.4), Seen(seen))
     assert made(xp, logits, [recipe])[0] == pytest.approx(np.array(right)[0], abs=1e-4)
+
+
+def test_what_was_seen_grows_with_the_completion() -> None:
+    prompt = [3, 9, 9, 4000]
+    seen = Seen(prompt, [9])
+    said = [9, *(n * n % 61 for n in range(300))]
+    for token in said[1:]:
+        seen.add(token)
+    assert set(seen.ids.tolist()) == set(prompt) | set(said)
+    assert len(seen) == len(set(seen.ids.tolist()))
+    times = dict(zip(seen.ids.tolist(), seen.times.tolist(), strict=True))
+    assert times == {token: said.count(token) for token in times}
 
 
 @NAMESPACES
