@@ -39,7 +39,7 @@ def draw(game: str, curves: dict[str, np.ndarray], picture: Path) -> None:
     """Draw every loss's curves: seeds x evaluations x (step, figure)."""
     label, goal, top = GAMES[game]
     figure, axes = plt.subplots(
-        1, len(curves), figsize=(2.1 * len(curves) + 0.4, 2.2), sharey=True, squeeze=False
+        1, len(curves), figsize=(2.2 * len(curves) + 0.4, 2.2), sharey=True, squeeze=False
     )
     for axis, (loss, shown) in zip(axes[0], curves.items(), strict=True):
         for other in curves.values():
@@ -50,7 +50,7 @@ def draw(game: str, curves: dict[str, np.ndarray], picture: Path) -> None:
         axis.plot(steps, values.mean(0), color=COLOUR, linewidth=1.6)
         axis.set(title=loss, xlabel="optimiser steps", xlim=(0, steps[-1]), ylim=(0, top * 1.03))
     axes[0][0].set_ylabel(f"{game}: {label}")
-    figure.tight_layout()
+    figure.tight_layout(w_pad=1.5)
     figure.savefig(picture, transparent=True, metadata={"Date": None})
     plt.close(figure)
     print(f"wrote {picture}")

@@ -101,12 +101,12 @@ def test_a_plot_is_drawn(tmp_path: Path) -> None:
 
 def test_losses_are_compared_once(tmp_path: Path) -> None:
     file = tmp_path / "losses.jsonl"
-    asked = (str(file), "--games", "nim", "--losses", "gspo", "--seeds", "0", "--steps", "2")
+    asked = (str(file), "--games", "nim", "--losses", "gspo", "--seeds", "0", "--more=--steps 2")
     told = run("compare_losses.py", *asked)
     written = file.read_text()
     row = json.loads(written)
     assert row["options"] == (
-        "--arena nim --training.loss gspo --training.clip-range 0.2 --seed 0 --steps 2"
+        "--arena nim --training.loss gspo --seed 0 --steps 2 --training.clip-range 0.2"
     )
     assert [step for step, _ in row["curve"]] == [0, 2]
     assert row["curve"][0][1] == pytest.approx(10 / 29, abs=1e-3)  # plays at random before
@@ -122,8 +122,8 @@ def test_the_table_of_losses_holds_means_over_seeds(tmp_path: Path) -> None:
     write_losses(file)
     told = run("compare_losses.py", str(file), "--games", "kuhn", "--losses", "ppo", "cispo")
     assert told.splitlines()[3:] == [
-        "| ppo | 0.0300, 0.0400, 0.0600 | 0.0433 | 2, 3, never | 0.01 | 1 | 100 | 5 |",
-        "| cispo | 0.0300, 0.0400, 0.0600 | 0.0433 | 2, 3, never | 0.01 | 1 | 100 | 5 |",
+        "| ppo | 0.0300, 0.0400, 0.0600 | 0.0433 | 2, 3, never | 1.00% | 100 | 5 |",
+        "| cispo | 0.0300, 0.0400, 0.0600 | 0.0433 | 2, 3, never | 1.00% | 100 | 5 |",
     ]
 
 
@@ -149,7 +149,6 @@ def write_losses(file: Path) -> None:
             "options": f"--arena kuhn --training.loss {loss} --seed {seed}",
             "curve": curve,
             "clipped": 0.01 * seed,
-            "skipped": seed,
             "moves": 100,
             "seconds": 4 + seed,
         }
