@@ -43,6 +43,8 @@ _RULES = (
     _Rule("error_factor", 1.02, 2.0, _GAP, fresh=True),
     # About 0.99 at an age of one step (marin).
     _Rule("effective_sample_share", 0.9, 0.5, _GAP, below=True),
+    # 0.15 is what gspo clips where it works (arXiv:2507.18071); at 0.4 nothing was learned (nim).
+    _Rule("clip_fraction", 0.3, 0.8, "widen clip_range, or lower learning_rate"),
     _Rule("mask_fraction", 0.2, 0.8, "the corrections drop most of what was played"),
     _Rule("truncation_share", 0.2, 0.8, "raise max_tokens, or turn overlong_filter on"),
     _Rule("zero_advantage_share", 0.8, 1.0, "tasks are all solved or all failed, or groups are 1"),
