@@ -168,6 +168,8 @@ def draw(
     tokens = xp.minimum((block * BLOCK + place)[:, 0], num_vocabulary - 1)
     norm = (made.top + xp.log(made.total))[index, 0]
     logprobs = made.scaled[index, tokens] - norm
+    if xp is mx:
+        mx.eval(tokens, logprobs)  # one wait for the device instead of two
     return tokens.tolist(), logprobs.tolist()
 
 
