@@ -26,6 +26,7 @@ class Places:
 
     Attributes:
         temperature: [P, 1].
+        tempered: whether any is not 1.
         legal: [P, K] legal token ids, 0 beyond their number.
         is_legal: [P, K] True where ``legal`` holds one.
         has_legal: [P] True where the legal tokens are known.
@@ -38,6 +39,7 @@ class Places:
         self.any_legal, self.all_legal = bool(known.any()), bool(known.all())
         self.any_restricted = bool(batch.place_restricted.any())
         self.temperature = xp.array(batch.place_temperature[:, None])
+        self.tempered = bool((batch.place_temperature != 1.0).any())
         self.is_legal = xp.array(batch.place_legal >= 0)
         self.legal = xp.array(batch.place_legal.clip(0))
         self.has_legal = xp.array(known)
@@ -57,7 +59,8 @@ def place_logprobs(xp: Any, logits: Any, places: Places) -> tuple[Any, Any]:
         sampling was restricted to them; tokens outside it hold values that must not be read),
         and [P, K] the same for the legal tokens, ``IMPOSSIBLE`` where there is none.
     """
-    logits = logits / places.temperature
+    if places.tempered:
+        logits = logits / places.temperature
     normaliser = _logsumexp(xp, logits)
     if not places.any_legal:
         return logits - normaliser, None

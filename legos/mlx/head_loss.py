@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from legos.data.batch import PLACE_FIELDS, SAMPLE_FIELDS, Batch
 from legos.losses.objective import RATIO_OF, Objective
-from legos.losses.total import BatchArrays, Terms, token_loss, token_terms, total_loss
+from legos.losses.total import BatchArrays, Terms, token_loss, token_terms
 from legos.mlx.forward import CausalModel
+from legos.mlx.open_terms import open_terms
 
 __all__ = ["OtherLogits", "head_loss"]
 
@@ -55,13 +56,9 @@ def head_loss(
         return _Chunked(forward, batch, objective, others, num_places).loss(hidden)
     at = mx.arange(len(batch.place_row))
     logits = forward.head(hidden).astype(mx.float32)
-    value, sums = total_loss(
-        mx,
-        logits,
-        BatchArrays(mx, batch),
-        objective,
-        **{name: other(at) for name, other in others.items()},
-    )
+    arrays = BatchArrays(mx, batch)
+    of_others = {name: other(at) for name, other in others.items()}
+    value, sums = token_loss(mx, _terms(logits, of_others, arrays, objective), arrays, objective)
     return value, value, sums
 
 
@@ -200,9 +197,7 @@ class _Chunked:
             self._forward.head_module.update(parameters)
         logits = self._forward.head(states).astype(mx.float32)
         others = {name: other(chunk.places) for name, other in self._others.items()}
-        if chunk.arrays.places.any_legal or self._objective.kl_estimator == "exact":
-            return token_terms(mx, logits, others, chunk.arrays, self._objective)
-        return _open_terms(logits, others, chunk.arrays)
+        return _terms(logits, others, chunk.arrays, self._objective)
 
 
 def _is_by_token(objective: Objective) -> bool:
@@ -217,19 +212,11 @@ def _is_by_token(objective: Objective) -> bool:
     return RATIO_OF[objective.policy_loss] == "token" and not of_samples
 
 
-def _open_terms(logits: mx.array, others: Terms, arrays: BatchArrays) -> Terms:
-    """``token_terms`` over the whole vocabulary, with fewer arrays of [C, V] on the way."""
-    at, target, temperature = arrays.sample_place, arrays.target, arrays.places.temperature
-
-    def chosen(logits: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        logits = logits / temperature
-        normaliser = mx.logsumexp(logits, axis=1)
-        return logits[at, target] - normaliser[at], logits, normaliser
-
-    logprob, logits, normaliser = chosen(logits)
-    spread = normaliser - mx.sum(mx.softmax(logits, axis=1) * logits, axis=1)
-    found = {"logprob": logprob, "spread": spread[at]}
-    return found | {name: chosen(other)[0] for name, other in others.items()}
+def _terms(logits: mx.array, others: Terms, arrays: BatchArrays, objective: Objective) -> Terms:
+    """``token_terms``, where it can be with fewer arrays of [C, V] on the way."""
+    if arrays.places.any_legal or objective.kl_estimator == "exact":
+        return token_terms(mx, logits, others, arrays, objective)
+    return open_terms(logits, others, arrays)
 
 
 def _after(done: Any, states: mx.array) -> mx.array:

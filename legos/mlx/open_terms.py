@@ -1,0 +1,75 @@
+"""What the loss reads of tokens that were drawn from the whole vocabulary, for one softmax a place.
+
+Automatic gradients would make one for the entropy and others on the way back. With x the logits at
+the sampling temperature, n = log sum exp x and p = softmax(x),
+
+    log p_a = x_a - n           H = sum p (n - x)
+    d log p_a = (1_a - p) dx    dH = -p (x - n + H) dx
+
+so that one p serves the entropy and both gradients. n and p are arguments of what needs them: no
+output of a function with its own gradient is computed where another one is not.
+
+C places, V vocabulary, N tokens.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+
+from legos.losses.total import BatchArrays, Terms
+
+__all__ = ["open_terms"]
+
+
+def open_terms(logits: mx.array, others: Terms, arrays: BatchArrays) -> Terms:
+    """``token_terms`` where no legal tokens are known and divergences are of the chosen tokens.
+
+    Args:
+        logits: [C, V] float32 of the policy being trained.
+        others: name -> [C, V] logits of other policies, without gradient.
+        arrays: the tokens and their places.
+    """
+    places, at, target = arrays.places, arrays.sample_place, arrays.target
+
+    def tempered(logits: mx.array) -> mx.array:
+        return logits / places.temperature if places.tempered else logits
+
+    def chosen(x: mx.array, n: mx.array) -> mx.array:
+        return x[at, target] - n[at]
+
+    @mx.custom_function
+    def trained(x: mx.array, n: mx.array, p: mx.array) -> mx.array:  # noqa: ARG001 - for the slope
+        return chosen(x, n)
+
+    @trained.vjp
+    def slope(primals: Any, cotangent: mx.array, *_: mx.array) -> Any:
+        _, n, p = primals
+        weight = mx.zeros_like(n).at[at].subtract(cotangent)[:, None]
+        return (weight * p).at[at, target].add(cotangent), mx.zeros_like(n), mx.zeros_like(p)
+
+    x = tempered(logits)
+    known = _normaliser(x), mx.stop_gradient(mx.softmax(x, axis=1))
+    spread: Any = _entropy(x, *known)
+    found = {"logprob": trained(x, *known), "spread": spread[at]}
+    for name, other in others.items():
+        x = tempered(other)
+        found[name] = chosen(x, _normaliser(x))
+    return found
+
+
+def _normaliser(x: mx.array) -> mx.array:
+    """[C] n, without gradient."""
+    return mx.stop_gradient(mx.logsumexp(x, axis=1))
+
+
+@mx.custom_function
+def _entropy(x: mx.array, n: mx.array, p: mx.array) -> mx.array:
+    """[C] H; its gradient is all in x."""
+    return mx.sum(p * (n[:, None] - x), axis=1)  # n - p x would lose digits
+
+
+@_entropy.vjp
+def _slope_of_entropy(primals: Any, cotangent: mx.array, entropy: mx.array) -> Any:
+    x, n, p = primals
+    slope = ((cotangent * (n - entropy))[:, None] - cotangent[:, None] * x) * p
+    return slope, mx.zeros_like(n), mx.zeros_like(p)
