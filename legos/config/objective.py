@@ -218,7 +218,12 @@ class ObjectiveSettings(Settings):
         self._refuse(name not in CLIP_RANGES, f"loss {name!r}", "clip_range", "clip_range_high")
         self._refuse(name != "sapo", f"loss {name!r}", "sapo_tau", "sapo_tau_negative")
         self._refuse(self.truncation == "none", "truncation 'none'", "truncation_cap")
-        self._refuse(not self.kl_coef, "kl_coef 0", "kl_reference", "kl_refresh_steps")
+        for name in ("kl_reference", "kl_refresh_steps"):
+            if not self.kl_coef and getattr(self, name) is not None:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)} but kl_coef is 0, so nothing is pulled to a "
+                    f"reference; give a kl_coef above 0, or leave {name} out"
+                )
         if self.entropy_coef_end > self.entropy_coef and self.entropy_steps is None:
             raise ConfigError(
                 f"entropy_coef_end {self.entropy_coef_end} is above entropy_coef "
