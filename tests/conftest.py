@@ -79,9 +79,9 @@ class EngineRoom:
     """
 
     def __init__(self, folder: Path, **limits: Any) -> None:
-        from legos.mlx.engine import MlxEngine
-        from legos.mlx.load import load_tree
-        from legos.mlx.lora import add_lora, lora_arrays, lora_shape
+        from legos.mlx.generate.engine import MlxEngine
+        from legos.mlx.model.load import load_tree
+        from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape
 
         self.worker = StepWorker()
         self.tree: Any = load_tree(folder)
@@ -115,7 +115,7 @@ class EngineRoom:
         """Load an adapter into the engine, and into the tree of a trainer beside it."""
         import mlx.core as mx
 
-        from legos.mlx.lora import set_lora_arrays
+        from legos.mlx.model.lora import set_lora_arrays
 
         self.engine.load_adapter(adapter).result()
         set_lora_arrays(self.tree, {key: mx.array(array) for key, array in adapter.arrays.items()})

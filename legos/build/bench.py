@@ -9,7 +9,7 @@ from legos.build.trainer import Trainer
 from legos.data.request import Request
 
 if TYPE_CHECKING:
-    from legos.mlx.engine import MlxEngine
+    from legos.mlx.generate.engine import MlxEngine
 
 __all__ = ["DeviceBench", "Row", "bare_seconds"]
 
@@ -20,7 +20,7 @@ def bare_seconds(
     engine: "MlxEngine", prompts: Sequence[Row], *, max_tokens: int, rows: int
 ) -> float:
     """Seconds of a bare BatchGenerator on an engine's thread and module tree."""
-    from legos.mlx.bare import bare_generation
+    from legos.mlx.checks.bare import bare_generation
 
     def work(tree: Any) -> float:
         return bare_generation(tree, prompts, max_tokens=max_tokens, rows=rows)
@@ -52,7 +52,7 @@ class DeviceBench:
 
     def bare_shared(self, prompts: Sequence[Row], *, rows: int) -> float:
         """Seconds of a bare BatchGenerator that computes equal prompts once, one token each."""
-        from legos.mlx.bare import bare_shared_generation
+        from legos.mlx.checks.bare import bare_shared_generation
 
         counts: dict[Row, int] = {}
         for prompt in prompts:
@@ -65,7 +65,7 @@ class DeviceBench:
 
     def bare_training(self, rows: Sequence[Row], *, updates: int, max_tokens: int) -> list[float]:
         """Seconds of each of ``updates`` bare LoRA updates on these rows, equal ones again."""
-        from legos.mlx.bare import make_bare_training
+        from legos.mlx.checks.bare import make_bare_training
 
         worker, tree = self._trainer.model.worker, self._trainer.model.tree
         update = worker.call(make_bare_training, tree, rows, 1e-6, max_tokens).result()
@@ -79,7 +79,7 @@ class DeviceBench:
 
     def recorded(self, start: float, end: float) -> float:
         """Seconds between two readings of the clock in which some device code ran."""
-        from legos.mlx.spans import covered
+        from legos.mlx.model.spans import covered
 
         found = [span for spans in self._trainer.spans for span in spans.found]
         return covered((max(a, start), min(b, end)) for a, b in found if b > start and a < end)

@@ -38,7 +38,7 @@ class EngineBench:
 
     def adapter(self, name: str, *, rank: int = 8, version: int = 1) -> Adapter:
         """Random LoRA arrays on every linear module of every layer."""
-        from legos.mlx.load import base_arrays
+        from legos.mlx.model.load import base_arrays
 
         weights = base_arrays(self.model.tree)
         rng = np.random.default_rng(sum(name.encode()) + version)

@@ -30,14 +30,14 @@ def fuse(model_name: str, adapter: Adapter, folder: Path) -> float:
     Raises:
         AdapterError: the adapter does not fit, or the written model computes something else.
     """
-    from legos.mlx.fuse import (
+    from legos.mlx.model.fuse import (
         folder_logprobs,
         probe_logprobs,
         set_adapter,
         weights_dtype,
         write_fused,
     )
-    from legos.mlx.load import base_arrays
+    from legos.mlx.model.load import base_arrays
 
     model = load_model(model_name, inline=True)
     dtype = weights_dtype(base_arrays(model.tree))

@@ -15,8 +15,8 @@ from legos.errors import ModelError
 from legos.weights.adapter import Adapter, LoraShape
 
 if TYPE_CHECKING:
-    from legos.mlx.engine import MlxEngine
-    from legos.mlx.worker import Worker
+    from legos.mlx.generate.engine import MlxEngine
+    from legos.mlx.model.worker import Worker
 
 __all__ = [
     "BUILTIN",
@@ -45,8 +45,8 @@ class ModelHandle:
     """
 
     def __init__(self, folder: Path, tokenizer: ChatTokenizer, *, inline: bool) -> None:
-        from legos.mlx.load import base_arrays, context_length, load_tree
-        from legos.mlx.worker import InlineWorker, ThreadWorker
+        from legos.mlx.model.load import base_arrays, context_length, load_tree
+        from legos.mlx.model.worker import InlineWorker, ThreadWorker
 
         self.folder = folder
         self.tokenizer = tokenizer
@@ -60,15 +60,15 @@ class ModelHandle:
 
     def __call__(self, input_ids: Sequence[int]) -> NDArray[np.float32]:
         """[T, V] next-token logits after each of T tokens."""
-        from legos.mlx.forward import all_logits
+        from legos.mlx.model.forward import all_logits
 
         return self.worker.call(all_logits, self.tree, list(input_ids)).result()
 
     def make_engine(self, limits: EngineLimits | None = None) -> "MlxEngine":
         """An engine on a thread and module tree of its own, sharing this model's base arrays."""
-        from legos.mlx.engine import MlxEngine
-        from legos.mlx.load import load_tree
-        from legos.mlx.worker import InlineWorker, ThreadWorker
+        from legos.mlx.generate.engine import MlxEngine
+        from legos.mlx.model.load import load_tree
+        from legos.mlx.model.worker import InlineWorker, ThreadWorker
 
         worker: Worker = InlineWorker() if self.inline else ThreadWorker("legos-engine")
 
@@ -90,7 +90,7 @@ class ModelHandle:
         Raises:
             ModelError: the model has no LoRA.
         """
-        from legos.mlx.lora import lora_arrays
+        from legos.mlx.model.lora import lora_arrays
 
         if self.lora is None:
             raise ModelError("the model has no LoRA; call apply_lora first")
@@ -112,7 +112,7 @@ def load_model(name: str | Path = BUILTIN, *, inline: bool = False) -> ModelHand
     Raises:
         ModelError: no such model, a file is missing, or the architecture does not fit.
     """
-    from legos.mlx.load import resolve_folder
+    from legos.mlx.model.load import resolve_folder
 
     folder = builtin_path() if name == BUILTIN else resolve_folder(str(name))
     return ModelHandle(folder, load_tokenizer(folder), inline=inline)
@@ -144,7 +144,7 @@ def apply_lora(
         ModelError: the model has LoRA already.
         AdapterError: there is nothing to adapt, or DoRA is asked for where there are experts.
     """
-    from legos.mlx.lora import add_lora, lora_shape
+    from legos.mlx.model.lora import add_lora, lora_shape
 
     if model.lora is not None:
         raise ModelError("the model has LoRA already; load it again for another shape")
@@ -173,7 +173,7 @@ def apply_adapter_shape(model: ModelHandle, shape: LoraShape) -> None:
         ModelError: the model has LoRA already.
         AdapterError: the model has no such modules.
     """
-    from legos.mlx.lora import add_lora
+    from legos.mlx.model.lora import add_lora
 
     if model.lora is not None:
         raise ModelError("the model has LoRA already; load it again for another shape")
@@ -184,7 +184,7 @@ def apply_adapter_shape(model: ModelHandle, shape: LoraShape) -> None:
 @contextmanager
 def disable_lora(model: ModelHandle) -> Generator[None]:
     """Within the block, calls on the handle compute the reference: the model without LoRA."""
-    from legos.mlx.lora import without_lora
+    from legos.mlx.model.lora import without_lora
 
     block = without_lora(model.tree)
     model.worker.call(block.__enter__).result()

@@ -17,7 +17,7 @@ from legos.data.sample import Sample
 from legos.weights.adapter import Adapter
 
 if TYPE_CHECKING:
-    from legos.mlx.step_check import StepRun
+    from legos.mlx.checks.step_check import StepRun
 
 __all__ = ["CHECKS", "Check", "SelfTest", "device", "memory"]
 
@@ -47,14 +47,14 @@ class Check:
 
 def device() -> dict[str, str | int | float | bool]:
     """Versions of MLX, and the device with its kind and memory."""
-    from legos.mlx.facts import device_facts
+    from legos.mlx.model.facts import device_facts
 
     return device_facts()
 
 
 def memory() -> dict[str, float]:
     """MiB that the device library holds now and held at the most."""
-    from legos.mlx.facts import memory_facts
+    from legos.mlx.model.facts import memory_facts
 
     return memory_facts()
 
@@ -68,8 +68,8 @@ class SelfTest:
         Raises:
             LegosError: the model cannot be loaded.
         """
-        from legos.mlx.fuse import weights_dtype
-        from legos.mlx.load import base_arrays
+        from legos.mlx.model.fuse import weights_dtype
+        from legos.mlx.model.load import base_arrays
 
         self._model = load_model(model)
         self.dtype = weights_dtype(base_arrays(self._model.tree))
@@ -194,7 +194,7 @@ class SelfTest:
         return self._step()
 
     def _step(self, *, share: bool = True, checkpoint: bool = False) -> "StepRun":
-        from legos.mlx.step_check import run_step
+        from legos.mlx.checks.step_check import run_step
 
         return run_step(
             self._model.folder, self._adapter, self._samples, share=share, checkpoint=checkpoint
@@ -224,7 +224,7 @@ class SelfTest:
 
     def _gaps(self, answers: Sequence[tuple[Row, Generated]]) -> NDArray[np.float64]:
         """[N] distance of each token's log-probability from a forward pass of the tree."""
-        from legos.mlx.fuse import probe_logprobs
+        from legos.mlx.model.fuse import probe_logprobs
 
         gaps: list[NDArray[np.float64]] = []
         for prompt, answer in answers:
@@ -245,7 +245,7 @@ class SelfTest:
 
     def _live(self, adapter: Adapter) -> None:
         """Load an adapter into the engine and into the trainer's tree."""
-        from legos.mlx.fuse import set_adapter
+        from legos.mlx.model.fuse import set_adapter
 
         self._model.worker.call(set_adapter, self._model.tree, adapter).result()
         self._engine.load_adapter(adapter).result(TIMEOUT_S)

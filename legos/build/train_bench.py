@@ -12,7 +12,7 @@ from legos.data.sample import Sample
 from legos.losses.objective import Objective
 
 if TYPE_CHECKING:
-    from legos.mlx.bare_training import Row
+    from legos.mlx.checks.bare_training import Row
 
 __all__ = ["Cost", "TrainBench"]
 
@@ -38,7 +38,7 @@ class TrainBench:
             micro_batch_tokens: padded tokens of one forward and backward pass of the kit's step.
             gradient_checkpointing: whether layers are computed again on the way back.
         """
-        from legos.mlx.backend import MlxBackend
+        from legos.mlx.train.backend import MlxBackend
 
         model = load_model(folder, inline=True)
         shape = apply_lora(model, rank=8, layers=1000, head=False)
@@ -58,7 +58,7 @@ class TrainBench:
 
     def bare(self, blocks: Sequence[Sequence["Row"]], *, pad_to: int = 0) -> Cost:
         """One bare update, its padding done before the clock starts."""
-        from legos.mlx.bare_training import make_bare_completions
+        from legos.mlx.checks.bare_training import make_bare_completions
 
         return _measured(make_bare_completions(self._tree, blocks, pad_to=pad_to))
 
@@ -71,7 +71,7 @@ class TrainBench:
 
 def _measured(call: Callable[[], object]) -> Cost:
     """Run a call whose arrays are evaluated when it returns."""
-    from legos.mlx.memory import peak_bytes
+    from legos.mlx.train.memory import peak_bytes
 
     started = time.perf_counter()
     peak = peak_bytes(call)

@@ -20,7 +20,7 @@ from legos.losses.schedule import linear
 from legos.weights.adapter import AdapterInfo
 
 if TYPE_CHECKING:
-    from legos.mlx.spans import Spans
+    from legos.mlx.model.spans import Spans
 
 __all__ = ["Trainer", "step_settings", "trainer_of"]
 
@@ -61,8 +61,8 @@ class Trainer(PolicyTrainer):
         Raises:
             AdapterError: the adapter of ``kl_reference`` does not exist, or does not fit.
         """
-        from legos.mlx.backend import MlxBackend
-        from legos.mlx.parallel import exchange_samples, process_group
+        from legos.mlx.train.backend import MlxBackend
+        from legos.mlx.train.parallel import exchange_samples, process_group
 
         config = config or TrainingConfig()
         if model.lora is None:

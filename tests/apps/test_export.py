@@ -36,14 +36,14 @@ def trained(folder: Path, *, use_dora: bool = False) -> Adapter:
 
 
 def logprobs(folder: Path) -> np.ndarray:
-    from legos.mlx.fuse import folder_logprobs
+    from legos.mlx.model.fuse import folder_logprobs
 
     return folder_logprobs(folder, ROWS)
 
 
 def applied(folder: Path, adapter: Adapter) -> np.ndarray:
     from legos.build.model import apply_adapter_shape
-    from legos.mlx.fuse import probe_logprobs, set_adapter
+    from legos.mlx.model.fuse import probe_logprobs, set_adapter
 
     model = load_model(folder, inline=True)
     apply_adapter_shape(model, adapter.shape)

@@ -13,7 +13,7 @@ from mlx_lm.utils import load_model
 from legos.builtin.files import ModelShape, write_model
 from legos.builtin.practice import Exercise, collate, made_up
 from legos.data.message import Message
-from legos.mlx.warmup import answer_logits, known_positions, practise
+from legos.mlx.train.warmup import answer_logits, known_positions, practise
 from legos.testing.models import write_tiny_model
 
 SMALL = ModelShape(hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48)

@@ -26,7 +26,7 @@ from legos.data.message import Completion
 from legos.data.sample import TrainingBatch
 from legos.errors import AdapterError, RequestError
 from legos.loop.trainer import Metrics
-from legos.mlx.engine import MlxEngine
+from legos.mlx.generate.engine import MlxEngine
 from legos.server.app import make_app
 from legos.testing import serving
 from legos.weights.adapter import Adapter, AdapterInfo, shape_of

@@ -9,10 +9,10 @@ import pytest
 
 from legos.data.batch import normalisation_weights, pack
 from legos.losses.objective import Objective
-from legos.mlx.backend import MlxBackend
-from legos.mlx.load import load_tree
-from legos.mlx.lora import add_lora, lora_shape
-from legos.mlx.worker import InlineWorker
+from legos.mlx.model.load import load_tree
+from legos.mlx.model.lora import add_lora, lora_shape
+from legos.mlx.model.worker import InlineWorker
+from legos.mlx.train.backend import MlxBackend
 from legos.testing import make_sample, write_tiny_model
 
 TOKENS = (5, 6, 7, 8, 9, 10, 11)

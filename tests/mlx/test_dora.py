@@ -15,12 +15,12 @@ from mlx_lm.tuner.utils import load_adapters
 from legos.data.batch import normalisation_weights, pack
 from legos.errors import AdapterError, TrainerError
 from legos.losses.objective import Objective
-from legos.mlx.backend import MlxBackend
-from legos.mlx.dora import DoraLinear
-from legos.mlx.load import load_tree
-from legos.mlx.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays, without_lora
-from legos.mlx.slots import AdapterSlots
-from legos.mlx.worker import InlineWorker
+from legos.mlx.generate.slots import AdapterSlots
+from legos.mlx.model.dora import DoraLinear
+from legos.mlx.model.load import load_tree
+from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays, without_lora
+from legos.mlx.model.worker import InlineWorker
+from legos.mlx.train.backend import MlxBackend
 from legos.testing import make_sample, write_tiny_model
 from legos.weights.adapter import (
     Adapter,

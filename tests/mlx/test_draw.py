@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from legos.losses.places import IMPOSSIBLE
-from legos.mlx.draw import (
+from legos.mlx.generate.draw import (
     HOST_VOCABULARY,
     Recipe,
     distributions,
@@ -135,7 +135,7 @@ def test_what_cannot_be_is_never_drawn(
 ) -> None:
     """Not even by the smallest and the largest number, at either end of the vocabulary."""
     monkeypatch.setattr(
-        "legos.mlx.draw.uniforms", lambda seeds, _: np.full(len(seeds), number, np.float32)
+        "legos.mlx.generate.draw.uniforms", lambda seeds, _: np.full(len(seeds), number, np.float32)
     )
     possible = [2, last]
     logits = np.full((100, 10), IMPOSSIBLE, np.float32)
@@ -151,7 +151,8 @@ def test_what_cannot_be_is_not_drawn_where_sums_round(
 ) -> None:
     """The last block holds almost everything, and its sum depends on how it is added up."""
     monkeypatch.setattr(
-        "legos.mlx.draw.uniforms", lambda seeds, _: np.full(len(seeds), 1 - 2.0**-24, np.float32)
+        "legos.mlx.generate.draw.uniforms",
+        lambda seeds, _: np.full(len(seeds), 1 - 2.0**-24, np.float32),
     )
     logits = np.random.default_rng(0).normal(size=(300, 256)).astype(np.float32)
     logits[:, :128] -= 12.0

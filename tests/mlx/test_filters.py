@@ -13,8 +13,8 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_repe
 from numpy.typing import NDArray
 
 from legos.data.message import Filters
-from legos.mlx.cuts import SAMPLE, SORTED, cut
-from legos.mlx.draw import (
+from legos.mlx.generate.cuts import SAMPLE, SORTED, cut
+from legos.mlx.generate.draw import (
     Recipe,
     alternatives,
     distributions,
@@ -24,7 +24,7 @@ from legos.mlx.draw import (
     raw_logprobs,
     table,
 )
-from legos.mlx.filters import Seen
+from legos.mlx.generate.filters import Seen
 
 NAMESPACES = pytest.mark.parametrize("xp", [np, mx], ids=["host", "device"])
 VOCABULARY = 12
@@ -199,7 +199,7 @@ def misleading(size: int) -> dict[str, NDArray[np.float32]]:
         "sorted": np.sort(normal),
         "many equal": np.round(2 * normal) / 2,
         "all equal": np.zeros(size, np.float32),
-        "most closed": np.where(rng.random(size) < 0.9, -np.inf, normal),
+        "most closed": np.where(rng.random(size) < 0.9, -np.inf, normal).astype(np.float32),
         "steep": 100 * normal,
     }
 

@@ -10,10 +10,10 @@ import pytest
 
 from legos.data.request import Generated, Request, Result
 from legos.errors import EngineError
-from legos.mlx.engine import MlxEngine
-from legos.mlx.guard import MAX_RESTARTS, GuardedEngine
-from legos.mlx.load import load_tree
-from legos.mlx.worker import ThreadWorker
+from legos.mlx.generate.engine import MlxEngine
+from legos.mlx.generate.guard import MAX_RESTARTS, GuardedEngine
+from legos.mlx.model.load import load_tree
+from legos.mlx.model.worker import ThreadWorker
 from legos.weights.adapter import Adapter
 
 REQUEST = Request(prompt_ids=(5, 6, 7), max_tokens=4, seed=1)

@@ -12,8 +12,8 @@ from legos.data.choices import choice_tree
 from legos.data.message import Filters
 from legos.data.request import Generated, Progress, Request
 from legos.errors import EngineError, RequestError
-from legos.mlx.members import Member, refusal
-from legos.mlx.sampler import Sampler
+from legos.mlx.generate.members import Member, refusal
+from legos.mlx.generate.sampler import Sampler
 
 Room = Callable[..., Any]
 LIMITS: Mapping[str, Any] = {"num_vocabulary": 358, "context": 100}

@@ -15,11 +15,18 @@ from legos.data.batch import normalisation_weights, pack
 from legos.data.sample import Sample, TrainingBatch
 from legos.errors import TrainerError
 from legos.losses.objective import Objective
-from legos.mlx.gradients import StepGradients
-from legos.mlx.load import load_tree
-from legos.mlx.lora import add_lora, lora_shape
-from legos.mlx.memory import MARGIN, STEP_UP, MemoryPlan, peak_bytes, plan_memory, usable_bytes
-from legos.mlx.regroup import shorter_samples, step_rows
+from legos.mlx.model.load import load_tree
+from legos.mlx.model.lora import add_lora, lora_shape
+from legos.mlx.train.gradients import StepGradients
+from legos.mlx.train.memory import (
+    MARGIN,
+    STEP_UP,
+    MemoryPlan,
+    peak_bytes,
+    plan_memory,
+    usable_bytes,
+)
+from legos.mlx.train.regroup import shorter_samples, step_rows
 from legos.testing import make_sample
 
 KEEP = Objective(clip_skip_threshold=1.0)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from legos.data.batch import Batch
 from legos.losses.objective import Objective
 from legos.losses.total import BatchArrays, token_terms
-from legos.mlx.memory import peak_bytes
-from legos.mlx.open_terms import open_terms
+from legos.mlx.train.memory import peak_bytes
+from legos.mlx.train.open_terms import open_terms
 
 PLACES, VOCAB = 5, 300
 

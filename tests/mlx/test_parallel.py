@@ -19,10 +19,10 @@ from mlx.utils import tree_flatten
 
 from legos.data.batch import normalisation_weights, pack
 from legos.losses.objective import Objective
-from legos.mlx.gradients import StepGradients
-from legos.mlx.load import load_tree
-from legos.mlx.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
-from legos.mlx.parallel import exchange_samples
+from legos.mlx.train.gradients import StepGradients
+from legos.mlx.model.load import load_tree
+from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
+from legos.mlx.train.parallel import exchange_samples
 from legos.testing import random_samples
 
 group = mx.distributed.init()

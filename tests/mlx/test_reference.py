@@ -16,13 +16,13 @@ from legos.data.sample import Sample
 from legos.errors import AdapterError, CheckpointError, ConfigError
 from legos.losses.objective import Objective, StepResult
 from legos.losses.total import SUMS, BatchArrays, total_loss
-from legos.mlx.backend import MlxBackend
-from legos.mlx.checkpoint import checkpoint_layers
-from legos.mlx.gradients import StepGradients
-from legos.mlx.load import load_tree
-from legos.mlx.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
-from legos.mlx.reference import Lora, fitted, other_lora
-from legos.mlx.worker import InlineWorker
+from legos.mlx.model.load import load_tree
+from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
+from legos.mlx.model.worker import InlineWorker
+from legos.mlx.train.backend import MlxBackend
+from legos.mlx.train.checkpoint import checkpoint_layers
+from legos.mlx.train.gradients import StepGradients
+from legos.mlx.train.reference import Lora, fitted, other_lora
 from legos.testing import make_sample, write_tiny_model
 from legos.weights.adapter import Adapter, LoraShape, write_adapter
 

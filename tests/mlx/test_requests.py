@@ -14,8 +14,8 @@ from legos.data.choices import choice_tree
 from legos.data.limits import EngineLimits
 from legos.data.request import Generated, Progress, Request, Result
 from legos.errors import EngineError, RequestError
-from legos.mlx.engine import MlxEngine
-from legos.mlx.worker import ThreadWorker
+from legos.mlx.generate.engine import MlxEngine
+from legos.mlx.model.worker import ThreadWorker
 
 Room = Callable[..., Any]
 GOOD = Request(prompt_ids=(1, 2, 3), max_tokens=4, seed=1)
@@ -315,7 +315,7 @@ def test_a_storm_from_many_threads_and_a_sudden_end(
     worker = ThreadWorker("legos-engine")
 
     def build() -> MlxEngine:
-        from legos.mlx.load import load_tree
+        from legos.mlx.model.load import load_tree
 
         tree = load_tree(tiny_models["llama"])
         return MlxEngine(

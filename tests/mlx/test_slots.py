@@ -13,9 +13,9 @@ import pytest
 from mlx.utils import tree_flatten
 
 from legos.errors import AdapterError, EngineError
-from legos.mlx.load import base_arrays, load_tree
-from legos.mlx.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
-from legos.mlx.slots import AdapterSlots
+from legos.mlx.generate.slots import AdapterSlots
+from legos.mlx.model.load import base_arrays, load_tree
+from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
 from legos.weights.adapter import Adapter
 
 TOKENS = mx.array([[5, 9, 40, 77, 12], [8, 1, 300, 20, 4], [5, 9, 40, 77, 12], [3, 3, 2, 90, 91]])

@@ -11,10 +11,10 @@ import pytest
 from legos.data.limits import EngineLimits
 from legos.data.request import Generated, Progress, Request, Result
 from legos.errors import RequestError
-from legos.mlx.engine import MlxEngine
-from legos.mlx.guard import GuardedEngine
-from legos.mlx.load import load_tree
-from legos.mlx.worker import ThreadWorker
+from legos.mlx.generate.engine import MlxEngine
+from legos.mlx.generate.guard import GuardedEngine
+from legos.mlx.model.load import load_tree
+from legos.mlx.model.worker import ThreadWorker
 
 WAVES, WAVE = 50, 200
 LIMITS = EngineLimits(max_rows=32, prefix_bytes=1 << 20, cache_bytes=1 << 24)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from legos.mlx.passes import Pass, pass_of_carried, plan_passes
-from legos.mlx.trie import NO_PARENT, Trie, token_trie
+from legos.mlx.train.passes import Pass, pass_of_carried, plan_passes
+from legos.mlx.train.trie import NO_PARENT, Trie, token_trie
 
 Ints = NDArray[np.int32]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from legos.errors import EngineError
-from legos.mlx.worker import InlineWorker, ThreadWorker, Worker
+from legos.mlx.model.worker import InlineWorker, ThreadWorker, Worker
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_a_failing_inline_tick_leaves_the_loop_alone(caplog: pytest.LogCaptureFi
 
 PROGRAM = """
 import mlx.core as mx
-from legos.mlx.worker import ThreadWorker
+from legos.mlx.model.worker import ThreadWorker
 
 worker = ThreadWorker("busy")
 kept = [mx.compile(lambda x: x) for _ in range(3000)]

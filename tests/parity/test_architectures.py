@@ -14,10 +14,10 @@ from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
 from legos.errors import EngineError, ModelError
-from legos.mlx.capabilities import Capabilities, probe
-from legos.mlx.load import load_tree
-from legos.mlx.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
-from legos.mlx.slots import AdapterSlots
+from legos.mlx.generate.capabilities import Capabilities, probe
+from legos.mlx.generate.slots import AdapterSlots
+from legos.mlx.model.load import load_tree
+from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
 from legos.weights.adapter import Adapter
 
 LAYERS = 2

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from legos.data.limits import EngineLimits
 from legos.data.request import Generated, Request, Result
-from legos.mlx.engine import MlxEngine
-from legos.mlx.load import load_tree
-from legos.mlx.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
-from legos.mlx.slots import AdapterSlots
-from legos.mlx.worker import InlineWorker
+from legos.mlx.generate.engine import MlxEngine
+from legos.mlx.generate.slots import AdapterSlots
+from legos.mlx.model.load import load_tree
+from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
+from legos.mlx.model.worker import InlineWorker
 from legos.weights.adapter import Adapter
 
 WITHOUT_EXPERTS = ("llama", "llama_4bit", "qwen2", "qwen3", "gemma3_text", "lfm2", "qwen3_5")

@@ -6,7 +6,7 @@ side: each recorded log-probability is held against a tree without a cache.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from legos.data.limits import EngineLimits
 from legos.data.request import Generated, Request, Result
-from legos.mlx.engine import MlxEngine
-from legos.mlx.load import load_tree
-from legos.mlx.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
-from legos.mlx.worker import InlineWorker
+from legos.mlx.generate.engine import MlxEngine
+from legos.mlx.model.load import load_tree
+from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
+from legos.mlx.model.worker import InlineWorker
 from legos.weights.adapter import Adapter
 
 
@@ -120,7 +120,8 @@ def test_prompts_whose_pieces_are_long_come_in_few_at_a_time(folders: Mapping[st
     """While others decode, a forward pass keeps to its limit whatever a piece's length is."""
     bench = Bench(folders["lfm2"])
     forward = bench.engine._scheduler._forward
-    forward.model = watched = Watched(forward.model)
+    watched = Watched(forward.model)
+    forward.model = cast("Any", watched)
     rng = np.random.default_rng(1)
     prompts = [tuple(map(int, rng.integers(6, 340, n))) for n in range(30, 41)]
     first = Request(prompt_ids=prompts[0], max_tokens=60, adapter="base")

@@ -14,13 +14,13 @@ from legos.data.batch import Batch, normalisation_weights, pack
 from legos.data.sample import Sample
 from legos.losses.objective import Objective
 from legos.losses.total import BatchArrays, total_loss
-from legos.mlx.checkpoint import checkpoint_layers
-from legos.mlx.gradients import StepGradients
-from legos.mlx.load import load_tree
-from legos.mlx.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays, without_lora
-from legos.mlx.passes import plan_passes
-from legos.mlx.regroup import step_rows
-from legos.mlx.trie import token_trie
+from legos.mlx.model.load import load_tree
+from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays, without_lora
+from legos.mlx.train.checkpoint import checkpoint_layers
+from legos.mlx.train.gradients import StepGradients
+from legos.mlx.train.passes import plan_passes
+from legos.mlx.train.regroup import step_rows
+from legos.mlx.train.trie import token_trie
 from legos.testing import make_sample, write_tiny_model
 
 VOCAB = 40

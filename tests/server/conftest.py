@@ -16,7 +16,7 @@ from legos.build.model import ModelHandle
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.clients.engine import EngineClient
-from legos.mlx.engine import MlxEngine
+from legos.mlx.generate.engine import MlxEngine
 from legos.server.app import make_app, service_of
 from legos.server.limits import Limits
 from legos.server.run import serve_app

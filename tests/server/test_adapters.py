@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save
 
 from legos.build.model import ModelHandle
-from legos.mlx.engine import MlxEngine
+from legos.mlx.generate.engine import MlxEngine
 from legos.testing import FakeEngine
 from legos.weights.adapter import Adapter, pack_adapter, write_adapter
 from legos.weights.peft import to_peft, write_peft

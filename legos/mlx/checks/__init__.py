@@ -1,0 +1,1 @@
+"""What the rest is measured and checked against."""

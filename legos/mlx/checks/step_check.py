@@ -1,0 +1,78 @@
+"""The gradients of one and the same step, computed in another way each time."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from mlx.utils import tree_flatten
+from numpy.typing import NDArray
+
+from legos.data.batch import normalisation_weights, pack
+from legos.data.sample import Sample
+from legos.losses.objective import Objective
+from legos.mlx.model.fuse import set_adapter
+from legos.mlx.model.load import load_tree
+from legos.mlx.model.lora import add_lora, lora_arrays
+from legos.mlx.train.checkpoint import checkpoint_layers
+from legos.mlx.train.gradients import StepGradients
+from legos.mlx.train.memory import peak_bytes
+from legos.weights.adapter import Adapter
+
+__all__ = ["StepRun", "run_step"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRun:
+    """A step's gradients and what they cost."""
+
+    gradients: NDArray[np.float64]  # [N] of all LoRA arrays, one after the other
+    seconds: float
+    peak_bytes: int  # allocated at the most beyond what was there before
+    shared: bool  # whether rows shared prefixes
+
+
+def run_step(
+    folder: Path,
+    adapter: Adapter,
+    samples: Sequence[Sample],
+    *,
+    share: bool = True,
+    checkpoint: bool = False,
+) -> StepRun:
+    """Compute the gradients of one step on a module tree of its own, on the calling thread.
+
+    Args:
+        folder: the model.
+        adapter: LoRA as it stands.
+        samples: of the step.
+        share: whether rows share prefixes, where the architecture allows it.
+        checkpoint: whether layers are computed again on the way back.
+    """
+    tree = load_tree(folder)
+    add_lora(tree, adapter.shape, seed=0)
+    set_adapter(tree, adapter)
+    if checkpoint:
+        checkpoint_layers(tree)
+    step = StepGradients(tree)
+    step.shares = step.shares and share
+    longest = max(len(sample.token_ids) for sample in samples)
+    batches = pack(samples, normalisation_weights(samples, "token"), max_tokens=4 * longest)
+    found: list[NDArray[np.float64]] = []
+
+    def compute() -> None:
+        _, _, gradients = step.of_step(batches, Objective(), lora_arrays(tree))
+        arrays = dict(tree_flatten(gradients))
+        flat = [np.array(arrays[name], np.float64).ravel() for name in sorted(arrays)]
+        found.append(np.concatenate(flat))
+
+    compute()  # plans the memory and warms up
+    started = time.perf_counter()
+    peak = peak_bytes(compute)
+    return StepRun(
+        gradients=found[-1],
+        seconds=time.perf_counter() - started,
+        peak_bytes=peak,
+        shared=step.shares,
+    )

@@ -1,0 +1,312 @@
+"""The engine: continuous batching in which every distinct row of tokens is computed once.
+
+Requests whose tokens so far are equal, under the same weights, are *members* of one row. A row is
+prefilled once, and each member draws its own next token from the row's distribution; where members
+draw different tokens the row forks. Games that repeat a few prompts thousands of times, groups of
+samples of one prompt, and plain batches are all the same case.
+
+A request is *inside* from its submission until it is answered. It waits under its tokens for a
+forward pass, is decoded with the rows, and may wait again where its row forked into more rows than
+fit. Whatever happens, leaving is one act, so that every number is delivered exactly once.
+
+All methods named ``_x`` run on the worker that owns the module tree.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from legos.data.limits import EngineLimits
+from legos.data.request import Progress, Request, Result
+from legos.errors import EngineError, RequestError
+from legos.mlx.generate.members import Member, refusal
+from legos.mlx.generate.scheduler import Outcome, Scheduler
+from legos.mlx.model.worker import Worker
+from legos.protocols import Deliver
+from legos.weights.adapter import Adapter, AdapterInfo
+
+__all__ = ["MlxEngine"]
+
+logger = logging.getLogger(__name__)
+Tokens = tuple[int, ...]
+Message = tuple[Deliver, Sequence[tuple[int, Request]] | frozenset[int]]
+"""Requests that come in, or the numbers of those to be cancelled."""
+T = TypeVar("T")
+
+
+class MlxEngine:
+    """Generates for one model and its live adapters; safe to call from any thread.
+
+    Attributes:
+        spans: when the device computed, while recording is on.
+        swaps: adapters loaded so far.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        model: nn.Module,
+        *,
+        num_vocabulary: int,
+        context: int,
+        limits: EngineLimits | None = None,
+    ) -> None:
+        """Take over a module tree that the worker's thread has built, without LoRA.
+
+        Args:
+            worker: runs everything that touches the tree.
+            model: the tree.
+            num_vocabulary: V; prompts with other token ids are refused.
+            context: longest prompt plus completion, tokens.
+            limits: what may be used; the defaults of ``EngineLimits`` where none are given.
+        """
+        self._worker = worker
+        self._model = model
+        self._num_vocabulary = num_vocabulary
+        self._context = context
+        self._scheduler = worker.call(
+            lambda: Scheduler(model, num_vocabulary=num_vocabulary, limits=limits or EngineLimits())
+        ).result()
+        self._inbox: deque[Message] = deque()
+        self._inside: set[Member] = set()
+        self._closed = False
+        self._tick_began: float | None = None
+        self.swaps = 0
+        self.spans = self._scheduler.sampler.spans
+        worker.set_tick(self._tick)
+
+    @property
+    def rows_computed(self) -> int:
+        """Rows that went through the model so far, prefill and decode."""
+        return self._scheduler.rows_computed
+
+    @property
+    def tokens_generated(self) -> int:
+        """Tokens drawn so far; their number over ``rows_computed`` is what sharing saves."""
+        return self._scheduler.sampler.draws
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can still be answered."""
+        return not self._closed and self._worker.alive
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since the step that runs now began; 0 between two steps."""
+        began = self._tick_began
+        return 0.0 if began is None else time.monotonic() - began
+
+    def stats(self) -> Mapping[str, float]:
+        """What it has done and holds now: counts end in ``_total``, sizes in ``_bytes``.
+
+        Raises:
+            EngineError: it is closed, or its thread has died.
+        """
+        if not self.alive:
+            raise EngineError("the engine was closed, or its thread has died")
+        return {
+            "requests_running": len(self._inside),
+            "requests_waiting": self._scheduler.num_waiting + len(self._inbox),
+            **self._scheduler.stats(),
+            "adapter_swaps_total": self.swaps,
+            "active_memory_bytes": mx.get_active_memory(),
+            "unused_memory_bytes": mx.get_cache_memory(),
+            "peak_memory_bytes": mx.get_peak_memory(),
+        }
+
+    def submit(self, requests: Sequence[tuple[int, Request]], deliver: Deliver) -> None:
+        """Queue requests; each number is delivered once, from the worker's thread.
+
+        Once the engine is closed it is delivered with ``EngineError``, from the calling thread.
+        """
+        self._inbox.append((deliver, requests))
+        if self._closed:
+            self._refuse_inbox()
+        else:
+            self._worker.wake()
+
+    def cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
+        """End requests early; each is delivered as it is, with finish reason "cancelled"."""
+        self._inbox.append((deliver, frozenset(numbers)))
+        self._worker.wake()
+
+    def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
+        """Make an adapter live under its name between two steps.
+
+        The future raises ``AdapterError`` where it does not fit; what was live before stays.
+        """
+        return self._worker.call(self._load, adapter)
+
+    def drop_adapter(self, name: str) -> "Future[None]":
+        """Forget a named adapter; requests that run on it end under it, later ones are refused.
+
+        The future raises ``AdapterError`` where no adapter of that name is live.
+        """
+        return self._worker.call(self._drop, name)
+
+    def versions(self) -> Mapping[str, int]:
+        """Live adapter name -> policy version."""
+        return {name: info.version for name, info in self._scheduler.adapters.infos.items()}
+
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """Live adapter name -> its version and digest."""
+        return self._scheduler.adapters.infos
+
+    def score(
+        self,
+        prompts: Sequence[tuple[Tokens, Sequence[Tokens]]],
+        *,
+        end_ids: Sequence[int],
+        adapter: str = "policy",
+    ) -> "Future[list[list[float]]]":
+        """Log-probability (nats, temperature 1) of each continuation as the whole answer.
+
+        Args:
+            prompts: prompt token ids, and the continuations to score after it. A continuation that
+                is the beginning of another one is scored with the end of text after it.
+            end_ids: the model's end-of-text ids.
+            adapter: whose probabilities.
+        """
+        return self._worker.call(self._score, prompts, tuple(end_ids), adapter)
+
+    def run(self, work: Callable[[nn.Module], T]) -> "Future[T]":
+        """Run a function of the module tree on the engine's thread; for benches and checks."""
+        return self._worker.call(work, self._model)
+
+    def close(self) -> None:
+        """End; every waiting request is answered with ``EngineError``. A second time: nothing."""
+        if not self._closed:
+            self._closed = True
+            self._worker.call(self._end).result()
+            self._worker.close()
+
+    def abandon(self) -> None:
+        """Give up an engine whose thread no longer answers; nothing is waited for."""
+        self._closed = True
+        self._worker.abandon()
+
+    def _load(self, adapter: Adapter) -> AdapterInfo:
+        self._scheduler.load(adapter, self._inside)
+        self.swaps += 1
+        return adapter.info
+
+    def _drop(self, name: str) -> None:
+        self._scheduler.adapters.drop(name)
+        self._scheduler.tidy(self._inside)
+
+    def _score(
+        self,
+        prompts: Sequence[tuple[Tokens, Sequence[Tokens]]],
+        end_ids: Tokens,
+        adapter: str,
+    ) -> list[list[float]]:
+        slot = self._scheduler.adapters.find(adapter).slot
+        for prompt, answers in prompts:
+            for answer in answers:
+                whole = Request(prompt_ids=prompt + answer, max_tokens=1)
+                reason = self._refusal(whole, room=1)
+                if reason is not None or not prompt:
+                    raise RequestError(f"cannot score: {reason or 'the prompt is empty'}")
+        return self._scheduler.score(prompts, end_ids, slot)
+
+    def _tick(self) -> bool:
+        """Take in what came, compute, answer; True while work is left."""
+        if self._closed:
+            self._end()
+            return False
+        self._tick_began = time.monotonic()
+        told: list[Outcome] = []
+        try:
+            self._accept(told)
+            if self._scheduler:
+                self._scheduler.step(lambda: bool(self._inbox) or self._closed, told)
+        except Exception as error:
+            logger.exception(
+                "a step of the engine failed; its requests are answered with the error"
+            )
+            failure = EngineError(f"a step of the engine failed: {error!r}")
+            told += [(member, failure) for member in self._inside]
+            self._scheduler.clear()
+        self._answer(told)
+        self._tick_began = None
+        return bool(self._scheduler or self._inbox)
+
+    def _accept(self, told: list[Outcome]) -> None:
+        """Take in what was submitted; what was cancelled goes."""
+        cancelled: set[tuple[Deliver, int]] = set()
+        for deliver, requests in self._messages():
+            if isinstance(requests, frozenset):
+                cancelled |= {(deliver, number) for number in requests}
+                continue
+            for number, request in requests:
+                member = Member(number, request, deliver)
+                self._inside.add(member)
+                reason = self._refusal(request, member)
+                if reason is None:
+                    self._scheduler.add(member)
+                else:
+                    told.append((member, RequestError(reason)))
+        if cancelled:
+            gone = {m for m in self._inside if (m.deliver, m.number) in cancelled}
+            self._scheduler.remove(gone)
+            told += [(member, member.generated("cancelled")) for member in gone]
+
+    def _refusal(
+        self, request: Request, member: Member | None = None, *, room: int = 0
+    ) -> str | None:
+        """Why a request cannot be served, or None; finds a member's adapter."""
+        try:
+            if member is not None:
+                member.live = self._scheduler.adapters.find(request.adapter)
+            return refusal(
+                request, num_vocabulary=self._num_vocabulary, context=self._context + room
+            )
+        except RequestError as error:
+            return str(error)
+        except Exception as error:  # one bad request never stops the engine
+            return f"the request is broken: {error!r}"
+
+    def _answer(self, told: Sequence[Outcome]) -> None:
+        """Hand out what there is; a member that has all it will get leaves, once."""
+        by_receiver: dict[Deliver, list[tuple[int, Result]]] = {}
+        for member, result in told:
+            if member in self._inside:
+                if not isinstance(result, Progress):
+                    self._inside.remove(member)
+                    self._scheduler.left(member)
+                by_receiver.setdefault(member.deliver, []).append((member.number, result))
+        for deliver, results in by_receiver.items():
+            try:
+                deliver(results)
+            except Exception:
+                logger.exception("a receiver of results failed; the engine goes on")
+        if self._scheduler.adapters.any_retired:
+            self._scheduler.tidy(self._inside)
+
+    def _end(self) -> None:
+        """Answer everybody inside, and whoever came before the worker closed."""
+        self._scheduler.clear()
+        closed = EngineError("the engine was closed")
+        self._answer([(member, closed) for member in self._inside])
+        self._refuse_inbox()
+
+    def _refuse_inbox(self) -> None:
+        """Answer what nobody will take in any more; from any thread."""
+        for deliver, requests in self._messages():
+            if not isinstance(requests, frozenset):
+                closed = EngineError("the engine was closed")
+                deliver([(number, closed) for number, _ in requests])
+
+    def _messages(self) -> Iterator[Message]:
+        """Everything in the inbox, each message to one thread alone."""
+        while True:
+            try:
+                yield self._inbox.popleft()
+            except IndexError:
+                return

@@ -1,0 +1,105 @@
+"""The rows being decoded: their members and their key-value cache, kept in step."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from legos.mlx.generate.members import Member
+from legos.mlx.generate.sampler import Row
+from legos.mlx.generate.slots import AdapterSlots
+from legos.mlx.model.forward import CausalModel
+
+__all__ = ["DecodingRows", "Fork"]
+
+Fork = tuple[int, list[Member]]
+"""Members that drew the same token in one row, and the index of that row."""
+
+
+class DecodingRows:
+    """Rows of a batch cache; members of one row have sampled the same tokens.
+
+    Attributes:
+        cache: one batch cache per layer; empty where there is no row.
+        rows_computed: rows that went through the model.
+    """
+
+    def __init__(self, slots: AdapterSlots, max_rows: int) -> None:
+        self._slots = slots
+        self._max_rows = max_rows
+        self._members: list[list[Member]] = []
+        self.cache: list[Any] = []
+        self.rows_computed = 0
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @property
+    def room(self) -> int:
+        """Rows that may join."""
+        return max(self._max_rows - len(self._members), 0)
+
+    def listed(self) -> list[Row]:
+        """Every row, as the sampler wants it; without keys, which would copy all their tokens."""
+        return [(None, members, index) for index, members in enumerate(self._members)]
+
+    def next_logits(self, forward: CausalModel) -> mx.array:
+        """[B, V] logits after the last token of every row, which goes into the cache."""
+        inputs = mx.array([members[0].tokens[-1] for members in self._members])
+        self.rows_computed += len(self._members)
+        with self._slots.rows([members[0].live.slot for members in self._members]):
+            return forward.next_logits(inputs, self.cache)
+
+    def fork(self, forks: Sequence[Fork]) -> Sequence[Fork]:
+        """Put the forks of the rows in their place; rows without one go.
+
+        Returns:
+            The forks for which there is no room.
+        """
+        fit = forks[: self._max_rows]
+        _reorder(self.cache, [index for index, _ in fit], len(self._members))
+        self._put([members for _, members in fit])
+        return forks[self._max_rows :]
+
+    def join(self, cache: list[Any], forks: Sequence[Fork], count: int) -> Sequence[Fork]:
+        """Add the forks of freshly computed rows.
+
+        Args:
+            cache: of ``count`` rows; without one, no fork can join.
+            forks: which of them go on.
+            count: how many were computed.
+
+        Returns:
+            The forks for which there is no room.
+        """
+        room = self.room if cache else 0
+        if forks[:room]:
+            _reorder(cache, [index for index, _ in forks[:room]], count)
+            if self.cache:
+                for old, new in zip(self.cache, cache, strict=True):
+                    old.extend(new)
+            else:
+                self.cache = cache
+            self._members += [members for _, members in forks[:room]]
+        return forks[room:]
+
+    def remove(self, gone: Collection[Member]) -> None:
+        """Take members out of the rows they share; a row without members goes."""
+        rows = [[m for m in members if m not in gone] for members in self._members]
+        self.fork([(index, members) for index, members in enumerate(rows) if members])
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._put([])
+
+    def _put(self, members: list[list[Member]]) -> None:
+        self._members = members
+        if not members:
+            self.cache = []
+
+
+def _reorder(cache: Sequence[Any], indices: Sequence[int], count: int) -> None:
+    """Drop and fork rows of a cache: row i afterwards is row ``indices[i]`` before."""
+    if indices and list(indices) != list(range(count)):
+        for layer in cache:
+            layer.filter(list(indices))

@@ -1,0 +1,239 @@
+"""The scheduler: which rows go through the model next, and what becomes of their members.
+
+    step   one token for every row · remembered rows at once · one chunk of what is prefilled
+
+Decoding never waits for more than one chunk of prompts, so a long prompt does not stall the rest.
+Nor does it wait until all that a swap has made useless is freed.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from legos.data.limits import EngineLimits
+from legos.data.request import Result
+from legos.errors import LegosError
+from legos.mlx.generate.admission import KeyValueBudget
+from legos.mlx.generate.capabilities import probe
+from legos.mlx.generate.live import LiveAdapters
+from legos.mlx.generate.members import Member
+from legos.mlx.generate.prefill import last_logits
+from legos.mlx.generate.prefix import PrefixCache
+from legos.mlx.generate.rows import DecodingRows, Fork
+from legos.mlx.generate.sampler import Drawn, Row, Sampler
+from legos.mlx.generate.score import score_rows
+from legos.mlx.generate.slots import AdapterSlots
+from legos.mlx.generate.waiting import Block, WaitingRows
+from legos.mlx.model.forward import CausalModel
+from legos.weights.adapter import Adapter
+
+__all__ = ["Outcome", "Scheduler"]
+
+SWEPT = 8  # useless prefixes freed in each step
+Tokens = tuple[int, ...]
+Outcome = tuple[Member, Result]
+"""What a member is to be told: some tokens, or what it leaves with."""
+
+
+class Scheduler:
+    """Takes members in, and lets them out with what was sampled; for the thread of the tree.
+
+    Attributes:
+        adapters: what is live.
+        sampler: what draws.
+    """
+
+    def __init__(self, model: nn.Module, *, num_vocabulary: int, limits: EngineLimits) -> None:
+        """Take over a module tree without LoRA.
+
+        Args:
+            model: the tree.
+            num_vocabulary: V.
+            limits: what may be used.
+
+        Raises:
+            ModelError: its architecture cannot be served in batches.
+        """
+        self._limits = limits
+        self._forward = CausalModel(model)
+        capabilities = probe(model)
+        self._slots = AdapterSlots(model)
+        self.adapters = LiveAdapters(self._slots, in_flight=limits.in_flight)
+        self.sampler = Sampler(num_vocabulary)
+        self._prefixes = PrefixCache(limits.prefix_bytes)
+        self._budget = KeyValueBudget(limits.cache_bytes, capabilities)
+        self._waiting = WaitingRows(
+            self._forward,
+            self._slots,
+            self._prefixes,
+            self._budget,
+            block_tokens=limits.prefill_tokens,
+            chunk_tokens=limits.chunk_tokens,
+            prompt_step=capabilities.prompt_step,
+        )
+        self._rows = DecodingRows(self._slots, limits.max_rows)
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to do."""
+        return self._busy or self._prefixes.dusty
+
+    @property
+    def _busy(self) -> bool:
+        """Whether anybody waits for anything."""
+        return bool(self._rows or self._waiting)
+
+    @property
+    def num_waiting(self) -> int:
+        """Members that wait for a forward pass."""
+        return len(self._waiting)
+
+    @property
+    def rows_computed(self) -> int:
+        """Rows that went through the model so far, prefill and decode."""
+        return self._waiting.rows_computed + self._rows.rows_computed
+
+    def stats(self) -> Mapping[str, float]:
+        """Counters and gauges."""
+        return {
+            "rows_decoding": len(self._rows),
+            "rows_computed_total": self.rows_computed,
+            "tokens_generated_total": self.sampler.draws,
+            "prompt_tokens_total": self._waiting.tokens_asked,
+            "prefill_tokens_total": self._waiting.tokens_computed,
+            "prefix_tokens_total": self._waiting.tokens_reused,
+            "prefix_entries": len(self._prefixes),
+            "prefix_bytes": self._prefixes.num_bytes,
+            "reserved_cache_bytes": self._budget.taken,
+        }
+
+    def load(self, adapter: Adapter, inside: Collection[Member]) -> None:
+        """Make an adapter live; ``inside`` are the members that run or wait.
+
+        Raises:
+            AdapterError: it does not fit; what was live before stays.
+        """
+        self._waiting.interrupt(self.adapters.load(adapter))
+        self.tidy(inside)
+
+    def tidy(self, inside: Collection[Member]) -> None:
+        """Let go of weights that nobody speaks through, and of what they made."""
+        self.adapters.free_unused({member.live for member in inside})
+        self._prefixes.keep_only(self.adapters.epochs)
+        if not self._busy:
+            self._prefixes.sweep()
+
+    def add(self, member: Member) -> None:
+        """Take a member in; its adapter is found already."""
+        self._waiting.add(member)
+
+    def left(self, member: Member) -> None:
+        """A member has been answered; what was set aside for it is free."""
+        self._budget.give_back(member)
+
+    def remove(self, gone: Collection[Member]) -> None:
+        """Take members out of wherever they are; they are still to be answered."""
+        self._waiting.remove(gone)
+        self._rows.remove(gone)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._rows.clear()
+        self._waiting.clear()
+
+    def step(self, hurry: Callable[[], bool], told: list[Outcome]) -> None:
+        """Decode one token of every row, prefill some of what waits.
+
+        Args:
+            hurry: whether somebody waits for the step to end.
+            told: is appended to, also where the step fails half-way.
+        """
+        if self._rows:
+            self._decode(told)
+        known = self._waiting.known(self.sampler)
+        if known:
+            self._advance(known, self.sampler.draw_known(known), told)
+        busy = bool(self._rows)
+        max_tokens = self._limits.chunk_tokens if busy else self._limits.prefill_tokens
+        while block := self._waiting.last_draws(max_tokens):
+            self._begin(block, told)
+            if busy or hurry():
+                break
+        block = self._waiting.prefilled(self._rows.room, max_tokens)
+        if block is not None:
+            self._begin(block, told)
+        self._prefixes.sweep(SWEPT)
+
+    def score(
+        self, prompts: Sequence[tuple[Tokens, Sequence[Tokens]]], end_ids: Tokens, slot: int
+    ) -> list[list[float]]:
+        """Log-probability (nats, temperature 1) of each continuation as the whole answer."""
+
+        def logits(rows: Sequence[Tokens]) -> mx.array:
+            with self._slots.rows([slot] * len(rows)):
+                return last_logits(self._forward, rows)
+
+        return score_rows(logits, prompts, end_ids, self._limits.prefill_tokens)
+
+    def _begin(self, block: Block, told: list[Outcome]) -> None:
+        """Draw for freshly computed rows; those that go on are decoded, or wait for room."""
+        if not block.rows:
+            return
+        drawn = self.sampler.draw(block.rows, block.logits)
+        self._keep(block.rows, block.cache)
+        forks = self._advance(block.rows, drawn, told)
+        self._wait(self._rows.join(block.cache, forks, block.logits.shape[0]))
+
+    def _decode(self, told: list[Outcome]) -> None:
+        """One more token for every member of every row."""
+        rows = self._rows.listed()
+        before = [members[0].tokens for _, members, _ in rows]
+        logits = self._rows.next_logits(self._forward)
+        forks = self._advance(rows, self.sampler.draw(rows, logits), told)
+        on = {index for index, _ in forks}
+        ended: list[Row] = [
+            ((m[0].epoch, m[0].request.prompt_ids + before[index]), m, index)
+            for _, m, index in rows
+            if index not in on
+        ]
+        self._keep(ended, self._rows.cache)
+        self._wait(self._rows.fork(forks))
+
+    def _advance(self, rows: Sequence[Row], drawn: Drawn, told: list[Outcome]) -> list[Fork]:
+        """Give every member its token; returns the rows that go on."""
+        forks: dict[tuple[int, int], list[Member]] = {}
+        tokens = zip(*drawn, strict=True)
+        for _, members, index in rows:
+            version = members[0].live.version
+            for member in members:
+                token, logprob = next(tokens)
+                try:
+                    reason = member.add(token, logprob, version)
+                except LegosError as error:  # its draw, its grammar or its stop test failed
+                    told.append((member, error))
+                    continue
+                if member.request.stream and (progress := member.progress()) is not None:
+                    told.append((member, progress))
+                if reason is None:
+                    forks.setdefault((index, token), []).append(member)
+                else:
+                    told.append((member, member.generated(reason)))
+        return [(index, members) for (index, _), members in forks.items()]
+
+    def _keep(self, rows: Sequence[Row], cache: Sequence[Any]) -> None:
+        """Keep keys and values of rows for prompts that begin with their tokens."""
+        kept: list[Any] = []
+        for key, members, index in rows if cache else ():
+            if key and members[0].live.epoch == key[0] and self._prefixes.wants(*key):
+                row = [layer.extract(index) for layer in cache]
+                self._prefixes.add(*key, row)
+                kept += [layer.state for layer in row]
+        if kept:
+            mx.eval(kept)
+
+    def _wait(self, forks: Sequence[Fork]) -> None:
+        """Have rows that do not fit computed again later."""
+        for _, members in forks:
+            for member in members:
+                self._waiting.add(member)

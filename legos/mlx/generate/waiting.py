@@ -1,0 +1,235 @@
+"""What waits for a forward pass: prompts by their tokens, and the block that is on its way."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from legos.mlx.generate.admission import KeyValueBudget
+from legos.mlx.generate.live import Live
+from legos.mlx.generate.members import Member
+from legos.mlx.generate.prefill import Prefill, last_logits, row_blocks
+from legos.mlx.generate.prefix import PrefixCache
+from legos.mlx.generate.sampler import Row, Sampler
+from legos.mlx.generate.slots import AdapterSlots
+from legos.mlx.model.forward import CausalModel
+
+__all__ = ["Block", "WaitingRows"]
+
+Tokens = tuple[int, ...]
+Key = tuple[Live, Tokens]
+Members = dict[Key, list[Member]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Rows that went through the model together."""
+
+    rows: list[Row]  # those that somebody still waits for
+    logits: mx.array  # [B, V] float32, of the next token
+    cache: list[Any]  # one batch cache per layer, or empty where no row goes on
+
+
+class _Underway:
+    """A block that is being prefilled."""
+
+    def __init__(self, waiting: Members, prefill: Prefill) -> None:
+        self.waiting = waiting
+        self.prefill = prefill
+        self.slots = [live.slot for live, _ in waiting]
+
+
+class WaitingRows:
+    """Members that wait for the next token of their row, in the order in which rows came.
+
+    Members that draw for the last time need no cache: their rows are computed at once and dropped,
+    unless that takes longer than decoding may wait. All others start only while there is room for
+    them among the decoding rows and their bytes.
+
+    Attributes:
+        rows_computed: rows that went through the model.
+        tokens_asked: prompt tokens of the members that started.
+        tokens_computed: of these, how many went through the model, each row's once.
+        tokens_reused: of the rows', how many came from the prefix cache.
+    """
+
+    def __init__(
+        self,
+        forward: CausalModel,
+        slots: AdapterSlots,
+        prefixes: PrefixCache,
+        budget: KeyValueBudget,
+        *,
+        block_tokens: int,
+        chunk_tokens: int,
+        prompt_step: int,
+    ) -> None:
+        """Wait for nothing yet.
+
+        Args:
+            forward: the model.
+            slots: the adapters in it.
+            prefixes: where beginnings of prompts may be found.
+            budget: of keys and values.
+            block_tokens: padded tokens of a block.
+            chunk_tokens: longest row that is computed at once.
+            prompt_step: prompts are processed in pieces of a multiple of so many tokens.
+        """
+        self._forward = forward
+        self._slots = slots
+        self._prefixes = prefixes
+        self._budget = budget
+        self._block_tokens = block_tokens
+        self._chunk_tokens = chunk_tokens
+        self._prompt_step = prompt_step
+        self._last: Members = {}
+        self._longer: Members = {}
+        self._underway: _Underway | None = None
+        self.rows_computed = 0
+        self.tokens_asked = self.tokens_computed = self.tokens_reused = 0
+
+    def __len__(self) -> int:
+        return sum(len(members) for held in self._all() for members in held.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._last or self._longer or self._underway)
+
+    def add(self, member: Member) -> None:
+        """Wait under one's tokens."""
+        key = (member.live, member.request.prompt_ids + member.tokens)
+        at_once = member.last_draw and len(key[1]) <= self._chunk_tokens
+        held = self._last if at_once and key not in self._longer else self._longer
+        held.setdefault(key, []).append(member)
+
+    def remove(self, gone: Collection[Member]) -> None:
+        """Take members out; a row for which nobody waits is not started."""
+        for held in self._all():
+            for key, members in list(held.items()):
+                members[:] = [member for member in members if member not in gone]
+                if not members and (self._underway is None or held is not self._underway.waiting):
+                    del held[key]
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._last, self._longer, self._underway = {}, {}, None
+
+    def interrupt(self, live: Live) -> None:
+        """The weights have changed: a block that they began is begun again, before all others."""
+        block = self._underway
+        if block is not None and any(each is live for each, _ in block.waiting):
+            self._underway = None
+            self._longer = {k: m for k, m in block.waiting.items() if m} | self._longer
+
+    def known(self, sampler: Sampler) -> list[Row]:
+        """Rows of which the sampler remembers the distribution; they wait no longer."""
+        known = [
+            (key, members)
+            for key, members in self._last.items()
+            if sampler.knows((key[0].epoch, key[1]), members)
+        ]
+        if len(known) == len(self._last):
+            self._last = {}
+        else:
+            for key, _ in known:
+                del self._last[key]
+        return [((live.epoch, tokens), members, -1) for (live, tokens), members in known]
+
+    def last_draws(self, max_tokens: int) -> Block | None:
+        """Compute a block of rows whose members draw for the last time; None where none waits.
+
+        Args:
+            max_tokens: padded tokens of the forward pass.
+        """
+        if not self._last:
+            return None
+        keys = next(row_blocks(list(self._last), max_tokens, length=_length))
+        waiting = {key: self._last.pop(key) for key in keys}
+        with self._slots.rows([live.slot for live, _ in keys]):
+            logits = last_logits(self._forward, [tokens for _, tokens in keys])
+        self._count(waiting, sum(len(tokens) for _, tokens in keys), reused=0)
+        return Block(rows=_rows(waiting), logits=logits, cache=[])
+
+    def prefilled(self, room: int, max_tokens: int) -> Block | None:
+        """Go on with the block underway, or start one; the block where it is done.
+
+        Args:
+            room: rows that may start.
+            max_tokens: padded tokens of the forward pass.
+        """
+        if self._underway is None:
+            self._underway = self._next_block(room, max_tokens)
+        block = self._underway
+        if block is None:
+            return None
+        with self._slots.rows(block.slots):
+            if not block.prefill.advance(max_tokens):
+                return None
+            logits = block.prefill.logits()
+        self._underway = None
+        return Block(rows=_rows(block.waiting), logits=logits, cache=block.prefill.cache)
+
+    def _next_block(self, room: int, max_tokens: int) -> _Underway | None:
+        """The row that came first, with others of about its length.
+
+        Where pieces cannot be short, only so many rows that the first pieces fit a forward pass.
+        """
+        admitted = self._admitted(room)
+        if not admitted:
+            return None
+        found = {key: self._prefixes.find(key[0].epoch, key[1]) or ([], 0) for key in admitted}
+        most = self._block_tokens if self._prompt_step == 1 else max_tokens
+        blocks = row_blocks(admitted, most, length=lambda key: len(key[1]) - found[key][1])
+        keys = next(block for block in blocks if admitted[0] in block)
+        waiting: Members = {}
+        for key in keys:
+            members = self._longer.pop(key)
+            waiting[key] = [member for member in members if self._budget.take(member)]
+            left = [member for member in members if member not in waiting[key]]
+            if left:
+                self._longer[key] = left
+        prefill = Prefill(
+            self._forward,
+            [tokens for _, tokens in keys],
+            [found[key] for key in keys],
+            step=self._prompt_step,
+        )
+        self._count(waiting, prefill.num_tokens, reused=sum(found[key][1] for key in keys))
+        return _Underway(waiting, prefill)
+
+    def _admitted(self, room: int) -> list[Key]:
+        """The rows that may start, oldest first: as many as fit, none before its elders."""
+        keys: list[Key] = []
+        for key, members in self._longer.items():
+            if len(keys) >= room or not self._budget.take(members[0]):
+                break
+            keys.append(key)
+        return keys
+
+    def _count(self, waiting: Members, computed: int, *, reused: int) -> None:
+        self.rows_computed += len(waiting)
+        self.tokens_computed += computed
+        self.tokens_reused += reused
+        self.tokens_asked += sum(len(key[1]) * len(members) for key, members in waiting.items())
+        for (live, _), members in waiting.items():
+            for member in members:
+                member.epoch = live.epoch
+
+    def _all(self) -> Iterator[Members]:
+        yield self._last
+        yield self._longer
+        if self._underway is not None:
+            yield self._underway.waiting
+
+
+def _length(key: Key) -> int:
+    return len(key[1])
+
+
+def _rows(waiting: Members) -> list[Row]:
+    """The rows as the sampler wants them; those nobody waits for any more are left out."""
+    return [
+        ((live.epoch, tokens), members, index)
+        for index, ((live, tokens), members) in enumerate(waiting.items())
+        if members
+    ]

@@ -1,0 +1,1 @@
+"""One module tree: loaded, adapted, run, and owned by one thread."""

@@ -1,0 +1,84 @@
+"""Merging an adapter into the model it was trained on, and writing the result as a model folder."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_unflatten
+from mlx_lm.utils import dequantize_model, save_model
+from numpy.typing import NDArray
+
+from legos.mlx.model.dora import DoraLinear
+from legos.mlx.model.load import load_tree
+from legos.mlx.model.lora import LORA, check_fits, lora_arrays, set_lora_arrays
+from legos.weights.adapter import Adapter
+
+__all__ = ["folder_logprobs", "probe_logprobs", "set_adapter", "weights_dtype", "write_fused"]
+
+_COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
+_REPLACED = ("config.json", "model.safetensors.index.json", "adapter_config.json")
+_QUANTISED = ("quantization", "quantization_config")  # in mlx-lm's and in the hub's config.json
+
+
+def set_adapter(model: nn.Module, adapter: Adapter) -> None:
+    """Give a tree that has LoRA the arrays of an adapter.
+
+    Raises:
+        AdapterError: they do not fit.
+    """
+    arrays = {name: mx.array(np.asarray(array)) for name, array in adapter.arrays.items()}
+    check_fits(arrays, lora_arrays(model), name=f"v{adapter.version}")
+    set_lora_arrays(model, arrays)
+
+
+def write_fused(model: nn.Module, source: Path, folder: Path) -> None:
+    """Merge LoRA into its linear modules, and write the model into an existing folder.
+
+    W' = W + scale * (A B)^T, its rows of length m where LoRA is DoRA, in the type of W; a quantised
+    model is written with the type of its scales, because the sum would lose the adapter when it
+    were quantised again.
+
+    Args:
+        model: with LoRA; it has none afterwards.
+        source: the base model's folder, whose tokenizer and other small files are copied.
+        folder: where to.
+    """
+    fused = [
+        (name, module.merged() if isinstance(module, DoraLinear) else module.fuse(dequantize=True))
+        for name, module in model.named_modules()
+        if isinstance(module, LORA)
+    ]
+    model.update_modules(tree_unflatten(fused))
+    dequantize_model(model)
+    for pattern in _COPIED:
+        for file in source.glob(pattern):
+            if file.name not in _REPLACED:
+                shutil.copyfile(file, folder / file.name)
+    config: dict[str, Any] = json.loads((source / "config.json").read_text())
+    kept = {key: value for key, value in config.items() if key not in _QUANTISED}
+    (folder / "config.json").write_text(json.dumps(kept, indent=2) + "\n")
+    save_model(folder, model)
+
+
+def probe_logprobs(model: nn.Module, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """[R, T - 1] log-probabilities (nats) of each row's tokens after those before them."""
+    tokens = mx.array(rows)
+    logits = model(tokens)[:, :-1].astype(mx.float32)
+    chosen = mx.take_along_axis(logits, tokens[:, 1:, None], axis=-1)[..., 0]
+    return np.array(chosen - mx.logsumexp(logits, axis=-1))
+
+
+def folder_logprobs(folder: Path, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """The same, of a model as it stands on disk."""
+    return probe_logprobs(load_tree(folder), rows)
+
+
+def weights_dtype(arrays: Mapping[str, mx.array]) -> str:
+    """The narrowest of the types in which a model computes: float32, bfloat16 or float16."""
+    kinds = {str(array.dtype).removeprefix("mlx.core.") for array in arrays.values()}
+    return next((kind for kind in ("bfloat16", "float16") if kind in kinds), "float32")

@@ -1,0 +1,167 @@
+"""LoRA on a module tree: where it stands, its arrays in and out, and the policy without it."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+from mlx_lm.tuner.lora import LoRALinear, LoRASwitchLinear
+from mlx_lm.tuner.utils import linear_to_lora_layers
+
+from legos.errors import AdapterError
+from legos.mlx.model.dora import DoraLinear, add_dora, check_dora
+from legos.weights.adapter import LoraShape
+
+__all__ = ["add_lora", "check_fits", "lora_arrays", "lora_shape", "set_lora_arrays", "without_lora"]
+
+LINEAR = (nn.Linear, nn.QuantizedLinear, SwitchLinear, QuantizedSwitchLinear)
+LORA = (LoRALinear, LoRASwitchLinear, DoraLinear)
+
+
+def lora_shape(
+    model: nn.Module,
+    *,
+    rank: int,
+    alpha: float,
+    num_layers: int,
+    head: bool,
+    use_dora: bool = False,
+) -> LoraShape:
+    """Where LoRA will stand: every linear module of the last layers, and the output head if asked.
+
+    Args:
+        model: a tree without LoRA.
+        rank: inner dimension.
+        alpha: strength; the scale is alpha / rank, so the learning rate does not depend on rank.
+        num_layers: the last n layers, at most all of them.
+        head: adapt the output head as well; ignored where it is tied to the embedding.
+        use_dora: learn the length of every adapted row as well.
+
+    Raises:
+        AdapterError: there is nothing to adapt, or ``use_dora`` with experts among it.
+
+    Source: all linear layers, alpha / r scaling: Schulman et al., LoRA Without Regret (2025).
+    """
+    blocks: list[nn.Module] = list(model.layers or ())
+    layers = blocks[-num_layers:] if num_layers else []
+    adapted = {
+        name: module
+        for layer in layers
+        for name, module in layer.named_modules()
+        if isinstance(module, LINEAR)
+    }
+    output = model.get("lm_head")
+    if head and isinstance(output, LINEAR):
+        adapted["lm_head"] = output
+    if not adapted:
+        raise AdapterError(
+            "LoRA would adapt nothing: ask for at least one layer or the output head"
+        )
+    if use_dora:
+        check_dora(adapted)
+    return LoraShape(
+        rank=rank,
+        scale=alpha / rank,
+        num_layers=len(layers),
+        modules=tuple(sorted(adapted)),
+        use_dora=use_dora,
+    )
+
+
+def add_lora(model: nn.Module, shape: LoraShape, *, seed: int) -> None:
+    """Put LoRA pairs into a frozen tree; only they are trainable afterwards.
+
+    A is uniform in +-1/sqrt(in), drawn from ``seed``; B is zero, so the policy is still the base.
+
+    Raises:
+        AdapterError: DoRA is asked for where there is none.
+    """
+    mx.random.seed(seed)
+    if shape.use_dora:
+        add_dora(model, shape)
+        model.eval()
+        return
+    config = {
+        "rank": shape.rank,
+        "scale": shape.scale,
+        "dropout": 0.0,
+        "keys": list(shape.modules),
+    }
+    linear_to_lora_layers(model, shape.num_layers, config)
+    model.eval()
+    mx.eval(model.trainable_parameters())
+
+
+def lora_arrays(model: nn.Module) -> dict[str, mx.array]:
+    """Name -> array of every LoRA pair, as they are."""
+    return dict(tree_flatten(model.trainable_parameters()))
+
+
+def set_lora_arrays(model: nn.Module, arrays: Mapping[str, mx.array]) -> None:
+    """Replace the LoRA arrays; nothing is copied."""
+    model.update(tree_unflatten(list(arrays.items())))
+
+
+def check_fits(
+    arrays: Mapping[str, mx.array], expected: Mapping[str, mx.array], *, name: str
+) -> None:
+    """Refuse arrays that do not fit the tree.
+
+    Raises:
+        AdapterError: naming the first tensor that is missing, unknown, of another shape or rank, or
+            not finite.
+    """
+    for key in sorted(expected.keys() | arrays.keys()):
+        hint = _dora_hint(arrays, expected)
+        if key not in arrays:
+            raise AdapterError(f"adapter {name!r} lacks {key}; the model has LoRA there{hint}")
+        if key not in expected:
+            raise AdapterError(f"adapter {name!r} holds {key}, where this model has no LoRA{hint}")
+        have, want = tuple(arrays[key].shape), tuple(expected[key].shape)
+        if have != want:
+            hint = _rank_hint(have, want, axis=-1 if key.endswith("lora_a") else -2)
+            raise AdapterError(f"adapter {name!r}: {key} has shape {have}, expected {want}{hint}")
+    keys = sorted(expected)
+    finite = np.array(mx.stack([mx.all(mx.isfinite(arrays[key])) for key in keys]))
+    if not finite.all():
+        first = keys[int(finite.argmin())]
+        raise AdapterError(f"adapter {name!r}: {first} holds values that are not finite")
+
+
+def _dora_hint(arrays: Iterable[str], expected: Iterable[str]) -> str:
+    """What to do where only one of both has magnitudes."""
+    has, wants = (any(key.endswith(".m") for key in keys) for keys in (arrays, expected))
+    if has == wants:
+        return ""
+    return f"; set training.use_dora to {str(has).lower()}"
+
+
+def _rank_hint(have: tuple[int, ...], want: tuple[int, ...], *, axis: int) -> str:
+    """What to do where only the rank differs."""
+    if len(have) < 2 or len(have) != len(want) or have[axis] == want[axis]:
+        return ""
+    return (
+        f"; it has rank {have[axis]} and the model was set up for {want[axis]}: "
+        f"start with --training.lora-rank {have[axis]}"
+    )
+
+
+@contextmanager
+def without_lora(model: nn.Module) -> Iterator[None]:
+    """Within the block the tree computes the base model: the reference policy."""
+    off: list[tuple[nn.Module, str, float | bool]] = [
+        (module, "bypassed", True) if isinstance(module, DoraLinear) else (module, "scale", 0.0)
+        for _, module in model.named_modules()
+        if isinstance(module, LORA)
+    ]
+    before = [getattr(module, name) for module, name, _ in off]
+    for module, name, value in off:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for (module, name, _), value in zip(off, before, strict=True):
+            setattr(module, name, value)

@@ -1,0 +1,1 @@
+"""The backend: batches in, gradients and optimiser steps out."""

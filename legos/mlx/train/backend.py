@@ -1,0 +1,254 @@
+"""The MLX backend: gradients of the LoRA arrays, the optimiser, the average and the reference."""
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+from mlx.utils import tree_flatten, tree_unflatten
+
+from legos.data.batch import Batch
+from legos.errors import AdapterError, CheckpointError, TrainerError
+from legos.losses.metrics import step_metrics
+from legos.losses.objective import Objective, StepResult
+from legos.mlx.model.lora import check_fits, lora_arrays, set_lora_arrays
+from legos.mlx.model.spans import Spans
+from legos.mlx.model.worker import Worker
+from legos.mlx.train.checkpoint import checkpoint_layers
+from legos.mlx.train.gradients import StepGradients
+from legos.mlx.train.reference import Lora, Reference
+from legos.weights.adapter import Adapter, LoraShape
+
+__all__ = ["MlxBackend"]
+
+logger = logging.getLogger(__name__)
+STATE_FILE = "optimiser.safetensors"
+EMA_FILE = "average.safetensors"
+ADAPTER_FILE = "adapter.safetensors"
+
+
+class MlxBackend:
+    """Owns the trained adapter of one module tree; every call runs on the worker's thread."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        model: nn.Module,
+        shape: LoraShape,
+        *,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.0,
+        micro_batch_tokens: int | None = None,
+        gradient_checkpointing: bool = False,
+        reference: Path | None = None,
+        memory_limit_bytes: int | None = None,
+        tell: Callable[[str], None] | None = None,
+        group: mx.distributed.Group | None = None,
+    ) -> None:
+        """Take over a module tree that the worker's thread has built, LoRA already in it.
+
+        Args:
+            worker: runs everything that touches the tree.
+            model: the tree.
+            shape: where LoRA stands in it.
+            betas: decay of AdamW's moments.
+            weight_decay: of AdamW, on the LoRA arrays.
+            micro_batch_tokens: padded tokens computed at once, shared prefixes counted once; None:
+                as many as the largest batch of a step has.
+            gradient_checkpointing: keep the inputs of layers alone and compute them again on the
+                way back: less memory, about a third more time.
+            reference: folder of the adapter that ``kl_coef`` pulls to at first, of any rank, read
+                when it is first needed and from then on in every checkpoint; None: the model
+                without LoRA.
+            memory_limit_bytes: what the device may hold at the most: less is computed at once to
+                stay below it, and samples that do not fit alone are left out of their step; None:
+                most of what it has.
+            tell: is given the plan of the memory before the first step; None: it is logged.
+            group: processes that share the work of every step; each is given the same steps.
+
+        Raises:
+            TrainerError: weight decay with DoRA.
+        """
+        if shape.use_dora and weight_decay:
+            raise TrainerError(
+                f"weight decay {weight_decay} would pull the lengths of DoRA's rows, and with them "
+                "the model, to 0; set it to 0"
+            )
+        self._worker = worker
+        self._model = model
+        if gradient_checkpointing:
+            worker.call(checkpoint_layers, model).result()
+        self._gradients = worker.call(
+            partial(
+                StepGradients,
+                model,
+                max_tokens=micro_batch_tokens,
+                group=group,
+                ceiling_bytes=memory_limit_bytes,
+                tell=tell,
+            )
+        ).result()
+        self._shape = shape
+        self._optimiser = optim.AdamW(
+            learning_rate=0.0, betas=list(betas), weight_decay=weight_decay, bias_correction=True
+        )
+        worker.call(self._optimiser.init, model.trainable_parameters()).result()
+        self._adapter = worker.call(self._trained, 0).result()
+        self._average: Mapping[str, mx.array] = self._adapter.arrays
+        self._reference = Reference(model, reference)
+        self.spans = Spans()
+
+    @property
+    def version(self) -> int:
+        """Optimiser steps applied so far."""
+        return self._adapter.version
+
+    def step(
+        self, batches: Sequence[Batch], objective: Objective, *, learning_rate: float
+    ) -> "Future[StepResult]":
+        """Start one optimiser step over all batches, or none at all.
+
+        The step is left out, and the weights stay as they are, when a larger share of the tokens
+        than ``clip_skip_threshold`` was clipped or when the loss or a gradient is not finite.
+        """
+        return self._worker.call(self._step, batches, objective, learning_rate)
+
+    def adapter(self) -> Adapter:
+        """The adapter as trained so far; nothing is copied and its arrays never change."""
+        return self._adapter
+
+    def load(self, adapter: Adapter) -> None:
+        """Start from an adapter, and the average from it; the optimiser keeps its state.
+
+        Raises:
+            AdapterError: it does not fit.
+        """
+        self._worker.call(self._load, adapter.arrays, adapter.version).result()
+
+    def read_reference(self) -> None:
+        """Read the reference's adapter now.
+
+        Raises:
+            AdapterError: there is no such adapter, or it does not fit.
+        """
+        self._worker.call(self._reference.lora).result()
+
+    def save(self, folder: Path) -> None:
+        """Write adapter, average, reference and optimiser state into an existing folder."""
+        self._worker.call(self._save, folder).result()
+
+    def restore(self, folder: Path) -> None:
+        """Read what ``save`` wrote.
+
+        Raises:
+            CheckpointError: a file is missing, damaged or of another model.
+        """
+        try:
+            self._worker.call(self._restore, folder).result()
+        except (AdapterError, ValueError, KeyError, RuntimeError, OSError) as error:
+            raise CheckpointError(f"{folder} cannot be restored: {error}") from error
+
+    def _step(
+        self, batches: Sequence[Batch], objective: Objective, learning_rate: float
+    ) -> StepResult:
+        if not batches:
+            raise TrainerError("an optimiser step needs at least one batch; none came")
+        reference = self._reference.lora() if objective.kl_coef else None
+        with self.spans:
+            loss, sums, gradients = self._gradients.of_step(
+                batches, objective, self._average, reference=reference
+            )
+            gradients, norm = optim.clip_grad_norm(gradients, objective.max_grad_norm)
+            grad_norm = _number(norm)
+        metrics = step_metrics(loss, sums.tolist(), grad_norm)
+        reason = None
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            reason = "non_finite"
+        elif metrics["clip_fraction"] > objective.clip_skip_threshold:
+            reason = "clip_skip"
+        if reason is None:
+            with self.spans:
+                self._apply(gradients, learning_rate, objective)
+        else:
+            level = logging.WARNING if reason == "non_finite" else logging.INFO
+            logger.log(level, "optimiser step left out: %s, %s", reason, metrics)
+        return StepResult(
+            applied=reason is None,
+            reason=reason,
+            metrics=metrics,
+            peak_bytes=mx.get_peak_memory(),
+            row_limit=self._gradients.row_limit,
+        )
+
+    def _apply(self, gradients: dict, learning_rate: float, objective: Objective) -> None:
+        self._optimiser.learning_rate = learning_rate
+        self._optimiser.update(self._model, gradients)
+        adapter = self._trained(self._adapter.version + 1)
+        trained = adapter.arrays
+        if objective.ema_kl_coef:
+            keep = objective.ema_decay
+            self._average = {
+                name: keep * old + (1.0 - keep) * trained[name]
+                for name, old in self._average.items()
+            }
+        else:
+            self._average = trained
+        mx.eval(trained, self._average, self._optimiser.state)
+        self._adapter = adapter
+        every = objective.kl_refresh_steps
+        if every is not None and self.version % every == 0:
+            self._reference.take(Lora(arrays=trained, scale=self._shape.scale))
+            logger.info("the reference of the divergences is now policy version %d", self.version)
+
+    def _trained(self, version: int) -> Adapter:
+        """What the tree holds, as a record that does not change with it."""
+        arrays = lora_arrays(self._model)
+        return Adapter(name="policy", version=version, shape=self._shape, arrays=arrays)
+
+    def _load(self, arrays: Mapping[str, mx.array], version: int) -> None:
+        fresh = {name: mx.array(array) for name, array in arrays.items()}
+        check_fits(fresh, lora_arrays(self._model), name=f"v{version}")
+        mx.eval(list(fresh.values()))
+        set_lora_arrays(self._model, fresh)
+        self._adapter = self._trained(version)
+        self._average = self._adapter.arrays
+
+    def _save(self, folder: Path) -> None:
+        state = dict(tree_flatten(self._optimiser.state))
+        state["version"] = mx.array(self.version)
+        mx.save_safetensors(str(folder / ADAPTER_FILE), lora_arrays(self._model))
+        mx.save_safetensors(str(folder / EMA_FILE), dict(self._average))
+        mx.save_safetensors(str(folder / STATE_FILE), state)
+        self._reference.save(folder)
+
+    def _restore(self, folder: Path) -> None:
+        trained, average = _read(folder / ADAPTER_FILE), _read(folder / EMA_FILE)
+        state = _read(folder / STATE_FILE)
+        version = int(_number(state.pop("version")))
+        expected = lora_arrays(self._model)
+        check_fits(average, expected, name="average")
+        optimiser_state = dict(tree_flatten(self._optimiser.state))
+        wanted = {name: array.shape for name, array in optimiser_state.items()}
+        if wanted != {name: array.shape for name, array in state.items()}:
+            raise ValueError("the optimiser state is of another model or optimiser")
+        mx.eval(trained, average, state)
+        self._reference.restore(folder)
+        self._load(trained, version)
+        self._average = average
+        self._optimiser.state = cast("dict[str, Any]", tree_unflatten(list(state.items())))
+
+
+def _number(array: Any) -> float:
+    """The value of an array of one real number."""
+    return float(array.item())
+
+
+def _read(path: Path) -> dict[str, mx.array]:
+    """The arrays of a safetensors file, by name."""
+    return cast("dict[str, mx.array]", mx.load(str(path)))
