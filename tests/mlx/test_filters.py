@@ -197,7 +197,7 @@ def misleading(size: int) -> dict[str, NDArray[np.float32]]:
         "sampled are probable": alike,
         "one holds all": one,
         "sorted": np.sort(normal),
-        "many equal": np.round(2 * normal) / 2,
+        "many equal": (np.round(2 * normal) / 2).astype(np.float32),
         "all equal": np.zeros(size, np.float32),
         "most closed": np.where(rng.random(size) < 0.9, -np.inf, normal).astype(np.float32),
         "steep": 100 * normal,
