@@ -97,6 +97,7 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
                 _run_settings(config),
                 evaluation=evaluation,
                 count_tokens=count_tokens,
+                engine_seconds=lambda: trainer.engine.worked_s,
             )
             if checkpoint is not None:
                 run.resume(checkpoint)

@@ -72,6 +72,7 @@ class Run:
         *,
         evaluation: Evaluation,
         count_tokens: Callable[[], Awaitable[int]],
+        engine_seconds: Callable[[], float],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Put a run together; nothing happens before ``resume`` and ``go``.
@@ -83,6 +84,7 @@ class Run:
             settings: its length and its leavings.
             evaluation: tells figures of the live policy.
             count_tokens: tokens that the engine has sampled since it was made.
+            engine_seconds: how long it has computed since then.
             clock: seconds.
         """
         self._folder = folder
@@ -91,6 +93,8 @@ class Run:
         self._settings = settings
         self._evaluation = evaluation
         self._count_tokens = count_tokens
+        self._engine_seconds = engine_seconds
+        self._engine_worked = 0.0  # until the step before
         self._clock = clock
         self._step_ended = clock()
         self._queue = SampleQueue(
@@ -229,7 +233,7 @@ class Run:
             self.first = self.last
         elif self._due and self._evaluated_step != self.step:  # it was cut off by a stop
             await self._evaluate(evaluations)
-        self._step_ended = self._clock()
+        self._step_ended, self._engine_worked = self._clock(), self._engine_seconds()
         if self.step < settings.num_steps:
             await training_loop(
                 self._arena,
@@ -251,11 +255,8 @@ class Run:
         evaluations: Tracker,
     ) -> None:
         step, settings = self.step, self._settings
-        now = self._clock()
         turns = sum(batch.metrics.get("arena/turns", 0.0) for batch in batches)
-        metrics["play/moves_per_s"] = turns / max(now - self._step_ended, 1e-9)
-        metrics["loop/seconds_per_step"] = now - self._step_ended
-        self._step_ended = now
+        metrics |= self._speed(turns, metrics["step_s"] or 0.0)
         if self._due:
             with suppress(Stopped):  # the step is done all the same
                 metrics |= flat_figures(await self._evaluate(evaluations))
@@ -271,6 +272,19 @@ class Run:
         due = settings.checkpoint_every and step % settings.checkpoint_every == 0
         if (due or self._is_best) and not last:
             self._save()
+
+    def _speed(self, turns: float, trained_s: float) -> Metrics:
+        """How fast the step before was, and for how much of it each half had nothing to do."""
+        now, worked = self._clock(), self._engine_seconds()
+        seconds = max(now - self._step_ended, 1e-9)
+        engine_s = worked - self._engine_worked
+        self._step_ended, self._engine_worked = now, worked
+        return {
+            "play/moves_per_s": turns / seconds,
+            "loop/seconds_per_step": seconds,
+            "loop/engine_idle_share": max(0.0, 1.0 - engine_s / seconds),
+            "loop/trainer_idle_share": max(0.0, 1.0 - trained_s / seconds),
+        }
 
     async def _evaluate(self, evaluations: Tracker) -> Figures:
         """Figures of the live policy, which are also logged and kept.

@@ -17,7 +17,14 @@ SMALL = (
     *("--loop.checkpoint-every", "2", "--loop.evaluate-every", "0", "--play.options.largest", "5"),
     *("--play.group-size", "2", "--play.credit", "rae"),
 )
-TIMES = ("step_s", "play/moves_per_s", "loop/seconds_per_step", "memory/peak_gib")
+TIMES = (
+    "step_s",
+    "play/moves_per_s",
+    "loop/seconds_per_step",
+    "loop/engine_idle_share",
+    "loop/trainer_idle_share",
+    "memory/peak_gib",
+)
 
 
 @pytest.fixture(scope="module")

@@ -66,6 +66,10 @@ def check_lines(run: Path, steps: int) -> None:
     for line in lines:
         assert line.keys() >= PROMISED
         assert None not in line.values()
+        for half in ("engine", "trainer"):
+            idle = line[f"loop/{half}_idle_share"]
+            assert idle is not None
+            assert 0.0 <= idle < 1.0
         assert line["tokens_generated"] == sum(line[f"tokens_{use}"] or 0 for use in USES)
 
 

@@ -99,6 +99,7 @@ class World:
             RunSettings(episode_concurrency=8, step_concurrency=players, **numbers),
             evaluation=self.evaluation,
             count_tokens=self.count,
+            engine_seconds=lambda: 0.0,
             clock=lambda: 0.0,
         )
 

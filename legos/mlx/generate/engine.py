@@ -78,6 +78,7 @@ class MlxEngine:
         self._closed = False
         self._tick_began: float | None = None
         self.swaps = 0
+        self.worked_s = 0.0
         self.spans = self._scheduler.sampler.spans
         worker.set_tick(self._tick)
 
@@ -115,6 +116,7 @@ class MlxEngine:
             "requests_waiting": self._scheduler.num_waiting + len(self._inbox),
             **self._scheduler.stats(),
             "adapter_swaps_total": self.swaps,
+            "worked_seconds_total": self.worked_s,
             "active_memory_bytes": mx.get_active_memory(),
             "unused_memory_bytes": mx.get_cache_memory(),
             "peak_memory_bytes": mx.get_peak_memory(),
@@ -234,6 +236,7 @@ class MlxEngine:
             told += [(member, failure) for member in self._inside]
             self._scheduler.clear()
         self._answer(told)
+        self.worked_s += time.monotonic() - self._tick_began
         self._tick_began = None
         return bool(self._scheduler or self._inbox)
 
