@@ -45,7 +45,7 @@ def bench_server(seconds: float) -> Mapping[str, Any]:
     with tempfile.TemporaryDirectory() as root:
         small = write_bench_model("5m", Path(root) / "small")
         large = write_bench_model("40m", Path(root) / "large")
-        speeds = _against_bare(small, share, TOKENS)
+        speeds = _against_bare(small, 2 * share, TOKENS)
         speeds_40m = _against_bare(large, share, TOKENS_40M)
         seeded = _against_stock(small, share / 3, TOKENS, seeded=True)
         stock = _against_stock(small, share / 3, TOKENS, seeded=False)
