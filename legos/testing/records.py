@@ -11,8 +11,25 @@ from legos.data.episode import Episode, Rollout, Task, Turn
 from legos.data.message import Completion, Message
 from legos.data.sample import Sample
 
-__all__ = ["Support", "float64", "make_episode", "make_sample", "make_turn", "random_samples"]
+__all__ = [
+    "TIMES",
+    "Support",
+    "float64",
+    "make_episode",
+    "make_sample",
+    "make_turn",
+    "random_samples",
+]
 
+TIMES = (
+    "step_s",
+    "play/moves_per_s",
+    "loop/seconds_per_step",
+    "loop/engine_idle_share",
+    "loop/trainer_idle_share",
+    "memory/peak_gib",
+)
+"""Metrics of a step that differ between two runs of the same settings and seed."""
 Support = Literal["open", "legal", "restricted", "mixed"]
 """What is known of the tokens that could be chosen: nothing, the legal ones, that only they could
 be sampled, or any of these from place to place."""

@@ -9,6 +9,7 @@ import pytest
 from legos.cli import main
 from legos.config.resolve import read_config
 from legos.loop.checkpoint import newest_whole, read_state
+from legos.testing.records import TIMES
 from legos.track.jsonl import read_metrics
 from legos.weights.adapter import read_adapter
 
@@ -16,14 +17,6 @@ SMALL = (
     *("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16", "--deterministic"),
     *("--loop.checkpoint-every", "2", "--loop.evaluate-every", "0", "--play.options.largest", "5"),
     *("--play.group-size", "2", "--play.credit", "rae"),
-)
-TIMES = (
-    "step_s",
-    "play/moves_per_s",
-    "loop/seconds_per_step",
-    "loop/engine_idle_share",
-    "loop/trainer_idle_share",
-    "memory/peak_gib",
 )
 
 

@@ -14,17 +14,10 @@ from legos.cli import main
 from legos.config.resolve import read_config
 from legos.credit.registry import CreditName
 from legos.loop.checkpoint import checkpoints, newest_whole, read_state
+from legos.testing.records import TIMES
 from legos.track.jsonl import read_metrics
 from legos.weights.adapter import read_adapter
 
-TIMES = (
-    "step_s",
-    "play/moves_per_s",
-    "loop/seconds_per_step",
-    "loop/engine_idle_share",
-    "loop/trainer_idle_share",
-    "memory/peak_gib",
-)
 FAST = (
     *("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16"),
     *("--loop.checkpoint-every", "3", "--loop.evaluate-every", "3"),
