@@ -62,6 +62,19 @@ class TrainBench:
 
         return _measured(make_bare_completions(self._tree, blocks, pad_to=pad_to))
 
+    def mlx_lm_lora(self, blocks: Sequence[Sequence["Row"]]) -> Cost:
+        """One step of mlx-lm-lora, which `has_mlx_lm_lora` says is there."""
+        from legos.mlx.checks.mlx_lm_lora_step import make_mlx_lm_lora_step
+
+        return _measured(make_mlx_lm_lora_step(self._tree, blocks))
+
+    @staticmethod
+    def has_mlx_lm_lora() -> bool:
+        """Whether mlx-lm-lora is installed."""
+        from legos.mlx.checks.mlx_lm_lora_step import is_installed
+
+        return is_installed()
+
     def _step(self, samples: Sequence[Sample]) -> None:
         weights = normalisation_weights(samples, "token")
         batches = pack(samples, weights, max_tokens=self._max_tokens)

@@ -1,0 +1,71 @@
+"""The GRPO step of mlx-lm-lora on recorded completions, where that package is installed."""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+from mlx.utils import tree_map
+
+from legos.mlx.checks.bare_training import Row
+
+__all__ = ["is_installed", "make_mlx_lm_lora_step", "mlx_lm_lora_gradients"]
+
+
+def is_installed() -> bool:
+    """Whether mlx-lm-lora can be imported."""
+    return importlib.util.find_spec("mlx_lm_lora") is not None
+
+
+def make_mlx_lm_lora_step(model: nn.Module, blocks: Sequence[Sequence[Row]]) -> Callable[[], None]:
+    """A function that does one optimiser step with mlx-lm-lora's loss, without KL to a reference.
+
+    What its trainer does besides (rewards, a search for infinities, reports) is left out.
+
+    Args:
+        model: the module tree, LoRA in it.
+        blocks: rows that go through the model together, its micro-batches.
+    """
+    optimiser = optim.AdamW(learning_rate=1e-6)
+
+    def update() -> None:
+        gradients: Any = {}
+        for block in blocks:
+            advantages = [1.0 - 2.0 * (row % 2) for row in range(len(block))]
+            found = mlx_lm_lora_gradients(model, block, advantages)
+            gradients = tree_map(mx.add, gradients, found) if gradients else found
+            mx.eval(gradients)
+        optimiser.update(model, gradients)
+        mx.eval(model.trainable_parameters(), optimiser.state)
+
+    return update
+
+
+def mlx_lm_lora_gradients(model: nn.Module, block: Sequence[Row], advantages: list[float]) -> Any:
+    """Gradients of its GRPO loss where the policy itself has said the completions.
+
+    Args:
+        model: the module tree, LoRA in it.
+        block: rows that go through the model together.
+        advantages: one a row.
+
+    Returns:
+        The tree of gradients of the mean over the completions' tokens.
+    """
+    trainer = importlib.import_module("mlx_lm_lora.trainer.grpo_trainer")
+    _, gradients = nn.value_and_grad(model, trainer.grpo_loss)(
+        model,
+        ref_model=None,
+        batch=([list(tokens[:prompt]) for tokens, prompt in block], None, None, None, None),
+        completions=[mx.array(tokens[prompt:]) for tokens, prompt in block],
+        completion_texts=[""] * len(block),
+        batch_indices=list(range(len(block))),
+        advantages=mx.array(advantages),
+        beta=0.0,
+        epsilon=0.2,
+        grpo_loss_type="bnpo",
+    )
+    return gradients

@@ -1,0 +1,55 @@
+"""mlx-lm-lora's gradients; run with ``uv run --with mlx-lm-lora pytest -m optional``."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from legos.data.batch import normalisation_weights, pack
+from legos.data.sample import Sample
+from legos.losses.objective import Objective
+from legos.mlx.checks.mlx_lm_lora_step import mlx_lm_lora_gradients
+from legos.mlx.model.load import load_tree
+from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
+from legos.mlx.train.gradients import StepGradients
+from legos.testing import write_tiny_model
+
+pytestmark = [pytest.mark.optional, pytest.mark.filterwarnings("ignore")]
+
+ROWS = [((5, 9, 40, 77, 12, 8), 3), ((8, 1, 300, 20), 2), ((5, 9, 40, 90, 91, 7, 2), 3)]
+ADVANTAGES = [1.5, -0.5, -1.0]
+
+
+def test_one_step_has_the_gradients_of_mlx_lm_lora(tmp_path: Path) -> None:
+    pytest.importorskip("mlx_lm_lora")
+    model = load_tree(write_tiny_model(tmp_path, seed=3))
+    add_lora(model, lora_shape(model, rank=4, alpha=8.0, num_layers=1000, head=False), seed=0)
+    rng = np.random.default_rng(1)
+    moved = {
+        name: mx.array(rng.normal(0.0, 0.1, array.shape).astype(np.float32))
+        for name, array in lora_arrays(model).items()
+    }
+    set_lora_arrays(model, moved)
+    theirs = dict(tree_flatten(mlx_lm_lora_gradients(model, ROWS, ADVANTAGES)))
+    samples = [
+        Sample(
+            token_ids=tokens,
+            positions=tuple(range(prompt, len(tokens))),
+            logprobs=(-6.0,) * (len(tokens) - prompt),
+            versions=(0,) * (len(tokens) - prompt),
+            advantages=(advantage,) * (len(tokens) - prompt),
+            legal=((),) * (len(tokens) - prompt),
+        )
+        for (tokens, prompt), advantage in zip(ROWS, ADVANTAGES, strict=True)
+    ]
+    batches = pack(samples, normalisation_weights(samples, "token"), max_tokens=16)
+    _, _, gradients = StepGradients(model).of_step(
+        batches, Objective(loss="reinforce"), lora_arrays(model)
+    )
+    ours = dict(tree_flatten(gradients))
+    assert set(ours) == set(theirs)
+    for name, gradient in ours.items():
+        np.testing.assert_allclose(gradient, theirs[name], rtol=1e-4, atol=1e-6)
+        assert np.abs(gradient).max() > 1e-4
