@@ -36,7 +36,7 @@ def group_centered(rewards: Floats) -> Floats:
         rewards: [G] rewards of G plays of one task, G >= 2.
 
     Returns:
-        [G] advantages, which sum to zero.
+        [G] advantages, which sum to zero; all exactly zero where the rewards are equal.
 
     Raises:
         RecordError: if G < 2, where every advantage would be zero.
@@ -44,6 +44,8 @@ def group_centered(rewards: Floats) -> Floats:
     Source: Dr. GRPO, arXiv:2503.20783 (no division by the group's deviation).
     """
     _need_two(rewards)
+    if rewards.min() == rewards.max():  # the mean may differ from them by a rounding
+        return np.zeros_like(rewards)
     return rewards - rewards.mean()
 
 

@@ -15,7 +15,7 @@ the importance ratio, DeepSeek-V3.2, arXiv:2512.02556.
 
 from typing import Any, Literal
 
-from legos.losses.ratio import MAX_LOG_RATIO
+from legos.losses.ratio import MAX_LOG_RATIO, detach
 
 __all__ = ["KL_PLACES", "KlEstimator", "KlPlace", "loss_kl", "reward_kl"]
 
@@ -29,7 +29,7 @@ KL_PLACES: dict[KlEstimator, KlPlace] = {
     "k3": "loss",
     "exact": "loss",
 }
-MAX_K3 = 10.0
+MAX_K3 = 10.0  # nats of one token, in what is reported
 
 
 def loss_kl(
@@ -37,7 +37,10 @@ def loss_kl(
 ) -> tuple[Any, Any]:
     """The term of each token in the loss, and the number that is reported for it.
 
-    The gradient of k3 is r d grad log pi: the divergence's own, whoever sampled the token.
+    The gradient of k3 is r d grad log pi: the divergence's own, whoever sampled the token. It is
+    taken as that and not through the exponential, whose digits are lost where the reference is much
+    likelier; nor is the term capped as the number is, for what the ratio alone leaves beyond a cap
+    pushes away from the reference.
 
     Args:
         xp: array namespace.
@@ -53,8 +56,10 @@ def loss_kl(
     if estimator == "k2":
         return 0.5 * d * d, d
     d = xp.clip(d, -MAX_LOG_RATIO, MAX_LOG_RATIO)
-    k3 = xp.minimum(xp.exp(-d) - 1.0 + d, MAX_K3)
-    return xp.exp(log_ratio) * k3, k3
+    k3 = xp.exp(-d) - 1.0 + d
+    ratio = xp.exp(log_ratio)
+    slope = ratio * detach(xp, d)
+    return slope + detach(xp, ratio * k3 - slope), xp.minimum(k3, MAX_K3)
 
 
 def reward_kl(xp: Any, estimator: KlEstimator, frozen: Any, other: Any) -> tuple[Any, Any]:

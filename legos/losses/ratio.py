@@ -40,8 +40,9 @@ def sequence_log_ratio(xp: Any, log_ratio: Any, mask: Any) -> Any:
         mask: [S, A] 1.0 where a token was chosen.
 
     Returns:
-        [S, 1].
+        [S, 1], 0 where nothing was chosen.
 
     Source: GSPO, arXiv:2507.18071, equation 7.
     """
-    return xp.sum(log_ratio * mask, axis=1, keepdims=True) / xp.sum(mask, axis=1, keepdims=True)
+    count = xp.maximum(xp.sum(mask, axis=1, keepdims=True), 1.0)
+    return xp.sum(log_ratio * mask, axis=1, keepdims=True) / count

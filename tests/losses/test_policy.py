@@ -1,6 +1,7 @@
 """The policy term by hand: ratios, clips, and what is masked."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,3 +48,17 @@ def test_the_log_ratio_is_clamped_before_it_is_raised() -> None:
 def test_the_mean_of_a_sequence_leaves_out_what_is_masked() -> None:
     mean = sequence_log_ratio(np, np.array([[1.0, 3.0], [1.0, 3.0]]), MASK)
     assert mean.tolist() == [[2.0], [1.0]]
+
+
+@pytest.mark.parametrize("loss", ["gspo", "gmpo"])
+def test_a_sample_without_a_chosen_token_adds_nothing(loss: Any) -> None:
+    found, cut = policy_loss(
+        np,
+        np.log(RATIOS) - 1.0,
+        Objective(loss=loss),
+        behaviour_logprob=-np.ones((2, 2)),
+        advantage=ADVANTAGES,
+        mask=np.array([[1.0, 1.0], [0.0, 0.0]]),
+    )
+    assert found[1].tolist() == cut[1].tolist() == [0.0, 0.0]
+    assert np.isfinite(found).all()

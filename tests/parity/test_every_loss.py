@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from legos.data.batch import Batch, normalisation_weights, pack
 from legos.data.sample import Sample
 from legos.losses.corrections import Corrections
+from legos.losses.kl import loss_kl
 from legos.losses.objective import Objective
 from legos.losses.places import Places, chosen_logprobs, place_logprobs
 from legos.losses.total import SUMS, BatchArrays, total_loss
@@ -124,6 +125,21 @@ def test_mlx_has_the_gradient_of_the_finite_differences(name: str) -> None:
         assert value == pytest.approx(case.numpy_loss(case.logits), abs=1e-5)
         assert np.abs(expected).max() > 1e-3, seed
         assert np.abs(found - expected).max() < 1e-5, seed
+
+
+@pytest.mark.parametrize("gap", [2.0, -1.0, -3.0, -12.0, -40.0])
+def test_k3_pulls_to_a_reference_however_far_it_is(gap: float) -> None:
+    logprob, ratio = -5.0, 1.5
+
+    def term(x: mx.array) -> mx.array:
+        return mx.sum(loss_kl(mx, "k3", x, x0 - gap, x - x0 + np.log(ratio))[0])
+
+    x0 = mx.array([[logprob]])
+    value, slope = mx.value_and_grad(term)(x0)
+    bounded = max(gap, -20.0)
+    k3 = np.exp(-bounded) - 1.0 + bounded
+    assert float(np.array(value)) == pytest.approx(ratio * k3, rel=1e-4)
+    assert float(np.array(slope)[0, 0]) == pytest.approx(ratio * bounded, rel=1e-5)
 
 
 class Tables:
