@@ -152,6 +152,42 @@ def test_turns_of_the_same_view_are_compared_across_tasks() -> None:
     assert credit.singletons == 2
 
 
+@pytest.mark.parametrize("name", ["turn", "same_view"])
+def test_turns_of_other_arenas_and_roles_are_not_compared(name: str) -> None:
+    episodes = [
+        make_episode({"first": 1.0, "second": 5.0}),
+        make_episode({"first": 3.0, "second": 11.0}),
+        make_episode({"first": 100.0, "second": 100.0}, arena="other"),
+    ]
+    assert make_credit(name).assign(episodes) == [
+        {"first": [-1.0], "second": [-3.0]},
+        {"first": [1.0], "second": [3.0]},
+        {"first": [0.0], "second": [0.0]},
+    ]
+
+
+def test_turns_of_other_tasks_are_not_compared() -> None:
+    episodes = [*plays(1.0, 3.0), make_episode({"player": 100.0}, task="other")]
+    assert firsts(TurnCredit(), episodes) == [-1.0, 1.0, 0.0]
+
+
+def test_teams_of_other_arenas_are_not_compared() -> None:
+    episodes = [*plays(1.0, 3.0), make_episode({"player": 100.0}, arena="other")]
+    assert firsts(JointCredit(), episodes) == [-1.0, 1.0, 0.0]
+
+
+def test_baselines_are_of_one_arena_task_and_role() -> None:
+    episodes = [
+        make_episode({"first": 1.0, "second": 10.0}),
+        make_episode({"first": 3.0, "second": 12.0}),
+        *(make_episode({"first": r, "second": r}, arena="other") for r in (50.0, 52.0)),
+        *(make_episode({"first": r, "second": r}, task="other") for r in (70.0, 72.0)),
+    ]
+    for number, assigned in enumerate(ReinforcePPCredit(baseline=True).assign(episodes)):
+        sign = 1.0 if number % 2 else -1.0
+        assert [assigned[role][0] for role in ("first", "second")] == pytest.approx([sign, sign])
+
+
 def test_a_view_met_twice_in_one_play_has_no_other_play_to_be_compared_with() -> None:
     turns = {"player": [make_turn((1,), reward=1.0), make_turn((1,))]}
     credit = SameViewCredit()

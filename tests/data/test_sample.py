@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,6 +76,16 @@ def test_turns_that_extend_each_other_are_one_sample() -> None:
     assert sample.advantages == (0.5, 0.5, -1.0)
     assert sample.legal == ((), (), ())
     assert (sample.group, sample.rollout, sample.role) == ("g", "n", "first")
+
+
+@pytest.mark.parametrize("number", [0, 1, None])
+def test_one_answer_that_was_cut_short_marks_its_sample(number: int | None) -> None:
+    turns = [make_turn((1, 2), (3,)), make_turn((1, 2, 3, 4), (5,))]
+    if number is not None:
+        cut = msgspec.structs.replace(turns[number].completion, finish_reason="length")
+        turns[number] = msgspec.structs.replace(turns[number], completion=cut)
+    (sample,), _ = samples_of_rollout(rollout(*turns), [1.0, 1.0], group="g")
+    assert sample.truncated == (number is not None)
 
 
 @pytest.mark.parametrize(

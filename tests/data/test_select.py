@@ -41,6 +41,11 @@ def test_a_group_goes_as_a_whole_or_not_at_all() -> None:
     assert left.metrics == {"reward_mean": 0.5}
 
 
+def test_one_token_with_an_advantage_keeps_its_group() -> None:
+    late = make_sample((1, 2, 3), positions=(1, 2), advantages=(0.0, 1.0), group="late")
+    assert selection(overlong=False, zero_advantage=True)(batch(late)) == (batch(late), {})
+
+
 def test_roles_of_a_task_are_groups_of_their_own() -> None:
     other = make_sample((1, 2), advantages=0.0, group="live", role="second")
     _, removed = selection(overlong=False, zero_advantage=True)(batch(LIVE, other))

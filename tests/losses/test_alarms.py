@@ -85,6 +85,13 @@ def test_means_by_hand() -> None:
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
 
 
+def test_the_deviation_is_around_the_mean() -> None:
+    # Ratios 2, 2, 2, 3: mean 2.25, mean square 5.25.
+    sums = dict.fromkeys(SUMS, 0.0) | {"tokens": 4.0, "ratio": 9.0, "ratio_squared": 21.0}
+    metrics = step_metrics(0.0, list(sums.values()), 0.0)
+    assert metrics["ratio_std"] == pytest.approx(math.sqrt(3.0) / 4.0)
+
+
 def test_numbers_that_are_not_finite_are_not_hidden() -> None:
     metrics = step_metrics(math.nan, [4.0] + [math.nan] * (len(SUMS) - 1), math.nan)
     assert math.isnan(metrics["ratio_std"])

@@ -20,7 +20,7 @@ REFERENCE = LOGPROB - np.array([[1.0, -1.0, 0.5, 0.0]])
 
 
 def found(
-    objective: Objective, reference: Any = None, average: Any = None
+    objective: Objective, reference: Any = None, average: Any = None, logprob: Any = LOGPROB
 ) -> tuple[float, dict[str, float]]:
     arrays: Any = SimpleNamespace(
         behaviour_logprob=np.full((1, 4), -3.0),
@@ -28,11 +28,27 @@ def found(
         weight=WEIGHT,
         mask=np.ones((1, 4)),
     )
-    terms = {"logprob": LOGPROB, "spread": np.array([[0.1, 0.2, 0.3, 0.4]])}
+    terms = {"logprob": logprob, "spread": np.array([[0.1, 0.2, 0.3, 0.4]])}
     others = {"reference": reference, "average": average}
     terms |= {name: other for name, other in others.items() if other is not None}
-    loss, sums = token_loss(np, terms, arrays, objective)
+    loss, sums = token_loss(np, terms, arrays, objective, frozen=LOGPROB)
     return float(loss), dict(zip(SUMS, sums.tolist(), strict=True))
+
+
+def slope(objective: Objective, reference: Any = None) -> Floats:
+    """[1, 4] central differences, the policy held still where the loss detaches it."""
+    steps = 1e-6 * np.eye(4)[:, None]
+    return np.array(
+        [
+            [
+                (up - down) / 2e-6
+                for up, down in (
+                    [found(objective, reference, logprob=LOGPROB + s)[0] for s in (step, -step)]
+                    for step in steps
+                )
+            ]
+        ]
+    )
 
 
 def test_the_sum_is_weighted() -> None:
@@ -69,6 +85,28 @@ def test_a_factor_weighs_the_policy_term_and_nothing_else() -> None:
     policy = -RATIO * ADVANTAGE * LOGPROB
     rest = 0.25 * np.array([[1.0, 1.0, 0.25, 0.0]]) - 2.0 * np.array([[0.1, 0.2, 0.3, 0.4]])
     assert loss == pytest.approx(float((WEIGHT * (policy + rest)).sum()))
+
+
+def test_the_weight_of_the_gap_has_no_slope() -> None:
+    corrections = Corrections(truncation="token", truncation_cap=1.5)
+    objective = Objective(loss="reinforce", anchor="proximal", corrections=corrections)
+    expected = -WEIGHT * np.minimum(RATIO, 1.5) * ADVANTAGE
+    assert slope(objective) == pytest.approx(expected, abs=1e-8)
+
+
+def test_a_penalty_in_the_reward_has_no_slope_of_its_own() -> None:
+    objective = Objective(loss="reinforce", kl_estimator="k1", kl_in="reward", kl_coef=0.5)
+    expected = -WEIGHT * (ADVANTAGE - 0.5 * (LOGPROB - REFERENCE))
+    assert slope(objective, REFERENCE) == pytest.approx(expected, abs=1e-8)
+
+
+def test_both_penalties_are_taken_off_one_advantage() -> None:
+    objective = Objective(
+        loss="reinforce", kl_estimator="k1", kl_in="reward", kl_coef=0.5, ema_kl_coef=0.25
+    )
+    loss, _ = found(objective, REFERENCE, LOGPROB - 2.0)
+    left = ADVANTAGE - 0.5 * (LOGPROB - REFERENCE) - 0.25 * 2.0
+    assert loss == pytest.approx(-float((WEIGHT * left * LOGPROB).sum()))
 
 
 def test_what_is_masked_keeps_its_place_in_the_normaliser() -> None:

@@ -1,14 +1,17 @@
 """Whole optimiser steps: what is trained gets likelier, also on quantised weights and by layers."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
-from legos.data.batch import normalisation_weights, pack
-from legos.losses.objective import Objective
+from legos.data.batch import Batch, normalisation_weights, pack
+from legos.losses.objective import Objective, StepResult
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.worker import InlineWorker
@@ -34,13 +37,28 @@ def logprob(tree: Any) -> float:
     return float(np.mean(logits[np.arange(len(targets)), targets] - normaliser))
 
 
-def step(tree: Any, backend: MlxBackend, **objective: Any) -> Any:
+def batch_of(logprobs: float, advantages: float = 1.0) -> Batch:
     sample = make_sample(
-        TOKENS, positions=range(PROMPT, len(TOKENS)), logprobs=logprob(tree), advantages=1.0
+        TOKENS, positions=range(PROMPT, len(TOKENS)), logprobs=logprobs, advantages=advantages
     )
-    batches = pack([sample], normalisation_weights([sample], "token"), max_tokens=100)
-    chosen = Objective(loss="reinforce", clip_skip_threshold=1.0, **objective)
-    return backend.step(batches, chosen, learning_rate=1e-2).result()
+    (batch,) = pack([sample], normalisation_weights([sample], "token"), max_tokens=100)
+    return batch
+
+
+def step_on(backend: MlxBackend, batch: Batch, **objective: Any) -> StepResult:
+    given = {"loss": "reinforce", "clip_skip_threshold": 1.0, **objective}
+    return backend.step([batch], Objective(**given), learning_rate=1e-2).result()
+
+
+def step(tree: Any, backend: MlxBackend) -> StepResult:
+    return step_on(backend, batch_of(logprob(tree)))
+
+
+def saved(backend: MlxBackend, folder: Path, file: str) -> Mapping[str, Any]:
+    """What a checkpoint holds."""
+    folder.mkdir()
+    backend.save(folder)
+    return load_file(folder / file)
 
 
 @pytest.mark.parametrize("bits", [None, 4])
@@ -59,3 +77,75 @@ def test_what_is_rewarded_gets_likelier(
         before.append(logprob(tree))
     assert before == sorted(before)
     assert before[-1] > before[0] + 0.5
+
+
+@pytest.mark.parametrize("limit", [1e-3, 1e3])
+def test_gradients_are_scaled_down_to_the_norm(tmp_path: Path, limit: float) -> None:
+    _, backend = make_backend(write_tiny_model(tmp_path / "model"), betas=(0.75, 0.95))
+    norm = step_on(backend, batch_of(-3.0), max_grad_norm=limit).metrics["grad_norm"]
+    assert 1e-2 < norm < 1e2  # before it is scaled down
+    state = saved(backend, tmp_path / "saved", "optimiser.safetensors")
+    moments = [array for name, array in state.items() if name.endswith(".m")]
+    found = np.sqrt(sum(float((array.astype(np.float64) ** 2).sum()) for array in moments))
+    assert found == pytest.approx(0.25 * min(limit, norm), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        np.inf,
+        1e30,  # the loss is finite, the norm of its gradient is not
+    ],
+)
+def test_what_is_not_finite_never_reaches_the_weights(tmp_path: Path, weight: float) -> None:
+    tree, backend = make_backend(write_tiny_model(tmp_path / "model"))
+    step(tree, backend)
+    before = saved(backend, tmp_path / "before", "adapter.safetensors")
+    batch = batch_of(-3.0)
+    bad = replace(batch, weight=np.full_like(batch.weight, weight))
+    result = step_on(backend, bad)
+    assert (result.applied, result.reason, backend.version) == (False, "non_finite", 1)
+    after = saved(backend, tmp_path / "after", "adapter.safetensors")
+    assert {name: array.tolist() for name, array in after.items()} == {
+        name: array.tolist() for name, array in before.items()
+    }
+    assert step(tree, backend).applied
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_step_is_skipped_for_clipped_tokens_of_either_sign(
+    tmp_path: Path, advantage: float
+) -> None:
+    tree, backend = make_backend(write_tiny_model(tmp_path / "model"))
+    far = logprob(tree) - 8.0 if advantage > 0 else 0.0
+    result = step_on(backend, batch_of(far, advantage), loss="ppo", clip_skip_threshold=0.9)
+    assert result.metrics["clip_fraction"] == 1.0
+    assert (result.applied, result.reason, backend.version) == (False, "clip_skip", 0)
+
+
+def test_the_average_keeps_its_share_of_the_past(tmp_path: Path) -> None:
+    _, backend = make_backend(write_tiny_model(tmp_path / "model"))
+    trained = [{name: np.array(array) for name, array in backend.adapter().arrays.items()}]
+    for _ in range(2):
+        step_on(backend, batch_of(-3.0), ema_kl_coef=0.1, ema_decay=0.75)
+        trained.append({name: np.array(array) for name, array in backend.adapter().arrays.items()})
+    average = saved(backend, tmp_path / "saved", "average.safetensors")
+    for name, found in average.items():
+        first, second, third = (arrays[name] for arrays in trained)
+        expected = 0.75 * (0.75 * first + 0.25 * second) + 0.25 * third
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_restored_backend_pulls_to_the_same_average(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model")
+    pull: Mapping[str, Any] = {"ema_kl_coef": 0.1, "ema_decay": 0.75}
+    _, whole = make_backend(folder)
+    first = step_on(whole, batch_of(-3.0), **pull)
+    assert first.metrics["ema_kl_divergence"] == 0.0  # there is no past yet
+    (tmp_path / "saved").mkdir()
+    whole.save(tmp_path / "saved")
+    _, resumed = make_backend(folder)
+    resumed.restore(tmp_path / "saved")
+    expected = step_on(whole, batch_of(-3.0), **pull).metrics
+    assert abs(expected["ema_kl_divergence"]) > 1e-3
+    assert step_on(resumed, batch_of(-3.0), **pull).metrics == expected
