@@ -24,8 +24,8 @@ __all__ = ["CHECKS", "Check", "SelfTest", "device", "memory"]
 Row = tuple[int, ...]
 Status = Literal["pass", "fail", "skip"]
 
-PROMPTS, GROUP = 3, 4  # prompts, and completions of each
-PROMPT_TOKENS, COMPLETION_TOKENS = 48, 16
+PROMPTS, GROUP = 2, 8  # prompts, and completions of each
+PROMPT_TOKENS, COMPLETION_TOKENS = 128, 16
 LOAD = 12  # completions that run while weights are swapped
 LARGEST_GAP = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.3}  # nats, of one token
 LARGEST_DISTANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.1}  # of gradients, relative
