@@ -36,7 +36,7 @@ def test_every_check_passes_here(model: str, tiny_models: Mapping[str, Path]) ->
     assert list(checks) == ["parity", "swap", "checkpointing", "shared_prefix", "speed"]
     assert report.healthy, report.text()
     assert {name for name, check in checks.items() if check.status == "skip"} <= {"swap"}
-    assert checks["parity"].figures["tokens"] == 192
+    assert checks["parity"].figures["tokens"] == 256
     assert 0 < checks["parity"].figures["largest_gap_nats"] < 1e-4
     assert checks["checkpointing"].figures["distance"] < 1e-5
     assert 0 < checks["shared_prefix"].figures["distance"] < 1e-4
