@@ -12,7 +12,7 @@ from legos.arena.arena import Arena
 from legos.arena.table import Draw, Forfeit, Table, Void
 from legos.data.episode import Episode, Rollout, Task
 from legos.data.sample import Sample, TrainingBatch, samples_of_rollout
-from legos.errors import ArenaError, EngineError, RecordError
+from legos.errors import ArenaError, EngineError, LegosError, RecordError
 from legos.protocols import CreditAssigner
 
 __all__ = ["batch_of", "play_all", "play_one", "play_step"]
@@ -142,31 +142,40 @@ def _rewards_of(ending: Draw | Forfeit, arena: Arena, table: Table) -> Mapping[s
 
 
 def batch_of(episodes: Sequence[Episode], credit: CreditAssigner) -> TrainingBatch:
-    """Credit and samples of a step's episodes, children included, every token accounted for."""
+    """Credit and samples of a step's episodes, children included, every token accounted for.
+
+    Raises:
+        ArenaError: the credit rule failed, or gave no advantage for each trained turn.
+    """
     flat = list(_with_children(episodes))
     played = [episode for episode in flat if not episode.error and not episode.void]
     samples: list[Sample] = []
     discarded: Counter[str] = Counter()
     breaks = 0
+    complaints: list[str] = []
     alone = getattr(credit, "singletons", 0)
-    for episode, advantages in zip(played, credit.assign(played), strict=True):
+    for episode, advantages in zip(played, _assigned(credit, played), strict=True):
         for rollout in episode.rollouts:
             if not rollout.trainable or not rollout.turns:
                 continue
             reason = _untrainable(rollout)
+            why = reason or ""
             name = f"{episode.arena}/{episode.task.id}/{episode.seed}/{rollout.role}"
             try:
                 if reason is None:
+                    given = _per_turn(advantages, rollout, credit)
                     made, broken = samples_of_rollout(
-                        rollout, advantages[rollout.role], group=episode.task.id, name=name
+                        rollout, given, group=episode.task.id, name=name
                     )
                     samples += made
                     breaks += broken
             except RecordError as error:  # what an endpoint or an arena reports is data
-                reason = "invalid"
-                logger.warning("rollout %s is discarded: %s", name, error)
+                reason, why = "invalid", f"invalid, {error}"
             if reason is not None:
                 discarded[reason] += rollout.num_tokens
+                complaints.append(f"rollout {name} is discarded: {why}")
+    if complaints:
+        logger.warning("%s (%d such rollouts in this step)", complaints[0], len(complaints))
     singletons = {"credit/singletons": float(getattr(credit, "singletons", 0) - alone)}
     for episode in flat:
         if episode.error or episode.void:
@@ -179,6 +188,52 @@ def batch_of(episodes: Sequence[Episode], credit: CreditAssigner) -> TrainingBat
         tokens_discarded=dict(discarded),
         metrics=_metrics(flat, played, breaks) | singletons,
     )
+
+
+def _assigned(
+    credit: CreditAssigner, played: Sequence[Episode]
+) -> Sequence[Mapping[str, Sequence[float]]]:
+    """What a credit rule gives, one mapping per play.
+
+    Raises:
+        ArenaError: it failed, or gave another number of mappings.
+        LegosError: it refuses the rewards.
+    """
+    rule = type(credit).__name__
+    try:
+        assigned = list(credit.assign(played))
+    except LegosError:
+        raise
+    except Exception as error:  # a rule of one's own may raise anything
+        story = "".join(traceback.format_exception(error, limit=-4))
+        raise ArenaError(f"credit rule {rule} failed:\n{story}") from error
+    if len(assigned) != len(played):
+        raise ArenaError(
+            f"credit rule {rule} gave {len(assigned)} mappings for {len(played)} plays; "
+            "assign(episodes) returns one for each of them, in their order"
+        )
+    return assigned
+
+
+def _per_turn(
+    advantages: Mapping[str, Sequence[float]], rollout: Rollout, credit: CreditAssigner
+) -> list[float]:
+    """A rollout's advantages as plain numbers.
+
+    Raises:
+        ArenaError: they are not one number for each of its turns.
+    """
+    try:
+        values = [float(advantage) for advantage in advantages[rollout.role]]
+    except (KeyError, IndexError, TypeError, ValueError):
+        values = None
+    if values is None or len(values) != len(rollout.turns):
+        raise ArenaError(
+            f"credit rule {type(credit).__name__} gave {advantages!r} for a play in which "
+            f"{rollout.role!r} had {len(rollout.turns)} turns; expected a mapping from each "
+            "trained role to one number per turn, as legos.protocols.CreditAssigner says"
+        )
+    return values
 
 
 def _untrainable(rollout: Rollout) -> str | None:

@@ -1,6 +1,7 @@
 """The table: all that a play touches, and the only way information reaches a seat."""
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -204,10 +205,17 @@ class Table:
             self._chair(role).memory.append(Message("user", text))
 
     def reward(self, role: str, value: float) -> None:
-        """Give the seat's latest turn a reward of its own, beside what the play returns."""
+        """Give the seat's latest turn a reward of its own, beside what the play returns.
+
+        Raises:
+            ArenaError: the seat was not asked yet.
+            ValueError: the reward is not a finite number.
+        """
         turns = self._chair(role).turns
         if not turns:
             raise ArenaError(f"reward({role!r}, ...) before {role!r} was asked anything; ask first")
+        if not math.isfinite(value):
+            raise ValueError(f"reward({role!r}, {value}) is not a finite number")
         turns[-1] = replace(turns[-1], reward=(turns[-1].reward or 0.0) + float(value))
 
     def metric(self, **values: float) -> None:

@@ -230,7 +230,8 @@ def step_settings(config: TrainingConfig, *, num_vocabulary: int | None = None) 
         objective=objective,
         learning_rate=learning_rate,
         select=selection(
-            overlong=config.overlong_filter, zero_advantage=config.zero_advantage == "remove"
+            overlong=config.overlong_filter,
+            zero_advantage=config.zero_advantage == "remove",
+            num_vocabulary=num_vocabulary,
         ),
-        num_vocabulary=num_vocabulary,
     )

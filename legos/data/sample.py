@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any, SupportsFloat
 
 from msgspec import Struct, field
 
@@ -60,11 +61,7 @@ class Sample(Struct, frozen=True, kw_only=True):
             raise RecordError(
                 "greedy completions (temperature 0) have no ratio; sample with temperature > 0"
             )
-        if not all(map(math.isfinite, self.logprobs)) or max(self.logprobs) > LOGPROB_ROUNDING:
-            bad = [p for p in self.logprobs if not -math.inf < p <= LOGPROB_ROUNDING]
-            raise RecordError(
-                f"log-probability {bad[0]} is not a finite number <= 0; the engine must report one"
-            )
+        self._check_logprobs()
         if not all(map(math.isfinite, self.advantages)):
             bad = [a for a in self.advantages if not math.isfinite(a)]
             raise RecordError(
@@ -72,6 +69,17 @@ class Sample(Struct, frozen=True, kw_only=True):
             )
         if self.restricted:
             self._check_legal()
+
+    def _check_logprobs(self) -> None:
+        try:
+            fine = all(map(math.isfinite, self.logprobs)) and max(self.logprobs) <= LOGPROB_ROUNDING
+        except TypeError:  # an endpoint may report nothing in a number's place
+            fine = False
+        if not fine:
+            bad = next(given for given in self.logprobs if not _is_logprob(given))
+            raise RecordError(
+                f"log-probability {bad} is not a finite number <= 0; the engine must report one"
+            )
 
     def _check_legal(self) -> None:
         for position, legal in zip(self.positions, self.legal, strict=True):
@@ -85,6 +93,10 @@ class Sample(Struct, frozen=True, kw_only=True):
     def oldest_version(self) -> int:
         """The version of the oldest chosen token; staleness is measured from it."""
         return min(self.versions)
+
+
+def _is_logprob(given: Any) -> bool:
+    return isinstance(given, SupportsFloat) and -math.inf < float(given) <= LOGPROB_ROUNDING
 
 
 class TrainingBatch(Struct, frozen=True, kw_only=True):

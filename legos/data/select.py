@@ -1,4 +1,4 @@
-"""What of a played batch is trained on: overlong answers and groups without advantage left out."""
+"""What of a played batch is trained on: foreign tokens, overlong answers, dead groups left out."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -28,19 +28,28 @@ def keep_all(batch: TrainingBatch) -> Selected:
     return batch, {}
 
 
-def selection(*, overlong: bool, zero_advantage: bool) -> Select:
+def selection(*, overlong: bool, zero_advantage: bool, num_vocabulary: int | None = None) -> Select:
     """The selection that settings ask for.
 
     Args:
         overlong: leave out samples that the token limit cut short.
         zero_advantage: leave out groups in which no token has an advantage.
+        num_vocabulary: leave out samples with token ids that are not below it; None: not checked.
     """
-    if not (overlong or zero_advantage):
+    if not (overlong or zero_advantage) and num_vocabulary is None:
         return keep_all
-    return partial(without, overlong=overlong, zero_advantage=zero_advantage)
+    return partial(
+        without, overlong=overlong, zero_advantage=zero_advantage, num_vocabulary=num_vocabulary
+    )
 
 
-def without(batch: TrainingBatch, *, overlong: bool, zero_advantage: bool) -> Selected:
+def without(
+    batch: TrainingBatch,
+    *,
+    overlong: bool,
+    zero_advantage: bool,
+    num_vocabulary: int | None = None,
+) -> Selected:
     """The batch without some of its samples; advantages were given before, with all of them.
 
     A group (task and role) is left out as a whole, and only where no token of it has an advantage,
@@ -50,6 +59,8 @@ def without(batch: TrainingBatch, *, overlong: bool, zero_advantage: bool) -> Se
         batch: as played.
         overlong: leave out samples that the token limit cut short.
         zero_advantage: leave out groups in which no token has an advantage.
+        num_vocabulary: leave out samples that hold, or could have been given, token ids that are
+            not below it: they are of another tokenizer. None: not checked.
 
     Returns:
         What is left, whose account holds the tokens of its own samples alone, and the tokens left
@@ -61,7 +72,9 @@ def without(batch: TrainingBatch, *, overlong: bool, zero_advantage: bool) -> Se
     alive = {_group(s) for s in batch.samples if any(abs(a) > ZERO for a in s.advantages)}
     kept: list[Sample] = []
     for sample in batch.samples:
-        if overlong and sample.truncated:
+        if num_vocabulary is not None and not _known(sample, num_vocabulary):
+            removed["foreign_tokens"] += len(sample.positions)
+        elif overlong and sample.truncated:
             removed["overlong"] += len(sample.positions)
         elif zero_advantage and _group(sample) not in alive:
             removed["zero_advantage"] += len(sample.positions)
@@ -72,6 +85,12 @@ def without(batch: TrainingBatch, *, overlong: bool, zero_advantage: bool) -> Se
     tokens = sum(len(sample.positions) for sample in kept)
     left = replace(batch, samples=tuple(kept), tokens_generated=tokens, tokens_discarded={})
     return left, removed
+
+
+def _known(sample: Sample, num_vocabulary: int) -> bool:
+    """Whether all tokens of a sample, the legal ones included, are in the vocabulary."""
+    ids = (sample.token_ids, *(legal for legal in set(sample.legal) if legal))
+    return all(min(tokens) >= 0 and max(tokens) < num_vocabulary for tokens in ids)
 
 
 def _group(sample: Sample) -> tuple[str, str]:

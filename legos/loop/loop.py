@@ -132,7 +132,11 @@ async def _one_step(
     What ``after_step`` saves is therefore whole: with no lag allowed nothing is being played.
     """
     batches = await queue.take(trainer.version)
-    metrics = await trainer.train(batches, queued=lambda: queue.num_tokens)
+    try:
+        metrics = await trainer.train(batches, queued=lambda: queue.num_tokens)
+    except Exception:
+        queue.put_back(batches)
+        raise
     await trainer.publish_weights()
     if after_step is not None:
         await after_step(metrics, batches)

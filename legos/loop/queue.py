@@ -99,8 +99,9 @@ class SampleQueue:
             self._ending = self._ending or TrainerError(
                 f"{self._empty} batches in a row left nothing to train on: filtered "
                 f"{dict(self._ledger.filtered)}, discarded {dict(self._ledger.discarded)} tokens "
-                "so far; look at the rewards (all solved or all failed?) and at zero_advantage, "
-                "overlong_filter and group_size"
+                "so far; where those are zero_advantage or overlong, look at the rewards (all "
+                "solved or all failed?), max_tokens and group_size, otherwise at what the arena's "
+                "client samples and reports"
             )
         size = float(len(batch.samples))
         self._batch_samples += (size - self._batch_samples) * (0.2 if self._batch_samples else 1)
@@ -131,6 +132,14 @@ class SampleQueue:
                 count += len(taken[-1].samples)
             self._training = len(taken)
             return taken
+
+    def put_back(self, batches: Sequence[TrainingBatch]) -> None:
+        """Have the batches taken last wait again: their step failed, and nothing of it is booked.
+
+        A checkpoint then holds them, and a run that is resumed from it makes the step again.
+        """
+        self._queued.extendleft(reversed(batches))
+        self._training = 0
 
     async def release(self) -> None:
         """The batches taken last are trained on and the new policy is live."""

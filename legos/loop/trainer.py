@@ -41,7 +41,6 @@ class StepSettings:
     objective: Callable[[int, int], Objective]  # step, number of steps -> this step's objective
     learning_rate: Callable[[int, int], float]  # step, number of steps -> this step's rate
     select: Select = keep_all  # what of a played batch is trained on
-    num_vocabulary: int | None = None  # token ids are below it; None: not checked
 
 
 class PolicyTrainer:
@@ -87,18 +86,19 @@ class PolicyTrainer:
     def train_step(self, batch: TrainingBatch) -> Metrics:
         """One optimiser step on one batch, at once, whatever its size.
 
+        Where it fails, nothing of the batch is booked.
+
         Raises:
             TrainerError: there is no sample that could be trained on.
         """
         started = time.perf_counter()
+        kept, left_out = self.settings.select(batch)
+        samples = self._gather(kept.samples, self.version).result()
+        result = self._start(samples, left_out).result()
         self.ledger.generated += batch.tokens_generated
         self.ledger.discard(batch.tokens_discarded)
-        batch, left_out = self.settings.select(batch)
         self.ledger.filtered.update(left_out)
-        own = self._fit([batch])
-        samples = self._gather(own, self.version).result()
-        result = self._start(samples).result()
-        return self._account([batch], own, samples, result, started, queued=0)
+        return self._account([kept], kept.samples, samples, result, started, queued=0)
 
     async def train(
         self, batches: Sequence[TrainingBatch], *, queued: Callable[[], int]
@@ -108,11 +108,14 @@ class PolicyTrainer:
         Args:
             batches: from the queue.
             queued: tokens that wait in the queue, asked after the step.
+
+        Raises:
+            TrainerError: there is no sample.
         """
         started = time.perf_counter()
-        own = self._fit(batches)
+        own = [sample for batch in batches for sample in batch.samples]
         samples = await asyncio.wrap_future(self._gather(own, self.version))
-        result = await asyncio.wrap_future(self._start(samples))
+        result = await asyncio.wrap_future(self._start(samples, self.ledger.filtered))
         return self._account(batches, own, samples, result, started, queued=queued())
 
     async def publish_weights(self) -> AdapterInfo:
@@ -130,25 +133,15 @@ class PolicyTrainer:
         self.step, self.num_steps = state["step"], state["num_steps"]
         self.ledger.restore(state["ledger"])
 
-    def _fit(self, batches: Sequence[TrainingBatch]) -> list[Sample]:
-        """The samples that can be computed; tokens of the others are booked."""
-        settings = self.settings
-        samples: list[Sample] = []
-        for sample in (s for batch in batches for s in batch.samples):
-            reason = _unfit(sample, settings)
-            if reason is None:
-                samples.append(sample)
-            else:
-                self.ledger.filtered[reason] += len(sample.positions)
-        return samples
-
-    def _start(self, samples: Sequence[Sample]) -> "Future[StepResult]":
+    def _start(
+        self, samples: Sequence[Sample], left_out: Mapping[str, int]
+    ) -> "Future[StepResult]":
         """Begin the step on these samples."""
         settings = self.settings
         if not samples:
             raise TrainerError(
-                "no sample to train on: the batch is empty, or every sample is of another "
-                f"tokenizer; tokens filtered so far: {dict(self.ledger.filtered)}"
+                f"no sample to train on; tokens left out, by reason: {dict(left_out)}. Play more, "
+                "and look at what the reasons name (foreign_tokens: samples of another tokenizer)"
             )
         weights = normalisation_weights(
             samples, settings.normalisation, constant_length=settings.constant_length
@@ -225,14 +218,6 @@ def _alone(samples: Sequence[Sample], version: int) -> "Future[list[Sample]]":
 def _longer(sample: Sample, limit: int | None) -> bool:
     """Whether what stands before a sample's last chosen token is longer than a limit."""
     return limit is not None and max(sample.positions) > limit
-
-
-def _unfit(sample: Sample, settings: StepSettings) -> str | None:
-    """Why a sample cannot be computed at all, or None."""
-    limit = settings.num_vocabulary
-    if limit is not None and not 0 <= min(sample.token_ids) <= max(sample.token_ids) < limit:
-        return "foreign_tokens"
-    return None
 
 
 def _mean_metrics(batches: Sequence[TrainingBatch]) -> dict[str, float]:

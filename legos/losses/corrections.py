@@ -6,13 +6,14 @@ stands, with no gradient: a weight that is differentiated biases the gradient. N
 tokens before any of this, so a mask never inflates what is left.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from legos.errors import ConfigError
 from legos.losses.ratio import MAX_LOG_RATIO, log_ratio, sequence_log_ratio
 
-__all__ = ["Corrections", "Truncation", "correct"]
+__all__ = ["Corrections", "Truncation", "check_word", "correct"]
 
 Truncation = Literal["none", "token", "sequence"]
 Range = tuple[float, float]
@@ -32,11 +33,14 @@ class Corrections:
     opsm_delta: float | None = None  # drop A < 0 of samples with mean(log mu - log pi) above it
 
     def __post_init__(self) -> None:
-        """Refuse ranges that hold no ratio.
+        """Refuse ranges that hold no ratio, and words that stand for nothing.
 
         Raises:
             ConfigError: naming the field and the value.
         """
+        check_word("truncation", self.truncation, get_args(Truncation))
+        if self.opsm_delta is not None and not self.opsm_delta >= 0:
+            raise ConfigError(f"opsm_delta is {self.opsm_delta}; expected 0 nats or more")
         if not self.truncation_cap > 0:
             raise ConfigError(f"truncation_cap is {self.truncation_cap}; expected more than 0")
         for name in ("icepop", "geometric_mask"):
@@ -52,6 +56,16 @@ class Corrections:
         """Whether anything can be dropped."""
         ranges = (self.icepop, self.geometric_mask, self.opsm_delta)
         return self.outlier_veto or any(each is not None for each in ranges)
+
+
+def check_word(name: str, given: object, words: Collection[object]) -> None:
+    """Refuse a word that stands for nothing, which would otherwise quietly mean another one.
+
+    Raises:
+        ConfigError: naming the field, the word, and those that there are.
+    """
+    if given not in words:
+        raise ConfigError(f"{name} is {given!r}; expected one of {', '.join(map(repr, words))}")
 
 
 def correct(

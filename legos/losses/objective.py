@@ -1,11 +1,12 @@
 """What one optimiser step minimises, as data: the settings, and the numbers that come back."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from legos.errors import ConfigError
-from legos.losses.corrections import Corrections
+from legos.losses.corrections import Corrections, check_word
 from legos.losses.kl import KL_PLACES, KlEstimator, KlPlace
 
 __all__ = [
@@ -80,17 +81,22 @@ class Objective:
         Raises:
             ConfigError: naming the fields and the values.
         """
-        if self.clip_low < 0 or self.clip_high < 0:
+        for name, words in _WORDS.items():
+            check_word(name, getattr(self, name), words)
+        if not (self.clip_low >= 0 and self.clip_high >= 0):
             raise ConfigError(
                 f"clip_low {self.clip_low} and clip_high {self.clip_high} must be >= 0"
             )
-        if self.dual_clip is not None and self.dual_clip <= 1:
+        if self.dual_clip is not None and not self.dual_clip > 1:
             raise ConfigError(f"dual_clip is {self.dual_clip}; expected more than 1, or none")
-        if self.max_grad_norm <= 0:
-            raise ConfigError(f"max_grad_norm is {self.max_grad_norm}; expected more than 0")
-        for name in ("sapo_tau", "sapo_tau_negative"):
+        for name in ("max_grad_norm", "sapo_tau", "sapo_tau_negative", "clip_skip_threshold"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected more than 0")
+        for name in ("kl_coef", "ema_kl_coef", "entropy_coef"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected a number >= 0")
+        if not 0 <= self.ema_decay < 1:
+            raise ConfigError(f"ema_decay is {self.ema_decay}; expected 0 or more, below 1")
         if self.kl_refresh_steps is not None and not (self.kl_coef and self.kl_refresh_steps > 0):
             raise ConfigError(
                 f"kl_refresh_steps is {self.kl_refresh_steps} and kl_coef is {self.kl_coef}; "
@@ -107,6 +113,16 @@ class Objective:
         if self.loss is not None:
             return self.loss
         return "gspo" if self.importance_sampling == "sequence" else "ppo"
+
+
+_WORDS: Mapping[str, tuple[object, ...]] = {
+    "importance_sampling": (None, *get_args(ImportanceSampling)),
+    "loss": (None, *get_args(PolicyLoss)),
+    "anchor": get_args(Anchor),
+    "kl_estimator": get_args(KlEstimator),
+    "kl_in": get_args(KlPlace),
+    "entropy_over": get_args(EntropyOver),
+}
 
 
 def check_ratio(loss: PolicyLoss | None, importance_sampling: str | None) -> None:

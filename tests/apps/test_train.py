@@ -147,6 +147,12 @@ def test_a_limit_below_what_is_held_ends_the_run_with_what_to_set(
     assert "error: no sample of this step fits into memory" in told
     assert "a higher training.memory_limit_gib" in told
     assert "go on with\n  uv run legos train --resume run" in told
+    more = ("--training.memory-limit-gib", "1.5")
+    assert main(["train", "--resume", "run", *more]) == 0  # with what was played for the step
+    lines = read_metrics(Path("run/metrics.jsonl"))
+    assert [line["step"] for line in lines] == [1, 2]
+    for line in lines:
+        assert line["tokens_generated"] == sum(line[f"tokens_{use}"] or 0 for use in USES)
 
 
 def test_what_was_being_sampled_at_a_stop_is_booked(

@@ -2,14 +2,17 @@
 
 import logging
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from legos.arena.step import batch_of
 from legos.credit import GRPOCredit, RAECredit
 from legos.data.episode import Episode, Turn
+from legos.errors import ArenaError
 from legos.testing import make_episode, make_turn
 
 
@@ -34,6 +37,7 @@ def episodes(bad: Turn) -> list[Episode]:
         (turn(logprobs=(-1.0, math.nan)), "invalid"),
         (turn(logprobs=(-1.0, -math.inf)), "invalid"),
         (turn(logprobs=(-1.0, 0.5)), "invalid"),
+        (turn(logprobs=(-1.0, None)), "invalid"),
         (turn(temperature=0.0), "invalid"),
         (replace(turn(), reward=math.inf), "invalid"),
     ],
@@ -47,8 +51,42 @@ def test_a_rollout_that_cannot_be_trained_on_is_a_named_discard(
     assert batch.tokens_generated == 4
     assert [sample.advantages for sample in batch.samples] == [(0.5,)]  # it was compared with
     told = [record.message for record in caplog.records]
-    assert len(told) == (reason == "invalid")
-    assert all("arena/task/0/player is discarded" in message for message in told)
+    assert len(told) == 1
+    assert f"arena/task/0/player is discarded: {reason}" in told[0]
+    assert told[0].endswith("(1 such rollouts in this step)")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (lambda played: [{} for _ in played], r"gave \{\} for a play in which 'player' had 1 turn"),
+        (lambda played: [{"player": 1.0} for _ in played], r"one number per turn"),
+        (lambda played: [{"player": [1.0, 2.0]} for _ in played], r"\[1\.0, 2\.0\].*had 1 turns"),
+        (lambda played: [{"player": [1.0]}], r"gave 1 mappings for 2 plays"),
+        (lambda played: None, r"failed:\n.*TypeError"),
+        (lambda played: 1 / 0, r"failed:\n.*ZeroDivisionError"),
+    ],
+)
+def test_a_rule_of_ones_own_that_gives_nonsense_is_named(
+    given: Callable[[Sequence[Episode]], Any], told: str
+) -> None:
+    class Mine(RAECredit):
+        def assign(self, episodes: Sequence[Episode]) -> Any:
+            return given(episodes)
+
+    played = [make_episode({"player": 1.0}, turns={"player": [make_turn()]}) for _ in range(2)]
+    with pytest.raises(ArenaError, match=rf"(?s)credit rule Mine .*{told}"):
+        batch_of(played, Mine())
+
+
+def test_advantages_of_an_array_become_numbers_that_a_checkpoint_can_hold() -> None:
+    class Mine(RAECredit):
+        def assign(self, episodes: Sequence[Episode]) -> Any:
+            return [{"player": np.array([0.5], np.float32)} for _ in episodes]
+
+    played = [make_episode({"player": 1.0}, turns={"player": [make_turn()]})]
+    (sample,) = batch_of(played, Mine()).samples
+    assert [type(advantage) for advantage in sample.advantages] == [float]
 
 
 def test_samples_know_whether_the_limit_cut_them_short() -> None:

@@ -1,6 +1,7 @@
 """A step of an arena: isolation, endings, children, seeds, and the account of every token."""
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
@@ -128,6 +129,18 @@ def test_a_play_that_fails_leaves_the_others_alone(caplog: pytest.LogCaptureFixt
     assert {s.group for s in batch.samples} == {"t0", "t2", "t3"}
     assert (batch.tokens_generated, batch.tokens_discarded) == (24, {"failed": 6})
     assert caplog.text.count("2 of 8 plays of arena 'solo' failed; the first, of task 't1'") == 1
+
+
+def test_a_reward_of_a_turn_that_is_no_number_fails_its_play_alone() -> None:
+    async def play(t: Table) -> Mapping[str, float]:
+        await t.ask("player", "?")
+        t.reward("player", math.nan if t.task.id == "t1" else 0.5)
+        return {"player": 1.0}
+
+    batch = step(Solo(play))
+    (first, _) = [episode.error for episode in batch.episodes if episode.error]
+    assert "ValueError: reward('player', nan) is not a finite number" in (first or "")
+    assert batch.tokens_discarded == {"failed": 6}
 
 
 def test_when_all_plays_fail_the_first_failure_is_told() -> None:

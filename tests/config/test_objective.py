@@ -142,4 +142,6 @@ def test_what_is_left_out_is_a_setting() -> None:
     kept = step_settings(TrainingConfig()).select
     assert kept is not step_settings(TrainingConfig(overlong_filter=True)).select
     chosen: Any = step_settings(TrainingConfig(zero_advantage="remove")).select
-    assert chosen.keywords == {"overlong": False, "zero_advantage": True}
+    assert chosen.keywords == {"overlong": False, "zero_advantage": True, "num_vocabulary": None}
+    told: Any = step_settings(TrainingConfig(), num_vocabulary=9).select
+    assert told.keywords["num_vocabulary"] == 9

@@ -120,17 +120,60 @@ def test_a_single_step_leaves_out_the_same() -> None:
     trained = trainer()
     assert trained.train_step(batch(LIVE, DEAD))["tokens_trained"] == 2
     assert trained.ledger.filtered == {"zero_advantage": 1}
-    with pytest.raises(TrainerError, match=r"no sample to train on.*'zero_advantage': 2"):
+    with pytest.raises(TrainerError, match=r"no sample to train on.*'zero_advantage': 1"):
         trained.train_step(batch(DEAD))
 
 
 def test_tokens_of_another_tokenizer_are_filtered_by_name() -> None:
-    trained = trainer(num_vocabulary=10)
-    foreign = [make_sample((1, 10)), make_sample((10, 1)), make_sample((-1, 2))]
+    select = selection(overlong=False, zero_advantage=False, num_vocabulary=10)
+    trained = trainer(select=select)
+    told = [make_sample((1, 2), legal=(legal,)) for legal in ((2, 10), (2, -5))]
+    foreign = [make_sample((1, 10)), make_sample((10, 1)), make_sample((-1, 2)), *told]
     metrics = trained.train_step(batch(LIVE, *foreign))
-    assert (metrics["tokens_trained"], metrics["filtered/foreign_tokens_tokens"]) == (2, 3)
+    assert (metrics["tokens_trained"], metrics["filtered/foreign_tokens_tokens"]) == (2, 5)
     with pytest.raises(TrainerError, match="of another tokenizer"):
         trained.train_step(batch(foreign[0]))
+    assert trained.train_step(batch(LIVE))["tokens_generated"] == 9  # nothing of it was booked
+
+
+def test_a_batch_of_another_tokenizer_makes_the_step_wait_and_not_fail() -> None:
+    async def go() -> tuple[list[TrainingBatch], Ledger]:
+        select = selection(overlong=False, zero_advantage=False, num_vocabulary=10)
+        ledger = Ledger()
+        queue = SampleQueue(ledger, min_samples=1, staleness_limit=0, select=select)
+        for samples in ((make_sample((1, 10)),), (LIVE,)):
+            await queue.admit()
+            await queue.put(batch(*samples))
+        return await queue.take(0), ledger
+
+    taken, ledger = asyncio.run(go())
+    assert [each.samples for each in taken] == [(), (LIVE,)]
+    assert ledger.filtered == {"foreign_tokens": 1}
+
+
+class Failing(FakeBackend):
+    """Has no memory for any step."""
+
+    def step(
+        self, batches: Sequence[Batch], objective: Objective, *, learning_rate: float
+    ) -> "Future[StepResult]":
+        raise TrainerError("no memory")
+
+
+@pytest.mark.parametrize("limit", [0, 2])
+def test_what_a_failed_step_was_made_of_waits_again(limit: int) -> None:
+    trained = trainer(staleness_limit=limit)
+    trained.backend = Failing()
+    queue = SampleQueue(
+        trained.ledger, min_samples=4, staleness_limit=limit, select=trained.settings.select
+    )
+    with pytest.raises(TrainerError, match="no memory"):
+        asyncio.run(training_loop(Coin(5, trained), trained, 4, queue=queue))
+    assert queue.num_tokens >= 4
+    trained.ledger.check(queued=queue.num_tokens)
+    with pytest.raises(TrainerError, match="no memory"):
+        trained.train_step(batch(LIVE))
+    trained.ledger.check(queued=queue.num_tokens)
 
 
 class Narrow(FakeBackend):

@@ -122,6 +122,8 @@ def test_masks_multiply() -> None:
         ({"icepop": (1.5, 2.0)}, r"icepop keeps ratios from 1\.5 to 2\.0"),
         ({"icepop": (-0.5, 2.0)}, r"icepop keeps ratios"),
         ({"geometric_mask": (0.5, 0.9)}, r"geometric_mask keeps ratios from 0\.5 to 0\.9"),
+        ({"opsm_delta": -1.0}, r"opsm_delta is -1\.0; expected 0 nats or more"),
+        ({"truncation": "tokens"}, r"truncation is 'tokens'; expected one of 'none', 'token'"),
     ],
 )
 def test_ranges_without_a_ratio_are_refused(fields: Any, message: str) -> None:

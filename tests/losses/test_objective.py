@@ -1,5 +1,8 @@
 """Objectives refuse what makes no sense; schedules are lines."""
 
+import math
+from typing import Any
+
 import pytest
 
 from legos.errors import ConfigError
@@ -14,11 +17,21 @@ from legos.losses.schedule import linear
         ({"clip_high": -0.1}, r"clip_high -0\.1"),
         ({"dual_clip": 1.0}, r"dual_clip is 1\.0; expected more than 1"),
         ({"max_grad_norm": 0.0}, r"max_grad_norm is 0\.0"),
+        ({"clip_low": math.nan}, r"clip_low nan"),
+        ({"dual_clip": math.nan}, r"dual_clip is nan"),
+        ({"clip_skip_threshold": math.nan}, r"clip_skip_threshold is nan"),
+        ({"kl_coef": -1.0}, r"kl_coef is -1\.0; expected a number >= 0"),
+        ({"entropy_coef": math.nan}, r"entropy_coef is nan"),
+        ({"ema_decay": 1.0}, r"ema_decay is 1\.0"),
+        ({"loss": "pp0"}, r"loss is 'pp0'; expected one of None, 'reinforce', 'ppo'"),
+        ({"anchor": "proximall"}, r"anchor is 'proximall'; expected one of 'behaviour', 'prox"),
+        ({"kl_estimator": "k9"}, r"kl_estimator is 'k9'"),
+        ({"entropy_over": "moves"}, r"entropy_over is 'moves'; expected one of 'legal', 'voc"),
     ],
 )
-def test_values_out_of_range(fields: dict[str, float], message: str) -> None:
+def test_values_out_of_range(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Objective(**fields)  # pyright: ignore[reportArgumentType]
+        Objective(**fields)
 
 
 def test_the_dual_clip_can_be_off() -> None:
