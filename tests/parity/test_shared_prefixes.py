@@ -146,7 +146,13 @@ OBJECTIVES: Mapping[str, Objective] = {
         kl_coef=0.3, ema_kl_coef=0.2, entropy_coef=0.1, kl_estimator="exact", loss="cispo"
     ),
     "gspo": Objective(loss="gspo", clip_low=0.5, clip_high=0.5, kl_coef=0.3),
-    "gmpo": Objective(loss="gmpo", entropy_coef=0.1, entropy_over="vocabulary"),
+    "gmpo": Objective(
+        loss="gmpo",
+        kl_coef=0.3,
+        kl_estimator="exact",
+        entropy_coef=0.1,
+        entropy_over="vocabulary",
+    ),
 }
 # Differences of nearly equal log-probabilities (k2, ratios near 1 in a mean) magnify float32's
 # rounding; where the loss takes none, gradients agree as far as float32 goes.
