@@ -91,8 +91,9 @@ def leave_one_out(rewards: Floats) -> Floats:
 class GroupCredit(Singletons):
     """Sorts plays by (scope, arena, task, role) and applies a rule to the rewards of each group.
 
-    A group of one has nothing to compare with: its advantage is 0, and it is counted. Seats that
-    are not trained are no part of any group.
+    A group of one has nothing to compare with: its advantage is 0, and it is counted. Rewards of
+    single turns are not compared; they are added as they are. Seats that are not trained are no
+    part of any group.
 
     Attributes:
         rule: [G] rewards -> [G] advantages, for G >= 2.

@@ -32,8 +32,9 @@ class ReinforcePPCredit(Singletons):
 
     G_t = r_t + discount * G_{t+1} with the play's reward after the last turn; with ``baseline``
     that reward is first taken less the mean of its group (arena, task, role), and plays that stand
-    alone get 0, are counted, and do not enter the whitening. The penalty that the paper takes off
-    the reward for leaving the reference is ``kl_in = "reward"``.
+    alone get 0, are counted, and do not enter the whitening. The paper's penalty for leaving the
+    reference is ``kl_in = "reward"``, which is taken off after the whitening and from the token
+    itself alone; in the paper it is part of the return, so earlier tokens bear it too.
 
     Source: REINFORCE++ and REINFORCE++-baseline, arXiv:2501.03262.
     """
