@@ -20,7 +20,7 @@ from legos.build.learning_rate import advise_learning_rate
 from legos.build.machine import blas_hint, quiet_collector, share_cores
 from legos.build.model import BUILTIN
 from legos.build.trainer import Trainer, trainer_of
-from legos.config.resolve import ResolvedConfig, read_config
+from legos.config.resolve import COMMAND_LINE, ResolvedConfig, read_config
 from legos.config.schema import RunConfig
 from legos.errors import ConfigError, LegosError
 from legos.loop.checkpoint import checkpoints, newest_whole
@@ -287,6 +287,11 @@ def _announce(resolved: ResolvedConfig, folder: RunFolder, trainer: Trainer, run
     asked, layers = config.training.lora_layers, adapter.shape.num_layers
     if asked > layers and resolved.sources["training.lora_layers"] != "default":
         _tell(f"training.lora_layers is {asked}; the model has {layers}, and all get LoRA")
+    for name, needed in config.training.unread.items():
+        source = resolved.sources[f"training.{name}"]
+        if source == COMMAND_LINE or source.startswith("file "):
+            zero = f"{needed[0]} is 0" if len(needed) == 1 else f"{' and '.join(needed)} are 0"
+            _tell(f"training.{name} has no effect while {zero}")
     advice = advise_learning_rate(model.folder)
     if config.model != BUILTIN and advice is not None:  # the arenas know the built-in model's
         _tell(advice.describe(config.training.learning_rate))

@@ -39,6 +39,7 @@ def make_arena(
 
     Raises:
         ArenaError: no such arena, or an option that its constructor does not take.
+        ConfigError: the arena does not take the credit rule that is asked for.
     """
     play = play or PlayConfig()
     kind = find_arena(name)
@@ -61,6 +62,12 @@ def make_arena(
         raise ArenaError(
             f"arena {name!r} cannot be made with {given}: {type(error).__name__}: {error}"
         ) from error
+    if play.credit is not None and arena.credit_assigner is not common["credit_assigner"]:
+        raise ConfigError(
+            f"play.credit is {play.credit!r} but arena {name!r} brings the rule "
+            f"{type(arena.credit_assigner).__name__} and did not take the one it was given; leave "
+            "play.credit out, or pass credit_assigner on in the arena's constructor"
+        )
     if generation is not None and generation.max_tokens is not None:
         arena.max_tokens = generation.max_tokens
     for field in ("tasks_per_step", "group_size", "illegal", "restrict_choices"):

@@ -22,6 +22,13 @@ from legos.losses.objective import (
 
 __all__ = ["ObjectiveSettings"]
 
+_READ_WITH: Mapping[str, tuple[str, ...]] = {  # what is read only where one of these is not 0
+    "kl_estimator": ("kl_coef", "ema_kl_coef"),
+    "kl_in": ("kl_coef", "ema_kl_coef"),
+    "ema_decay": ("ema_kl_coef",),
+    "entropy_steps": ("entropy_coef", "entropy_coef_end"),
+    "entropy_over": ("entropy_coef", "entropy_coef_end"),
+}
 _SAPO_TAUS = (1.0, 1.05)  # arXiv:2511.20347
 _TRUNCATION_CAP = 2.0
 
@@ -195,6 +202,15 @@ class ObjectiveSettings(Settings):
             opsm_delta=self.opsm_delta,
         )
 
+    @property
+    def unread(self) -> dict[str, tuple[str, ...]]:
+        """Settings that have no effect, and the coefficients that are 0 and would give them one."""
+        return {
+            name: needed
+            for name, needed in _READ_WITH.items()
+            if not any(getattr(self, coefficient) for coefficient in needed)
+        }
+
     def replace(self, **changes: Any) -> Self:
         """A copy with some settings changed, checked like a new one; see ``Settings.replace``."""
         return super().replace(**_with_ratio(changes))
@@ -217,6 +233,11 @@ class ObjectiveSettings(Settings):
         name = self.policy_loss
         self._refuse(name not in CLIP_RANGES, f"loss {name!r}", "clip_range", "clip_range_high")
         self._refuse(name != "sapo", f"loss {name!r}", "sapo_tau", "sapo_tau_negative")
+        if self.dual_clip is not None:
+            self._refuse(name not in ("ppo", "gspo"), f"loss {name!r}", "dual_clip")
+        unskipped = name in ("gspo", "reinforce")
+        self._refuse(unskipped, f"loss {name!r}", "clip_skip_threshold")
+        self._refuse(name != "gspo", f"loss {name!r}", "sequence_clip_skip_threshold")
         self._refuse(self.truncation == "none", "truncation 'none'", "truncation_cap")
         for name in ("kl_reference", "kl_refresh_steps"):
             if not self.kl_coef and getattr(self, name) is not None:
@@ -234,9 +255,11 @@ class ObjectiveSettings(Settings):
     def _refuse(self, unused: bool, by: str, *names: str) -> None:
         """Refuse settings that were given though the choice made has no use for them."""
         for name in names:
-            if unused and getattr(self, name) is not None:
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if unused and value != default:
+                told = "none" if default is None else default
                 raise ConfigError(
-                    f"{name} is {getattr(self, name)}, which {by} has no use for; leave it out"
+                    f"{name} is {value}, which {by} has no use for; leave it out, or at {told}"
                 )
 
 

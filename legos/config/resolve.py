@@ -27,6 +27,7 @@ COMMAND_LINE = "command line"
 _NONE = ("none", Path("none"))  # the command line makes paths of the text
 _OPTIONS = "play.options"
 _DETERMINISTIC = "loop.deterministic"
+_LOSS, _RATIO = "training.loss", "training.importance_sampling"
 _IMPLIED: Mapping[str, object] = {"training.staleness_limit": 0, "loop.step_concurrency": 1}
 
 
@@ -158,6 +159,9 @@ def _merge(layers: Iterable[_Layer]) -> tuple[dict[str, object], dict[str, str]]
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
     for layer in layers:
+        if layer.values.get(_LOSS) is not None:  # it implies its ratio, whatever another loss did
+            values.pop(_RATIO, None)
+            sources.pop(_RATIO, None)
         values |= layer.values
         sources |= dict.fromkeys(layer.values, layer.source)
     return values, sources

@@ -288,6 +288,11 @@ class RunConfig(Settings):
                 f"play.group_size is 1 but play.credit {play.credit!r} compares the plays of a "
                 "group; every advantage would be 0: use at least 2, or credit 'rae'"
             )
+        if play.credit == "rae" and training.zero_advantage == "remove":
+            raise ConfigError(
+                "training.zero_advantage is 'remove' but play.credit is 'rae', where an advantage "
+                "of 0 is an accident and says nothing of the task; set zero_advantage to 'keep'"
+            )
         if play.discount != 1.0 and play.credit not in DISCOUNTED:
             raise ConfigError(
                 f"play.discount is {play.discount} but play.credit is {play.credit!r}, which gives "

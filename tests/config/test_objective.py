@@ -116,6 +116,16 @@ def test_other_terms_reach_the_trainer() -> None:
         ({"loss": "reinforce", "clip_range": 0.1}, r"clip_range is 0\.1, which loss 'reinforce'"),
         ({"loss": "sapo", "clip_range_high": 0.1}, r"clip_range_high is 0\.1, which loss 'sapo'"),
         ({"sapo_tau": 1.0}, r"sapo_tau is 1\.0, which loss 'ppo' has no use for"),
+        (
+            {"loss": "cispo", "dual_clip": 5.0},
+            r"dual_clip is 5\.0, which loss 'cispo' has no use for; leave it out, or at 3\.0",
+        ),
+        ({"loss": "gspo", "clip_skip_threshold": 0.1}, r"clip_skip_threshold is 0\.1, which loss"),
+        ({"loss": "reinforce", "clip_skip_threshold": 0.1}, r"clip_skip_threshold is 0\.1, which"),
+        (
+            {"sequence_clip_skip_threshold": 0.1},
+            r"sequence_clip_skip_threshold.* loss 'ppo' has no",
+        ),
         ({"kl_estimator": "k1"}, r"kl_estimator is 'k1' and kl_in is 'loss'"),
         ({"kl_in": "reward"}, r"kl_estimator is 'k2' and kl_in is 'reward'"),
         ({"icepop_low": 1.0}, r"icepop_low is 1\.0; expected a number >= 0 and < 1"),
@@ -125,6 +135,32 @@ def test_other_terms_reach_the_trainer() -> None:
 def test_impossible_combinations_are_refused_by_name(settings: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TrainingConfig(**settings)
+
+
+def test_a_loss_changes_what_another_loss_implied(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(resolve(overrides={"training.loss": "gspo"}).toml())
+    other = resolve(files=[file], overrides={"training.loss": "cispo"}).config.training
+    assert (other.policy_loss, other.importance_sampling) == ("cispo", "token")
+    assert (
+        resolve(files=[file], overrides={"training.loss": "none"}).config.training.clip_low == 3e-4
+    )
+    both = {"training.loss": "cispo", "training.importance_sampling": "sequence"}
+    with pytest.raises(ConfigError, match="leave importance_sampling out"):
+        resolve(files=[file], overrides=both)
+
+
+def test_settings_that_only_a_coefficient_gives_a_meaning_are_told() -> None:
+    assert set(TrainingConfig(kl_coef=0.1, ema_kl_coef=0.1, entropy_coef=0.1).unread) == set()
+    unread = TrainingConfig(kl_coef=0.0).unread
+    assert unread["kl_in"] == ("kl_coef", "ema_kl_coef")
+    assert set(unread) == {"kl_estimator", "kl_in", "ema_decay", "entropy_steps", "entropy_over"}
+    assert set(TrainingConfig(kl_coef=0.1, entropy_coef=0.1).unread) == {"ema_decay"}
+
+
+def test_a_zero_of_rae_is_no_reason_to_leave_a_group_out() -> None:
+    with pytest.raises(ConfigError, match=r"zero_advantage is 'remove' but play\.credit is 'rae'"):
+        RunConfig(play=PlayConfig(credit="rae"), training=TrainingConfig(zero_advantage="remove"))
 
 
 def test_a_credit_rule_is_known_by_its_name() -> None:

@@ -1,5 +1,6 @@
 """Whole optimiser steps: what is trained gets likelier, also on quantised weights and by layers."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +9,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from legos.data.batch import Batch, normalisation_weights, pack
+from legos.errors import CheckpointError
 from legos.losses.objective import Objective, StepResult
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
@@ -149,3 +151,22 @@ def test_a_restored_backend_pulls_to_the_same_average(tmp_path: Path) -> None:
     expected = step_on(whole, batch_of(-3.0), **pull).metrics
     assert abs(expected["ema_kl_divergence"]) > 1e-3
     assert step_on(resumed, batch_of(-3.0), **pull).metrics == expected
+
+
+def test_an_optimiser_state_of_another_shape_is_named(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model")
+    tree, backend = make_backend(folder)
+    state = dict(saved(backend, tmp_path / "saved", "optimiser.safetensors"))
+    name = next(name for name in sorted(state) if state[name].ndim == 2)
+    shape = state[name].shape
+    save_file(
+        state | {name: np.zeros((3, 2), np.float32)}, tmp_path / "saved/optimiser.safetensors"
+    )
+    with pytest.raises(CheckpointError, match=re.escape(f"{name} is of shape (3, 2), expected of")):
+        backend.restore(tmp_path / "saved")
+    state.pop(name)
+    save_file(state, tmp_path / "saved/optimiser.safetensors")
+    told = f"{name} is missing, expected of shape {shape}; take another checkpoint"
+    with pytest.raises(CheckpointError, match=re.escape(told)):
+        backend.restore(tmp_path / "saved")
+    assert step(tree, backend).applied  # and goes on as it was

@@ -234,9 +234,7 @@ class MlxBackend:
         expected = lora_arrays(self._model)
         check_fits(average, expected, name="average")
         optimiser_state = dict(tree_flatten(self._optimiser.state))
-        wanted = {name: array.shape for name, array in optimiser_state.items()}
-        if wanted != {name: array.shape for name, array in state.items()}:
-            raise ValueError("the optimiser state is of another model or optimiser")
+        _check_state(state, optimiser_state)
         mx.eval(trained, average, state)
         self._reference.restore(folder)
         self._load(trained, version)
@@ -247,6 +245,24 @@ class MlxBackend:
 def _number(array: Any) -> float:
     """The value of an array of one real number."""
     return float(array.item())
+
+
+def _check_state(state: Mapping[str, mx.array], expected: Mapping[str, mx.array]) -> None:
+    """Refuse an optimiser state of another model or optimiser.
+
+    Raises:
+        ValueError: naming the first array that differs, what came and what was expected.
+    """
+    for name in sorted({*state, *expected}):
+        came, wanted = (arrays.get(name) for arrays in (state, expected))
+        shapes = [None if array is None else array.shape for array in (came, wanted)]
+        if shapes[0] != shapes[1]:
+            told = ["missing" if shape is None else f"of shape {shape}" for shape in shapes]
+            raise ValueError(
+                f"the optimiser state is of another model or optimiser: {name} is {told[0]}, "
+                f"expected {told[1]}; take another checkpoint (--fork-from RUN@STEP), or start a "
+                "new run"
+            )
 
 
 def _read(path: Path) -> dict[str, mx.array]:
