@@ -2,7 +2,9 @@
 
 Each returns the loss [S, A], the same ratio for every token of a sample, and [S, A] True where the
 trust region acted. A sample is one sequence whatever batch it is packed into, so neither loss
-depends on how an optimiser step was split.
+depends on how an optimiser step was split. The ratio is shared and with it the gradient: where
+advantages differ within a sample (turn credit, penalties in the reward), every token learns from
+their mean over what is not clipped.
 """
 
 from typing import Any

@@ -65,3 +65,24 @@ def test_the_pace_of_a_resumed_run_is_the_one_it_had() -> None:
         return answers
 
     assert asyncio.run(story()) == [True, False]
+
+
+@pytest.mark.parametrize(("version", "kept"), [(4, [3, 4]), (5, [4]), (6, [])])
+def test_a_sample_is_as_old_as_its_oldest_token(version: int, kept: list[int]) -> None:
+    ledger = Ledger()
+
+    async def story() -> list[int]:
+        queue = SampleQueue(ledger, min_samples=1, staleness_limit=1)
+        await queue.admit()
+        samples = tuple(
+            make_sample((1, 2, 3), positions=(1, 2), versions=(9, oldest)) for oldest in (3, 4)
+        )
+        await queue.put(TrainingBatch(samples=samples, episodes=(), tokens_generated=4))
+        try:
+            (taken,) = await asyncio.wait_for(queue.take(version), 0.01)
+        except TimeoutError:
+            return []
+        return [sample.oldest_version for sample in taken.samples]
+
+    assert asyncio.run(story()) == kept
+    assert ledger.filtered["stale"] == 2 * (2 - len(kept))
