@@ -10,7 +10,7 @@ from legos.build.arena import make_arena
 from legos.build.model import apply_adapter_shape, load_model
 from legos.clients.engine import EngineClient
 from legos.config.resolve import read_config
-from legos.loop.folder import RunFolder
+from legos.loop.folder import find_run
 from legos.weights.adapter import read_adapter
 
 __all__ = ["evaluate_run"]
@@ -20,7 +20,7 @@ def evaluate_run(run: Path, adapter: str | None = None) -> Mapping[str, Any]:
     """Evaluate an adapter of a run on the run's own arena.
 
     Args:
-        run: the run folder.
+        run: the run folder, or its name in runs/.
         adapter: a name such as ``v100``; None takes the newest.
 
     Returns:
@@ -30,7 +30,7 @@ def evaluate_run(run: Path, adapter: str | None = None) -> Mapping[str, Any]:
         CheckpointError: the folder holds no run, or no such adapter.
         AdapterError: the adapter is damaged or does not fit the model.
     """
-    folder = RunFolder(run)
+    folder = find_run(run)
     weights = read_adapter(folder.adapter_folder(adapter))
     config = read_config(folder.config)
     model = load_model(config.model)

@@ -76,11 +76,13 @@ class Arena:
         Args:
             rng: the only source of randomness, so that a resumed run draws the same tasks.
         """
-        raise NotImplementedError(f"{type(self).__name__} needs tasks(self, rng)")
+        raise ArenaError(
+            f"arena {self.name!r} has no tasks; write tasks(self, rng), which yields them"
+        )
 
     async def play(self, t: Table) -> Mapping[str, float]:
         """Play one task at the table and return role -> reward."""
-        raise NotImplementedError(f"{type(self).__name__} needs async play(self, t)")
+        raise ArenaError(f"arena {self.name!r} has no play; write async def play(self, t)")
 
     def seats(self, task: Task) -> Mapping[str, Seat]:
         """Who sits where for this play; by default the policy sits everywhere.

@@ -78,7 +78,10 @@ def _load_module(module: str) -> ModuleType:
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise ArenaError(f"there is no file {path}")
+        place = (
+            "" if path.is_absolute() else f" in {Path.cwd()}; start from where it is, or move it"
+        )
+        raise ArenaError(f"there is no file {path}{place}")
     # One name per file, so that a second look-up gives the same classes.
     name = f"legos_arena_file_{path.resolve()}"
     if name in sys.modules:

@@ -14,7 +14,7 @@ from legos.cli.overrides import (
     TrainingOptions,
     dotted,
 )
-from legos.cli.settings import resolve_run
+from legos.cli.settings import folder_to_resume, resolve_run
 
 __all__ = ["arenas", "bench", "chat", "doctor", "evaluate", "export", "serve", "train"]
 
@@ -54,7 +54,7 @@ def train(
         out: Run folder; by default a new one under runs/.
         seed: Of everything random in the run.
         config: TOML file with settings; repeat it to lay several over each other.
-        resume: Run folder to go on with, under the settings it was started with.
+        resume: Run to go on with, its folder or its name in runs/, under its own settings.
         fork_from: Start from a checkpoint of another run, RUN@STEP or RUN@best, with its settings.
         deterministic: Repeat bit for bit: no lag, one thread.
         track: Also log to Weights & Biases.
@@ -84,6 +84,7 @@ def train(
         "loop": loop,
         "track": tracking,
     }
+    resume = None if resume is None else folder_to_resume(resume)
     resolved = resolve_run(config, resume=resume, overrides=dotted(groups, shorthands))
     from legos.apps.train import check
     from legos.apps.train import train as run
@@ -105,7 +106,7 @@ def evaluate(
     """Evaluate the newest adapter of a run, exactly where the game allows it.
 
     Args:
-        run: Run folder.
+        run: Run folder, or its name in runs/.
         adapter: Another adapter of the run, such as v100.
         json: Print one JSON object.
     """

@@ -11,14 +11,23 @@ from legos.config.schema import RunConfig
 from legos.config.toml import read_sources
 from legos.errors import CheckpointError, ConfigError
 from legos.loop.checkpoint import read_state
-from legos.loop.folder import find_run, split_place
+from legos.loop.folder import RUNS, find_run, split_place
 
-__all__ = ["resolve_run"]
+__all__ = ["folder_to_resume", "resolve_run"]
 
 _KEPT = ("model", "arena", "seed", "training.lora_alpha", "training.use_dora")
 _SHARED = ("model", "arena")
 DEFAULT = "default"
+_CONFIG = "config.toml"
 _LORA = "training.lora_"
+
+
+def folder_to_resume(run: Path) -> Path:
+    """The folder of a run that is named by it, or by its name in ``runs/``."""
+    named = RUNS / run
+    if not (run / _CONFIG).is_file() and (named / _CONFIG).is_file():
+        return named
+    return run
 
 
 def resolve_run(
@@ -56,9 +65,12 @@ def _resumed(
     files: Sequence[Path], resume: Path, overrides: Mapping[str, object]
 ) -> ResolvedConfig:
     """The settings with which a run goes on."""
-    saved = resume / "config.toml"
+    saved = resume / _CONFIG
     if not saved.is_file():
-        raise CheckpointError(f"{resume} holds no run to resume: it has no config.toml")
+        raise CheckpointError(
+            f"{resume} holds no run to resume: it has no {_CONFIG}; "
+            f"`legos runs` lists those in {RUNS}"
+        )
     before = read_config(saved)
     if overrides.get("out") not in (None, resume):
         raise ConfigError(f"--out {overrides['out']} differs from --resume {resume}; leave it out")

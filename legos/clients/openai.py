@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 
-from legos.clients.publish import HttpPublisher
+from legos.clients.publish import HttpPublisher, api_root
 from legos.clients.transport import Transport
 from legos.clients.wire import (
     BASE,
@@ -62,7 +62,7 @@ class OpenAIClient:
         """Make a client; nothing is sent yet.
 
         Args:
-            base_url: such as ``http://localhost:8000/v1``.
+            base_url: such as ``http://localhost:8000/v1``; an address alone means its ``/v1``.
             api_key: sent as a bearer token.
             model: name of the model at a vLLM server or another endpoint; None takes the first
                 that the server lists.
@@ -78,7 +78,7 @@ class OpenAIClient:
             RequestError: the address is no HTTP address.
         """
         self._transport = Transport(
-            base_url,
+            api_root(base_url),
             api_key=api_key,
             timeout_s=timeout_s,
             max_connections=max_connections,

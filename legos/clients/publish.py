@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
@@ -10,7 +10,7 @@ from legos.clients.transport import Transport
 from legos.errors import AdapterError, EngineError, LegosError, RequestError
 from legos.weights.adapter import Adapter, AdapterInfo, pack_adapter
 
-__all__ = ["HttpPublisher", "server_root"]
+__all__ = ["HttpPublisher", "api_root", "server_root"]
 
 
 class _Live(msgspec.Struct):
@@ -18,6 +18,14 @@ class _Live(msgspec.Struct):
 
     version: int
     digest: str
+
+
+def api_root(url: str) -> str:
+    """Where an address has OpenAI's interface: below ``/v1`` where it names no path of its own."""
+    parts = urlsplit(url)
+    return (
+        f"{parts.scheme}://{parts.netloc}/v1" if parts.netloc and parts.path in ("", "/") else url
+    )
 
 
 def server_root(url: str) -> str:

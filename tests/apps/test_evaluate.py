@@ -209,11 +209,23 @@ def test_adapters(
     assert main(["eval", str(copy), "--adapter", "v0"]) == 0
 
 
+def test_a_run_is_found_by_its_name(
+    run: Path, monkeypatch: pytest.MonkeyPatch, evaluated: Callable[..., dict[str, Any]]
+) -> None:
+    by_folder = evaluated(run)
+    monkeypatch.chdir(run.parent.parent)
+    run.parent.rename("runs")
+    try:
+        assert evaluated(run.name) == by_folder
+    finally:
+        Path("runs").rename(run.parent)
+
+
 def test_folders_and_names(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(run), "--adapter", "v9"]) == 2
     assert capsys.readouterr().err.endswith("has no adapter 'v9'; it has v0, v2\n")
     assert main(["eval", str(tmp_path)]) == 2
-    message = f"error: {tmp_path} holds no run: it has no config.toml; give the folder of a run"
+    message = f"error: {tmp_path} holds no run: it has no config.toml; `legos runs` lists those in"
     assert message in capsys.readouterr().err
     copy = tmp_path / "run"
     shutil.copytree(run, copy)

@@ -224,6 +224,16 @@ def test_a_resumed_run_may_be_moved(tmp_path: Path) -> None:
     assert (tmp_path / "moved" / "adapters" / "v3").is_dir()
 
 
+def test_a_run_to_resume_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(Path("runs/mine"), steps=1)
+    assert main(["train", "--resume", "mine", "--steps", "2"]) == 0
+    assert [line["step"] for line in read_metrics(Path("runs/mine/metrics.jsonl"))] == [1, 2]
+    assert not Path("mine").exists()
+
+
 def test_a_damaged_checkpoint_is_named_once_and_the_one_before_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

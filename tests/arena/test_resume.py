@@ -101,7 +101,7 @@ def test_tasks_that_fail_are_told_with_where() -> None:
 
     with pytest.raises(ArenaError, match=r"(?s)tasks\(\) of arena 'broken' failed:.*lost file"):
         step(Broken())
-    with pytest.raises(ArenaError, match=r"Arena needs tasks\(self, rng\)"):
+    with pytest.raises(ArenaError, match=r"arena 'arena' has no tasks; write tasks\(self, rng\)"):
         step(Arena(ScriptedClient([]), credit_assigner=RAECredit()))
 
 

@@ -251,6 +251,18 @@ def test_one_client_serves_several_event_loops() -> None:
         assert [asyncio.run(once()) for _ in range(3)] == ["hi"] * 3
 
 
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
+def test_an_address_alone_means_its_v1(end: str) -> None:
+    async def ask(url: str) -> Completion:
+        async with OpenAIClient(f"{url}{end}") as client:
+            return await client.complete(ASK, Sampling())
+
+    script = ScriptedServer(lambda asked: HttpAnswer(ANSWER), models=OURS)
+    with serving(script) as url:
+        asyncio.run(ask(url))
+    assert [asked.path for asked in script.asked] == ["/v1/chat/completions"]
+
+
 def test_a_stream_is_read_piece_by_piece() -> None:
     events = b"".join(
         b'data: {"choices": [{"delta": {"content": "%s"}}]}\n\n' % piece for piece in (b"a", b"b c")

@@ -38,7 +38,8 @@ def test_a_healthy_step_is_silent() -> None:
         ("clip_fraction", 0.9, "error"),
         ("mask_fraction", 0.3, "warning"),
         ("truncation_share", 0.9, "error"),
-        ("zero_advantage_share", 1.0, "error"),
+        ("zero_advantage_share", 1.0, "warning"),
+        ("zero_advantage_share", math.nan, "error"),
         ("logprob_gap", math.nan, "error"),
     ],
 )
