@@ -11,7 +11,7 @@ from legos.build.model import apply_adapter_shape, load_model
 from legos.clients.engine import EngineClient
 from legos.config.resolve import read_config
 from legos.loop.folder import find_run
-from legos.weights.adapter import read_adapter
+from legos.weights.folder import read_adapter
 
 __all__ = ["evaluate_run"]
 

@@ -8,7 +8,8 @@ from legos.config.resolve import read_config
 from legos.errors import CheckpointError
 from legos.loop.atomic import write_folder
 from legos.loop.folder import find_run
-from legos.weights.adapter import Adapter, read_adapter, write_adapter
+from legos.weights.adapter import Adapter
+from legos.weights.folder import read_adapter, write_adapter
 from legos.weights.peft import write_peft
 
 __all__ = ["ExportFormat", "export"]

@@ -14,7 +14,7 @@ from legos.errors import AdapterError, CheckpointError, LegosError
 from legos.loop.checkpoint import checkpoint_at, checkpoint_steps, checkpoints, read_state
 from legos.loop.folder import RUNS, RunFolder, find_run
 from legos.track.jsonl import read_metrics
-from legos.weights.adapter import read_adapter
+from legos.weights.folder import read_adapter
 
 __all__ = ["describe_run", "in_brief", "list_runs", "replay_run"]
 

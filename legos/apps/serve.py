@@ -20,7 +20,8 @@ from legos.server.app import make_app
 from legos.server.limits import Limits
 from legos.server.run import serve_app
 from legos.server.uploads import checked_name
-from legos.weights.adapter import Adapter, read_adapter
+from legos.weights.adapter import Adapter
+from legos.weights.folder import read_adapter
 
 __all__ = ["app_of", "serve"]
 

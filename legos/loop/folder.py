@@ -25,7 +25,8 @@ from legos.errors import CheckpointError
 from legos.loop.atomic import clear_unfinished, write_file, write_folder
 from legos.loop.checkpoint import checkpoint_at, checkpoints, newest_whole, numbered, read_state
 from legos.track.jsonl import append_whole, kept_bytes
-from legos.weights.adapter import Adapter, write_adapter
+from legos.weights.adapter import Adapter
+from legos.weights.folder import write_adapter
 
 __all__ = ["RUNS", "RunFolder", "find_run", "fresh_folder", "split_place"]
 

@@ -14,7 +14,8 @@ import msgspec
 
 from legos.errors import AdapterError
 from legos.server.problems import Problem
-from legos.weights.adapter import Adapter, header_record, read_adapter, shape_of
+from legos.weights.adapter import Adapter, header_record, shape_of
+from legos.weights.folder import read_adapter
 from legos.weights.peft import from_peft
 from legos.weights.tensors import unpack_tensors
 

@@ -1,4 +1,4 @@
-"""A named set of LoRA arrays with a version, and its forms: a folder (mlx-lm's), and bytes."""
+"""A named set of LoRA arrays with a version, and its bytes."""
 
 import hashlib
 import json
@@ -6,12 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 
 from legos.errors import AdapterError
 from legos.weights.tensors import pack_tensors, unpack_tensors
@@ -21,14 +18,10 @@ __all__ = [
     "AdapterInfo",
     "LoraShape",
     "pack_adapter",
-    "read_adapter",
     "shape_of",
     "unpack_adapter",
-    "write_adapter",
 ]
 
-WEIGHTS_FILE = "adapters.safetensors"
-CONFIG_FILE = "adapter_config.json"
 HEADER_ENTRY = "legos"  # of a safetensors file: what this kit records there, as JSON
 
 _ARRAY_NAME = re.compile(r"(?P<module>.+)\.(?P<part>lora_a|lora_b|m)")
@@ -100,28 +93,6 @@ class Adapter:
                 f"{otherwise}"
             )
         return self
-
-
-def write_adapter(adapter: Adapter, folder: Path) -> None:
-    """Write an adapter into an existing folder, in mlx-lm's format.
-
-    The caller renames the folder into place, so that a half-written one is never seen.
-    """
-    arrays = {name: np.asarray(array, np.float32) for name, array in adapter.arrays.items()}
-    save_file(arrays, folder / WEIGHTS_FILE)
-    shape = adapter.shape
-    config = {
-        "fine_tune_type": "dora" if shape.use_dora else "lora",
-        "num_layers": shape.num_layers,
-        "lora_parameters": {
-            "rank": shape.rank,
-            "scale": shape.scale,
-            "dropout": 0.0,
-            "keys": list(shape.modules),
-        },
-        "legos": {"name": adapter.name, "version": adapter.version, "digest": adapter.digest},
-    }
-    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def pack_adapter(adapter: Adapter) -> bytes:
@@ -222,54 +193,3 @@ def shape_of(arrays: Mapping[str, Any], scale: float) -> LoraShape:
         modules=tuple(sorted(modules)),
         use_dora=use_dora,
     )
-
-
-def read_adapter(folder: Path) -> Adapter:
-    """Read an adapter folder, mlx-lm's or PEFT's, and verify its digest where it has one.
-
-    Raises:
-        AdapterError: a file is missing, unreadable, or does not match the recorded digest.
-    """
-    from legos.weights.peft import PEFT_WEIGHTS_FILE, read_peft
-
-    if (folder / PEFT_WEIGHTS_FILE).is_file() and not (folder / WEIGHTS_FILE).is_file():
-        return read_peft(folder)
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        if not (folder / name).is_file():
-            raise AdapterError(
-                f"{folder} is no adapter folder: {name} is missing; "
-                "give one that a run has written, such as runs/nim-1/adapters/v100"
-            )
-    try:
-        config = json.loads((folder / CONFIG_FILE).read_text())
-        arrays = load_file(folder / WEIGHTS_FILE)
-        parameters = config["lora_parameters"]
-        shape = LoraShape(
-            rank=parameters["rank"],
-            scale=parameters["scale"],
-            num_layers=config["num_layers"],
-            modules=tuple(parameters["keys"]),
-            use_dora=_is_dora(config["fine_tune_type"]),
-        )
-        record = config["legos"]
-        adapter = Adapter(
-            name=record["name"], version=record["version"], shape=shape, arrays=arrays
-        )
-        digest = record["digest"]
-    except KeyError as error:
-        raise AdapterError(
-            f"{folder} cannot be read as an adapter: {CONFIG_FILE} lacks {error}; "
-            "was it written by another program?"
-        ) from error
-    except (OSError, TypeError, ValueError, SafetensorError) as error:
-        raise AdapterError(
-            f"{folder} cannot be read as an adapter: {error}; take another one of the run"
-        ) from error
-    return adapter.checked(digest, f"the file is damaged, take another one than {folder}")
-
-
-def _is_dora(fine_tune_type: str) -> bool:
-    """Which of mlx-lm's two kinds of adapters a folder holds."""
-    if fine_tune_type not in ("lora", "dora"):
-        raise AdapterError(f"its fine_tune_type is {fine_tune_type!r}; expected 'lora' or 'dora'")
-    return fine_tune_type == "dora"

@@ -25,7 +25,6 @@ import numpy as np
 
 from legos.errors import AdapterError
 from legos.weights.adapter import (
-    CONFIG_FILE,
     HEADER_ENTRY,
     Adapter,
     header_record,
@@ -35,6 +34,7 @@ from legos.weights.tensors import Floats, pack_tensors, unpack_tensors
 
 __all__ = ["PEFT_WEIGHTS_FILE", "PeftFiles", "from_peft", "read_peft", "to_peft", "write_peft"]
 
+CONFIG_FILE = "adapter_config.json"  # which mlx-lm calls the same
 PEFT_WEIGHTS_FILE = "adapter_model.safetensors"
 FOREIGN_VERSION = 1  # of an adapter that does not say how many steps are behind it
 

@@ -12,7 +12,7 @@ from legos.apps.evaluate import evaluate_run
 from legos.apps.export import export
 from legos.apps.runs import replay_run
 from legos.cli import main
-from legos.weights.adapter import read_adapter
+from legos.weights.folder import read_adapter
 from legos.weights.peft import read_peft
 
 SMALL = (

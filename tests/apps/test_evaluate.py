@@ -13,7 +13,8 @@ import pytest
 from legos.arena.evaluate import flat_figures
 from legos.cli import main
 from legos.track.jsonl import read_metrics
-from legos.weights.adapter import Adapter, LoraShape, read_adapter, write_adapter
+from legos.weights.adapter import Adapter, LoraShape
+from legos.weights.folder import read_adapter, write_adapter
 
 FAST = ("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16", "--steps", "2")
 OUTCOMES = {"win", "draw", "loss"}

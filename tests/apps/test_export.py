@@ -15,7 +15,8 @@ from legos.cli import main
 from legos.errors import AdapterError, CheckpointError
 from legos.loop.folder import RunFolder
 from legos.testing import write_tiny_model
-from legos.weights.adapter import Adapter, read_adapter
+from legos.weights.adapter import Adapter
+from legos.weights.folder import read_adapter
 from legos.weights.peft import read_peft
 
 ROWS = np.array([[1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5, 4]])

@@ -11,7 +11,7 @@ from legos.config.resolve import read_config
 from legos.loop.checkpoint import newest_whole, read_state
 from legos.testing.records import TIMES
 from legos.track.jsonl import read_metrics
-from legos.weights.adapter import read_adapter
+from legos.weights.folder import read_adapter
 
 SMALL = (
     *("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16", "--deterministic"),

@@ -16,7 +16,7 @@ from legos.credit.registry import CreditName
 from legos.loop.checkpoint import checkpoints, newest_whole, read_state
 from legos.testing.records import TIMES
 from legos.track.jsonl import read_metrics
-from legos.weights.adapter import read_adapter
+from legos.weights.folder import read_adapter
 
 FAST = (
     *("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16"),

@@ -10,7 +10,8 @@ import pytest
 from legos.errors import CheckpointError
 from legos.loop.folder import RunFolder, fresh_folder
 from legos.testing import make_episode
-from legos.weights.adapter import Adapter, LoraShape, read_adapter
+from legos.weights.adapter import Adapter, LoraShape
+from legos.weights.folder import read_adapter
 
 
 def adapter(version: int) -> Adapter:

@@ -18,7 +18,8 @@ from legos.loop.publish import (
 )
 from legos.protocols import Publisher
 from legos.testing import FakeEngine, HttpAnswer, HttpAsked, ScriptedServer, serving
-from legos.weights.adapter import Adapter, AdapterInfo, LoraShape, read_adapter
+from legos.weights.adapter import Adapter, AdapterInfo, LoraShape
+from legos.weights.folder import read_adapter
 
 
 def adapter(version: int, *, size: float = 1.0) -> Adapter:

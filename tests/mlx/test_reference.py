@@ -24,7 +24,8 @@ from legos.mlx.train.checkpoint import checkpoint_layers
 from legos.mlx.train.gradients import StepGradients
 from legos.mlx.train.reference import Lora, fitted, other_lora
 from legos.testing import make_sample, write_tiny_model
-from legos.weights.adapter import Adapter, LoraShape, write_adapter
+from legos.weights.adapter import Adapter, LoraShape
+from legos.weights.folder import write_adapter
 
 VOCAB = 40
 RANK, OTHER_RANK = 4, 6

@@ -16,7 +16,8 @@ from safetensors.numpy import save
 from legos.build.model import ModelHandle
 from legos.mlx.generate.engine import MlxEngine
 from legos.testing import FakeEngine
-from legos.weights.adapter import Adapter, pack_adapter, write_adapter
+from legos.weights.adapter import Adapter, pack_adapter
+from legos.weights.folder import write_adapter
 from legos.weights.peft import to_peft, write_peft
 
 BYTES = {"content-type": "application/octet-stream"}

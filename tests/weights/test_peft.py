@@ -13,15 +13,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save, save_file
 
 from legos.errors import AdapterError
-from legos.weights.adapter import (
-    Adapter,
-    LoraShape,
-    pack_adapter,
-    read_adapter,
-    shape_of,
-    unpack_adapter,
-    write_adapter,
-)
+from legos.weights.adapter import Adapter, LoraShape, pack_adapter, shape_of, unpack_adapter
+from legos.weights.folder import read_adapter, write_adapter
 from legos.weights.peft import from_peft, read_peft, to_peft, write_peft
 from legos.weights.tensors import pack_tensors, unpack_tensors
 

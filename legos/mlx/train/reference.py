@@ -16,7 +16,8 @@ import numpy as np
 
 from legos.errors import AdapterError
 from legos.mlx.model.lora import LORA, check_fits, lora_arrays, set_lora_arrays, without_lora
-from legos.weights.adapter import Adapter, read_adapter, shape_of
+from legos.weights.adapter import Adapter, shape_of
+from legos.weights.folder import read_adapter
 
 __all__ = ["Lora", "Reference", "fitted", "other_lora"]
 
