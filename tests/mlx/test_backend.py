@@ -170,3 +170,15 @@ def test_an_optimiser_state_of_another_shape_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=re.escape(told)):
         backend.restore(tmp_path / "saved")
     assert step(tree, backend).applied  # and goes on as it was
+
+
+def test_the_average_starts_from_the_adapter_that_is_loaded(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model")
+    tree, other = make_backend(folder)
+    step(tree, other)
+    _, backend = make_backend(folder)
+    backend.load(other.adapter())
+    assert backend.version == 1
+    average = saved(backend, tmp_path / "saved", "average.safetensors")
+    for name, array in other.adapter().arrays.items():
+        np.testing.assert_array_equal(average[name], np.array(array))

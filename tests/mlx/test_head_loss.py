@@ -45,7 +45,8 @@ def case() -> tuple[Batch, mx.array, dict[str, OtherLogits]]:
     samples = random_samples(rng, num_samples=12, vocab=VOCAB, support="open")
     (batch,) = pack(samples, normalisation_weights(samples, "token"), max_tokens=1000)
     behaviour = np.where(batch.mask, rng.normal(-np.log(VOCAB), 1.0, batch.mask.shape), 0.0)
-    behaviour[0, 0] = -np.log(VOCAB) - 16.0  # far enough to be an outlier
+    longest = batch.mask.sum(axis=1).argmax()
+    behaviour[longest, 0] = -np.log(VOCAB) - 16.0  # far enough to be an outlier
     batch = replace(batch, behaviour_logprob=behaviour.astype(np.float32))
     num_places = len(batch.place_row)
     hidden = mx.array(rng.normal(size=(num_places, HIDDEN)).astype(np.float32))
