@@ -40,7 +40,9 @@ def show_table(title: str, rows: Mapping[str, Mapping[str, object]]) -> None:
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     table = Table(box=None, header_style="bold")
     for column in (title, *columns):
-        table.add_column(column.removeprefix("eval/").replace("_", " "), overflow="fold")
+        numbers = any(isinstance(row.get(column), float) for row in rows.values())
+        words = column.removeprefix("eval/").replace("_", "\n")
+        table.add_column(words, overflow="fold", no_wrap=numbers)
     for name, row in rows.items():
         table.add_row(name, *(_cell(row.get(column)) for column in columns))
     Console().print(table, markup=False)
