@@ -57,9 +57,10 @@ class Sample(Struct, frozen=True, kw_only=True):
             )
         if any(after <= before for before, after in pairwise(self.positions)):
             raise RecordError(f"positions {self.positions} do not increase")
-        if not self.temperature > 0:
+        if not 0 < self.temperature < math.inf:
             raise RecordError(
-                "greedy completions (temperature 0) have no ratio; sample with temperature > 0"
+                f"completions at temperature {self.temperature} have no ratio (0 is greedy); "
+                "sample at a finite temperature above 0"
             )
         self._check_logprobs()
         if not all(map(math.isfinite, self.advantages)):

@@ -84,8 +84,8 @@ class MemoryPlan:
             return told
         return (
             f"{told}; samples of more than {self.row_limit} tokens do not fit and are left out "
-            f"(the longest has {self.longest}): set training.gradient_checkpointing, or a higher "
-            "training.memory_limit_gib"
+            f"(the longest has {self.longest}): training.gradient_checkpointing, where it is off, "
+            "or a higher training.memory_limit_gib makes room"
         )
 
 
