@@ -59,8 +59,8 @@ class Objective:
     loss: PolicyLoss | None = None  # None: as importance_sampling says
     anchor: Anchor = "behaviour"  # what ratios are taken to: who sampled, or the policy itself
     corrections: Corrections = field(default_factory=Corrections)  # over the policy loss
-    clip_low: float = 0.2  # how far down the trust region reaches; see CLIP_RANGES for its unit
-    clip_high: float = 0.2  # and how far up
+    clip_low: float | None = None  # how far down the trust region reaches; None: CLIP_RANGES
+    clip_high: float | None = None  # and how far up, in the same unit
     dual_clip: float | None = 3.0  # ppo, gspo: bound where the advantage is negative; None: none
     sapo_tau: float = 1.0  # sapo: temperature of the gate where the advantage is positive
     sapo_tau_negative: float = 1.05  # and where it is not
@@ -83,7 +83,7 @@ class Objective:
         """
         for name, words in _WORDS.items():
             check_word(name, getattr(self, name), words)
-        if not (self.clip_low >= 0 and self.clip_high >= 0):
+        if not all(reach >= 0 for reach in self.clip_range):
             raise ConfigError(
                 f"clip_low {self.clip_low} and clip_high {self.clip_high} must be >= 0"
             )
@@ -113,6 +113,15 @@ class Objective:
         if self.loss is not None:
             return self.loss
         return "gspo" if self.importance_sampling == "sequence" else "ppo"
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """How far down and up the trust region reaches; (0, 0) where the loss has none."""
+        low, high = CLIP_RANGES.get(self.policy_loss, (0.0, 0.0))
+        return (
+            low if self.clip_low is None else self.clip_low,
+            high if self.clip_high is None else self.clip_high,
+        )
 
 
 _WORDS: Mapping[str, tuple[object, ...]] = {

@@ -46,7 +46,7 @@ def policy_loss(
     frozen = detach(xp, logprob) if frozen is None else frozen
     anchor = behaviour_logprob if objective.anchor == "behaviour" else frozen
     name = objective.policy_loss
-    bounds = {"low": objective.clip_low, "high": objective.clip_high}
+    bounds = dict(zip(("low", "high"), objective.clip_range, strict=True))
     if name == "reinforce":
         loss, cut = reinforce(xp, logprob, advantage=advantage)
     elif name == "cispo":
@@ -55,21 +55,24 @@ def policy_loss(
         kl = name == "dppo_kl"
         loss, cut = dppo(xp, logprob, frozen, anchor, advantage=advantage, kl=kl, **bounds)
     else:
-        loss, cut = _of_ratio(xp, log_ratio(xp, logprob, anchor), objective, advantage, mask)
+        log_x, still = (log_ratio(xp, each, anchor) for each in (logprob, frozen))
+        loss, cut = _of_ratio(xp, log_x, still, objective, advantage=advantage, mask=mask)
     return loss * mask, cut * mask
 
 
 def _of_ratio(
-    xp: Any, log_x: Any, objective: Objective, advantage: Any, mask: Any
+    xp: Any, log_x: Any, still: Any, objective: Objective, *, advantage: Any, mask: Any
 ) -> tuple[Any, Any]:
-    """The losses that are functions of the ratio alone."""
-    name, low, high = objective.policy_loss, objective.clip_low, objective.clip_high
+    """The losses that are functions of the ratio alone; ``still`` has no gradient through it."""
+    name, (low, high) = objective.policy_loss, objective.clip_range
     if name == "sapo":
         tau, negative = objective.sapo_tau, objective.sapo_tau_negative
         return sapo(xp, log_x, advantage=advantage, tau=tau, tau_negative=negative)
     if name == "gmpo":
-        return gmpo(xp, log_x, advantage=advantage, mask=mask, low=low, high=high)
+        return gmpo(xp, log_x, still, advantage=advantage, mask=mask, low=low, high=high)
     dual = objective.dual_clip
     if name == "gspo":
-        return gspo(xp, log_x, advantage=advantage, mask=mask, low=low, high=high, dual_clip=dual)
+        return gspo(
+            xp, log_x, still, advantage=advantage, mask=mask, low=low, high=high, dual_clip=dual
+        )
     return clipped_surrogate(xp, log_x, advantage=advantage, low=low, high=high, dual_clip=dual)

@@ -10,6 +10,14 @@ from legos.losses.objective import Objective
 from legos.losses.schedule import linear
 
 
+def test_a_range_that_nobody_gives_is_that_of_the_loss() -> None:
+    assert Objective().clip_range == (0.2, 0.2)
+    assert Objective(importance_sampling="sequence").clip_range == (3e-4, 4e-4)
+    assert Objective(loss="cispo", clip_high=3.0).clip_range == (1.0, 3.0)
+    assert Objective(loss="dppo_kl", clip_low=0.1).clip_range == (0.1, 0.05)
+    assert Objective(loss="sapo").clip_range == (0.0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -75,7 +75,8 @@ def divergence(
 
 
 def clipped(ratio: float, advantage: float, objective: Objective) -> float:
-    inside = min(max(ratio, 1 - objective.clip_low), 1 + objective.clip_high)
+    low, high = objective.clip_range
+    inside = min(max(ratio, 1 - low), 1 + high)
     surrogate = min(ratio * advantage, inside * advantage)
     if advantage < 0 and objective.dual_clip is not None:
         surrogate = max(surrogate, objective.dual_clip * advantage)
@@ -280,7 +281,7 @@ def test_clips_by_hand(
 ) -> None:
     batch, logits, _, _ = random_case(9)
     batch = constant_advantage(with_ratio(batch, logits, log_ratio), advantage)
-    objective = Objective(importance_sampling=importance_sampling)
+    objective = Objective(importance_sampling=importance_sampling, clip_low=0.2, clip_high=0.2)
     assert loss_of(batch, objective, logits) == pytest.approx(expected, rel=1e-9)
     cut = expected in (-1.2, 0.8) or expected == -3.0 * advantage
     slope = np.abs(gradient(batch, objective, logits)).max()
