@@ -163,6 +163,12 @@ class Arena:
         except Exception as error:  # the arena's own code may raise anything
             story = "".join(traceback.format_exception(error, limit=-4))
             raise ArenaError(f"tasks() of arena {self.name!r} failed:\n{story}") from error
+        for task in tasks:
+            if not isinstance(task, Task):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ArenaError(
+                    f"tasks() of arena {self.name!r} yielded {task!r}; expected a Task, such as "
+                    "Task(id='sum/1', data=...)"
+                )
         plays = [task for task in tasks for _ in range(self.group_size)]
         if new:
             self._tasks_drawn += len(tasks)

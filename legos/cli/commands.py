@@ -112,7 +112,9 @@ def evaluate(
     """
     from legos.apps.evaluate import evaluate_run
 
-    show(evaluate_run(run, adapter), json=json)
+    figures = evaluate_run(run, adapter)
+    known = {name: figure for name, figure in figures.items() if figure is not None}
+    show(figures if json else known, json=json)
 
 
 def serve(

@@ -179,9 +179,14 @@ class RunFolder:
         """
         path = self._batch_files().get(step)
         if path is None:
+            kept = self.batch_steps
             raise CheckpointError(
-                f"{self.path} keeps no samples of step {step}; train with --loop.keep-batches, "
-                f"which this run has for {len(self._batch_files())} steps"
+                f"{self.path} keeps no samples of step {step}; "
+                + (
+                    f"it has those of {len(kept)} steps, {kept[0]} to {kept[-1]}"
+                    if kept
+                    else "train with --loop.keep-batches to have them"
+                )
             )
         try:
             return json.loads(gzip.decompress(path.read_bytes()))

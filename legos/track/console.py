@@ -48,7 +48,8 @@ class ConsoleTracker:
     """Shows steps as they are logged; a column appears with its first number.
 
     On a terminal the table is redrawn in place, at most ten times a second. Elsewhere it is one
-    plain line for the first step, every ``every``-th, each evaluation and the last.
+    plain line for the first step, every ``every``-th, each evaluation and the last. Either tells
+    how many steps were skipped, their update not applied.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class ConsoleTracker:
         self._rows: deque[tuple[int, Metrics]] = deque(maxlen=_ROWS)
         self._evaluated: deque[tuple[int, Metrics]] = deque(maxlen=_EVALUATED_ROWS)
         self._seen: set[str] = set()
+        self._skipped = 0  # steps whose update was not applied
         self._drawn_at = -_REFRESH_S
         self._pending = False  # the newest step has not been shown yet
         self._live: Live | None = None
@@ -89,6 +91,7 @@ class ConsoleTracker:
         self._rows.append((step, metrics))
         if evaluated:
             self._evaluated.append((step, metrics))
+        self._skipped += metrics.get("applied") == 0
         self._pending = True
         if self._live is not None:
             due = self._clock() - self._drawn_at >= _REFRESH_S
@@ -123,7 +126,8 @@ class ConsoleTracker:
             for column in self._columns()
             if metrics.get(column.metric) is not None
         ]
-        return "  ".join([f"step {step}/{self._num_steps}", *cells])
+        skipped = [f"skipped {self._skipped}"] if self._skipped else []
+        return "  ".join([f"step {step}/{self._num_steps}", *cells, *skipped])
 
     def _table(self) -> Table:
         oldest = self._rows[0][0]
@@ -143,7 +147,8 @@ class ConsoleTracker:
         for line in lines:
             cells = zip(titles, line, strict=True)
             table.add_row(*(cell for title, cell in cells if title not in left_out))
-        table.caption = f"{self._rows[-1][0]} of {self._num_steps} steps"
+        skipped = f", {self._skipped} skipped" if self._skipped else ""
+        table.caption = f"{self._rows[-1][0]} of {self._num_steps} steps{skipped}"
         table.caption_justify = "left"
         return table
 

@@ -264,6 +264,10 @@ def test_what_a_step_needs() -> None:
         step(solo)
     with pytest.raises(ArenaError, match="has no tasks"):
         step(Solo(one_question, num_tasks=0))
+    strings = Solo(one_question)
+    strings.tasks = lambda rng: ["sea"]  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ArenaError, match=r"yielded 'sea'; expected a Task, such as Task\(id="):
+        step(strings)
 
 
 def test_at_most_so_many_plays_go_on_at_once() -> None:

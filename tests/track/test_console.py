@@ -57,6 +57,23 @@ def test_elsewhere_the_last_line_is_not_repeated() -> None:
     assert out.getvalue() == "step 1/25  loss +1.0000\n"
 
 
+def test_steps_that_were_not_applied_are_counted() -> None:
+    tracker, out = plain(every=1)
+    for step, applied in enumerate((1, 0, 1), 1):
+        tracker.log({"loss": 1.0, "applied": applied}, step=step)
+    tracker.close()
+    assert out.getvalue().splitlines() == [
+        "step 1/25  loss +1.0000",
+        "step 2/25  loss +1.0000  skipped 1",
+        "step 3/25  loss +1.0000  skipped 1",
+    ]
+    clock = Clock()
+    live, seen = terminal(120, clock)
+    live.log({"loss": 1.0, "applied": 0}, step=1)
+    live.close()
+    assert "1 of 25 steps, 1 skipped" in " ".join(seen.getvalue().split())
+
+
 def test_long_lines_are_not_wrapped_elsewhere() -> None:
     tracker, out = plain()
     names = ("reward_mean", "loss", "entropy", "kl_divergence", "clip_fraction", "staleness_max")
