@@ -3,10 +3,11 @@
 Automatic gradients would make one for the entropy and others on the way back. With x the logits at
 the sampling temperature, n = log sum exp x and p = softmax(x),
 
-    log p_a = x_a - n           H = sum p (n - x)
+    log p_a = x_a - n           H = sum p (n - x)         n = x_t - log p_t
     d log p_a = (1_a - p) dx    dH = -p (x - n + H) dx
 
-so that one p serves the entropy and both gradients. n and p are arguments of what needs them: no
+so that one p serves n (at the likeliest token t, where nothing is rounded away), the entropy and
+both gradients. n and p are arguments of what needs them: no
 output of a function with its own gradient is computed where another one is not.
 
 C places, V vocabulary, N tokens.
@@ -48,18 +49,21 @@ def open_terms(logits: mx.array, others: Terms, arrays: BatchArrays) -> Terms:
         return (weight * p).at[at, target].add(cotangent), mx.zeros_like(n), mx.zeros_like(p)
 
     x = tempered(logits)
-    known = _normaliser(x), mx.stop_gradient(mx.softmax(x, axis=1))
+    known = _normalised(mx.stop_gradient(x))
     spread: Any = _entropy(x, *known)
     found = {"logprob": trained(x, *known), "spread": spread[at]}
     for name, other in others.items():
         x = tempered(other)
-        found[name] = chosen(x, _normaliser(x))
+        found[name] = chosen(x, mx.logsumexp(x, axis=1))
     return found
 
 
-def _normaliser(x: mx.array) -> mx.array:
-    """[C] n, without gradient."""
-    return mx.stop_gradient(mx.logsumexp(x, axis=1))
+def _normalised(x: mx.array) -> tuple[mx.array, mx.array]:
+    """[C] n and [C, V] p."""
+    p = mx.softmax(x, axis=1)
+    likeliest = mx.argmax(x, axis=1, keepdims=True)
+    x_t, p_t = (mx.take_along_axis(each, likeliest, axis=1) for each in (x, p))
+    return (x_t - mx.log(p_t))[:, 0], p
 
 
 @mx.custom_function
