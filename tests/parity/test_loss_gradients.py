@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from legos.data.batch import Batch, normalisation_weights, pack
 from legos.losses.objective import ImportanceSampling, KlEstimator, Objective
+from legos.losses.places import chosen_logprobs, place_logprobs
 from legos.losses.total import BatchArrays, total_loss
 from legos.testing import random_samples
 from legos.testing.records import Support, float64
@@ -35,21 +36,32 @@ def random_batch(seed: int, support: Support, temperatures: tuple[float, ...]) -
 def numpy_gradient(
     batch: Batch, objective: Objective, logits: Floats, others: tuple[Floats | None, Floats | None]
 ) -> Floats:
-    """[P, V] central differences in double precision."""
+    """[P, V] central differences in double precision; what has no gradient stands still."""
     found = np.zeros_like(logits)
+    arrays = BatchArrays(np, float64(batch))
+    policy, _ = place_logprobs(np, logits, arrays.places)
+    frozen = chosen_logprobs(policy, arrays.sample_place, arrays.target)
     for index in np.ndindex(*logits.shape):
         step = np.zeros_like(logits)
         step[index] = STEP
-        up = numpy_loss(batch, objective, logits + step, others)
-        found[index] = (up - numpy_loss(batch, objective, logits - step, others)) / (2 * STEP)
+        up = numpy_loss(batch, objective, logits + step, others, frozen)
+        down = numpy_loss(batch, objective, logits - step, others, frozen)
+        found[index] = (up - down) / (2 * STEP)
     return found
 
 
 def numpy_loss(
-    batch: Batch, objective: Objective, logits: Floats, others: tuple[Floats | None, Floats | None]
+    batch: Batch,
+    objective: Objective,
+    logits: Floats,
+    others: tuple[Floats | None, Floats | None],
+    frozen: Floats | None = None,
 ) -> float:
     arrays = BatchArrays(np, float64(batch))
-    loss, _ = total_loss(np, logits, arrays, objective, reference=others[0], average=others[1])
+    reference, average = others
+    loss, _ = total_loss(
+        np, logits, arrays, objective, reference=reference, average=average, frozen=frozen
+    )
     return float(loss)
 
 
@@ -95,6 +107,8 @@ def test_mlx_has_the_gradient_of_the_finite_differences(
             kl_coef=kl,
             ema_kl_coef=ema,
             entropy_coef=entropy,
+            clip_low=0.2,
+            clip_high=0.2,
             dual_clip=1.5,
         )
         expected = numpy_gradient(batch, objective, logits, others)
