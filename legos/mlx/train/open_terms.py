@@ -54,7 +54,7 @@ def open_terms(logits: mx.array, others: Terms, arrays: BatchArrays) -> Terms:
     found = {"logprob": trained(x, *known), "spread": spread[at]}
     for name, other in others.items():
         x = tempered(other)
-        found[name] = chosen(x, mx.logsumexp(x, axis=1))
+        found[name] = chosen(x, _normalised(x)[0])  # rounded alike: 0 from a policy to itself
     return found
 
 
