@@ -22,7 +22,8 @@ def test_the_train_bench_measures_every_ratio() -> None:
         "checkpoint_vs_plain",
         "token_scaling_exponent",
         "train_vs_mlx_lm_lora",
-        "train_memory_vs_mlx_lm_lora",
+        "train_vs_mlx_lm_lora_memory",
+        "train_vs_mlx_lm_lora_fastest",
     }
     assert [name for name, ratio in ratios.items() if ratio is None] == list(
         figures["not_measured"]

@@ -1,4 +1,7 @@
-"""mlx-lm-lora's gradients; run with ``uv run --with mlx-lm-lora pytest -m optional``."""
+"""mlx-lm-lora's gradients; run with ``uv run --with mlx-lm-lora pytest -m optional``.
+
+On Linux ``--with 'mlx[cpu]'`` as well: uv lays what is asked for over the environment.
+"""
 
 from pathlib import Path
 
