@@ -242,13 +242,14 @@ def test_eval_prints_json_or_lines(stub: Stub, capsys: pytest.CaptureFixture[str
 
     stub("evaluate", evaluate_run=evaluate_run)
     assert main(["eval", "runs/a", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["vs_random"]["win"] == 0.91234567
+    told = json.loads(capsys.readouterr().out)
+    assert told["vs_random"]["win"] == 0.91234567
+    assert told["exploitability"] is None
     assert main(["eval", "runs/a", "--adapter", "v3"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "arena           nim",
         "vs_random.win   0.9123",
         "vs_random.draw  0",
-        "exploitability  -",
     ]
     assert asked == [(Path("runs/a"), None), (Path("runs/a"), "v3")]
 
