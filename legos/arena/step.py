@@ -160,13 +160,12 @@ def batch_of(episodes: Sequence[Episode], credit: CreditAssigner) -> TrainingBat
                 continue
             reason = _untrainable(rollout)
             why = reason or ""
-            name = f"{episode.arena}/{episode.task.id}/{episode.seed}/{rollout.role}"
+            group = f"{episode.arena}/{episode.task.id}"
+            name = f"{group}/{episode.seed}/{rollout.role}"
             try:
                 if reason is None:
                     given = _per_turn(advantages, rollout, credit)
-                    made, broken = samples_of_rollout(
-                        rollout, given, group=episode.task.id, name=name
-                    )
+                    made, broken = samples_of_rollout(rollout, given, group=group, name=name)
                     samples += made
                     breaks += broken
             except RecordError as error:  # what an endpoint or an arena reports is data

@@ -29,7 +29,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     legal: tuple[tuple[int, ...], ...]  # [A] legal token ids at that place, () where unknown
     restricted: bool = False  # True: log-probabilities are over `legal` alone
     temperature: float = 1.0  # the temperature of the log-probabilities
-    group: str = ""  # task id of the plays compared with each other
+    group: str = ""  # arena and task of the plays compared with each other
     rollout: str = ""  # samples that are parts of one rollout carry the same name
     role: str = ""
     truncated: bool = False  # True: the token limit cut one of its completions short
@@ -66,7 +66,7 @@ class Sample(Struct, frozen=True, kw_only=True):
         if not all(map(math.isfinite, self.advantages)):
             bad = [a for a in self.advantages if not math.isfinite(a)]
             raise RecordError(
-                f"advantage {bad[0]} is not finite; look at the rewards of task {self.group!r}"
+                f"advantage {bad[0]} is not finite; look at the rewards of {self.group!r}"
             )
         if self.restricted:
             self._check_legal()

@@ -79,11 +79,11 @@ def test_children_are_played_compared_and_trained_on() -> None:
     assert [len(e.children) for e in batch.episodes] == [6, 6]
     ids = [child.task.id for child in batch.episodes[0].children]
     assert ids == ["p0/a"] * 3 + ["p0/b"] * 3
-    groups = {s.group for s in batch.samples if "/" in s.group}
-    assert groups == {"p0/a", "p0/b", "p1/a", "p1/b"}
+    groups = {s.group for s in batch.samples if s.group.startswith("solver/")}
+    assert groups == {f"solver/p{parent}/{problem}" for parent in "01" for problem in "ab"}
     children = [child for e in batch.episodes for child in e.children]
     for group in groups:
-        rewards = [c.rewards["player"] for c in children if c.task.id == group]
+        rewards = [c.rewards["player"] for c in children if f"solver/{c.task.id}" == group]
         advantages = [s.advantages[0] for s in batch.samples if s.group == group]
         mean = sum(rewards) / 3
         assert advantages == pytest.approx([reward - mean for reward in rewards])
@@ -121,7 +121,7 @@ def test_a_failing_child_is_told_to_its_parent_and_to_nobody_else() -> None:
 
 def test_children_that_are_not_to_be_trained_are_only_recorded() -> None:
     batch = step(Family(solve, train=False, depth=2))
-    assert {s.group for s in batch.samples} == {"p0", "p1"}
+    assert {s.group for s in batch.samples} == {"family/p0", "family/p1"}
     descendants = [c for e in batch.episodes for c in e.children]
     descendants += [g for c in descendants for g in c.children]
     assert len(descendants) == 4 + 24

@@ -78,9 +78,9 @@ def alternating() -> Play:
 def test_a_step_plays_each_task_as_a_group() -> None:
     batch = step(Solo(alternating()))
     assert [e.task.id for e in batch.episodes] == [f"t{n}" for n in range(4) for _ in range(2)]
-    assert {s.group for s in batch.samples} == {"t0", "t1", "t2", "t3"}
+    assert {s.group for s in batch.samples} == {f"solo/t{n}" for n in range(4)}
     for name in ("t0", "t1", "t2", "t3"):
-        advantages = [s.advantages for s in batch.samples if s.group == name]
+        advantages = [s.advantages for s in batch.samples if s.group == f"solo/{name}"]
         assert sorted(advantages) == [(-0.5,) * 3, (0.5,) * 3]
     assert batch.tokens_generated == 8 * 3
     assert batch.tokens_discarded == {}
@@ -126,7 +126,7 @@ def test_a_play_that_fails_leaves_the_others_alone(caplog: pytest.LogCaptureFixt
     failed = [episode for episode in batch.episodes if episode.error]
     assert [episode.task.id for episode in failed] == ["t1", "t1"]
     assert "KeyError: 'lost'" in (failed[0].error or "")
-    assert {s.group for s in batch.samples} == {"t0", "t2", "t3"}
+    assert {s.group for s in batch.samples} == {"solo/t0", "solo/t2", "solo/t3"}
     assert (batch.tokens_generated, batch.tokens_discarded) == (24, {"failed": 6})
     assert caplog.text.count("2 of 8 plays of arena 'solo' failed; the first, of task 't1'") == 1
 
@@ -292,7 +292,7 @@ def test_rollouts_of_different_plays_never_share_a_name() -> None:
     arena = Solo(alternating(), num_tasks=1)  # the same task again and again
     samples = [s for _ in range(3) for s in step(arena).samples]
     assert len({s.rollout for s in samples}) == len(samples) == 24
-    assert {s.group for s in samples} == {"t0"}
+    assert {s.group for s in samples} == {"solo/t0"}
 
 
 def test_finite_tasks_start_again_with_other_random_numbers() -> None:

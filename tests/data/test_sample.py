@@ -28,7 +28,7 @@ from legos.testing import make_sample, make_turn
         ({"logprobs": math.nan}, "log-probability nan is not a finite number"),
         ({"logprobs": -math.inf}, "log-probability -inf is not a finite number"),
         ({"logprobs": 0.5}, r"log-probability 0\.5 is not a finite number <= 0"),
-        ({"advantages": math.inf}, "advantage inf is not finite; look at the rewards of task 't'"),
+        ({"advantages": math.inf}, "advantage inf is not finite; look at the rewards of 't'"),
         ({"temperature": 0.0}, "temperature 0.0 have no ratio"),
         ({"temperature": math.inf}, "temperature inf have no ratio"),
         ({"restricted": True, "legal": ((1, 2),)}, r"token 3 was chosen where only \(1, 2\)"),
