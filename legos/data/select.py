@@ -52,8 +52,8 @@ def without(
 ) -> Selected:
     """The batch without some of its samples; advantages were given before, with all of them.
 
-    A group (arena, task and role) is left out as a whole, and only where no token of it has an advantage,
-    so that a play which happens to equal the mean of its group stays in the normaliser.
+    A group (arena, task and role) is left out as a whole, and only where no token of it has an
+    advantage, so that a play which happens to equal the mean of its group stays in the normaliser.
 
     Args:
         batch: as played.
