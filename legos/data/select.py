@@ -11,6 +11,8 @@ from legos.data.sample import Sample, TrainingBatch
 
 __all__ = ["Select", "keep_all", "selection", "without"]
 
+Tokens = tuple[int, ...]
+Group = tuple[str, str]
 Selected = tuple[TrainingBatch, Mapping[str, int]]
 ZERO = 1e-9
 
@@ -69,10 +71,11 @@ def without(
     Sources: overlong filtering and dynamic sampling, DAPO, arXiv:2503.14476, sections 3.2 and 3.4.
     """
     removed: Counter[str] = Counter()
-    alive = {_group(s) for s in batch.samples if any(abs(a) > ZERO for a in s.advantages)}
+    foreign = _foreign(batch, num_vocabulary) if num_vocabulary is not None else set[Tokens]()
+    alive = _alive(batch) if zero_advantage else set[Group]()
     kept: list[Sample] = []
     for sample in batch.samples:
-        if num_vocabulary is not None and not _known(sample, num_vocabulary):
+        if foreign and not foreign.isdisjoint((sample.token_ids, *sample.legal)):
             removed["foreign_tokens"] += len(sample.positions)
         elif overlong and sample.truncated:
             removed["overlong"] += len(sample.positions)
@@ -87,11 +90,16 @@ def without(
     return left, removed
 
 
-def _known(sample: Sample, num_vocabulary: int) -> bool:
-    """Whether all tokens of a sample, the legal ones included, are in the vocabulary."""
-    ids = (sample.token_ids, *(legal for legal in set(sample.legal) if legal))
-    return all(min(tokens) >= 0 and max(tokens) < num_vocabulary for tokens in ids)
+def _foreign(batch: TrainingBatch, num_vocabulary: int) -> set[Tokens]:
+    """The distinct token ids, legal ones included, that are not all in the vocabulary."""
+    distinct = {tokens for s in batch.samples for tokens in (s.token_ids, *s.legal) if tokens}
+    return {t for t in distinct if not 0 <= min(t) <= max(t) < num_vocabulary}
 
 
-def _group(sample: Sample) -> tuple[str, str]:
+def _alive(batch: TrainingBatch) -> set[Group]:
+    """The groups in which a token has an advantage."""
+    return {_group(s) for s in batch.samples if any(abs(a) > ZERO for a in s.advantages)}
+
+
+def _group(sample: Sample) -> Group:
     return sample.group, sample.role
