@@ -14,7 +14,7 @@ from legos.cli.overrides import (
     TrainingOptions,
     dotted,
 )
-from legos.cli.settings import folder_to_resume, resolve_run
+from legos.cli.settings import resolve_run
 
 __all__ = ["arenas", "bench", "chat", "doctor", "evaluate", "export", "serve", "train"]
 
@@ -84,8 +84,8 @@ def train(
         "loop": loop,
         "track": tracking,
     }
-    resume = None if resume is None else folder_to_resume(resume)
     resolved = resolve_run(config, resume=resume, overrides=dotted(groups, shorthands))
+    resume = None if resume is None else resolved.config.out  # where the run was found
     from legos.apps.train import check
     from legos.apps.train import train as run
 

@@ -9,25 +9,16 @@ from legos.arena.registry import advice
 from legos.config.resolve import ResolvedConfig, knobs, read_config, resolve
 from legos.config.schema import RunConfig
 from legos.config.toml import read_sources
-from legos.errors import CheckpointError, ConfigError
+from legos.errors import ConfigError
 from legos.loop.checkpoint import read_state
-from legos.loop.folder import RUNS, find_run, split_place
+from legos.loop.folder import find_run, split_place
 
-__all__ = ["folder_to_resume", "resolve_run"]
+__all__ = ["resolve_run"]
 
 _KEPT = ("model", "arena", "seed", "training.lora_alpha", "training.use_dora")
 _SHARED = ("model", "arena")
 DEFAULT = "default"
-_CONFIG = "config.toml"
 _LORA = "training.lora_"
-
-
-def folder_to_resume(run: Path) -> Path:
-    """The folder of a run that is named by it, or by its name in ``runs/``."""
-    named = RUNS / run
-    if not (run / _CONFIG).is_file() and (named / _CONFIG).is_file():
-        return named
-    return run
 
 
 def resolve_run(
@@ -64,20 +55,16 @@ def resolve_run(
 def _resumed(
     files: Sequence[Path], resume: Path, overrides: Mapping[str, object]
 ) -> ResolvedConfig:
-    """The settings with which a run goes on."""
-    saved = resume / _CONFIG
-    if not saved.is_file():
-        raise CheckpointError(
-            f"{resume} holds no run to resume: it has no {_CONFIG}; "
-            f"`legos runs` lists those in {RUNS}"
-        )
+    """The settings with which a run goes on; ``out`` is where it was found."""
+    run = find_run(resume, purpose=" to resume")
+    saved, place = run.config, run.path
     before = read_config(saved)
-    if overrides.get("out") not in (None, resume):
-        raise ConfigError(f"--out {overrides['out']} differs from --resume {resume}; leave it out")
+    if overrides.get("out") not in (None, place):
+        raise ConfigError(f"--out {overrides['out']} differs from --resume {place}; leave it out")
     resolved = resolve(
-        files=[saved, *files], overrides={**overrides, "out": resume}, recommend=advice
+        files=[saved, *files], overrides={**overrides, "out": place}, recommend=advice
     )
-    _check_kept(_KEPT, resolved, before, f"the run in {resume}")
+    _check_kept(_KEPT, resolved, before, f"the run in {place}")
     origins = read_sources(saved.read_text(encoding="utf-8"))
     sources = {
         name: origins.get(name, source) if source == f"file {saved}" else source

@@ -237,8 +237,13 @@ class RunFolder:
             self.path.rmdir()
 
 
-def find_run(text: str | Path, parent: Path = RUNS) -> RunFolder:
+def find_run(text: str | Path, parent: Path = RUNS, *, purpose: str = "") -> RunFolder:
     """A run by its folder, or by its name among the runs in ``parent``.
+
+    Args:
+        text: folder or name.
+        parent: folder of runs.
+        purpose: what it is wanted for, in the words of the error.
 
     Raises:
         CheckpointError: neither holds a run.
@@ -247,7 +252,7 @@ def find_run(text: str | Path, parent: Path = RUNS) -> RunFolder:
         if (path / CONFIG).is_file():
             return RunFolder(path)
     raise CheckpointError(
-        f"{text} holds no run: it has no {CONFIG}; `legos runs` lists those in {parent}"
+        f"{text} holds no run{purpose}: it has no {CONFIG}; `legos runs` lists those in {parent}"
     )
 
 
