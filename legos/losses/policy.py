@@ -46,14 +46,16 @@ def policy_loss(
     frozen = detach(xp, logprob) if frozen is None else frozen
     anchor = behaviour_logprob if objective.anchor == "behaviour" else frozen
     name = objective.policy_loss
-    bounds = dict(zip(("low", "high"), objective.clip_range, strict=True))
+    low, high = objective.clip_range
     if name == "reinforce":
         loss, cut = reinforce(xp, logprob, advantage=advantage)
     elif name == "cispo":
-        loss, cut = cispo(xp, logprob, frozen, anchor, advantage=advantage, **bounds)
+        loss, cut = cispo(xp, logprob, frozen, anchor, advantage=advantage, low=low, high=high)
     elif name in ("dppo_tv", "dppo_kl"):
         kl = name == "dppo_kl"
-        loss, cut = dppo(xp, logprob, frozen, anchor, advantage=advantage, kl=kl, **bounds)
+        loss, cut = dppo(
+            xp, logprob, frozen, anchor, advantage=advantage, low=low, high=high, kl=kl
+        )
     else:
         log_x, still = (log_ratio(xp, each, anchor) for each in (logprob, frozen))
         loss, cut = _of_ratio(xp, log_x, still, objective, advantage=advantage, mask=mask)
