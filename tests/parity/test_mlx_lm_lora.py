@@ -11,13 +11,12 @@ import pytest
 from mlx.utils import tree_flatten
 
 from legos.data.batch import normalisation_weights, pack
-from legos.data.sample import Sample
 from legos.losses.objective import Objective
 from legos.mlx.checks.mlx_lm_lora_step import mlx_lm_lora_gradients
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
 from legos.mlx.train.gradients import StepGradients
-from legos.testing import write_tiny_model
+from legos.testing import make_sample, write_tiny_model
 
 pytestmark = [pytest.mark.optional, pytest.mark.filterwarnings("ignore")]
 
@@ -37,14 +36,7 @@ def test_one_step_has_the_gradients_of_mlx_lm_lora(tmp_path: Path) -> None:
     set_lora_arrays(model, moved)
     theirs = dict(tree_flatten(mlx_lm_lora_gradients(model, ROWS, ADVANTAGES)))
     samples = [
-        Sample(
-            token_ids=tokens,
-            positions=tuple(range(prompt, len(tokens))),
-            logprobs=(-6.0,) * (len(tokens) - prompt),
-            versions=(0,) * (len(tokens) - prompt),
-            advantages=(advantage,) * (len(tokens) - prompt),
-            legal=((),) * (len(tokens) - prompt),
-        )
+        make_sample(tokens, positions=range(prompt, len(tokens)), advantages=advantage)
         for (tokens, prompt), advantage in zip(ROWS, ADVANTAGES, strict=True)
     ]
     batches = pack(samples, normalisation_weights(samples, "token"), max_tokens=16)

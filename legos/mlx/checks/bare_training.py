@@ -3,7 +3,8 @@
 The limit that the train bench measures against, and the padded trainers that it is compared with.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,7 +15,7 @@ from mlx.utils import tree_map
 from legos.mlx.generate.prefill import pad_rows
 from legos.mlx.model.forward import CausalModel
 
-__all__ = ["Row", "make_bare_completions"]
+__all__ = ["Row", "make_bare_completions", "summed"]
 
 Row = tuple[tuple[int, ...], int]
 """Token ids, and how many of them are the prompt."""
@@ -45,16 +46,21 @@ def make_bare_completions(
     step = nn.value_and_grad(model, loss)
 
     def update() -> None:
-        gradients = None
-        for block in inputs:
-            value, found = step(*block)
-            gradients = found if gradients is None else tree_map(mx.add, gradients, found)
-            mx.eval(value, gradients)
+        _, gradients = summed(step(*block) for block in inputs)
         gradients, _ = optim.clip_grad_norm(gradients, 1.0)
         optimiser.update(model, gradients)
         mx.eval(model.trainable_parameters(), optimiser.state)
 
     return update
+
+
+def summed(parts: Iterable[Any]) -> Any:
+    """The sum of arrays, or of trees of them, each part evaluated before the next one is made."""
+    total: Any = None
+    for part in parts:
+        total = part if total is None else tree_map(mx.add, total, part)
+        mx.eval(total)
+    return total
 
 
 def _inputs(block: Sequence[Row], pad_to: int) -> tuple[mx.array, mx.array, mx.array, mx.array]:

@@ -8,9 +8,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
-from mlx.utils import tree_map
 
-from legos.mlx.checks.bare_training import Row
+from legos.mlx.checks.bare_training import Row, summed
 
 __all__ = ["is_installed", "make_mlx_lm_lora_step", "mlx_lm_lora_gradients"]
 
@@ -32,12 +31,10 @@ def make_mlx_lm_lora_step(model: nn.Module, blocks: Sequence[Sequence[Row]]) -> 
     optimiser = optim.AdamW(learning_rate=1e-6)
 
     def update() -> None:
-        gradients: Any = {}
-        for block in blocks:
-            advantages = [1.0 - 2.0 * (row % 2) for row in range(len(block))]
-            found = mlx_lm_lora_gradients(model, block, advantages)
-            gradients = tree_map(mx.add, gradients, found) if gradients else found
-            mx.eval(gradients)
+        gradients = summed(
+            mlx_lm_lora_gradients(model, block, [1.0 - 2.0 * (n % 2) for n in range(len(block))])
+            for block in blocks
+        )
         optimiser.update(model, gradients)
         mx.eval(model.trainable_parameters(), optimiser.state)
 
