@@ -4,11 +4,12 @@ import asyncio
 import logging
 import math
 import traceback
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from legos.arena.arena import Arena
+from legos.arena.figures import metric_means, reward_means
 from legos.arena.table import Draw, Forfeit, Table, Void
 from legos.data.episode import Episode, Rollout, Task
 from legos.data.sample import Sample, TrainingBatch, samples_of_rollout
@@ -137,7 +138,7 @@ def _rewards_of(ending: Draw | Forfeit, arena: Arena, table: Table) -> Mapping[s
         table.note(f"draw: {ending}")
         return dict.fromkeys(arena.roles, 0.0)
     table.note(str(ending))
-    table.metric(forfeit=1.0)
+    table.metrics["forfeit"] = 1.0
     return arena.forfeit(ending.role)
 
 
@@ -266,18 +267,15 @@ def _checked(rewards: Mapping[str, float], arena: Arena) -> Mapping[str, float]:
 
 def _metrics(flat: Sequence[Episode], played: Sequence[Episode], breaks: int) -> dict[str, float]:
     """Means over the step's episodes, flat names."""
-    sums: defaultdict[str, float] = defaultdict(float)
-    counts: Counter[str] = Counter()
-    for episode in played:
-        for role, reward in episode.rewards.items():
-            for name in ("reward_mean", f"reward/{role}"):
-                sums[name] += reward
-                counts[name] += 1
-        for name, value in episode.metrics.items():
-            sums[f"arena/{name}"] += value
-    metrics = {name: sums[name] / counts.get(name, len(played)) for name in sums}
-    metrics["arena/episodes"] = float(len(flat))
-    metrics["arena/failed"] = float(sum(1 for episode in flat if episode.error))
-    metrics["arena/turns"] = float(sum(len(r.turns) for e in played for r in e.rollouts))
-    metrics["arena/token_breaks"] = float(breaks)
-    return metrics
+    trained, by_role = reward_means(played)
+    metrics = {f"{name}_mean": mean for name, mean in trained.items()}
+    for role, means in by_role.items():
+        metrics |= {f"{name}/{role}": mean for name, mean in means.items()}
+    metrics |= {f"arena/{name}": mean for name, mean in metric_means(played).items()}
+    return metrics | {
+        "arena/episodes": float(len(flat)),
+        "arena/failed": float(sum(1 for episode in flat if episode.error)),
+        "arena/void": float(sum(1 for episode in flat if episode.void)),
+        "arena/turns": float(sum(len(r.turns) for e in played for r in e.rollouts)),
+        "arena/token_breaks": float(breaks),
+    }

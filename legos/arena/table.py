@@ -7,11 +7,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, SupportsFloat
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from legos.arena.figures import RESERVED
 from legos.arena.seat import Seat
 from legos.chat.reply import parse_move, split_thinking
 from legos.data.episode import Episode, Rollout, Task, Turn
@@ -214,13 +215,23 @@ class Table:
         turns = self._chair(role).turns
         if not turns:
             raise ArenaError(f"reward({role!r}, ...) before {role!r} was asked anything; ask first")
-        if not math.isfinite(value):
-            raise ValueError(f"reward({role!r}, {value}) is not a finite number")
-        turns[-1] = replace(turns[-1], reward=(turns[-1].reward or 0.0) + float(value))
+        number = _finite(value, f"reward({role!r}, {value!r})")
+        turns[-1] = replace(turns[-1], reward=(turns[-1].reward or 0.0) + number)
 
     def metric(self, **values: float) -> None:
-        """Log numbers of this play; they are averaged over the step's plays."""
-        self.metrics.update({name: float(value) for name, value in values.items()})
+        """Log numbers of this play; they are averaged over the step's plays.
+
+        Raises:
+            ArenaError: legos logs a number of its own under such a name.
+            ValueError: a value is not a finite number.
+        """
+        for name, value in values.items():
+            if name in RESERVED:
+                raise ArenaError(
+                    f"metric({name}=...) is a name that legos logs itself, as are "
+                    f"{', '.join(sorted(RESERVED - {name}))}; take another one, such as my_{name}"
+                )
+            self.metrics[name] = _finite(value, f"metric({name}={value!r})")
 
     def note(self, text: str) -> None:
         """Keep a text in the replay; no seat sees it."""
@@ -328,6 +339,18 @@ class Table:
             completion=completion,
         )
         return reply, reason
+
+
+def _finite(value: Any, call: str) -> float:
+    """A number of Python's own.
+
+    Raises:
+        ValueError: it is text, no number, or not finite; names the call that it was given to.
+    """
+    number = float(value) if isinstance(value, SupportsFloat) else math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{call} is not a finite number")
+    return number
 
 
 def _untrained(episode: Episode) -> Episode:

@@ -40,6 +40,11 @@ class Rollout(Struct, frozen=True, kw_only=True):
         """Sampled tokens of all turns."""
         return sum(len(turn.completion.token_ids) for turn in self.turns)
 
+    @property
+    def turn_rewards(self) -> float:
+        """Sum of what its turns earned by themselves, beside the reward of the play."""
+        return sum(turn.reward or 0.0 for turn in self.turns)
+
 
 class Episode(Struct, frozen=True, kw_only=True):
     """One finished play of a task, or one that failed (``error`` set)."""

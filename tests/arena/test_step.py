@@ -18,6 +18,7 @@ from legos.data.sample import TrainingBatch
 from legos.errors import ArenaError, EngineError
 from legos.testing import Asked, ScriptedClient
 
+REWARDS = ("reward", "play_reward", "turn_rewards")
 Play = Callable[[Table], Awaitable[Mapping[str, float]]]
 
 
@@ -103,12 +104,13 @@ def test_numbers_of_a_step_by_hand() -> None:
     arena = Solo(play)
     arena.group_size = 1
     assert step(arena).metrics == {
-        "reward_mean": (0.0 + 1.0 - 1.0) / 3,
-        "reward/player": 0.0,
+        # Of the plays that count one forfeits (-1), one returns 0 and one 1.
+        **{f"{name}{role}": 0.0 for name in REWARDS for role in ("_mean", "/player")},
         "arena/long": 1 / 3,
         "arena/forfeit": 1 / 3,
         "arena/episodes": 4.0,
         "arena/failed": 1.0,
+        "arena/void": 0.0,
         "arena/turns": 4.0,
         "arena/token_breaks": 0.0,
         "credit/singletons": 3.0,
