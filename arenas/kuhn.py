@@ -37,14 +37,9 @@ class Kuhn(Game):
         "training.entropy_coef_end": 0.1,
         "training.ema_kl_coef": 0.5,
         "training.ema_decay": 0.98,
-        "training.kl_coef": 0.0,
         "training.kl_estimator": "exact",
         "training.learning_rate": 1e-3,
-        "training.learning_rate_end_fraction": 0.1,
-        "training.warmup_steps": 10,
-        "training.lora_rank": 16,
         "training.min_samples_per_step": 256,
-        "training.staleness_limit": 1,
     }
 
     def starts(self) -> Sequence[tuple[tuple[str, str], float]]:

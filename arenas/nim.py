@@ -27,13 +27,7 @@ class Nim(Game):
         "play.tasks_per_step": 256,
         "training.entropy_coef": 0.4,
         "training.entropy_coef_end": 0.1,
-        "training.kl_coef": 0.0,
-        "training.learning_rate": 3e-3,
-        "training.learning_rate_end_fraction": 0.1,
-        "training.warmup_steps": 10,
-        "training.lora_rank": 16,
         "training.min_samples_per_step": 256,
-        "training.staleness_limit": 1,
     }
 
     def __init__(self, *, largest: int = 21) -> None:

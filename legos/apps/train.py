@@ -18,9 +18,9 @@ from legos.arena.evaluate import ArenaEvaluation, flat_figures
 from legos.build.arena import check_options, make_arena
 from legos.build.learning_rate import advise_learning_rate
 from legos.build.machine import blas_hint, quiet_collector, share_cores
-from legos.build.model import BUILTIN
 from legos.build.trainer import Trainer, trainer_of
-from legos.config.resolve import COMMAND_LINE, ResolvedConfig, read_config
+from legos.builtin import BUILTIN
+from legos.config.resolve import ResolvedConfig, is_chosen, read_config
 from legos.config.schema import RunConfig
 from legos.errors import ConfigError, LegosError
 from legos.loop.checkpoint import checkpoints, newest_whole
@@ -288,8 +288,7 @@ def _announce(resolved: ResolvedConfig, folder: RunFolder, trainer: Trainer, run
     if asked > layers and resolved.sources["training.lora_layers"] != "default":
         _tell(f"training.lora_layers is {asked}; the model has {layers}, and all get LoRA")
     for name, needed in config.training.unread.items():
-        source = resolved.sources[f"training.{name}"]
-        if source == COMMAND_LINE or source.startswith("file "):
+        if is_chosen(resolved.sources[f"training.{name}"]):
             zero = f"{needed[0]} is 0" if len(needed) == 1 else f"{' and '.join(needed)} are 0"
             _tell(f"training.{name} has no effect while {zero}")
     advice = advise_learning_rate(model.folder)

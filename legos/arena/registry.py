@@ -10,6 +10,7 @@ from types import ModuleType
 
 from legos.arena.arena import Arena
 from legos.arena.game import Game
+from legos.builtin import BUILTIN
 from legos.errors import ArenaError, did_you_mean
 
 __all__ = ["GROUP", "advice", "find_arena", "known_arenas"]
@@ -47,7 +48,7 @@ def advice(name: str, model: str) -> Mapping[str, object]:
     rates would wreck a large one.
     """
     recommended: Mapping[str, object] = getattr(find_arena(name), "recommended", {})
-    if model == "builtin":
+    if model == BUILTIN:
         return recommended
     return {key: value for key, value in recommended.items() if key.startswith("play.")}
 

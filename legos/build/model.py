@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.builtin import builtin_path
+from legos.builtin import BUILTIN, builtin_path
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.data.limits import EngineLimits
 from legos.errors import ModelError
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from legos.mlx.model.worker import Worker
 
 __all__ = [
-    "BUILTIN",
     "ModelHandle",
     "apply_adapter_shape",
     "apply_lora",
@@ -27,7 +26,6 @@ __all__ = [
     "load_model",
 ]
 
-BUILTIN = "builtin"
 SMALL_MODEL = (
     10_000_000  # parameters up to which LoRA reaches the output head unless told otherwise
 )

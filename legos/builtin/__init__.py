@@ -1,11 +1,25 @@
 """The model that ships with the kit: a small character model in the hub's format, ready to play."""
 
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
 from legos.errors import ModelError
 
-__all__ = ["builtin_path"]
+__all__ = ["BUILTIN", "RECOMMENDED", "builtin_path"]
+
+BUILTIN = "builtin"  # the name by which settings and commands know it
+
+RECOMMENDED: Mapping[str, object] = {
+    "training.kl_coef": 0.0,
+    "training.learning_rate": 3e-3,
+    "training.learning_rate_end_fraction": 0.1,
+    "training.lora_rank": 16,
+    "training.staleness_limit": 1,
+    "training.warmup_steps": 10,
+}
+"""Settings that suit this model whatever it plays: its learning rate would wreck a large model, and
+at that rate the samples of older policies are soon too far off."""
 
 
 def builtin_path() -> Path:

@@ -6,7 +6,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from legos.arena.registry import advice
-from legos.config.resolve import ResolvedConfig, knobs, read_config, resolve
+from legos.config.resolve import ResolvedConfig, is_chosen, knobs, read_config, resolve
 from legos.config.schema import RunConfig
 from legos.config.toml import read_sources
 from legos.errors import ConfigError
@@ -62,7 +62,7 @@ def _resumed(
     if overrides.get("out") not in (None, place):
         raise ConfigError(f"--out {overrides['out']} differs from --resume {place}; leave it out")
     resolved = resolve(
-        files=[saved, *files], overrides={**overrides, "out": place}, recommend=advice
+        run=saved, files=files, overrides={**overrides, "out": place}, recommend=advice
     )
     _check_kept(_KEPT, resolved, before, f"the run in {place}")
     origins = read_sources(saved.read_text(encoding="utf-8"))
@@ -80,7 +80,7 @@ def _forked(files: Sequence[Path], fork: str, overrides: Mapping[str, object]) -
     step = int(read_state(parent.checkpoint(at))["trainer"]["step"])
     place = f"{parent.path}@{step}"
     given = {"out": None, **overrides, "fork_from": place}
-    resolved = resolve(files=[parent.config, *files], overrides=given, recommend=advice)
+    resolved = resolve(run=parent.config, files=files, overrides=given, recommend=advice)
     before = read_config(parent.config)
     lora = [name for name in knobs() if name.startswith(_LORA)]
     _check_kept([*_SHARED, *lora, "training.use_dora"], resolved, before, f"{place} to fork from")
@@ -103,7 +103,7 @@ def _forked(files: Sequence[Path], fork: str, overrides: Mapping[str, object]) -
 
 def _inherited(origin: str, place: str) -> str:
     """Where a value comes from that the run before had."""
-    return origin if origin == DEFAULT else f"run {place}"
+    return f"run {place}" if is_chosen(origin) else origin
 
 
 def _check_kept(

@@ -1,7 +1,7 @@
 """Layers of settings become one configuration that remembers where each value came from.
 
-defaults  <  the arena's recommended settings  <  what loop.deterministic implies
-          <  TOML files, in order  <  the command line
+defaults  <  what suits the built-in model  <  the arena's recommended settings
+          <  what loop.deterministic implies  <  TOML files, in order  <  the command line
 """
 
 import re
@@ -13,17 +13,27 @@ from typing import Any, cast
 
 from pydantic.fields import FieldInfo
 
+from legos.builtin import BUILTIN, RECOMMENDED
 from legos.config.schema import RunConfig
 from legos.config.setting import Problem, Settings, SettingsError, admits_none
-from legos.config.toml import write_toml
+from legos.config.toml import uncommented, write_toml
 from legos.errors import ConfigError, did_you_mean
 
-__all__ = ["COMMAND_LINE", "Recommend", "ResolvedConfig", "knobs", "read_config", "resolve"]
+__all__ = [
+    "Recommend",
+    "ResolvedConfig",
+    "is_chosen",
+    "knobs",
+    "read_config",
+    "resolve",
+]
 
 Recommend = Callable[[str, str], Mapping[str, object]]
 """Arena name, model name -> dotted setting -> value that the arena advises for that model."""
 
 COMMAND_LINE = "command line"
+_CHOSEN = (COMMAND_LINE, "file ", "run ")  # how the sources of chosen values begin
+_OF_ONE_RUN = ("out", "fork_from")
 _NONE = ("none", Path("none"))  # the command line makes paths of the text
 _OPTIONS = "play.options"
 _DETERMINISTIC = "loop.deterministic"
@@ -39,14 +49,26 @@ class ResolvedConfig:
     sources: Mapping[str, str]  # dotted name -> "default", "arena nim", "file x.toml", ...
 
     def toml(self) -> str:
-        """The configuration as TOML, each line with its source; reads back as the same one."""
-        return write_toml(_values(self.config), self.sources)
+        """The configuration as TOML, each line with its source.
+
+        ``read_config`` reads all of it. As one of the files of ``resolve`` it gives only what was
+        chosen, so that another arena's run does not inherit this one's defaults.
+        """
+        not_chosen = {name for name, source in self.sources.items() if not is_chosen(source)}
+        return write_toml(
+            _values(self.config), self.sources, not_chosen=not_chosen.union(_OF_ONE_RUN)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
     source: str
     values: Mapping[str, object]  # dotted name -> value
+
+
+def is_chosen(source: str) -> bool:
+    """Whether somebody chose the value that came from here: no default, nothing recommended."""
+    return source.startswith(_CHOSEN)
 
 
 def knobs() -> dict[str, FieldInfo]:
@@ -66,6 +88,7 @@ _GROUPS = frozenset(name.partition(".")[0] for name in knobs() if "." in name)
 
 def resolve(
     *,
+    run: Path | None = None,
     files: Sequence[Path] = (),
     overrides: Mapping[str, object] | None = None,
     recommend: Recommend | None = None,
@@ -73,6 +96,7 @@ def resolve(
     """Lay the layers over each other and check the result.
 
     Args:
+        run: the file that a run keeps of its settings, read whole; anything else wins over it.
         files: TOML files; a later one wins.
         overrides: dotted name -> value from the command line; wins over everything.
         recommend: what the arena advises.
@@ -81,7 +105,8 @@ def resolve(
         ConfigError: a file that cannot be read, a setting that does not exist, a value of the wrong
             type or range, or settings that contradict each other; names where each came from.
     """
-    given = [_read_layer(path) for path in files]
+    given = [] if run is None else [_read_layer(run, whole=True)]
+    given += [_read_layer(path) for path in files]
     given.append(_Layer(source=COMMAND_LINE, values=_checked(overrides or {}, COMMAND_LINE)))
     advised = _advice(recommend, _merge(given)[0]) if recommend is not None else []
     if _merge([*advised, *given])[0].get(_DETERMINISTIC) is True:
@@ -94,23 +119,27 @@ def _advice(recommend: Recommend, given: Mapping[str, object]) -> list[_Layer]:
     arena, model = (given.get(name, fields[name].default) for name in ("arena", "model"))
     if not (isinstance(arena, str) and isinstance(model, str)):
         return []  # a wrong type, which the whole configuration's check will name
-    source = f"arena {arena}"
-    return [_Layer(source=source, values=_checked(recommend(arena, model), source))]
+    advised = {f"model {BUILTIN}": RECOMMENDED} if model == BUILTIN else {}
+    advised = {**advised, f"arena {arena}": recommend(arena, model)}
+    return [
+        _Layer(source=source, values=_checked(values, source)) for source, values in advised.items()
+    ]
 
 
 def read_config(path: Path) -> RunConfig:
-    """The configuration in one TOML file, over the defaults.
+    """The configuration in one TOML file, over the defaults; a run's own file is read whole.
 
     Raises:
         ConfigError: see ``resolve``.
     """
-    return resolve(files=[path]).config
+    return resolve(run=path).config
 
 
-def _read_layer(path: Path) -> _Layer:
+def _read_layer(path: Path, *, whole: bool = False) -> _Layer:
     source = f"file {path}"
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        table = tomllib.loads(uncommented(text) if whole else text)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

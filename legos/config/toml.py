@@ -1,16 +1,29 @@
 """Settings written as TOML: one line each, with the source of its value beside it."""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 from legos.errors import ConfigError
 
-__all__ = ["read_sources", "write_toml"]
+__all__ = ["read_sources", "uncommented", "write_toml"]
+
+_NOT_CHOSEN = "#: "
+_HEADER = f"""\
+# Lines that begin with "{_NOT_CHOSEN}" were not chosen: they are defaults and recommendations, or
+# belong to this run alone. --config does not read them; --resume and --fork-from do.
+
+"""
 
 
-def write_toml(values: Mapping[str, object], sources: Mapping[str, str]) -> str:
+def write_toml(
+    values: Mapping[str, object],
+    sources: Mapping[str, str],
+    *,
+    not_chosen: Container[str] = (),
+) -> str:
     """Write dotted settings as tables.
 
     None, which TOML lacks, is written as the text ``"none"``.
@@ -18,6 +31,7 @@ def write_toml(values: Mapping[str, object], sources: Mapping[str, str]) -> str:
     Args:
         values: dotted name -> value, those without a dot first.
         sources: dotted name -> where the value came from; written as a comment.
+        not_chosen: dotted names whose lines are commented out; ``uncommented`` reads them again.
 
     Raises:
         ConfigError: a value that TOML cannot hold.
@@ -26,18 +40,25 @@ def write_toml(values: Mapping[str, object], sources: Mapping[str, str]) -> str:
     for name, value in values.items():
         table, last = _table_and_key(name)
         comment = f"  # {_printable(sources[name])}" if name in sources else ""
-        tables.setdefault(table, []).append(f"{_key(last)} = {_value(value, name)}{comment}")
+        mark = _NOT_CHOSEN if name in not_chosen else ""
+        line = f"{mark}{_key(last)} = {_value(value, name)}{comment}"
+        tables.setdefault(table, []).append(line)
     blocks = [
         "\n".join([f"[{table}]", *lines] if table else lines) for table, lines in tables.items()
     ]
-    return "\n\n".join(blocks) + "\n"
+    return (_HEADER if not_chosen else "") + "\n\n".join(blocks) + "\n"
+
+
+def uncommented(text: str) -> str:
+    """A text that ``write_toml`` wrote, with the lines of what was not chosen as settings."""
+    return re.sub(f"^{_NOT_CHOSEN}", "", text, flags=re.MULTILINE)
 
 
 def read_sources(text: str) -> dict[str, str]:
     """Dotted name -> source, from the comments of a text that ``write_toml`` wrote."""
     sources: dict[str, str] = {}
     table = ""
-    for line in text.splitlines():
+    for line in uncommented(text).splitlines():
         setting, comment, source = line.rpartition("  # ")
         if line.startswith("["):
             table = line.strip("[]") + "."

@@ -169,7 +169,7 @@ def test_one_run_is_shown_with_all_that_it_keeps(
     assert told["best_checkpoint"] is None
     assert told["settings"]["play.tasks_per_step"] == "8 (command line)"
     assert told["settings"]["play.options.largest"] == "5 (command line)"
-    assert told["settings"]["training.lora_rank"] == "16 (arena nim)"
+    assert told["settings"]["training.lora_rank"] == "16 (model builtin)"
     assert "play.group_size" not in told["settings"]
     capsys.readouterr()
     assert main(["runs", "show", str(run)]) == 0

@@ -136,6 +136,16 @@ def test_dry_run_prints_settings_that_read_back(
     assert read_config(tmp_path / "printed.toml").loop.steps == 5
 
 
+def test_a_runs_settings_leave_another_arena_its_own(trained: Trained, tmp_path: Path) -> None:
+    assert main(["train", "--training.entropy-coef-end", "0.2"]) == 0
+    saved = tmp_path / "config.toml"
+    saved.write_text(trained[0][0].toml())
+    assert main(["train", "--config", str(saved), "--arena", "kuhn"]) == 0
+    assert main(["train", "--arena", "kuhn", "--training.entropy-coef-end", "0.2"]) == 0
+    assert trained[1][0].config == trained[2][0].config
+    assert trained[1][0].config.loop.steps == 800  # kuhn's, not the 500 of nim
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -140,14 +140,12 @@ def test_impossible_combinations_are_refused_by_name(settings: Any, message: str
 def test_a_loss_changes_what_another_loss_implied(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(resolve(overrides={"training.loss": "gspo"}).toml())
-    other = resolve(files=[file], overrides={"training.loss": "cispo"}).config.training
+    other = resolve(run=file, overrides={"training.loss": "cispo"}).config.training
     assert (other.policy_loss, other.importance_sampling) == ("cispo", "token")
-    assert (
-        resolve(files=[file], overrides={"training.loss": "none"}).config.training.clip_low == 3e-4
-    )
+    assert resolve(run=file, overrides={"training.loss": "none"}).config.training.clip_low == 3e-4
     both = {"training.loss": "cispo", "training.importance_sampling": "sequence"}
     with pytest.raises(ConfigError, match="leave importance_sampling out"):
-        resolve(files=[file], overrides=both)
+        resolve(run=file, overrides=both)
 
 
 def test_settings_that_only_a_coefficient_gives_a_meaning_are_told() -> None:

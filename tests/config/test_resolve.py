@@ -32,7 +32,8 @@ def test_each_layer_wins_over_the_one_before(tmp_path: Path) -> None:
     )
     training = resolved.config.training
     expected = {
-        "training.staleness_limit": (3, "default"),
+        "training.weight_decay": (0.0, "default"),
+        "training.learning_rate": (3e-3, "model builtin"),
         "training.ema_kl_coef": (0.2, "arena nim"),
         "training.kl_coef": (0.3, f"file {first}"),
         "training.lora_rank": (5, f"file {second}"),
@@ -86,10 +87,39 @@ def test_written_toml_reads_back_and_names_sources(tmp_path: Path) -> None:
         recommend=lambda _arena, _model: {"training.entropy_coef": 0.5},
     )
     text = resolved.toml()
-    assert "learning_rate = 3e-05  # command line\n" in text
-    assert "entropy_coef = 0.5  # arena nim\n" in text
-    assert 'dual_clip = "none"  # command line\n' in text
+    assert "\nlearning_rate = 3e-05  # command line\n" in text
+    assert "\n#: entropy_coef = 0.5  # arena nim\n" in text
+    assert '\ndual_clip = "none"  # command line\n' in text
     assert read_config(write(tmp_path, text)) == resolved.config
+
+
+def recommend(arena: str, _model: str) -> dict[str, object]:
+    return {"training.entropy_coef": 0.5, "loop.steps": 500} if arena == "nim" else {}
+
+
+def test_a_runs_file_gives_another_run_only_what_was_chosen(tmp_path: Path) -> None:
+    given = {"training.clip_range": 0.3, "loop.deterministic": True, "out": tmp_path / "run"}
+    saved = write(tmp_path, resolve(overrides=given, recommend=recommend).toml())
+    resolved = resolve(files=[saved], overrides={"arena": "kuhn"}, recommend=recommend)
+    fresh = resolve(overrides={**given, "out": None, "arena": "kuhn"}, recommend=recommend)
+    assert resolved.config == fresh.config
+    from_file = {name for name, source in resolved.sources.items() if source == f"file {saved}"}
+    assert from_file == {"training.clip_range", "loop.deterministic"}
+
+
+def test_a_resumed_runs_file_gives_every_value(tmp_path: Path) -> None:
+    before = resolve(overrides={"training.clip_range": 0.3}, recommend=recommend)
+    saved = write(tmp_path, before.toml())
+
+    def changed(_arena: str, _model: str) -> dict[str, object]:
+        return {"training.entropy_coef": 0.1, "loop.steps": 3, "play.group_size": 7}
+
+    assert resolve(run=saved, recommend=changed).config == before.config
+
+
+def test_large_models_get_no_advice_meant_for_the_built_in_one() -> None:
+    resolved = resolve(overrides={"model": "some/model"}, recommend=lambda _arena, _model: {})
+    assert resolved.config == RunConfig(model="some/model")
 
 
 def test_none_can_be_written_where_a_setting_admits_it(tmp_path: Path) -> None:

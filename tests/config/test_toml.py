@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legos.config.toml import write_toml
+from legos.config.toml import read_sources, uncommented, write_toml
 from legos.errors import ConfigError
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
@@ -33,6 +33,14 @@ def test_a_key_reads_back(key: str) -> None:
 def test_none_is_text_and_sources_are_comments() -> None:
     written = write_toml({"a": None, "t.b": 1, "t.c": 2.0}, {"a": "x", "t.b": "y\r\nz"})
     assert written == 'a = "none"  # x\n\n[t]\nb = 1  # y  z\nc = 2.0\n'
+
+
+def test_what_was_not_chosen_is_a_comment_that_can_be_read_again() -> None:
+    values = {"a": 1, "t.b": 2, "t.c": "#: 3"}
+    written = write_toml(values, dict.fromkeys(values, "here"), not_chosen={"a", "t.b"})
+    assert tomllib.loads(written) == {"t": {"c": "#: 3"}}
+    assert tomllib.loads(uncommented(written)) == {"a": 1, "t": {"b": 2, "c": "#: 3"}}
+    assert read_sources(written) == dict.fromkeys(values, "here")
 
 
 def test_what_toml_cannot_hold_is_refused() -> None:
