@@ -1,8 +1,7 @@
-r"""A game of one's own in ten lines, trained and evaluated exactly.
+"""A game of one's own in ten lines, trained and evaluated exactly.
 
     uv run python examples/own_game.py
-    uv run legos train --arena examples/own_game.py:Race --training.learning-rate 3e-3 \
-      --training.kl-coef 0 --training.entropy-coef 0.3
+    uv run legos train --arena examples/own_game.py:Race
 
 Two CPU cores, about half a minute. The built-in model has never seen this game; optimal moves rise
 from about 0.5 to above 0.9, and moves that are not legal vanish.

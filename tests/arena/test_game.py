@@ -57,7 +57,7 @@ def test_defaults() -> None:
     game = Guess()
     assert game.forfeit_reward == -1.5
     assert game.reference() == {}
-    assert game.recommended == {}
+    assert game.recommended == {"training.entropy_coef": 0.3}
 
 
 def test_start_draws_from_starts_with_their_probabilities() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import re
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from legos.cli import main
 from legos.cli.app import app
 from legos.config.schema import CreditName, PlayConfig
 from legos.errors import RecordError
+from legos.losses.alarms import PAGE, RULES
 from legos.testing import ScriptedClient
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +67,15 @@ def test_every_command_exists(page: Path, capsys: pytest.CaptureFixture[str]) ->
     for command in set(re.findall(r"(?:`|run )legos ([a-z]+)", page.read_text())):
         assert main([command, "--help"]) == 0, command
     capsys.readouterr()
+
+
+def test_the_page_of_alarms_has_each_with_its_levels() -> None:
+    page = (ROOT / PAGE).read_text()
+    told = re.findall(r"^\| `(\w+)` \| ([\d.]+) \| ([\d.]+|never) \|", page, re.MULTILINE)
+    assert told == [
+        (rule.metric, f"{rule.warning:g}", f"{rule.error:g}" if isfinite(rule.error) else "never")
+        for rule in RULES
+    ]
 
 
 def one_step(game: str, credit: CreditName) -> list[list[float]]:

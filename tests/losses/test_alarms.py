@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from legos.losses.alarms import alarms
+from legos.losses.alarms import PAGE, alarms
 from legos.losses.metrics import SUMS, step_metrics
 
 HEALTHY = {
@@ -13,6 +13,7 @@ HEALTHY = {
     "error_factor": 1.011,
     "effective_sample_share": 0.99,
     "clip_fraction": 0.15,
+    "applied": 1,
     "mask_fraction": 0.01,
     "truncation_share": 0.05,
     "zero_advantage_share": 0.4,
@@ -41,12 +42,21 @@ def test_a_healthy_step_is_silent() -> None:
         ("zero_advantage_share", 1.0, "warning"),
         ("zero_advantage_share", math.nan, "error"),
         ("logprob_gap", math.nan, "error"),
+        ("applied", 0, "warning"),
     ],
 )
 def test_each_level(metric: str, value: float, level: str) -> None:
     (alarm,) = alarms(HEALTHY | {metric: value})
     assert (alarm.metric, alarm.level) == (metric, level)
     assert alarm.text.startswith(f"{metric} is ")
+    assert PAGE in alarm.text
+
+
+def test_a_solved_game_is_silent_and_a_hopeless_start_is_not() -> None:
+    assert [a.metric for a in alarms({"step": 3, "zero_advantage_share": 0.95})] == [
+        "zero_advantage_share"
+    ]
+    assert alarms({"step": 60, "zero_advantage_share": 0.95}) == []
 
 
 def test_a_gap_to_older_weights_is_what_was_learned_until_it_is_huge() -> None:
