@@ -10,6 +10,7 @@ from typing import cast
 
 from legos.arena.arena import Arena
 from legos.arena.figures import metric_means, reward_means
+from legos.arena.groups import check_episodes, check_tasks
 from legos.arena.table import Draw, Forfeit, Table, Void
 from legos.data.episode import Episode, Rollout, Task
 from legos.data.sample import Sample, TrainingBatch, samples_of_rollout
@@ -27,8 +28,8 @@ async def play_step(
     """Play tasks, at most ``concurrency`` at once, and turn the episodes into a batch.
 
     Raises:
-        ArenaError: no credit assigner, no concurrency, or every play failed; the message holds the
-            first failure.
+        ArenaError: no credit assigner, no concurrency, two tasks with one id, or every play failed;
+            the message holds the first failure.
         EngineError: what generates has died.
     """
     if arena.credit_assigner is None:
@@ -38,6 +39,7 @@ async def play_step(
         )
     if concurrency < 1:
         raise ArenaError(f"concurrency is {concurrency}; expected at least 1 play at once")
+    check_tasks(arena.name, (task for task, _ in plays))
     episodes = await play_all(arena, plays, asyncio.Semaphore(concurrency))
     failed = [episode for episode in episodes if episode.error]
     if failed:
@@ -146,10 +148,12 @@ def batch_of(episodes: Sequence[Episode], credit: CreditAssigner) -> TrainingBat
     """Credit and samples of a step's episodes, children included, every token accounted for.
 
     Raises:
-        ArenaError: the credit rule failed, or gave no advantage for each trained turn.
+        ArenaError: the credit rule failed, or gave no advantage for each trained turn, or would
+            compare plays of different tasks.
     """
     flat = list(_with_children(episodes))
     played = [episode for episode in flat if not episode.error and not episode.void]
+    check_episodes(flat, credit)
     samples: list[Sample] = []
     discarded: Counter[str] = Counter()
     breaks = 0

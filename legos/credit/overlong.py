@@ -5,6 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from legos.credit.group import Scope
 from legos.credit.returns import Advantages, trained
 from legos.data.episode import Episode
 from legos.errors import ConfigError
@@ -53,6 +54,11 @@ class OverlongPenalty:
     def singletons(self) -> int:
         """What stood alone so far, where the rule counts that."""
         return getattr(self._credit, "singletons", 0)
+
+    @property
+    def scope(self) -> Scope | None:
+        """Which plays the rule compares, where it says so."""
+        return getattr(self._credit, "scope", None)
 
     def assign(self, episodes: Sequence[Episode]) -> Sequence[Advantages]:
         """One mapping per episode: trained role -> one advantage per turn."""

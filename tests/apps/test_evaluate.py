@@ -35,7 +35,8 @@ class Guess(Arena):
 
     def tasks(self, rng):
         while True:
-            yield Task(id=f"bias-{rng.randrange(3)}", data=rng.random())
+            bias = rng.randrange(3)
+            yield Task(id=f"bias-{bias}", data=bias / 2)
 
     async def play(self, t):
         hidden = await t.ask("hider", "Hide 1 or 2.")

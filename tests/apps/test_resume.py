@@ -35,13 +35,14 @@ class Tree(Arena):
 
     def tasks(self, rng):
         for number in range(5):
-            yield Task(id=f"t{number}", data=rng.random())
+            data = rng.random()
+            yield Task(id=f"t{number}/{data}", data=data)
 
     async def play(self, t):
         first = await t.ask("first", f"{t.task.data}")
         t.reward("first", t.rng.random())
         if not t.task.id.startswith("child"):
-            await t.spawn(type(self), Task(id="child", data=first.text), 2)
+            await t.spawn(type(self), Task(id=f"child/{first.text}", data=first.text), 2)
         second = await t.ask("second", f"{first.text}")
         return {"first": float("1" in first.text), "second": float(len(second.text) % 2)}
 """

@@ -29,7 +29,8 @@ class Solo(Arena):
 
     def tasks(self, rng: random.Random) -> Iterable[Task]:
         for number in range(self.num_tasks):
-            yield Task(id=f"t{number}", data=rng.random())
+            data = rng.random()
+            yield Task(id=f"t{number}/{data}", data=data)
 
     async def play(self, t: Table) -> Mapping[str, float]:
         return {"player": float((await t.ask("player", t.task.id)).answer)}

@@ -291,9 +291,10 @@ def test_at_most_so_many_plays_go_on_at_once() -> None:
 
 
 def test_rollouts_of_different_plays_never_share_a_name() -> None:
-    arena = Solo(alternating(), num_tasks=1)  # the same task again and again
+    arena = Solo(alternating(), num_tasks=1)
+    arena.tasks_per_step = 1  # the same task again and again
     samples = [s for _ in range(3) for s in step(arena).samples]
-    assert len({s.rollout for s in samples}) == len(samples) == 24
+    assert len({s.rollout for s in samples}) == len(samples) == 6
     assert {s.group for s in samples} == {"solo/t0"}
 
 

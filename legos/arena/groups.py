@@ -1,0 +1,70 @@
+"""Groups: the plays that share a task id are compared, so one id must stand for one task."""
+
+import pickle
+from collections.abc import Hashable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from legos.data.episode import Episode, Task
+from legos.errors import ArenaError
+from legos.protocols import CreditAssigner
+
+__all__ = ["check_episodes", "check_tasks"]
+
+_SHOWN = 200  # characters of each data in a message
+
+
+def check_tasks(arena: str, tasks: Iterable[Task]) -> None:
+    """Refuse tasks of one step that share an id and differ in their data.
+
+    Data is the same where it is the same object, compares equal, or pickles to the same bytes
+    (objects that define no equality). What can be neither compared nor pickled is not told apart.
+
+    Raises:
+        ArenaError: naming the id and both data.
+    """
+    _check(((None, arena), task) for task in tasks)
+
+
+def check_episodes(episodes: Sequence[Episode], credit: CreditAssigner) -> None:
+    """Refuse plays of different tasks that a credit rule would compare, spawned ones included.
+
+    Args:
+        episodes: of one step, children included.
+        credit: the rule; where it has a ``scope``, plays of different scopes are not compared.
+
+    Raises:
+        ArenaError: naming the id and both data.
+    """
+    scope = getattr(credit, "scope", None)
+    scopes = scope(episodes) if scope else [None] * len(episodes)
+    try:
+        _check(((at, e.arena), e.task) for at, e in zip(scopes, episodes, strict=True))
+    except ArenaError as error:
+        error.add_note("credit 'hierarchical' compares only the spawned plays of one parent")
+        raise
+
+
+def _check(tasks: Iterable[tuple[tuple[Hashable, str], Task]]) -> None:
+    first: dict[Hashable, Task] = {}
+    for place, task in tasks:
+        known = first.setdefault((place, task.id), task)
+        if known is not task and not _same(known.data, task.data):
+            one, other = (repr(data)[:_SHOWN] for data in (known.data, task.data))
+            raise ArenaError(
+                f"two tasks of arena {place[1]!r} have the id {task.id!r} but different data: "
+                f"{one} and {other}; the plays of one id are compared with each other, so give "
+                f"every task an id of its own, such as '{task.id}/0' and '{task.id}/1'"
+            )
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    with suppress(Exception):  # arrays have no single truth value
+        if one == other:
+            return True
+    try:
+        return pickle.dumps(one) == pickle.dumps(other)
+    except Exception:  # whatever an object's own code raises
+        return True
