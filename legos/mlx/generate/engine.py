@@ -7,7 +7,8 @@ samples of one prompt, and plain batches are all the same case.
 
 A request is *inside* from its submission until it is answered. It waits under its tokens for a
 forward pass, is decoded with the rows, and may wait again where its row forked into more rows than
-fit. Whatever happens, leaving is one act, so that every number is delivered exactly once.
+fit. Whatever happens, leaving is one act, so that every number is delivered exactly once. Once a
+second, and before it rests, the engine checks that the scheduler holds everybody who is inside.
 
 All methods named ``_x`` run on the worker that owns the module tree.
 """
@@ -34,6 +35,7 @@ from legos.weights.adapter import Adapter, AdapterInfo
 __all__ = ["MlxEngine"]
 
 logger = logging.getLogger(__name__)
+CHECK_S = 1.0  # between two looks for lost requests
 Tokens = tuple[int, ...]
 Message = tuple[Deliver, Sequence[tuple[int, Request]] | frozenset[int]]
 """Requests that come in, or the numbers of those to be cancelled."""
@@ -77,6 +79,8 @@ class MlxEngine:
         self._inside: set[Member] = set()
         self._closed = False
         self._tick_began: float | None = None
+        self._checked = 0.0
+        self._accepted = self._answered = 0
         self.swaps = 0
         self.worked_s = 0.0
         self.spans = self._scheduler.sampler.spans
@@ -114,6 +118,8 @@ class MlxEngine:
         return {
             "requests_running": len(self._inside),
             "requests_waiting": self._scheduler.num_waiting + len(self._inbox),
+            "requests_accepted_total": self._accepted,
+            "requests_answered_total": self._answered,
             **self._scheduler.stats(),
             "adapter_swaps_total": self.swaps,
             "worked_seconds_total": self.worked_s,
@@ -236,6 +242,7 @@ class MlxEngine:
             told += [(member, failure) for member in self._inside]
             self._scheduler.clear()
         self._answer(told)
+        self._find_lost()
         self.worked_s += time.monotonic() - self._tick_began
         self._tick_began = None
         return bool(self._scheduler or self._inbox)
@@ -250,6 +257,7 @@ class MlxEngine:
             for number, request in requests:
                 member = Member(number, request, deliver)
                 self._inside.add(member)
+                self._accepted += 1
                 reason = self._refusal(request, member)
                 if reason is None:
                     self._scheduler.add(member)
@@ -282,6 +290,7 @@ class MlxEngine:
             if member in self._inside:
                 if not isinstance(result, Progress):
                     self._inside.remove(member)
+                    self._answered += 1
                     self._scheduler.left(member)
                 by_receiver.setdefault(member.deliver, []).append((member.number, result))
         for deliver, results in by_receiver.items():
@@ -291,6 +300,21 @@ class MlxEngine:
                 logger.exception("a receiver of results failed; the engine goes on")
         if self._scheduler.adapters.any_retired:
             self._scheduler.tidy(self._inside)
+
+    def _find_lost(self) -> None:
+        """Answer those whom the scheduler holds no more, which is a defect, with an error."""
+        now = time.monotonic()
+        if self._scheduler and now < self._checked + CHECK_S:
+            return
+        self._checked = now
+        lost = self._inside - self._scheduler.held() if self._inside else ()
+        if lost:
+            error = EngineError(
+                f"the engine lost {len(lost)} of its requests, which is a defect; ask again"
+            )
+            sizes = [(len(m.request.prompt_ids), m.request.max_tokens) for m in lost]
+            logger.error("%s; (prompt tokens, max_tokens): %s", error, sorted(sizes)[:8])
+            self._answer([(member, error) for member in lost])
 
     def _end(self) -> None:
         """Answer everybody inside, and whoever came before the worker closed."""

@@ -128,6 +128,10 @@ class Scheduler:
         """Take a member in; its adapter is found already."""
         self._waiting.add(member)
 
+    def held(self) -> set[Member]:
+        """Everybody who waits or is decoded."""
+        return {*self._waiting, *(m for _, members, _ in self._rows.listed() for m in members)}
+
     def left(self, member: Member) -> None:
         """A member has been answered; what was set aside for it is free."""
         self._budget.give_back(member)

@@ -1,6 +1,6 @@
 """What waits for a forward pass: prompts by their tokens, and the block that is on its way."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,8 @@ class WaitingRows:
 
     Members that draw for the last time need no cache: their rows are computed at once and dropped,
     unless that takes longer than decoding may wait. All others start only while there is room for
-    them among the decoding rows and their bytes.
+    them among the decoding rows and their bytes. Only rows that are being computed have bytes set
+    aside, never one that waits, so the eldest can always start once the others have ended.
 
     Attributes:
         rows_computed: rows that went through the model.
@@ -92,11 +93,17 @@ class WaitingRows:
     def __len__(self) -> int:
         return sum(len(members) for held in self._all() for members in held.values())
 
+    def __iter__(self) -> Iterator[Member]:
+        for held in self._all():
+            for members in held.values():
+                yield from members
+
     def __bool__(self) -> bool:
         return bool(self._last or self._longer or self._underway)
 
     def add(self, member: Member) -> None:
-        """Wait under one's tokens."""
+        """Wait under one's tokens; what was set aside for a row that forked is free."""
+        self._budget.give_back(member)
         key = (member.live, member.request.prompt_ids + member.tokens)
         at_once = member.last_draw and len(key[1]) <= self._chunk_tokens
         held = self._last if at_once and key not in self._longer else self._longer
@@ -117,9 +124,16 @@ class WaitingRows:
     def interrupt(self, live: Live) -> None:
         """The weights have changed: a block that they began is begun again, before all others."""
         block = self._underway
-        if block is not None and any(each is live for each, _ in block.waiting):
-            self._underway = None
-            self._longer = {k: m for k, m in block.waiting.items() if m} | self._longer
+        if block is None or all(each is not live for each, _ in block.waiting):
+            return
+        self._underway = None
+        later, self._longer = self._longer, {}
+        for key, members in (*block.waiting.items(), *later.items()):
+            if members:  # others may have come under the tokens of the block
+                self._longer.setdefault(key, []).extend(members)
+        for members in block.waiting.values():
+            for member in members:
+                self._budget.give_back(member)
 
     def known(self, sampler: Sampler) -> list[Row]:
         """Rows of which the sampler remembers the distribution; they wait no longer."""
@@ -181,6 +195,7 @@ class WaitingRows:
         most = self._block_tokens if self._prompt_step == 1 else max_tokens
         blocks = row_blocks(admitted, most, length=lambda key: len(key[1]) - found[key][1])
         keys = next(block for block in blocks if admitted[0] in block)
+        self._put_off(admitted, keys)
         waiting: Members = {}
         for key in keys:
             members = self._longer.pop(key)
@@ -205,6 +220,13 @@ class WaitingRows:
                 break
             keys.append(key)
         return keys
+
+    def _put_off(self, admitted: Sequence[Key], keys: Sequence[Key]) -> None:
+        """Free what was set aside for rows that are not in the block after all."""
+        started = set(map(id, keys))
+        for key in admitted:
+            if id(key) not in started:
+                self._budget.give_back(self._longer[key][0])
 
     def _count(self, waiting: Members, computed: int, *, reused: int) -> None:
         self.rows_computed += len(waiting)
