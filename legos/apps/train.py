@@ -1,9 +1,10 @@
 """``legos train``: everything put together, run, and summed up."""
 
 import asyncio
+import shlex
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ __all__ = ["check", "train"]
 
 CREDIT = ("credit", "discount", "overlong_margin")  # settings that advantages come from
 SERVED_AT = "127.0.0.1"
+_OTHER_GAME = {"nim": "kuhn", "kuhn": "nim"}
 DRAIN_S = 0.5  # a run that ends does not wait for those who ask it from outside
 
 
@@ -311,10 +313,20 @@ def _sum_up(run: Run, folder: RunFolder, config: RunConfig, seconds: float) -> N
     Console().print(_comparison(run.first, run.last, config.arena))
     _tell(
         f"done in {seconds:.0f} s; next, try",
-        f"  uv run legos eval {folder.path}",
-        f"  uv run legos serve --adapter {folder.adapter_folder()}",
-        f"  uv run legos train --arena {'nim' if config.arena == 'kuhn' else 'kuhn'}",
+        *(f"  {shlex.join(['uv', 'run', 'legos', *hint])}" for hint in _hints(folder, config)),
     )
+
+
+def _hints(folder: RunFolder, config: RunConfig) -> Iterator[list[str]]:
+    """Commands that follow from a finished run, for its own model and arena."""
+    run, model = str(folder.path), config.model
+    of_model = [] if model == BUILTIN else ["--model", model]
+    yield ["eval", run]
+    yield ["serve", *of_model, "--adapter", str(folder.adapter_folder())]
+    if model == BUILTIN and config.arena in _OTHER_GAME:
+        yield ["train", "--arena", _OTHER_GAME[config.arena]]
+    else:
+        yield ["train", "--resume", run, "--steps", str(2 * config.loop.steps)]
 
 
 def _tell_finished(run: Run, folder: RunFolder, config: RunConfig) -> None:
@@ -328,7 +340,7 @@ def _tell_finished(run: Run, folder: RunFolder, config: RunConfig) -> None:
 
 
 def _resuming(folder: RunFolder) -> str:
-    return f"uv run legos train --resume {folder.path}"
+    return shlex.join(["uv", "run", "legos", "train", "--resume", str(folder.path)])
 
 
 def _chatting(url: str) -> str:

@@ -212,8 +212,8 @@ def test_more_steps_go_on_and_are_remembered(tmp_path: Path) -> None:
     text = (run / "config.toml").read_text()
     assert "steps = 4  # command line" in text
     assert "min_samples_per_step = 16  # command line" in text
-    assert 'model = "builtin"  # default' in text
-    assert "lora_rank = 16  # arena nim" in text
+    assert '#: model = "builtin"  # default' in text
+    assert "#: lora_rank = 16  # model builtin" in text
     assert (run / "adapters" / "v4").is_dir()
 
 

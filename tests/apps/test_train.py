@@ -1,19 +1,24 @@
 """``legos train``: what it leaves, and that its books are those of the engine."""
 
 import os
+import shlex
 import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from legos.apps import train as app
+from legos.build.server_bench import running
 from legos.build.trainer import Trainer, trainer_of
 from legos.cli import main
 from legos.config.resolve import read_config
 from legos.config.schema import RunConfig
 from legos.loop.checkpoint import newest_whole, read_state
+from legos.testing import write_tiny_model
 from legos.track import JsonlTracker
 from legos.track.jsonl import read_metrics
 
@@ -95,6 +100,33 @@ def test_runs_without_a_name_are_numbered(
     assert sorted(path.name for path in Path("runs/nim-2/adapters").iterdir()) == ["v0", "v2"]
     check_lines(Path("runs/nim-1"), 2)
     assert read_config(Path("runs/nim-1/config.toml")).loop.steps == 2
+
+
+def hints(told: str) -> list[str]:
+    """The commands that a run ends with."""
+    return [line.strip() for line in told.partition("next, try\n")[2].splitlines()]
+
+
+def test_the_commands_at_the_end_fit_the_model_and_the_arena(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = str(write_tiny_model(Path("my models/tiny")))
+    assert main(["train", *FAST, "--steps", "1", "--model", folder]) == 0
+    evaluate, serve, longer = map(shlex.split, hints(capsys.readouterr().out))
+    assert serve[2:] == ["legos", "serve", "--model", folder, "--adapter", "runs/nim-1/adapters/v1"]
+    assert longer[2:] == ["legos", "train", "--resume", "runs/nim-1", "--steps", "2"]
+    assert main(evaluate[3:]) == 0
+    assert main(longer[3:]) == 0
+    with running([sys.executable, "-m", *serve[2:]]) as url:
+        live = httpx.get(f"{url}/adapters/version").json()["adapters"]
+    assert [adapter["version"] for adapter in live if adapter["name"] == "policy"] == [1]
+
+
+def test_after_a_game_that_ships_with_the_kit_the_other_one_is_next(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", *FAST, "--steps", "1", "--arena", "kuhn"]) == 0
+    assert hints(capsys.readouterr().out)[2] == "uv run legos train --arena nim"
 
 
 @pytest.mark.parametrize(
