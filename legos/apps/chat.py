@@ -4,21 +4,38 @@ import asyncio
 import random
 import sys
 from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TextIO
 
 from rich.console import Console
 
+from legos.arena.game import position, split_position
 from legos.build.model import apply_lora, load_model
+from legos.build.serving import base_of, put_on
+from legos.builtin import BUILTIN, EXAMPLE
 from legos.clients.engine import EngineClient
 from legos.clients.openai import OpenAIClient
 from legos.data.message import Message, Sampling
 from legos.errors import LegosError
+from legos.loop.folder import find_adapter
+from legos.weights.folder import read_adapter
 
 __all__ = ["Chat", "Speaker", "chat"]
 
 HELP = "/reset forgets what was said, /adapter NAME asks another one, /quit ends"
+GAMES = (
+    "a line that ends with the moves of a game is answered with one of them, such as\n  "
+    + EXAMPLE.replace("\n", " ")
+)
+BUILTIN_CAN = (
+    "the built-in model has 0.15 million parameters and plays games; it knows no language, and "
+    "what is no position of a game it copies at best"
+)
+POLICY, BASE = "policy", "base"
+LIVE = (POLICY, BASE)  # adapters of a model in this process that are no files
+LONGEST = 512  # tokens of an answer, unless told otherwise
+BUILTIN_LONGEST = 32  # an answer of the built-in model that has not ended by then never ends
 SEEDS = 1 << 63
 
 
@@ -55,22 +72,27 @@ class Chat:
     async def answer(self, question: str) -> AsyncGenerator[str]:
         """Ask and tell the answer as it comes; one that breaks off is forgotten, question and all.
 
+        A position of a game is asked as games ask it: by itself, and the answer is a move.
+
         Raises:
             LegosError: nobody answers, or the question is refused.
         """
         before = [Message("system", self.system)] if self.system else []
-        asked = Message("user", question)
+        place = split_position(question)
+        asked = Message("user", position(*place) if place else question)
         sampling = Sampling(
             temperature=self.sampling.temperature,
-            max_tokens=self.sampling.max_tokens,
+            max_tokens=None if place else self.sampling.max_tokens,
+            choices=place[1] if place else (),
             seed=self.rng.randrange(SEEDS),
         )
         pieces: list[str] = []
-        messages = (*before, *self.said, asked)
+        messages = (*before, *(() if place else self.said), asked)
         async for piece in self.speaker.stream(messages, sampling, adapter=self.adapter):
             pieces.append(piece)
             yield piece
-        self.said += (asked, Message("assistant", "".join(pieces)))
+        if place is None:
+            self.said += (asked, Message("assistant", "".join(pieces)))
 
     def command(self, line: str) -> str | None:
         """Do what a line with a slash says; what to tell then, or None to end."""
@@ -95,7 +117,7 @@ def chat(
     adapter: str,
     system: str,
     temperature: float,
-    max_tokens: int,
+    max_tokens: int | None,
     seed: int | None,
     source: TextIO | None = None,
 ) -> int:
@@ -103,12 +125,14 @@ def chat(
 
     Args:
         url: of a server; None runs ``model`` in this process.
-        model: a folder, a hub name or the built-in model; with a URL, its name there.
+        model: a folder, a hub name or the built-in model; None: what the adapter was trained on.
+            With a URL, the model's name there.
         api_key: of the server.
-        adapter: whom to ask for.
+        adapter: whom to ask for: "policy", "base", or what ``find_adapter`` finds; with a URL, an
+            adapter's name there.
         system: what is said before everything else.
         temperature: of the answers.
-        max_tokens: longest answer.
+        max_tokens: longest answer that is no move; None: ``LONGEST``, of the built-in model less.
         seed: makes the answers repeat; None draws one.
         source: where lines come from; None is standard input.
 
@@ -120,11 +144,20 @@ def chat(
     """
     lines = sys.stdin if source is None else source
     rng = random.Random(seed)
-    sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
-    with asyncio.Runner() as runner, _speaker(runner, url, model, api_key) as speaker:
+    with asyncio.Runner() as runner, ExitStack() as stack:
+        if url is not None:
+            speaker: Speaker = stack.enter_context(_server(runner, url, model, api_key))
+            small = False
+        else:
+            speaker, small = stack.enter_context(_own_model(model, adapter))
+            adapter = BASE if adapter == BASE else POLICY
+        longest = max_tokens or (BUILTIN_LONGEST if small else LONGEST)
+        sampling = Sampling(temperature=temperature, max_tokens=longest)
         talk = Chat(speaker=speaker, adapter=adapter, sampling=sampling, rng=rng, system=system)
         if lines.isatty():
-            _interactive(talk, runner, Console())
+            _interactive(
+                talk, runner, Console(), can=f"{BUILTIN_CAN};\n{GAMES}" if small else GAMES
+            )
         else:
             console = Console(soft_wrap=True)
             for line in lines:
@@ -133,9 +166,9 @@ def chat(
     return 0
 
 
-def _interactive(talk: Chat, runner: asyncio.Runner, console: Console) -> None:
+def _interactive(talk: Chat, runner: asyncio.Runner, console: Console, *, can: str) -> None:
     """Ask for lines; what goes wrong is told, and the next line may go better."""
-    _tell(console, f"{HELP}; Ctrl-C stops an answer")
+    _tell(console, f"{can}\n{HELP}; Ctrl-C stops an answer")
     while True:
         try:
             line = console.input("[bold]> [/bold]")
@@ -179,23 +212,30 @@ def _tell(console: Console, text: str) -> None:
 
 
 @contextmanager
-def _speaker(
-    runner: asyncio.Runner, url: str | None, model: str | None, api_key: str | None
+def _server(
+    runner: asyncio.Runner, url: str, model: str | None, api_key: str | None
 ) -> Generator[Speaker]:
-    """A server, or a model in this process; closed at the end."""
-    if url is not None:
-        client = OpenAIClient(url, api_key=api_key, model=model)
-        try:
-            yield client
-        finally:
-            runner.run(client.aclose())
-        return
-    handle = load_model(model or "builtin")
-    apply_lora(handle)
+    """A server; its connections are closed at the end."""
+    client = OpenAIClient(url, api_key=api_key, model=model)
+    try:
+        yield client
+    finally:
+        runner.run(client.aclose())
+
+
+@contextmanager
+def _own_model(model: str | None, adapter: str) -> Generator[tuple[Speaker, bool]]:
+    """A model in this process with an adapter as its policy, and whether it is the built-in one."""
+    weights = None if adapter in LIVE else read_adapter(find_adapter(adapter))
+    name = base_of(model, [weights] if weights else [])
+    handle = load_model(name)
+    if weights is None:
+        apply_lora(handle)
+        weights = handle.base_adapter()
     engine = handle.make_engine()
     try:
-        engine.load_adapter(handle.base_adapter()).result()
-        yield _Whole(EngineClient(engine, handle.tokenizer))
+        put_on(engine, replace(weights, name=POLICY), name)
+        yield _Whole(EngineClient(engine, handle.tokenizer)), name == BUILTIN
     finally:
         engine.close()
         handle.close()

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from legos.config.resolve import read_config
 from legos.errors import CheckpointError
 from legos.loop.atomic import write_folder
-from legos.loop.folder import find_run
+from legos.loop.folder import find_run, split_place
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter, write_adapter
 from legos.weights.peft import write_peft
@@ -23,10 +23,11 @@ def export(
     """Write an adapter of a run into a new folder, whole or not at all.
 
     Args:
-        run: run folder, or its name in runs/.
+        run: run folder, or its name in runs/; as ``RUN@STEP``, an adapter of it.
         to: where to; must not exist yet, or be an empty folder.
         form: mlx-lm's adapter, PEFT's adapter, or the base model with the adapter merged.
-        adapter: a name such as ``v100``; None takes the newest.
+        adapter: which, as ``RunFolder.adapter_folder`` takes it; None: what ``run`` says, or the
+            newest.
 
     Returns:
         What was written.
@@ -35,8 +36,9 @@ def export(
         CheckpointError: no such run or adapter, or ``to`` is taken or cannot be written.
         AdapterError: the adapter is damaged, does not fit, or has no such form.
     """
-    folder = find_run(run)
-    weights = read_adapter(folder.adapter_folder(adapter))
+    name, at = split_place(run)
+    folder = find_run(name)
+    weights = read_adapter(folder.adapter_folder(adapter or at))
     model = read_config(folder.config).model
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise CheckpointError(f"{to} exists already; choose another --to, or remove it")

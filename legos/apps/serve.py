@@ -1,20 +1,24 @@
 """``legos serve``: a model and its adapters over HTTP, until the process is told to end."""
 
 import asyncio
+import json
 import logging
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from fastapi import FastAPI
 
 from legos.build.machine import quiet_collector
 from legos.build.model import ModelHandle, apply_lora, load_model
-from legos.build.serving import guarded_engine, tool_format_of
+from legos.build.serving import base_of, guarded_engine, put_on, tool_format_of
+from legos.builtin import BUILTIN, EXAMPLE
 from legos.clients.engine import EngineClient
 from legos.data.limits import EngineLimits
 from legos.errors import ConfigError
+from legos.loop.folder import find_adapter
 from legos.protocols import Engine
 from legos.server.app import make_app
 from legos.server.limits import Limits
@@ -30,7 +34,7 @@ POLICY = "policy"
 
 def serve(
     *,
-    model: str,
+    model: str | None,
     adapters: Sequence[str],
     host: str,
     port: int,
@@ -41,8 +45,9 @@ def serve(
     """Answer requests until the process is told to end; those that run then may end.
 
     Args:
-        model: a folder, a hub name, or the built-in model.
-        adapters: adapter folders, as DIR (live as ``policy``) or NAME=DIR.
+        model: a folder, a hub name, or the built-in model; None: what the adapters were trained on.
+        adapters: what ``find_adapter`` finds, live as ``policy``, or as NAME where NAME= stands
+            before it.
         host: address to listen on.
         port: 0 picks a free one.
         limits: what is let in.
@@ -55,6 +60,7 @@ def serve(
     """
     logging.getLogger("legos.server").setLevel(logging.INFO)
     loaded = _read(adapters)
+    model = base_of(model, loaded)
     with ExitStack() as stack:
         handle = load_model(model)
         stack.callback(handle.close)
@@ -64,7 +70,7 @@ def serve(
         engine = guarded_engine(handle, EngineLimits(max_rows=limits.max_running))
         stack.callback(engine.close)
         for adapter in loaded:
-            engine.load_adapter(adapter).result()
+            put_on(engine, adapter, model)
         scale = loaded[0].shape.scale
         app = app_of(handle, engine, name=_short(model), limits=limits, scale=scale)
         quiet_collector()
@@ -119,10 +125,12 @@ async def _until_told(
         service = app.state.service
         live = [f"{name}@{version}" for name, version in service.engine.versions().items()]
         key = '-H "Authorization: Bearer $LEGOS_API_KEY" ' if service.limits.api_key else ""
+        example = EXAMPLE if service.model == BUILTIN else "Hello"
+        asked = {"messages": [{"role": "user", "content": example}], "max_tokens": 16}
         say(
             f"serving {', '.join([service.model, *live])} at {url}/v1 (page: {url}/docs)\n"
             f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' "
-            '-d \'{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}\'\n'
+            f"-d '{json.dumps(asked)}'\n"
         )
         await told.wait()
 
@@ -136,15 +144,9 @@ def _read(adapters: Sequence[str]) -> list[Adapter]:
             name, folder = POLICY, given
         if name in read:
             raise ConfigError(
-                f"two adapters are called {name!r}; name them: --adapter NAME=DIR --adapter ..."
+                f"two adapters are called {name!r}; name them: --adapter NAME=RUN --adapter ..."
             )
-        adapter = read_adapter(Path(folder))
-        read[name] = Adapter(
-            name=checked_name(name),
-            version=adapter.version,
-            shape=adapter.shape,
-            arrays=adapter.arrays,
-        )
+        read[name] = replace(read_adapter(find_adapter(folder)), name=checked_name(name))
     return list(read.values())
 
 

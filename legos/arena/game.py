@@ -7,10 +7,25 @@ from typing import Any
 
 from legos.errors import ArenaError
 
-__all__ = ["Game", "State"]
+__all__ = ["Game", "State", "position", "split_position"]
 
 State = Any
 """A position: any hashable value; equal values are one position."""
+
+_MOVES = "Moves: "
+
+
+def position(view: str, moves: Sequence[str]) -> str:
+    """A view and the moves that may be answered, as a prompt."""
+    return f"{view}\n{_MOVES}{' '.join(moves)}"
+
+
+def split_position(text: str) -> tuple[str, tuple[str, ...]] | None:
+    """View and moves of a ``position``, in one line or more; None where a text is none."""
+    view, found, moves = text.rpartition(_MOVES)
+    if not found or not view.strip() or "\n" in moves or not moves.split():
+        return None
+    return view.rstrip(), tuple(dict.fromkeys(moves.split()))
 
 
 class Game(ABC):
@@ -89,7 +104,7 @@ class Game(ABC):
 
     def prompt(self, state: State, role: str) -> str:
         """What the role to move is asked: its view, then the moves that it may answer with."""
-        return f"{self.view(state, role)}\nMoves: {' '.join(self.legal(state))}"
+        return position(self.view(state, role), self.legal(state))
 
     def reference(self) -> Mapping[str, float]:
         """Known numbers that curves are drawn against, such as the value under optimal play."""

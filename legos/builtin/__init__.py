@@ -6,9 +6,12 @@ from pathlib import Path
 
 from legos.errors import ModelError
 
-__all__ = ["BUILTIN", "RECOMMENDED", "builtin_path"]
+__all__ = ["BUILTIN", "EXAMPLE", "RECOMMENDED", "builtin_path"]
 
 BUILTIN = "builtin"  # the name by which settings and commands know it
+
+EXAMPLE = "Nim: 5 left, last one wins.\nMoves: 1 2 3"
+"""What the model can be asked: a position of a game, and its moves on the last line."""
 
 RECOMMENDED: Mapping[str, object] = {
     "training.kl_coef": 0.0,

@@ -106,8 +106,8 @@ def evaluate(
     """Evaluate the newest adapter of a run, exactly where the game allows it.
 
     Args:
-        run: Run folder, or its name in runs/.
-        adapter: Another adapter of the run, such as v100.
+        run: Run folder, or its name in runs/; RUN@STEP or RUN@best for another adapter of it.
+        adapter: The same, stronger: a step, best, or the adapter's own name, such as v100.
         json: Print one JSON object.
     """
     from legos.apps.evaluate import evaluate_run
@@ -119,7 +119,7 @@ def evaluate(
 
 def serve(
     *,
-    model: str = "builtin",
+    model: str | None = None,
     adapter: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -135,8 +135,9 @@ def serve(
     """Serve a model and its adapters over an OpenAI-compatible HTTP interface.
 
     Args:
-        model: A model folder, a hub name, or "builtin".
-        adapter: Adapter folder, as DIR (live as "policy") or NAME=DIR; repeat it for several.
+        model: A model folder, a hub name, or "builtin"; by default what the adapters belong to.
+        adapter: RUN, RUN@STEP, RUN@best or an adapter folder, live as "policy"; NAME=RUN names it;
+            repeat it for several.
         host: Address to listen on; others than loopback need an API key.
         port: Port to listen on; 0 picks a free one.
         api_key: Asked of every request, as a bearer token.
@@ -180,19 +181,21 @@ def chat(
     adapter: str = "policy",
     system: str = "",
     temperature: float = 1.0,
-    max_tokens: int = 512,
+    max_tokens: int | None = None,
     seed: int | None = None,
 ) -> int:
     """Talk to a model in the terminal; without a URL, to one in this process.
 
     Args:
         url: Address of a server, such as http://localhost:8000/v1.
-        model: A model folder, a hub name, or "builtin"; with a URL, the model's name there.
+        model: A model folder, a hub name, or "builtin"; by default what the adapter belongs to.
+            With a URL, the model's name there.
         api_key: Key of the server.
-        adapter: Adapter to ask for, such as policy, policy@12 or base.
+        adapter: RUN, RUN@STEP, RUN@best, an adapter folder, or base; with a URL, a name there, such
+            as policy, policy@12 or base.
         system: What is said before everything else.
         temperature: Of the answers; 0 takes the most probable token.
-        max_tokens: Longest answer, tokens.
+        max_tokens: Longest answer, tokens; by default 512, of the built-in model 32.
         seed: Makes the answers repeat.
     """
     from legos.apps.chat import chat as run
@@ -251,10 +254,10 @@ def export(
     """Write the newest adapter of a run for another program.
 
     Args:
-        run: Run folder, or its name in runs/.
+        run: Run folder, or its name in runs/; RUN@STEP or RUN@best for another adapter of it.
         to: New folder to write.
         format: mlx-lm's adapter, PEFT's adapter, or a whole model with the adapter merged.
-        adapter: Another adapter of the run, such as v100.
+        adapter: The same, stronger: a step, best, or the adapter's own name, such as v100.
         json: Print one JSON object.
     """
     from legos.apps.export import export as write

@@ -14,9 +14,11 @@ import json
 import os
 import re
 import shutil
+import tomllib
 import zlib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,11 @@ from legos.data.episode import Episode
 from legos.errors import CheckpointError
 from legos.loop.atomic import clear_unfinished, write_file, write_folder
 from legos.loop.checkpoint import checkpoint_at, checkpoints, newest_whole, numbered, read_state
-from legos.track.jsonl import append_whole, kept_bytes
+from legos.track.jsonl import append_whole, kept_bytes, read_metrics
 from legos.weights.adapter import Adapter
-from legos.weights.folder import write_adapter
+from legos.weights.folder import is_adapter_folder, write_adapter
 
-__all__ = ["RUNS", "RunFolder", "find_run", "fresh_folder", "split_place"]
+__all__ = ["RUNS", "RunFolder", "find_adapter", "find_run", "fresh_folder", "split_place"]
 
 RUNS = Path("runs")  # where runs stand unless they are told otherwise
 BEST = "best"
@@ -114,14 +116,21 @@ class RunFolder:
         """
         place = self.adapters / f"v{adapter.version}"
         if not place.exists():
-            write_folder(place, lambda folder: write_adapter(adapter, folder))
+            model = tomllib.loads(self.config.read_text(encoding="utf-8")).get("model")
+            known = replace(adapter, base_model=model)
+            write_folder(place, lambda folder: write_adapter(known, folder))
         return place
 
-    def adapter_folder(self, name: str | None = None) -> Path:
-        """The folder of a named adapter, or of the newest.
+    def adapter_folder(self, at: str | None = None) -> Path:
+        """The folder of an adapter.
+
+        Args:
+            at: a step, "best" as for ``checkpoint``, or the folder's own name, such as ``v100``;
+                None: the newest. The names count the steps that were applied, so that they differ
+                from the steps of a run that has skipped some.
 
         Raises:
-            CheckpointError: there is none of that name, or none at all.
+            CheckpointError: there is no such adapter, or none at all.
         """
         if not self.config.exists():
             raise CheckpointError(
@@ -131,12 +140,22 @@ class RunFolder:
         found = self._adapters()
         if not found:
             raise CheckpointError(f"{self.path} holds no adapter yet; train it first")
-        if name is None:
+        if at is None:
             return found[max(found)]
         known = {path.name: path for _, path in sorted(found.items())}
-        if name not in known:
-            raise CheckpointError(f"{self.path} has no adapter {name!r}; it has {', '.join(known)}")
-        return known[name]
+        if at in known:
+            return known[at]
+        if at != BEST and not at.isdecimal():
+            raise CheckpointError(f"{self.path} has no adapter {at!r}; it has {', '.join(known)}")
+        versions = self._versions()
+        step = self._best_step() if at == BEST else int(at)
+        if step not in versions or versions[step] not in found:
+            kept = ", ".join(str(s) for s, version in versions.items() if version in found)
+            raise CheckpointError(
+                f"{self.path} keeps no adapter of step {step}; it has those of steps "
+                f"{kept or '(none)'} as {', '.join(known)} (see loop.checkpoint_every)"
+            )
+        return found[versions[step]]
 
     def checkpoint(self, at: str | None = None) -> Path:
         """A whole checkpoint of the run.
@@ -151,13 +170,7 @@ class RunFolder:
         if at is None:
             return newest_whole(self.checkpoints)
         if at == BEST:
-            best = read_state(newest_whole(self.checkpoints))["best"]
-            if best is None:
-                raise CheckpointError(
-                    f"{self.path} keeps no best checkpoint; give a step, or train with "
-                    "--loop.keep-best and a figure of the evaluation"
-                )
-            return checkpoint_at(self.checkpoints, best[1])
+            return checkpoint_at(self.checkpoints, self._best_step())
         if not at.isdecimal():
             raise CheckpointError(f"{at!r} is no step of {self.path}; give a number, or {BEST}")
         return checkpoint_at(self.checkpoints, int(at))
@@ -221,6 +234,23 @@ class RunFolder:
         """Files of kept samples by step."""
         return numbered(self.batches, _BATCHES)
 
+    def _best_step(self) -> int:
+        """The step of the best evaluation, where the run keeps that."""
+        best = read_state(newest_whole(self.checkpoints))["best"]
+        if best is None:
+            raise CheckpointError(
+                f"{self.path} keeps no best checkpoint; give a step, or train with "
+                "--loop.keep-best and a figure of the evaluation"
+            )
+        return best[1]
+
+    def _versions(self) -> dict[int, int]:
+        """Step -> policy version after it."""
+        files = (file for file in (self.evaluations, self.metrics) if file.exists())
+        lines = (line for file in files for line in read_metrics(file))
+        known = {int(line["step"] or 0): int(line["policy_version"] or 0) for line in lines}
+        return dict(sorted(known.items()))
+
     def _adapters(self) -> dict[int, Path]:
         """Adapter folders by version."""
         return numbered(self.adapters, _ADAPTER)
@@ -254,6 +284,23 @@ def find_run(text: str | Path, parent: Path = RUNS, *, purpose: str = "") -> Run
     raise CheckpointError(
         f"{text} holds no run{purpose}: it has no {CONFIG}; `legos runs` lists those in {parent}"
     )
+
+
+def find_adapter(text: str, parent: Path = RUNS) -> Path:
+    """An adapter's folder by its path, or by the run that it belongs to.
+
+    Args:
+        text: an adapter folder; or a run, its folder or its name in ``parent``, for its newest
+            adapter; or ``RUN@STEP``, ``RUN@best`` or ``RUN@vN``.
+        parent: folder of runs.
+
+    Raises:
+        CheckpointError: there is no such run, or it has no such adapter.
+    """
+    if is_adapter_folder(Path(text)):
+        return Path(text)
+    run, at = split_place(text)
+    return find_run(run, parent, purpose=" and no adapter").adapter_folder(at)
 
 
 def split_place(text: str) -> tuple[str, str | None]:

@@ -162,6 +162,7 @@ class _Desk:
         service = self._service
         if adapter.name == service.model:
             raise Problem(400, f"{adapter.name!r} is the base model's name")
+        adapter.check_base(service.model)
         started = time.perf_counter()
         info = await self._wait(request, service.engine.load_adapter(adapter))
         service.metrics.swaps.labels(info.name).inc()

@@ -7,6 +7,7 @@ is decoded piece by piece.
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +138,10 @@ def from_folder(path: str, root: Path | None, named: Named) -> Adapter:
     if not folder.is_dir():
         raise Problem(404, "there is no such adapter folder", param="path")
     adapter = read_adapter(folder)
-    return Adapter(
+    return replace(
+        adapter,
         name=checked_name(named.name or adapter.name),
         version=adapter.version if named.version is None else named.version,
-        shape=adapter.shape,
-        arrays=adapter.arrays,
     )
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ __all__ = [
     "Adapter",
     "AdapterInfo",
     "LoraShape",
+    "model_name",
     "pack_adapter",
     "shape_of",
     "unpack_adapter",
@@ -61,6 +63,7 @@ class Adapter:
     version: int  # optimiser steps behind it; 0 is the base
     shape: LoraShape
     arrays: Mapping[str, Any]
+    base_model: str | None = None  # what it was trained on, as ``--model`` takes it, if known
 
     @cached_property
     def digest(self) -> str:
@@ -76,6 +79,23 @@ class Adapter:
     def info(self) -> AdapterInfo:
         """Name, version and digest."""
         return AdapterInfo(name=self.name, version=self.version, digest=self.digest)
+
+    def check_base(self, model: str) -> None:
+        """Refuse a model that this adapter was not trained on; only folders' own names count.
+
+        Args:
+            model: the model that it shall be put on, as ``--model`` takes it.
+
+        Raises:
+            AdapterError: another one is recorded.
+        """
+        recorded = self.base_model
+        if recorded is not None and model_name(recorded) != model_name(model):
+            raise AdapterError(
+                f"adapter {self.name!r} (version {self.version}) was trained on model "
+                f"{recorded!r} and cannot be put on {model!r}; give --model {recorded}, or an "
+                f"adapter that was trained on {model!r}"
+            )
 
     def checked(self, recorded: str, otherwise: str) -> "Adapter":
         """This adapter, if it is the one that was recorded.
@@ -135,6 +155,11 @@ def unpack_adapter(
     adapter = Adapter(name=name, version=version, shape=shape_of(arrays, scale), arrays=arrays)
     recorded = record.get("digest", adapter.digest)
     return adapter.checked(recorded, "it was damaged on its way, send it again")
+
+
+def model_name(model: str) -> str:
+    """What a model is called: a folder's own name, a hub name without its organisation."""
+    return Path(model).name or Path(model).resolve().name
 
 
 def header_record(texts: Mapping[str, str]) -> dict[str, Any]:

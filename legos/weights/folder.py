@@ -11,7 +11,7 @@ from legos.errors import AdapterError
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.peft import CONFIG_FILE, PEFT_WEIGHTS_FILE, read_peft
 
-__all__ = ["read_adapter", "write_adapter"]
+__all__ = ["is_adapter_folder", "read_adapter", "write_adapter"]
 
 WEIGHTS_FILE = "adapters.safetensors"
 
@@ -33,7 +33,12 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
             "dropout": 0.0,
             "keys": list(shape.modules),
         },
-        "legos": {"name": adapter.name, "version": adapter.version, "digest": adapter.digest},
+        "legos": {
+            "name": adapter.name,
+            "version": adapter.version,
+            "digest": adapter.digest,
+            "base_model": adapter.base_model,
+        },
     }
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
 
@@ -65,7 +70,11 @@ def read_adapter(folder: Path) -> Adapter:
         )
         record = config["legos"]
         adapter = Adapter(
-            name=record["name"], version=record["version"], shape=shape, arrays=arrays
+            name=record["name"],
+            version=record["version"],
+            shape=shape,
+            arrays=arrays,
+            base_model=record.get("base_model"),
         )
         digest = record["digest"]
     except KeyError as error:
@@ -78,6 +87,11 @@ def read_adapter(folder: Path) -> Adapter:
             f"{folder} cannot be read as an adapter: {error}; take another one of the run"
         ) from error
     return adapter.checked(digest, f"the file is damaged, take another one than {folder}")
+
+
+def is_adapter_folder(folder: Path) -> bool:
+    """Whether a folder holds an adapter, or what is left of one."""
+    return any((folder / name).is_file() for name in (CONFIG_FILE, WEIGHTS_FILE, PEFT_WEIGHTS_FILE))
 
 
 def _is_dora(fine_tune_type: str) -> bool:

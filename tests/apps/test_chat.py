@@ -10,14 +10,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from legos.apps.chat import chat
+from legos.build.model import apply_lora, load_model
+from legos.builtin import EXAMPLE
 from legos.cli import main
 from legos.errors import EngineError, RequestError
-from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving
+from legos.loop.folder import RunFolder
+from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving, write_tiny_model
 
 MODELS = {"data": [{"id": "policy", "owned_by": "legos"}]}
 
@@ -94,12 +99,56 @@ def test_without_a_url_a_model_of_this_process_answers(
     assert len(answer) <= 8
 
 
+def test_a_position_is_asked_as_games_ask_it_and_by_itself() -> None:
+    server = ScriptedServer(lambda asked: events("2"), models=MODELS)
+    with serving(server) as url:
+        talk(url, "Hello\nNim: 5 left, last one wins. Moves: 1 2 3\nMoves: none\n")
+    first, second, third = (asked.body for asked in server.asked)
+    assert second["messages"] == [{"role": "user", "content": EXAMPLE}]
+    assert (second["choices"], second["restrict"]) == (["1", "2", "3"], False)
+    assert "max_tokens" not in second
+    assert ["choices" in body for body in (first, third)] == [False, False]
+    assert [m["content"] for m in third["messages"]] == ["Hello", "2", "Moves: none"]
+
+
+def test_a_trained_policy_is_found_by_its_run_and_answers_with_moves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    model = load_model(inline=True)
+    apply_lora(model)
+    with run.new_run('model = "builtin"\n'):
+        run.write_adapter(replace(model.base_adapter(), version=7))
+    asked = f"{EXAMPLE.replace(chr(10), ' ')}\n" * 5
+    monkeypatch.setattr(sys, "stdin", io.StringIO(asked))
+    assert main(["chat", "--adapter", f"{run.path}@v7", "--temperature", "1.5"]) == 0
+    answers = capsys.readouterr().out.splitlines()
+    assert len(answers) == 5
+    assert {len(answer) for answer in answers} == {1}
+    other = write_tiny_model(tmp_path / "other")
+    assert main(["chat", "--adapter", str(run.path), "--model", str(other)]) == 2
+    assert f"trained on model 'builtin' and cannot be put on '{other}'" in capsys.readouterr().err
+
+
+def test_the_built_in_model_says_what_it_can_do() -> None:
+    terminal = Terminal()
+    terminal.wait_for("plays games")
+    terminal.wait_for("Nim: 5 left, last one wins. Moves: 1 2 3")
+    terminal.wait_for("> ")
+    terminal.type("Nim: 5 left, last one wins. Moves: 1 2 3\n")
+    terminal.wait_for("Moves: 1 2 3")
+    terminal.wait_for("> ")
+    terminal.type("/quit\n")
+    assert terminal.close() == 0
+
+
 class Terminal:
     """A chat in a terminal of its own."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str | None = None) -> None:
         self.end, theirs = pty.openpty()
-        command = [sys.executable, "-m", "legos", "chat", "--url", f"{url}/v1"]
+        command = [sys.executable, "-m", "legos", "chat"]
+        command += [] if url is None else ["--url", f"{url}/v1"]
         self.process = subprocess.Popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
         )

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from legos.errors import CheckpointError
-from legos.loop.folder import RunFolder, fresh_folder
+from legos.errors import AdapterError, CheckpointError
+from legos.loop.folder import RunFolder, find_adapter, fresh_folder
 from legos.testing import make_episode
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.folder import read_adapter
@@ -118,6 +118,40 @@ def test_adapters_are_found_by_number_and_by_name(tmp_path: Path) -> None:
         folder.adapter_folder("v3")
     with pytest.raises(CheckpointError, match="has no adapter 'vocabulary'"):
         folder.adapter_folder("vocabulary")
+
+
+def skipping(path: Path) -> RunFolder:
+    """A run whose fourth step was skipped: from there on, versions are one behind the steps."""
+    folder = RunFolder(path)
+    with folder.new_run('model = "some/model"\n'):
+        for version in (0, 3, 5):
+            folder.write_adapter(adapter(version))
+    folder.evaluations.write_text('{"step": 0, "policy_version": 0}\n')
+    lines = [{"step": n, "policy_version": n if n < 4 else n - 1} for n in range(1, 8)]
+    folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_an_adapter_is_found_by_its_step_where_steps_were_skipped(tmp_path: Path) -> None:
+    run = skipping(tmp_path / "run").path
+    found = {at: find_adapter(f"{run}@{at}").name for at in ("0", "3", "4", "6", "v5")}
+    assert found == {"0": "v0", "3": "v3", "4": "v3", "6": "v5", "v5": "v5"}
+    assert find_adapter(str(run)).name == "v5"
+    assert find_adapter("run@6", parent=tmp_path).name == "v5"
+    assert find_adapter(str(run / "adapters" / "v3")) == run / "adapters" / "v3"
+    with pytest.raises(CheckpointError, match=r"of step 5; .* steps 0, 3, 4, 6 as v0, v3, v5"):
+        find_adapter(f"{run}@5")
+    with pytest.raises(CheckpointError, match="holds no run and no adapter"):
+        find_adapter(str(tmp_path / "nowhere"))
+
+
+def test_an_adapter_names_the_model_that_it_was_trained_on(tmp_path: Path) -> None:
+    weights = read_adapter(skipping(tmp_path / "run").adapter_folder())
+    assert weights.base_model == "some/model"
+    weights.check_base("elsewhere/model")
+    with pytest.raises(AdapterError, match=r"'some/model' and cannot be put on 'other'"):
+        weights.check_base("other")
+    assert read_adapter(begun(tmp_path / "old").write_adapter(adapter(0))).base_model is None
 
 
 def test_a_folder_without_a_run_or_an_adapter_is_named(tmp_path: Path) -> None:

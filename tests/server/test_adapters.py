@@ -252,6 +252,17 @@ def test_folders_are_read_below_the_allowed_one_alone(fake: Any, folders: Path) 
         assert "--adapter-folder" in refused.json()["error"]["message"]
 
 
+def test_a_folder_of_another_models_adapter_is_refused(fake: Any, folders: Path) -> None:
+    engine, file = FakeEngine(), folders / "v3" / "adapter_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"legos": config["legos"] | {"base_model": "org/large"}}))
+    with fake(engine, adapter_folder=folders) as server, server.http() as http:
+        answer = http.post("/adapters/load", json={"path": "v3"})
+        assert answer.status_code == 400
+        assert "trained on model 'org/large' and cannot be put on 'small'" in answer.text
+    assert not engine.live
+
+
 def test_vllm_s_spelling(fake: Any, folders: Path) -> None:
     engine = FakeEngine()
     body = {"lora_name": "rival", "lora_path": "v3"}

@@ -1,11 +1,16 @@
 """docs/serving.md: its programs run; and the command itself, from its first line to SIGTERM."""
 
+import json
+import math
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +20,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from legos.build.model import ModelHandle
+from legos.cli import main
+from legos.loop.folder import RunFolder
+from legos.testing import write_tiny_model
+from legos.weights.adapter import Adapter
 
-PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
+ROOT = Path(__file__).parents[2]
+PAGE, README = ROOT / "docs" / "serving.md", ROOT / "README.md"
 
 
 def test_the_programs_of_the_page_run(
@@ -41,6 +51,40 @@ def test_the_programs_of_the_page_run(
         weights = (tmp_path / "adapters.safetensors").read_bytes()
         kind = {"content-type": "application/octet-stream"}
         http.post("/adapters/load?version=0", content=weights, headers=kind)
+
+
+def asked_by(line: str) -> tuple[str, dict[str, Any]]:
+    """Path and body of a curl line that sends JSON."""
+    words = shlex.split(line)
+    return "/" + words[1].split(":8000/")[1], json.loads(words[words.index("-d") + 1])
+
+
+@pytest.mark.parametrize("page", [PAGE, README], ids=lambda page: page.name)
+def test_the_curl_lines_of_the_pages_are_answered_with_moves(served: Any, page: Path) -> None:
+    lines = [line for line in page.read_text().splitlines() if line.startswith("curl ")]
+    sent = [asked_by(line) for line in lines if " -d " in line]
+    chats = [body for path, body in sent if path == "/v1/chat/completions"]
+    scores = [body for path, body in sent if path == "/v1/score"]
+    assert len(chats) == 1
+    assert len(scores) == (page == PAGE)
+    with served.http() as http:
+        for _ in range(5):
+            (choice,) = http.post("/v1/chat/completions", json=chats[0]).json()["choices"]
+            assert choice["message"]["content"] in ("1", "2", "3")
+        for body in scores:
+            answer = http.post("/v1/score", json=body)
+            (row,) = answer.json()["scores"]
+            assert sum(map(math.exp, row)) == pytest.approx(1.0, abs=0.02)
+
+
+def test_the_official_client_of_the_readme(served: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = (
+        block
+        for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+        if "OpenAI" in block
+    )
+    exec(program.replace("http://localhost:8000", served.url), {})
+    assert capsys.readouterr().out.strip() in ("1", "2", "3")
 
 
 @pytest.fixture
@@ -92,4 +136,26 @@ def test_the_command_refuses_what_cannot_be(tmp_path: Path) -> None:
     assert "LEGOS_API_KEY" in refused("--host", "0.0.0.0")
     assert "adapter folder" in refused("--adapter-folder", str(tmp_path / "none"))
     twice = ("--adapter", f"a={tmp_path}", "--adapter", f"a={tmp_path}")
-    assert "is no adapter folder" in refused(*twice)
+    assert "holds no run and no adapter" in refused(*twice)
+
+
+def test_an_adapter_is_served_on_its_own_model_alone(
+    tmp_path: Path, model: ModelHandle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_tiny_model(tmp_path / "other")
+    base = model.base_adapter()
+
+    def refused(adapter: Adapter, *options: str) -> str:
+        run = RunFolder(tmp_path / "run")
+        shutil.rmtree(run.path, ignore_errors=True)
+        with run.new_run(f'model = "{adapter.base_model}"\n' if adapter.base_model else ""):
+            run.write_adapter(adapter)
+        assert main(["serve", "--port", "0", "--adapter", str(run.path), *options]) == 2
+        return capsys.readouterr().err
+
+    told = refused(replace(base, base_model="builtin"), "--model", str(other))
+    assert f"was trained on model 'builtin' and cannot be put on '{other}'" in told
+    told = refused(base, "--model", str(other))
+    assert "expected" in told
+    assert f"(trained on a model it does not name) does not fit model '{other}'" in told
+    assert "no model folder '/gone'" in refused(replace(base, base_model="/gone"))
