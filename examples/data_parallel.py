@@ -20,7 +20,8 @@ async def main(steps: int) -> None:
     arena = make_arena("nim", trainer.client(), seed=trainer.rank)
     if trainer.rank == 0:
         print("before", await evaluate(arena, trainer))
-    await training_loop(arena, trainer, steps, episode_concurrency=128)
+    shown = trainer.rank == 0
+    await training_loop(arena, trainer, steps, episode_concurrency=128, progress=shown)
     digest = trainer.backend.adapter().digest
     print(f"process {trainer.rank} of {trainer.num_processes}: v{trainer.version} {digest[:12]}")
     if trainer.rank == 0:

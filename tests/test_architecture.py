@@ -108,7 +108,7 @@ def test_every_module_says_what_it_is() -> None:
 
 
 def test_public_names_are_those_we_promise() -> None:
-    assert set(legos.__all__) == PUBLIC_NAMES
+    assert set(legos.__all__) == PUBLIC_NAMES == set(dir(legos))
     assert len(legos.__all__) == len(PUBLIC_NAMES)
     for name in legos.__all__:
         assert getattr(legos, name).__doc__, name

@@ -159,6 +159,7 @@ def _run_line(
             episode_concurrency=config.play.concurrency,
             step_concurrency=config.loop.step_concurrency,
             after_step=after_step,
+            progress=False,
         )
 
     with suppress(_EnoughError):

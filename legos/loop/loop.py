@@ -9,12 +9,14 @@ flight and its books, and only then are the players' unfinished plays cancelled.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing, nullcontext
 
 from legos.arena.arena import Arena
 from legos.data.sample import TrainingBatch
 from legos.loop.publish import publisher_reaching
 from legos.loop.queue import SampleQueue, Stopped
 from legos.loop.trainer import Metrics, PolicyTrainer
+from legos.track.console import ConsoleTracker
 
 __all__ = ["AfterStep", "synchronous_training_loop", "training_loop"]
 
@@ -30,6 +32,7 @@ async def training_loop(
     step_concurrency: int = 2,
     after_step: AfterStep | None = None,
     queue: SampleQueue | None = None,
+    progress: bool = True,
 ) -> None:
     """Play and train at the same time until the trainer has done ``num_steps`` steps in all.
 
@@ -42,6 +45,7 @@ async def training_loop(
         after_step: called with each step's metrics and the batches it was made of.
         queue: for callers who end the loop from outside, or resume one; they keep what is left in
             it. Without one, what is left at the end is booked as discarded.
+        progress: show the steps on the console, as ``legos train`` does; False shows nothing.
 
     Raises:
         Stopped: ``queue.end`` was called with it.
@@ -59,14 +63,16 @@ async def training_loop(
     )
     await trainer.publish_weights()
     failure: Exception | None = None
+    shown = closing(ConsoleTracker(num_steps=num_steps)) if progress else nullcontext()
     async with asyncio.TaskGroup() as group:
         players = [
             group.create_task(_play(arena, queue, episode_concurrency))
             for _ in range(step_concurrency)
         ]
         try:
-            while trainer.step < num_steps:
-                await _whole_step(trainer, queue, after_step)
+            with shown as console:
+                while trainer.step < num_steps:
+                    await _whole_step(trainer, queue, _reporting(console, after_step))
         except Exception as error:
             failure = error
         finally:
@@ -86,6 +92,7 @@ async def synchronous_training_loop(
     *,
     episode_concurrency: int = 8,
     after_step: AfterStep | None = None,
+    progress: bool = True,
 ) -> None:
     """The same loop with no lag allowed: every batch is played by the newest policy."""
     settings = trainer.settings
@@ -103,8 +110,21 @@ async def synchronous_training_loop(
         step_concurrency=1,
         after_step=after_step,
         queue=queue,
+        progress=progress,
     )
     queue.discard_rest()
+
+
+def _reporting(console: ConsoleTracker | None, after_step: AfterStep | None) -> AfterStep:
+    """What is called after each step: the console first, so that it shows a step that fails."""
+
+    async def report(metrics: Metrics, batches: Sequence[TrainingBatch]) -> None:
+        if console is not None:
+            console.log(metrics, step=int(metrics["step"] or 0))
+        if after_step is not None:
+            await after_step(metrics, batches)
+
+    return report
 
 
 async def _play(arena: Arena, queue: SampleQueue, episode_concurrency: int) -> None:
@@ -124,9 +144,7 @@ async def _play(arena: Arena, queue: SampleQueue, episode_concurrency: int) -> N
         await queue.end(error)
 
 
-async def _one_step(
-    trainer: PolicyTrainer, queue: SampleQueue, after_step: AfterStep | None
-) -> None:
+async def _one_step(trainer: PolicyTrainer, queue: SampleQueue, after_step: AfterStep) -> None:
     """Take, train, publish, report, and only then let a play start on the new policy.
 
     What ``after_step`` saves is therefore whole: with no lag allowed nothing is being played.
@@ -138,15 +156,12 @@ async def _one_step(
         queue.put_back(batches)
         raise
     await trainer.publish_weights()
-    if after_step is not None:
-        await after_step(metrics, batches)
+    await after_step(metrics, batches)
     if trainer.step < trainer.num_steps:  # nobody would train on what is played after the last
         await queue.release()
 
 
-async def _whole_step(
-    trainer: PolicyTrainer, queue: SampleQueue, after_step: AfterStep | None
-) -> None:
+async def _whole_step(trainer: PolicyTrainer, queue: SampleQueue, after_step: AfterStep) -> None:
     """One step; a cancellation lets a device call in flight end and the books close first."""
     step = asyncio.ensure_future(_one_step(trainer, queue, after_step))
     try:

@@ -243,6 +243,7 @@ class Run:
                 step_concurrency=settings.step_concurrency,
                 after_step=after_step,
                 queue=self._queue,
+                progress=False,
             )
         if not self.finished:  # the stop came in the middle of the last evaluation
             raise Stopped

@@ -88,6 +88,18 @@ def test_a_step_waits_until_enough_groups_have_an_advantage(limit: int) -> None:
     assert all(0.8 <= metrics["reward_mean"] < 1.0 for metrics in seen)
 
 
+@pytest.mark.parametrize("loop", [training_loop, synchronous_training_loop])
+def test_a_script_sees_each_step_unless_it_asks_for_silence(
+    loop: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = trainer()
+    asyncio.run(loop(Coin(5, trained), trained, 12))
+    shown = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert shown == ["step 1/12", "step 10/12", "step 12/12"]
+    asyncio.run(loop(Coin(5, trained), trained, 13, progress=False))
+    assert capsys.readouterr().out == ""
+
+
 def test_a_run_without_any_signal_ends_with_the_reason() -> None:
     trained = trainer()
     go = synchronous_training_loop(Coin(0, trained), trained, 1)
