@@ -4,11 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from legos.arena.answer import Reply
     from legos.arena.arena import Arena
+    from legos.arena.endings import Draw, Forfeit, Void
     from legos.arena.game import Game
     from legos.arena.game_arena import GameArena
     from legos.arena.seat import Seat
-    from legos.arena.table import Draw, Forfeit, Reply, Table, Void
+    from legos.arena.table import Table
     from legos.build.arena import make_arena
     from legos.build.evaluate import evaluate
     from legos.build.model import apply_lora, disable_lora, load_model
@@ -31,9 +33,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Arena": "legos.arena.arena",
-    "Draw": "legos.arena.table",
+    "Draw": "legos.arena.endings",
     "Episode": "legos.data.episode",
-    "Forfeit": "legos.arena.table",
+    "Forfeit": "legos.arena.endings",
     "GRPOCredit": "legos.credit.group",
     "Game": "legos.arena.game",
     "GameArena": "legos.arena.game_arena",
@@ -46,7 +48,7 @@ _HOMES = {
     "RAECredit": "legos.credit.role",
     "RLOOCredit": "legos.credit.group",
     "ReinforcePPCredit": "legos.credit.whitened",
-    "Reply": "legos.arena.table",
+    "Reply": "legos.arena.answer",
     "SameViewCredit": "legos.credit.views",
     "Sampling": "legos.data.message",
     "Seat": "legos.arena.seat",
@@ -55,7 +57,7 @@ _HOMES = {
     "Trainer": "legos.build.trainer",
     "TrainingConfig": "legos.config.schema",
     "TurnCredit": "legos.credit.turns",
-    "Void": "legos.arena.table",
+    "Void": "legos.arena.endings",
     "apply_lora": "legos.build.model",
     "disable_lora": "legos.build.model",
     "evaluate": "legos.build.evaluate",

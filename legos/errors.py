@@ -7,6 +7,7 @@
     ├── RecordError (ValueError)          a record (turn, sample, batch) that contradicts itself
     ├── RequestError (ValueError)         one generation request that cannot be served
     ├── ArenaError (RuntimeError)         an arena that cannot be found or keeps failing
+    ├── PlayTimeoutError (TimeoutError)   a play that took longer than its arena allows
     ├── CheckpointError (RuntimeError)    a run folder or checkpoint that cannot be written or read
     ├── EngineError (RuntimeError)        the generating thread died or was closed
     └── TrainerError (RuntimeError)       the training half failed; the run stops
@@ -26,6 +27,7 @@ __all__ = [
     "EngineError",
     "LegosError",
     "ModelError",
+    "PlayTimeoutError",
     "RecordError",
     "RequestError",
     "TrainerError",
@@ -59,6 +61,10 @@ class RequestError(LegosError, ValueError):
 
 class ArenaError(LegosError, RuntimeError):
     """An arena that cannot be found, or whose plays keep failing."""
+
+
+class PlayTimeoutError(LegosError, TimeoutError):
+    """A play that took longer than its arena allows; the step goes on without it."""
 
 
 class CheckpointError(LegosError, RuntimeError):

@@ -1,17 +1,17 @@
 """The base class of what people write: tasks, roles, and one coroutine that plays."""
 
 import random
-import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
+from legos.arena.checks import check_arena, checked_tasks
 from legos.arena.seat import Seat
 from legos.arena.table import Table
 from legos.data.episode import Task
 from legos.data.message import Sampling
 from legos.data.sample import TrainingBatch
 from legos.data.seeds import mix
-from legos.errors import ArenaError, LegosError
+from legos.errors import ArenaError
 from legos.protocols import Client, CreditAssigner
 
 __all__ = ["Arena", "IllegalMove"]
@@ -36,6 +36,8 @@ class Arena:
     restrict_choices: bool = False  # sample nothing but the legal choices
     tasks_per_step: int = 16
     group_size: int = 8  # plays of each task
+    play_timeout_s: float | None = 600.0  # seconds that a play may take; None: any number
+    report_after_s: float = 60.0  # seconds without an ended play before the log says what waits
     max_tokens: int | None = 256  # of one reply, where `ask` does not say; None: its longest choice
     recommended: Mapping[str, object] = {}  # settings that suit it, dotted names
 
@@ -108,10 +110,12 @@ class Arena:
             concurrency: plays that go on at once.
 
         Raises:
-            ArenaError: no credit assigner, no tasks, or every play failed.
+            ArenaError: no credit assigner, no tasks, an attribute that makes no sense, or every
+                play failed.
         """
         from legos.arena.step import play_step
 
+        check_arena(self)
         start = self._again.pop(0) if self._again else (self._tasks_drawn, self._plays_started)
         self._unfinished.append(start)
         try:
@@ -156,19 +160,7 @@ class Arena:
         stream = self._task_stream if new else self._stream(skip=first_task)
         if stream is None:
             stream = self._task_stream = self._stream(skip=first_task)
-        try:
-            tasks = [next(stream) for _ in range(self.tasks_per_step)]
-        except LegosError:
-            raise
-        except Exception as error:  # the arena's own code may raise anything
-            story = "".join(traceback.format_exception(error, limit=-4))
-            raise ArenaError(f"tasks() of arena {self.name!r} failed:\n{story}") from error
-        for task in tasks:
-            if not isinstance(task, Task):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ArenaError(
-                    f"tasks() of arena {self.name!r} yielded {task!r}; expected a Task, such as "
-                    "Task(id='sum/1', data=...)"
-                )
+        tasks = [next(stream) for _ in range(self.tasks_per_step)]
         plays = [task for task in tasks for _ in range(self.group_size)]
         if new:
             self._tasks_drawn += len(tasks)
@@ -180,7 +172,7 @@ class Arena:
         epoch = 0
         while True:
             empty = True
-            for task in self.tasks(random.Random(mix(self.seed, epoch))):
+            for task in checked_tasks(self, random.Random(mix(self.seed, epoch))):
                 empty = False
                 if skip:
                     skip -= 1

@@ -8,7 +8,9 @@ from legos.data.episode import Episode
 
 __all__ = ["RESERVED", "RewardMeans", "metric_means", "reward_means"]
 
-RESERVED = frozenset({"episodes", "failed", "void", "turns", "token_breaks", "forfeit"})
+RESERVED = frozenset(
+    {"episodes", "failed", "timed_out", "void", "turns", "token_breaks", "forfeit"}
+)
 """Names of numbers that are counted for every arena; an arena's own have other names."""
 
 RewardMeans = Mapping[str, float]

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from legos.arena.arena import Arena
+from legos.arena.checks import check_roles, checked_choices, checked_rewards
 from legos.arena.game import Game
 from legos.arena.table import Table
 from legos.data.episode import Task
@@ -44,11 +45,15 @@ class GameArena(Arena):
             temperature: of the policy's own draws.
             seed: of deals and plays.
             options: for the game's constructor.
+
+        Raises:
+            ArenaError: the game's roles are no list of names.
         """
         super().__init__(
             client, credit_assigner=credit_assigner, temperature=temperature, seed=seed
         )
         self.game = game(**options) if isinstance(game, type) else game
+        check_roles(self.game.roles, f"game {self.game.name!r}")
         self.roles = tuple(self.game.roles)
         self.forfeit_reward = self.game.forfeit_reward
         self.recommended = self.game.recommended
@@ -71,7 +76,8 @@ class GameArena(Arena):
         """Ask each seat in turn until the game ends."""
         game, state = self.game, t.task.data
         while (role := game.turn(state)) is not None:
-            reply = await t.ask(role, game.prompt(state, role), choices=game.legal(state))
+            legal = checked_choices(game.legal(state), role)
+            reply = await t.ask(role, game.prompt(state, role), choices=legal)
             assert reply.move is not None, "ask returns a legal move or raises Forfeit"
             state = game.play(state, reply.move)
-        return game.payoff(state)
+        return checked_rewards(game.payoff(state), self.roles, f"payoff() of game {self.name!r}")

@@ -2,24 +2,37 @@
 
 import asyncio
 import logging
-import math
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from functools import partial
+from inspect import isasyncgen, isawaitable
+from pathlib import Path
+from typing import Any, cast
 
 from legos.arena.arena import Arena
+from legos.arena.checks import check_arena, checked_rewards, checked_seats
+from legos.arena.endings import Draw, Forfeit, Void
 from legos.arena.figures import metric_means, reward_means
 from legos.arena.groups import check_episodes, check_tasks
-from legos.arena.table import Draw, Forfeit, Table, Void
+from legos.arena.table import Table
+from legos.arena.watch import Watch
 from legos.data.episode import Episode, Rollout, Task
 from legos.data.sample import Sample, TrainingBatch, samples_of_rollout
-from legos.errors import ArenaError, EngineError, LegosError, RecordError
+from legos.errors import (
+    ArenaError,
+    EngineError,
+    LegosError,
+    PlayTimeoutError,
+    RecordError,
+    did_you_mean,
+)
 from legos.protocols import CreditAssigner
 
-__all__ = ["batch_of", "play_all", "play_one", "play_step"]
+__all__ = ["batch_of", "play_all", "play_step"]
 
 logger = logging.getLogger(__name__)
+HOME = Path(__file__).parents[1]  # where the kit's own code is
 
 
 async def play_step(
@@ -48,6 +61,14 @@ async def play_step(
         if len(failed) == len(episodes):
             raise ArenaError(f"{share}; {first}")
         logger.warning("%s; %s", share, first)
+    ended = [episode for episode in episodes if not episode.error and not episode.void]
+    if ended and not any(r.turns for e in _with_children(ended) for r in e.rollouts):
+        logger.warning(
+            "no seat was asked in the %d plays of a step of arena %r, so there is nothing to train "
+            "on; is `await` missing before t.ask(...)?",
+            len(ended),
+            arena.name,
+        )
     return batch_of(episodes, arena.credit_assigner)
 
 
@@ -57,19 +78,36 @@ async def play_all(
     """Play tasks, each with the seed of its play, as ``slots`` allow; episodes in their order.
 
     Raises:
+        ArenaError: an attribute of the arena makes no sense.
         EngineError: what generates has died.
     """
+    check_arena(arena)
+    with Watch(arena) as watch:
+        return await _play_each(watch, arena, plays, slots)
+
+
+async def _play_each(
+    watch: Watch, arena: Arena, plays: Sequence[tuple[Task, int]], slots: asyncio.Semaphore
+) -> list[Episode]:
+    """Play tasks of a step, or children of one of its plays."""
     try:
         async with asyncio.TaskGroup() as group:
             running = [
-                group.create_task(play_one(arena, task, seed, slots)) for task, seed in plays
+                group.create_task(_play_one(watch, arena, task, seed, slots))
+                for task, seed in plays
             ]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
+    if any(task.cancelled() for task in running):
+        raise ArenaError(
+            f"a play of arena {arena.name!r} cancelled its own task; raise Void() to end a play"
+        )
     return [task.result() for task in running]
 
 
-async def play_one(arena: Arena, task: Task, seed: int, slots: asyncio.Semaphore) -> Episode:
+async def _play_one(
+    watch: Watch, arena: Arena, task: Task, seed: int, slots: asyncio.Semaphore
+) -> Episode:
     """Play one task; what goes wrong inside the play becomes the episode's ``error``.
 
     Raises:
@@ -79,21 +117,21 @@ async def play_one(arena: Arena, task: Task, seed: int, slots: asyncio.Semaphore
         table: Table | None = None
         rewards: Mapping[str, float] = {}
         error: str | None = None
-        void = False
+        void = timed_out = False
         try:
-            table = _table(arena, task, seed, slots)
-            rewards = _checked(await arena.play(table), arena)
+            table = _table(watch, arena, task, seed, slots)
+            with watch.over(arena, table):
+                rewards = await _rewards(arena, table)
         except Exception as raised:  # a failed play is data: counted, shown, never trained on
             ending = _ending(raised)
             if isinstance(ending, EngineError):
                 raise ending from None
-            if table is not None and isinstance(ending, Draw | Forfeit):
-                rewards = _rewards_of(ending, arena, table)
-            elif table is not None and isinstance(ending, Void):
+            if table is not None and isinstance(ending, Void):
                 void = True
                 table.note(f"void: {ending}")
             else:
-                error = "".join(traceback.format_exception(raised, limit=-4))
+                error = _story(raised)
+                timed_out = isinstance(ending, PlayTimeoutError)
         return Episode(
             arena=arena.name,
             task=task,
@@ -103,15 +141,16 @@ async def play_one(arena: Arena, task: Task, seed: int, slots: asyncio.Semaphore
             metrics=table.metrics if table else {},
             notes=tuple(table.notes) if table else (),
             error=error,
+            timed_out=timed_out,
             void=void,
             children=tuple(table.children) if table else (),
         )
 
 
-def _table(arena: Arena, task: Task, seed: int, slots: asyncio.Semaphore) -> Table:
+def _table(watch: Watch, arena: Arena, task: Task, seed: int, slots: asyncio.Semaphore) -> Table:
     return Table(
         task,
-        arena.seats(task),
+        checked_seats(arena.seats(task), f"seats() of arena {arena.name!r}"),
         seed=seed,
         system=arena.system,
         remember=arena.remember,
@@ -119,8 +158,50 @@ def _table(arena: Arena, task: Task, seed: int, slots: asyncio.Semaphore) -> Tab
         retries=arena.retries,
         restrict_choices=arena.restrict_choices,
         slots=slots,
-        spawn=play_all,
+        spawn=partial(_play_each, watch),
     )
+
+
+async def _rewards(arena: Arena, table: Table) -> Mapping[str, float]:
+    """Play to the end, and return the rewards; a draw and a forfeit are ends as others are."""
+    source = f"play() of arena {arena.name!r}"
+    try:
+        returned: Any = await _awaitable(arena.play(table), source)
+    except Exception as raised:
+        ending = _ending(raised)
+        if isinstance(ending, Draw):
+            table.note(f"draw: {ending}")
+            return dict.fromkeys(arena.roles, 0.0)
+        if not isinstance(ending, Forfeit):
+            raise
+        if ending.role not in arena.roles:
+            hint = did_you_mean(ending.role, arena.roles)
+            raise ArenaError(f"Forfeit({ending.role!r}) names no role{hint}") from raised
+        table.note(str(ending))
+        table.metrics["forfeit"] = 1.0
+        returned, source = arena.forfeit(ending.role), f"forfeit() of arena {arena.name!r}"
+    return checked_rewards(returned, arena.roles, source)
+
+
+def _awaitable(played: Any, source: str) -> Awaitable[Any]:
+    """What calling ``play`` gives, where it can be awaited."""
+    if isasyncgen(played):
+        raise ArenaError(f"{source} yields; return the rewards instead")
+    if not isawaitable(played):
+        raise ArenaError(f"{source} is not async; write async def play(self, t)")
+    return played
+
+
+def _story(error: Exception) -> str:
+    """A failure as text: of what the kit refuses, where the arena's own code asked for it."""
+    if isinstance(error, LegosError):
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if not Path(frame.filename).is_relative_to(HOME)]
+        return f"{type(error).__name__}: {error}\n{''.join(traceback.format_list(own[-1:]))}"
+    story = "".join(traceback.format_exception(error, limit=-4))
+    if "coroutine" in str(error):
+        story += "is `await` missing? Write reply = await t.ask(...)\n"
+    return story
 
 
 def _ending(error: Exception) -> Exception:
@@ -132,16 +213,6 @@ def _ending(error: Exception) -> Exception:
     failures = [each for each in errors if not isinstance(each, Draw | Forfeit | Void)]
     dead = [each for each in failures if isinstance(each, EngineError)]
     return (dead or failures or errors)[0]
-
-
-def _rewards_of(ending: Draw | Forfeit, arena: Arena, table: Table) -> Mapping[str, float]:
-    """The rewards of a play that ended early, which leaves a note at the table."""
-    if isinstance(ending, Draw):
-        table.note(f"draw: {ending}")
-        return dict.fromkeys(arena.roles, 0.0)
-    table.note(str(ending))
-    table.metrics["forfeit"] = 1.0
-    return arena.forfeit(ending.role)
 
 
 def batch_of(episodes: Sequence[Episode], credit: CreditAssigner) -> TrainingBatch:
@@ -184,7 +255,7 @@ def batch_of(episodes: Sequence[Episode], credit: CreditAssigner) -> TrainingBat
     for episode in flat:
         if episode.error or episode.void:
             tokens = sum(r.num_tokens for r in episode.rollouts if r.trainable)
-            discarded["failed" if episode.error else "void"] += tokens
+            discarded[_lost(episode)] += tokens
     return TrainingBatch(
         samples=tuple(samples),
         episodes=tuple(episodes),
@@ -249,24 +320,17 @@ def _untrainable(rollout: Rollout) -> str | None:
     return None
 
 
+def _lost(episode: Episode) -> str:
+    """The reason under which the tokens of a play that is not trained on are counted."""
+    if episode.timed_out:
+        return "timed_out"
+    return "failed" if episode.error else "void"
+
+
 def _with_children(episodes: Iterable[Episode]) -> Iterable[Episode]:
     for episode in episodes:
         yield episode
         yield from _with_children(episode.children)
-
-
-def _checked(rewards: Mapping[str, float], arena: Arena) -> Mapping[str, float]:
-    """The play's rewards as plain numbers, or a ValueError that says what is wrong with them."""
-    missing = set(arena.roles) ^ set(rewards)
-    if missing:
-        raise ValueError(
-            f"play() returned rewards for {sorted(rewards)}; "
-            f"expected one for each of {sorted(arena.roles)}"
-        )
-    bad = {role: reward for role, reward in rewards.items() if not math.isfinite(reward)}
-    if bad:
-        raise ValueError(f"play() returned rewards that are not finite numbers: {bad}")
-    return {role: float(reward) for role, reward in rewards.items()}
 
 
 def _metrics(flat: Sequence[Episode], played: Sequence[Episode], breaks: int) -> dict[str, float]:
@@ -279,6 +343,7 @@ def _metrics(flat: Sequence[Episode], played: Sequence[Episode], breaks: int) ->
     return metrics | {
         "arena/episodes": float(len(flat)),
         "arena/failed": float(sum(1 for episode in flat if episode.error)),
+        "arena/timed_out": float(sum(1 for episode in flat if episode.timed_out)),
         "arena/void": float(sum(1 for episode in flat if episode.void)),
         "arena/turns": float(sum(len(r.turns) for e in played for r in e.rollouts)),
         "arena/token_breaks": float(breaks),

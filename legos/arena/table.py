@@ -7,54 +7,27 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, SupportsFloat
+from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
+from legos.arena.answer import Reply, read_answer
+from legos.arena.checks import check_text, checked_choices, number, shown
+from legos.arena.endings import Forfeit
 from legos.arena.figures import RESERVED
 from legos.arena.seat import Seat
-from legos.chat.reply import parse_move, split_thinking
+from legos.chat.reply import split_thinking
 from legos.data.episode import Episode, Rollout, Task, Turn
-from legos.data.message import Completion, Message, Sampling
+from legos.data.message import Message, Sampling
 from legos.data.seeds import mix
 from legos.errors import ArenaError, did_you_mean
 
-__all__ = ["Draw", "Forfeit", "Reply", "Table", "Void"]
+__all__ = ["Table"]
 
 Spawn = Callable[[Any, Sequence[tuple[Task, int]], asyncio.Semaphore], Awaitable[Sequence[Episode]]]
 """Plays tasks of an arena, each with the seed of its play, under a step's limit."""
 
 STREAM = 1 << 32  # draws of one seat; the next seat's numbers start after them
-
-
-class Draw(Exception):  # noqa: N818 - an ending of a play, not an error
-    """Raise it to end a play with reward 0 for every role."""
-
-
-class Void(Exception):  # noqa: N818 - an ending of a play, not an error
-    """Raise it to end a play that means nothing: counted, never trained on."""
-
-
-class Forfeit(Exception):  # noqa: N818 - an ending of a play, not an error
-    """Raise it to end a play that ``role`` loses by breaking the rules."""
-
-    def __init__(self, role: str, reason: str = "") -> None:
-        super().__init__(f"{role} forfeits: {reason}" if reason else f"{role} forfeits")
-        self.role = role
-        self.reason = reason
-
-
-class Reply(Struct, frozen=True, kw_only=True):
-    """What a seat said."""
-
-    text: str  # all of it
-    thinking: str  # what stood inside the thinking tags
-    answer: str  # the rest
-    move: str | None  # the legal move, where choices were given; what `parse` returned, as text
-    parsed: Any  # what `parse` returned
-    truncated: bool  # True: the token limit cut it short
-    completion: Completion
 
 
 @dataclass(slots=True)
@@ -66,6 +39,7 @@ class _Chair:
     memory: list[Message]
     turns: list[Turn]
     draws: int = 0
+    waiting: int = 0  # questions that are not answered yet
 
 
 class Table:
@@ -113,6 +87,13 @@ class Table:
         self.metrics: dict[str, float] = {}
         self.notes: list[str] = []
         self.children: list[Episode] = []
+        self.spawning = 0  # child plays are waited for, by so many calls of `spawn`
+        self.ended = False
+
+    @property
+    def waits_for(self) -> list[str]:
+        """The roles that have been asked and have not answered yet."""
+        return [role for role, chair in self._chairs.items() if chair.waiting]
 
     @property
     def rng(self) -> random.Random:
@@ -130,32 +111,41 @@ class Table:
         parse: Callable[[str], Any] | None = None,
         retries: int | None = None,
         max_tokens: int | None = None,
-        stop: Sequence[str] | None = None,
+        stop: str | Sequence[str] | None = None,
     ) -> Reply:
         """Ask a seat and record its turn.
 
         Args:
             role: whom to ask.
             prompt: what only this seat reads.
-            choices: the legal answers; ``reply.move`` is one of them.
-            parse: turns the answer into a value, raising ValueError where it makes no sense.
+            choices: the legal answers, different texts; ``reply.move`` is one of them.
+            parse: turns the answer into a value. What it raises over an answer that makes no sense
+                counts as an illegal move: ValueError, LookupError (KeyError, IndexError),
+                TypeError, AttributeError, ArithmeticError; any other error fails the play.
             retries: how often to ask again with the reason, where illegal moves are retried.
             max_tokens: limit of this reply, tokens.
-            stop: texts that end the reply.
+            stop: a text that ends the reply, or several.
 
         Returns:
             The reply; with ``choices`` or ``parse`` it is always a legal one.
 
         Raises:
             Forfeit: the answer is not legal and the arena's rule gives no other way out.
-            ArenaError: no such role.
+            ArenaError: no such role, a prompt or choices that are no texts, or the play has ended.
         """
         chair = self._chair(role)
-        if choices is not None and not choices:
-            raise ArenaError(f"ask({role!r}, ...) offers no choices; offer one, or end the play")
+        if self.ended:
+            raise ArenaError(
+                f"ask({role!r}, ...) after the play of task {self.task.id!r} has ended; await "
+                "every ask before play() returns"
+            )
+        check_text(prompt, f"the prompt for {role!r}")
+        if choices is not None and parse is not None:
+            raise ArenaError(f"ask({role!r}, ...) has choices and parse; give one of them")
+        legal = None if choices is None else checked_choices(choices, role)
         retries = self._retries if retries is None else retries
         asking = partial(
-            self._ask_once, chair, choices=choices, parse=parse, max_tokens=max_tokens, stop=stop
+            self._ask_once, chair, choices=legal, parse=parse, max_tokens=max_tokens, stop=stop
         )
         reply, reason = await asking(prompt)
         for _ in range(retries if self._illegal == "retry" else 0):
@@ -164,8 +154,8 @@ class Table:
             reply, reason = await asking(f"{reason} Answer again.\n{prompt}")
         if reason is None:
             return reply
-        if self._illegal == "random" and choices:
-            move = choices[self._next_seed(chair) % len(choices)]
+        if self._illegal == "random" and legal:
+            move = legal[self._next_seed(chair) % len(legal)]
             return replace(reply, move=move, parsed=move)
         raise Forfeit(role, reason)
 
@@ -182,6 +172,8 @@ class Table:
         Raises:
             Forfeit: an answer is not legal; where several are not, of the role asked first.
         """
+        if not isinstance(prompts, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArenaError(f"ask_all got {shown(prompts)}; expected role -> prompt")
 
         async def outcome(role: str, prompt: str) -> Reply | Exception:
             try:
@@ -203,6 +195,7 @@ class Table:
         """Show a text to one seat, several, or all; they read it before the next question."""
         roles = list(self._chairs) if to is None else [to] if isinstance(to, str) else list(to)
         for role in roles:
+            check_text(text, f"the text for {role!r}")
             self._chair(role).memory.append(Message("user", text))
 
     def reward(self, role: str, value: float) -> None:
@@ -295,20 +288,22 @@ class Table:
     async def _slot_released(self) -> AsyncGenerator[None]:
         """Give this play's place among the concurrent ones to its children while it waits."""
         self._slots.release()
+        self.spawning += 1
         try:
             yield
         finally:
             await self._slots.acquire()
+            self.spawning -= 1
 
     async def _ask_once(
         self,
         chair: _Chair,
         prompt: str,
         *,
-        choices: Sequence[str] | None,
+        choices: tuple[str, ...] | None,
         parse: Callable[[str], Any] | None,
         max_tokens: int | None,
-        stop: Sequence[str] | None,
+        stop: str | Sequence[str] | None,
     ) -> tuple[Reply, str | None]:
         """One model call; the reply, and why it is not legal (None when it is)."""
         seat = chair.seat
@@ -316,19 +311,24 @@ class Table:
         sampling = Sampling(
             temperature=base.temperature,
             max_tokens=base.max_tokens if max_tokens is None else max_tokens,
-            stop=base.stop if stop is None else tuple(stop),
+            stop=base.stop if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
             seed=self._next_seed(chair),
-            choices=() if choices is None else tuple(choices),
+            choices=choices or (),
             restrict=self._restrict and bool(choices),
         )
         question = Message("user", prompt)
         messages = (*chair.memory, question)
-        completion = await seat.client.complete(messages, sampling, adapter=seat.adapter)
+        chair.waiting += 1
+        try:
+            completion = await seat.client.complete(messages, sampling, adapter=seat.adapter)
+        finally:
+            chair.waiting -= 1
         thinking, answer = split_thinking(completion.text)
-        move, parsed, reason = _read(answer, choices, parse)
+        move, parsed, reason = read_answer(answer, choices, parse)
         if self._remember:
             chair.memory += (question, Message("assistant", answer))
-        chair.turns.append(Turn(messages=messages, completion=completion, move=move))
+        legal = reason is None if choices or parse else None
+        chair.turns.append(Turn(messages=messages, completion=completion, move=move, legal=legal))
         reply = Reply(
             text=completion.text,
             thinking=thinking,
@@ -347,10 +347,10 @@ def _finite(value: Any, call: str) -> float:
     Raises:
         ValueError: it is text, no number, or not finite; names the call that it was given to.
     """
-    number = float(value) if isinstance(value, SupportsFloat) else math.nan
-    if not math.isfinite(number):
+    found = number(value)
+    if not math.isfinite(found):
         raise ValueError(f"{call} is not a finite number")
-    return number
+    return found
 
 
 def _untrained(episode: Episode) -> Episode:
@@ -360,21 +360,3 @@ def _untrained(episode: Episode) -> Episode:
         rollouts=tuple(replace(rollout, trainable=False) for rollout in episode.rollouts),
         children=tuple(_untrained(child) for child in episode.children),
     )
-
-
-def _read(
-    answer: str, choices: Sequence[str] | None, parse: Callable[[str], Any] | None
-) -> tuple[str | None, Any, str | None]:
-    """Move, parsed value, and why the answer is not legal (None when it is)."""
-    if choices is not None:
-        move = parse_move(answer, choices)
-        if move is None:
-            return None, None, f"{answer.strip()[:80]!r} is not one of: {', '.join(choices)}."
-        return move, move, None
-    if parse is not None:
-        try:
-            value = parse(answer)
-        except ValueError as error:
-            return None, None, f"{answer.strip()[:80]!r} was not understood: {error}."
-        return str(value), value, None
-    return None, None, None

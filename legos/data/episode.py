@@ -25,6 +25,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     completion: Completion  # what was sampled
     move: str | None = None  # the parsed move, where the answer was one
     reward: float | None = None  # a reward of this turn alone
+    legal: bool | None = None  # whether the answer was legal; None where any answer is
 
 
 class Rollout(Struct, frozen=True, kw_only=True):
@@ -58,6 +59,7 @@ class Episode(Struct, frozen=True, kw_only=True):
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     notes: tuple[str, ...] = ()  # free text for the replay
     error: str | None = None  # why the play failed; such an episode is counted, never trained on
+    timed_out: bool = False  # it failed because it exceeded its time limit
     void: bool = False  # ended by the arena as meaningless: counted, never trained on
     children: tuple["Episode", ...] = ()  # plays spawned by this one
 

@@ -11,7 +11,7 @@ from arenas.kuhn import Kuhn
 from arenas.nim import Nim
 from legos.arena.game import Game
 from legos.arena.game_arena import GameArena
-from legos.arena.step import play_one
+from legos.arena.step import play_all
 from legos.credit import GRPOCredit
 from legos.data.episode import Episode, Task
 from legos.testing import Asked, ScriptedClient
@@ -19,7 +19,8 @@ from legos.testing import Asked, ScriptedClient
 
 def play(arena: GameArena, state: object, seed: int = 0) -> Episode:
     async def once() -> Episode:
-        return await play_one(arena, Task(id="t", data=state), seed, asyncio.Semaphore(1))
+        plays = [(Task(id="t", data=state), seed)]
+        return (await play_all(arena, plays, asyncio.Semaphore(1)))[0]
 
     return asyncio.run(once())
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legos.arena.arena import Arena
+from legos.arena.endings import Draw, Forfeit, Void
 from legos.arena.seat import Seat
-from legos.arena.table import Draw, Forfeit, Table, Void
+from legos.arena.table import Table
 from legos.credit import GRPOCredit
 from legos.data.episode import Task
 from legos.data.sample import TrainingBatch
@@ -110,6 +111,7 @@ def test_numbers_of_a_step_by_hand() -> None:
         "arena/forfeit": 1 / 3,
         "arena/episodes": 4.0,
         "arena/failed": 1.0,
+        "arena/timed_out": 0.0,
         "arena/void": 0.0,
         "arena/turns": 4.0,
         "arena/token_breaks": 0.0,
@@ -159,9 +161,9 @@ def test_when_all_plays_fail_the_first_failure_is_told() -> None:
 @pytest.mark.parametrize(
     ("rewards", "message"),
     [
-        ({}, r"returned rewards for \[\]; expected one for each of \['player'\]"),
-        ({"player": 1.0, "other": 0.0}, r"returned rewards for \['other', 'player'\]"),
-        ({"player": float("nan")}, "not finite numbers: {'player': nan}"),
+        ({}, "returned rewards for no role: none for 'player'; expected a reward for each role"),
+        ({"player": 1.0, "other": 0.0}, "returned rewards for 'player', 'other': 'other' is no"),
+        ({"player": float("nan")}, "gives 'player' the reward nan, a float; expected a finite"),
     ],
 )
 def test_rewards_are_checked(rewards: dict[str, float], message: str) -> None:
@@ -268,7 +270,7 @@ def test_what_a_step_needs() -> None:
         step(Solo(one_question, num_tasks=0))
     strings = Solo(one_question)
     strings.tasks = lambda rng: ["sea"]  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(ArenaError, match=r"yielded 'sea'; expected a Task, such as Task\(id="):
+    with pytest.raises(ArenaError, match=r"yielded 'sea', a str; expected a Task, such as"):
         step(strings)
 
 

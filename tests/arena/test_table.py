@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from legos.arena.answer import Reply
 from legos.arena.arena import Arena
+from legos.arena.endings import Draw, Forfeit, Void
 from legos.arena.seat import Seat
-from legos.arena.step import play_one
-from legos.arena.table import Draw, Forfeit, Reply, Table, Void
+from legos.arena.step import play_all
+from legos.arena.table import Table
 from legos.data.episode import Episode, Task
 from legos.data.message import Completion, Message, Sampling
 from legos.errors import RequestError
@@ -47,7 +49,7 @@ class Room(Arena):
 
     def go(self, seed: int = 0) -> Episode:
         async def once() -> Episode:
-            return await play_one(self, Task(id="task"), seed, asyncio.Semaphore(1))
+            return (await play_all(self, [(Task(id="task"), seed)], asyncio.Semaphore(1)))[0]
 
         return asyncio.run(once())
 
@@ -344,7 +346,7 @@ def test_a_question_without_choices_is_the_arenas_mistake() -> None:
         await t.ask("ann", "?", choices=[])
 
     episode = Room(play, {"ann": same("a")}).go()
-    assert "offers no choices" in (episode.error or "")
+    assert "the choices for 'ann' are none; offer one" in (episode.error or "")
 
 
 def test_a_request_that_cannot_be_served_fails_the_play_alone() -> None:

@@ -1,0 +1,250 @@
+"""Checks of what a person's arena hands over; a message says what to write instead."""
+
+import inspect
+import math
+import random
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from legos.arena.answer import Reply
+from legos.arena.seat import Seat
+from legos.data.episode import Task
+from legos.errors import ArenaError, LegosError, did_you_mean
+
+if TYPE_CHECKING:
+    from legos.arena.arena import Arena
+
+__all__ = [
+    "check_arena",
+    "check_roles",
+    "check_text",
+    "checked_choices",
+    "checked_rewards",
+    "checked_seats",
+    "checked_tasks",
+    "number",
+    "shown",
+]
+
+ILLEGAL = ("forfeit", "retry", "random")
+SHOWN = 80  # characters of a value in a message
+
+
+def shown(value: object) -> str:
+    """A value and its type for a message: ``3, an int``; None speaks for itself."""
+    text = repr(value)
+    if len(text) > SHOWN:
+        text = f"{text[:SHOWN]}..."
+    kind = type(value).__name__
+    article = "an" if kind[0] in "aeiou" else "a"
+    return text if value is None else f"{text}, {article} {kind}"
+
+
+def check_arena(arena: "Arena") -> None:
+    """Refuse an arena whose attributes or methods cannot be used.
+
+    Raises:
+        ArenaError: naming the attribute or the method, and what to write.
+    """
+    kind, given = type(arena), vars(arena)
+    if "_task_stream" not in given:
+        raise ArenaError(
+            f"{kind.__name__}.__init__ does not call super().__init__(client, credit_assigner=..., "
+            "temperature=..., seed=...); take these arguments and pass them on"
+        )
+    name = f"arena {arena.name!r}"
+    check_roles(arena.roles, name)
+    if arena.illegal not in ILLEGAL:
+        raise ArenaError(
+            f"illegal of {name} is {arena.illegal!r}{did_you_mean(str(arena.illegal), ILLEGAL)}"
+        )
+    for field in ("tasks_per_step", "group_size"):
+        value: object = getattr(arena, field)
+        if not isinstance(value, int) or value < 1:
+            raise ArenaError(f"{field} of {name} is {value!r}; expected a whole number, at least 1")
+    limit = arena.play_timeout_s
+    if limit is not None and not limit > 0:
+        raise ArenaError(f"play_timeout_s of {name} is {limit}; expected seconds above 0, or None")
+    system: Any = arena.system
+    if not isinstance(system, Mapping):
+        raise ArenaError(
+            f"system of {name} is {shown(system)}; expected role -> system message: "
+            f"{{{arena.roles[0]!r}: ...}}"
+        )
+    for role in arena.system:
+        if role not in arena.roles:
+            raise ArenaError(f"system of {name} names {role!r}{did_you_mean(role, arena.roles)}")
+    for method, form in (("tasks", "def tasks(self, rng)"), ("play", "async def play(self, t)")):
+        signature = inspect.signature(getattr(arena, method))
+        try:
+            signature.bind(None)
+        except TypeError:
+            raise ArenaError(f"{method}() of {name} takes {signature}; write {form}") from None
+
+
+def check_roles(roles: object, owner: str) -> None:
+    """Refuse roles that are no list of different names.
+
+    Args:
+        roles: what the class says.
+        owner: whose they are, for the message.
+
+    Raises:
+        ArenaError: with what to write.
+    """
+    if isinstance(roles, str):
+        raise ArenaError(f'roles of {owner} is the text {roles!r}; write ("{roles}",)')
+    names = list(cast("Sequence[object]", roles)) if isinstance(roles, Sequence) else []
+    texts = [name for name in names if isinstance(name, str) and name]
+    if not texts or len(set(texts)) < len(names):
+        raise ArenaError(f"roles of {owner} is {roles!r}; expected one name or more, each once")
+
+
+def checked_tasks(arena: "Arena", rng: random.Random) -> Iterator[Task]:
+    """The arena's tasks, in order.
+
+    Raises:
+        ArenaError: ``tasks`` failed, or gives something else.
+    """
+    source = f"tasks() of arena {arena.name!r}"
+    try:
+        for task in _iterable(arena.tasks(rng), source):
+            _check_task(task, source)
+            yield task
+    except LegosError:
+        raise
+    except Exception as error:  # the arena's own code may raise anything
+        story = "".join(traceback.format_exception(error, limit=-4))
+        raise ArenaError(f"{source} failed:\n{story}") from error
+
+
+def _iterable(given: Any, source: str) -> Iterable[Any]:
+    """What ``tasks`` returned, where it can be iterated over."""
+    if inspect.iscoroutine(given):
+        given.close()
+    if inspect.isasyncgen(given) or inspect.iscoroutine(given):
+        raise ArenaError(f"{source} is async; write def tasks(self, rng)")
+    if type(given) in (str, dict, Task) or not hasattr(given, "__iter__"):
+        raise ArenaError(
+            f"{source} returned {shown(given)}; write yield Task(id=..., data=...), or return a "
+            "list of tasks"
+        )
+    return given
+
+
+def _check_task(task: object, source: str) -> None:
+    if not isinstance(task, Task):
+        raise ArenaError(
+            f"{source} yielded {shown(task)}; expected a Task, such as Task(id='sum/1', data=...)"
+        )
+    if not isinstance(task.id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArenaError(f"{source} yielded a Task whose id is {shown(task.id)}; expected text")
+
+
+def checked_seats(seats: Any, source: str) -> Mapping[str, Seat]:
+    """Who sits where.
+
+    Raises:
+        ArenaError: it is no mapping from roles to seats.
+    """
+    expected = "expected role -> Seat, as dict(super().seats(task)) is"
+    if seats is None:
+        raise ArenaError(f"{source} returned None; is a `return` missing? {expected}")
+    if not isinstance(seats, Mapping):
+        raise ArenaError(f"{source} returned {shown(seats)}; {expected}")
+    for role, seat in cast("Mapping[str, object]", seats).items():
+        if not isinstance(seat, Seat):
+            raise ArenaError(f"{source} put {shown(seat)} in seat {role!r}; {expected}")
+    return cast("Mapping[str, Seat]", seats)
+
+
+def check_text(text: object, what: str) -> None:
+    """Refuse a prompt that is no text.
+
+    Raises:
+        ArenaError: naming what it is.
+    """
+    if isinstance(text, str):
+        return
+    if isinstance(text, Reply):
+        raise ArenaError(f"{what} is a Reply; pass its text: reply.answer")
+    raise ArenaError(f"{what} is {shown(text)}; expected text")
+
+
+def checked_choices(choices: Any, role: str) -> tuple[str, ...]:
+    """The legal answers to a question.
+
+    Args:
+        choices: what ``ask`` was given, or what a game's ``legal`` returned.
+        role: who is asked.
+
+    Raises:
+        ArenaError: there is none, or one that no answer can equal.
+    """
+    name = f"the choices for {role!r}"
+    if isinstance(choices, str):
+        raise ArenaError(f"{name} are the text {choices!r}; expected a list of texts")
+    if not hasattr(choices, "__iter__"):
+        raise ArenaError(f"{name} are {shown(choices)}; expected a list of texts")
+    texts: tuple[Any, ...] = tuple(choices)
+    if not texts:
+        raise ArenaError(f"{name} are none; offer one, or end the play")
+    for text in texts:
+        if not isinstance(text, str):
+            raise ArenaError(f"{name} hold {shown(text)}; expected texts: [str(x) for x in ...]")
+        if not text or text != text.strip():
+            raise ArenaError(
+                f"{name} hold {text!r}; expected texts with something in them"
+                if not text.strip()
+                else f"{name} hold {text!r}, and blanks around an answer are cut off; write "
+                f"{text.strip()!r}"
+            )
+    if len(set(texts)) < len(texts):
+        twice = next(text for text in texts if texts.count(text) > 1)
+        raise ArenaError(f"{name} hold {twice!r} twice; expected each once")
+    return texts
+
+
+def checked_rewards(returned: Any, roles: Sequence[str], source: str) -> dict[str, float]:
+    """A play's rewards as plain numbers.
+
+    Args:
+        returned: what ``play`` or ``payoff`` returned.
+        roles: who must have one.
+        source: what returned it, for the message.
+
+    Raises:
+        ArenaError: it is no mapping from each role to a finite number.
+    """
+    form = dict.fromkeys(roles, 0.0)
+    expected = f"expected a reward for each role: return {form}"
+    if returned is None:
+        raise ArenaError(f"{source} returned None; is a `return` missing? {expected}")
+    if not isinstance(returned, Mapping):
+        raise ArenaError(f"{source} returned {shown(returned)}; {expected}")
+    given = cast("Mapping[str, Any]", returned)
+    if given.keys() != form.keys():
+        none_for = ", ".join(repr(role) for role in roles if role not in given)
+        unknown = ", ".join(repr(role) for role in given if role not in form)
+        complaints = [f"none for {none_for}"] if none_for else []
+        complaints += [f"{unknown} is no role"] if unknown else []
+        names = ", ".join(map(repr, given)) or "no role"
+        raise ArenaError(
+            f"{source} returned rewards for {names}: {', '.join(complaints)}; {expected}"
+        )
+    rewards = {role: number(given[role]) for role in roles}
+    for role, reward in rewards.items():
+        if not math.isfinite(reward):
+            raise ArenaError(
+                f"{source} gives {role!r} the reward {shown(given[role])}; expected a finite number"
+            )
+    return rewards
+
+
+def number(value: Any) -> float:
+    """A plain number, from NumPy's or an array's too; NaN for what is none."""
+    try:
+        return math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan

@@ -1,0 +1,202 @@
+"""Looks after plays that do not end: the log says what they wait for, a time limit cancels them."""
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from legos.arena.arena import Arena
+from legos.arena.table import Table
+from legos.errors import ArenaError, PlayTimeoutError
+
+__all__ = ["Watch"]
+
+logger = logging.getLogger(__name__)
+TICK_S = 1.0  # at most so long between two looks
+
+
+@dataclass(slots=True, eq=False)
+class _Play:
+    """One play that goes on."""
+
+    arena: Arena
+    table: Table
+    task: "asyncio.Task[Any]"
+    age_s: float = 0.0  # without the time in which it waited for plays that it spawned
+    cancels: int = 0
+    waited_for: str = ""  # when it was cancelled
+
+    @property
+    def waits_for(self) -> str:
+        """What it does, for a message: asks a role, or is somewhere in the arena's own code."""
+        roles = self.table.waits_for
+        if roles:
+            return f"waits for {' and '.join(map(repr, roles))} to answer"
+        return f"is in the arena's own code ({_place(_frames(self.task.get_coro()), self.arena)})"
+
+
+class Watch:
+    """Looks at the plays of a step, children included, about once a second.
+
+    A thread keeps the time, so that it also sees a play that blocks the event loop, where nothing
+    else can run. Only time in which the process ran counts: a laptop that slept, or a process that
+    was stopped, has not used up the limit of its plays.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        """Watch the plays of one step.
+
+        Args:
+            arena: what is played; a child's own ``play_timeout_s`` holds for the child.
+        """
+        self._arena = arena
+        limits = [s / 4 for s in (arena.play_timeout_s, arena.report_after_s) if s is not None]
+        self._tick = min(TICK_S, *limits)
+        self._plays: set[_Play] = set()
+        self._quiet_s = 0.0  # since a play ended
+        self._report_at = arena.report_after_s
+        self._answered = True  # the event loop has run the last look
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._keep_time, name="legos-watch", daemon=True)
+
+    def __enter__(self) -> "Watch":
+        """Start, in the event loop of the plays."""
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the thread."""
+        self._over.set()
+        self._thread.join()
+
+    @contextmanager
+    def over(self, arena: Arena, table: Table) -> Generator[None]:
+        """Within the block a play goes on, in the current task.
+
+        Raises:
+            PlayTimeoutError: it exceeded its time limit and was cancelled.
+            ArenaError: something that it awaited was cancelled, and not the play.
+        """
+        task = asyncio.current_task()
+        assert task is not None, "a play runs in a task"
+        play = _Play(arena, table, task)
+        self._plays.add(play)
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            if task.cancelling() > play.cancels:  # the step is cancelled
+                raise
+            if not play.cancels:
+                raise ArenaError(
+                    "play() raised CancelledError, but nobody has cancelled the play: something "
+                    "that it awaits was cancelled; catch asyncio.CancelledError where it awaits it"
+                ) from error
+        finally:
+            self._plays.discard(play)
+            table.ended = True
+            self._quiet_s, self._report_at = 0.0, self._arena.report_after_s
+            for _ in range(play.cancels):
+                task.uncancel()
+        if play.cancels:
+            raise PlayTimeoutError(
+                f"the play of task {table.task.id!r} took longer than play_timeout_s = "
+                f"{arena.play_timeout_s:g} s and was cancelled; it {play.waited_for}. Raise "
+                f"play_timeout_s of the arena (None: no limit), or ask for less: shorter replies, "
+                "fewer turns"
+            )
+
+    def _keep_time(self) -> None:
+        """In the thread: have the loop look at the plays, and say where it does not come to it."""
+        last, passed, report_at = time.monotonic(), 0.0, self._arena.report_after_s
+        while not self._over.wait(self._tick):
+            now = time.monotonic()
+            passed += min(now - last, 2 * self._tick)
+            last = now
+            if self._answered:
+                self._answered = False
+                self._loop.call_soon_threadsafe(self._look, passed)
+                passed, report_at = 0.0, self._arena.report_after_s
+            elif passed >= report_at:
+                report_at *= 2
+                frame = sys._current_frames().get(  # pyright: ignore[reportPrivateUsage]
+                    self._loop_thread
+                )
+                logger.warning(
+                    "arena %r: the event loop has been blocked for %.0f s (%s), so no play goes "
+                    "on; await what takes long: await asyncio.to_thread(function)",
+                    self._arena.name,
+                    passed,
+                    _place(_callers(frame), self._arena),
+                )
+
+    def _look(self, passed: float) -> None:
+        """In the loop: cancel plays that are over their limit, report where none has ended."""
+        self._answered = True
+        self._quiet_s += passed
+        for play in self._plays:
+            play.age_s += 0.0 if play.table.spawning else passed
+            limit = play.arena.play_timeout_s
+            if limit is not None and play.age_s > limit:
+                play.waited_for = play.waited_for or play.waits_for
+                play.cancels += 1
+                play.task.cancel()
+        if self._plays and self._quiet_s >= self._report_at:
+            self._report_at *= 2
+            oldest = max(self._plays, key=lambda play: (not play.table.spawning, play.age_s))
+            limit = oldest.arena.play_timeout_s
+            logger.warning(
+                "arena %r: no play has ended for %.0f s; the oldest of %d, of task %r, has been "
+                "played for %.0f s and %s; %s",
+                oldest.arena.name,
+                self._quiet_s,
+                len(self._plays),
+                oldest.table.task.id,
+                oldest.age_s,
+                oldest.waits_for,
+                "set play_timeout_s to cancel such plays"
+                if limit is None
+                else f"it is cancelled after {limit:g} s (play_timeout_s)",
+            )
+
+
+def _frames(awaited: Any) -> Iterator[FrameType]:
+    """The frames of a suspended coroutine and of what it awaits, outermost first."""
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        if frame is not None:
+            yield frame
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """A running frame's callers and itself, outermost first."""
+    found: list[FrameType] = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return reversed(found)
+
+
+def _place(frames: Iterator[FrameType], arena: Arena) -> str:
+    """The innermost line in the arena's own file, else the innermost of all."""
+    module = sys.modules.get(type(arena).__module__)
+    own = getattr(module, "__file__", None)
+    found = list(frames)
+    frame = ([f for f in found if f.f_code.co_filename == own] or found or [None])[-1]
+    if frame is None:
+        return "unknown line"
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
