@@ -227,8 +227,10 @@ def bench(
         json: Print one JSON object.
     """
     from legos.apps.bench import bench as run
+    from legos.apps.bench import explained
 
-    show(run(name, seconds), json=json)
+    figures = run(name, seconds)
+    show(figures if json else explained(figures), json=json)
 
 
 def arenas(*, json: Annotated[bool, Parameter(negative="", show_default=False)] = False) -> None:

@@ -277,14 +277,20 @@ def test_serve_bench_and_arenas_call_their_functions(
         return {"ratios": {"engine_vs_bare": 0.9}}
 
     stub("serve", serve=serve)
-    stub("bench", bench=bench)
+
+    def explained(figures: Mapping[str, object]) -> Mapping[str, object]:
+        return {**figures, "meaning": "speed"}
+
+    stub("bench", bench=bench, explained=explained)
     stub("arenas", list_arenas=lambda: {"nim": "Take stones."})
     assert main(["serve", "--port", "0", "--adapter", "a/v3"]) == 0
     assert main(["bench", "engine", "--seconds", "5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"ratios": {"engine_vs_bare": 0.9}}
+    assert main(["bench"]) == 0
+    assert "meaning                speed" in capsys.readouterr().out
     assert main(["arenas"]) == 0
     assert capsys.readouterr().out == "nim  Take stones.\n"
-    (served, benched) = calls
+    (served, benched, _) = calls
     assert isinstance(served, dict)
     assert (served["model"], served["adapters"]) == (None, ("a/v3",))
     assert (served["host"], served["port"]) == ("127.0.0.1", 0)
