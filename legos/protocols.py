@@ -11,11 +11,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
-from legos.data.batch import Batch
 from legos.data.episode import Episode
 from legos.data.message import Completion, Message, Sampling
 from legos.data.request import Request, Result
-from legos.losses.objective import Objective, StepResult
+from legos.data.sample import Sample
+from legos.data.step import PassResult, Update
+from legos.losses.objective import Objective
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = [
@@ -126,10 +127,23 @@ class Backend(Protocol):
         """Optimiser steps applied so far."""
         ...
 
-    def step(
-        self, batches: Sequence[Batch], objective: Objective, *, learning_rate: float
-    ) -> "Future[StepResult]":
-        """Start one optimiser step over all batches, or none at all (``StepResult.applied``)."""
+    def forward_backward(
+        self, samples: Sequence[Sample], weights: Sequence[float], objective: Objective
+    ) -> "Future[PassResult]":
+        """Compute loss and gradients of a step's samples; the policy stays as it is.
+
+        The backend packs the samples. Gradients are kept until ``optim_step``, or until the next
+        call replaces them.
+
+        Args:
+            samples: [S] all samples of one optimiser step, at least one.
+            weights: [S] the weight of each sample's tokens in the loss of the step.
+            objective: what to minimise.
+        """
+        ...
+
+    def optim_step(self, update: Update) -> "Future[int]":
+        """Apply the gradients of the last ``forward_backward``; the policy version after it."""
         ...
 
     def adapter(self) -> Adapter:

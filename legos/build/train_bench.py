@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legos.build.model import apply_lora, load_model
-from legos.data.batch import normalisation_weights, pack
+from legos.data.batch import normalisation_weights
 from legos.data.sample import Sample
+from legos.data.step import Update
 from legos.losses.objective import Objective
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ class TrainBench:
         model = load_model(folder, inline=True)
         shape = apply_lora(model, rank=8, layers=1000, head=False)
         self._tree: Any = model.tree
-        self._max_tokens = micro_batch_tokens
         self._backend = MlxBackend(
             model.worker,
             model.tree,
@@ -77,9 +77,8 @@ class TrainBench:
 
     def _step(self, samples: Sequence[Sample]) -> None:
         weights = normalisation_weights(samples, "token")
-        batches = pack(samples, weights, max_tokens=self._max_tokens)
-        objective = Objective(clip_skip_threshold=1.0)
-        self._backend.step(batches, objective, learning_rate=1e-6).result()
+        self._backend.forward_backward(samples, weights, Objective()).result()
+        self._backend.optim_step(Update(learning_rate=1e-6)).result()
 
 
 def _measured(call: Callable[[], object]) -> Cost:

@@ -12,6 +12,7 @@ from legos.config.schema import RunConfig, TrainingConfig
 from legos.data.limits import EngineLimits
 from legos.data.sample import Sample
 from legos.data.select import selection
+from legos.data.step import Update
 from legos.errors import ConfigError
 from legos.loop.publish import EnginePublisher
 from legos.loop.trainer import PolicyTrainer, StepSettings
@@ -199,13 +200,10 @@ def step_settings(config: TrainingConfig, *, num_vocabulary: int | None = None) 
             dual_clip=config.dual_clip,
             sapo_tau=config.sapo_taus[0],
             sapo_tau_negative=config.sapo_taus[1],
-            clip_skip_threshold=config.skip_threshold,
             kl_estimator=config.kl_estimator,
             kl_in=config.kl_in,
             kl_coef=config.kl_coef,
-            kl_refresh_steps=config.kl_refresh_steps,
             ema_kl_coef=config.ema_kl_coef,
-            ema_decay=config.ema_decay,
             entropy_coef=linear(
                 config.entropy_coef,
                 config.entropy_coef_end,
@@ -213,22 +211,26 @@ def step_settings(config: TrainingConfig, *, num_vocabulary: int | None = None) 
                 num_steps=config.entropy_steps or num_steps,
             ),
             entropy_over=config.entropy_over,
-            max_grad_norm=config.max_grad_norm,
         )
 
-    def learning_rate(step: int, num_steps: int) -> float:
+    def update(step: int, num_steps: int) -> Update:
         warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
         end = config.learning_rate * config.learning_rate_end_fraction
-        return warm * linear(config.learning_rate, end, step=step, num_steps=num_steps)
+        return Update(
+            learning_rate=warm * linear(config.learning_rate, end, step=step, num_steps=num_steps),
+            max_grad_norm=config.max_grad_norm,
+            ema_decay=config.ema_decay if config.ema_kl_coef else None,
+            kl_refresh_steps=config.kl_refresh_steps,
+        )
 
     return StepSettings(
-        micro_batch_tokens=config.micro_batch_tokens,
         min_samples=config.min_samples_per_step,
         staleness_limit=config.staleness_limit,
         normalisation=config.loss_normalisation,
         constant_length=config.constant_length or 1,
         objective=objective,
-        learning_rate=learning_rate,
+        update=update,
+        clip_skip_threshold=config.skip_threshold,
         select=selection(
             overlong=config.overlong_filter,
             zero_advantage=config.zero_advantage == "remove",

@@ -11,7 +11,7 @@ sample that has most, K legal tokens of the place that has most.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 from legos.data.sample import Sample
 from legos.errors import RecordError
 
-__all__ = ["Batch", "LossNormalisation", "normalisation_weights", "pack"]
+__all__ = [
+    "Batch",
+    "LossNormalisation",
+    "make_batch",
+    "normalisation_weights",
+    "pack",
+    "pad_rows",
+]
 
 LossNormalisation = Literal["token", "sample", "constant", "prompt"]
 Floats = NDArray[np.float32]
@@ -144,34 +151,50 @@ def pack(samples: Sequence[Sample], weights: Sequence[float], *, max_tokens: int
     sharers: dict[tuple[int, ...], list[int]] = {}
     for index, sample in enumerate(samples):
         sharers.setdefault(sample.token_ids[:-1], []).append(index)
-    batches: list[Batch] = []
-    rows: list[tuple[int, ...]] = []
+    blocks: list[list[tuple[int, ...]]] = []
     for row in sorted(sharers, key=lambda row: (len(row), row)):
-        if rows and (len(rows) + 1) * len(row) > max_tokens:
-            batches.append(_pack_rows(rows, sharers, samples, weights))
-            rows = []
-        rows.append(row)
-    if rows:
-        batches.append(_pack_rows(rows, sharers, samples, weights))
+        if not blocks or (len(blocks[-1]) + 1) * len(row) > max_tokens:
+            blocks.append([])
+        blocks[-1].append(row)
+    batches: list[Batch] = []
+    for rows in blocks:
+        members = [(number, index) for number, row in enumerate(rows) for index in sharers[row]]
+        batches.append(
+            make_batch(
+                pad_rows(rows),
+                [samples[index] for _, index in members],
+                [weights[index] for _, index in members],
+                [[(row, p - 1) for p in samples[index].positions] for row, index in members],
+            )
+        )
     return batches
 
 
-def _pack_rows(
-    rows: Sequence[tuple[int, ...]],
-    sharers: dict[tuple[int, ...], list[int]],
+def pad_rows(rows: Sequence[Sequence[int] | Ints]) -> Ints:
+    """[R, T] token ids of R rows, right-padded with 0 to the longest one."""
+    padded = np.zeros((len(rows), max(len(row) for row in rows)), np.int32)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    return padded
+
+
+def make_batch(
+    input_ids: Ints,
     samples: Sequence[Sample],
     weights: Sequence[float],
+    read_at: Sequence[Sequence[tuple[int, int]]],
 ) -> Batch:
-    longest = len(rows[-1])
-    input_ids = np.zeros((len(rows), longest), np.int32)
-    members: list[int] = []
-    member_rows: list[int] = []
-    for index, row in enumerate(rows):
-        input_ids[index, : len(row)] = row
-        members += sharers[row]
-        member_rows += [index] * len(sharers[row])
-    chosen = [samples[m] for m in members]
-    lengths = np.array([len(sample.positions) for sample in chosen], np.int32)
+    """A batch of samples whose tokens are computed at given rows and columns.
+
+    Places are distinct and stand in the order of rows and columns.
+
+    Args:
+        input_ids: [R, T] right-padded with 0.
+        samples: [S] at least one.
+        weights: [S] the weight of each sample's tokens in the loss.
+        read_at: [S][A] row and column after which each chosen token of a sample comes.
+    """
+    lengths = np.array([len(sample.positions) for sample in samples], np.int32)
     mask = np.arange(lengths.max(), dtype=np.int32)[None, :] < lengths[:, None]
 
     def fill(values: Sequence[Sequence[float]], dtype: type[ScalarT]) -> NDArray[ScalarT]:
@@ -179,49 +202,30 @@ def _pack_rows(
         out[mask] = np.fromiter((v for row in values for v in row), dtype, int(lengths.sum()))
         return out
 
-    places = _Places()
-    sample_place = fill(
-        [places.of_sample(sample, row) for sample, row in zip(chosen, member_rows, strict=True)],
-        np.int32,
-    )
-    token_weight = np.array([weights[m] for m in members], np.float32)[:, None] * mask
+    keys = [
+        [
+            (row, column, legal, sample.restricted, sample.temperature)
+            for (row, column), legal in zip(found, sample.legal, strict=True)
+        ]
+        for found, sample in zip(read_at, samples, strict=True)
+    ]
+    places = sorted({key for of_sample in keys for key in of_sample})
+    number = {key: index for index, key in enumerate(places)}
+    place_legal = np.full((len(places), max(len(key[2]) for key in places)), -1, np.int32)
+    for index, key in enumerate(places):
+        place_legal[index, : len(key[2])] = key[2]
     return Batch(
         input_ids=input_ids,
-        **places.arrays(),
-        sample_place=sample_place,
-        target=fill([[s.token_ids[p] for p in s.positions] for s in chosen], np.int32),
+        place_row=np.array([key[0] for key in places], np.int32),
+        place_column=np.array([key[1] for key in places], np.int32),
+        place_legal=place_legal,
+        place_restricted=np.array([key[3] for key in places], np.bool_),
+        place_temperature=np.array([key[4] for key in places], np.float32),
+        sample_place=fill([[number[key] for key in of_sample] for of_sample in keys], np.int32),
+        target=fill([[s.token_ids[p] for p in s.positions] for s in samples], np.int32),
         mask=mask,
-        behaviour_logprob=fill([s.logprobs for s in chosen], np.float32),
-        version=fill([s.versions for s in chosen], np.int32),
-        advantage=fill([s.advantages for s in chosen], np.float32),
-        weight=token_weight,
+        behaviour_logprob=fill([s.logprobs for s in samples], np.float32),
+        version=fill([s.versions for s in samples], np.int32),
+        advantage=fill([s.advantages for s in samples], np.float32),
+        weight=np.array(weights, np.float32)[:, None] * mask,
     )
-
-
-class _Places:
-    """The distinct places of one batch, numbered in order of first use."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[int, int, tuple[int, ...], bool, float], int] = {}
-
-    def of_sample(self, sample: Sample, row: int) -> list[int]:
-        """The place numbers of a sample's chosen tokens."""
-        numbers, restricted, temperature = self._numbers, sample.restricted, sample.temperature
-        return [
-            numbers.setdefault((row, position - 1, legal, restricted, temperature), len(numbers))
-            for position, legal in zip(sample.positions, sample.legal, strict=True)
-        ]
-
-    def arrays(self) -> dict[str, Any]:
-        """The place fields of ``Batch``."""
-        keys = list(self._numbers)
-        legal = np.full((len(keys), max(len(key[2]) for key in keys)), -1, np.int32)
-        for index, key in enumerate(keys):
-            legal[index, : len(key[2])] = key[2]
-        return {
-            "place_row": np.array([key[0] for key in keys], np.int32),
-            "place_column": np.array([key[1] for key in keys], np.int32),
-            "place_legal": legal,
-            "place_restricted": np.array([key[3] for key in keys], np.bool_),
-            "place_temperature": np.array([key[4] for key in keys], np.float32),
-        }

@@ -7,17 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from legos.data.batch import LossNormalisation, normalisation_weights, pack
+from legos.data.batch import LossNormalisation, normalisation_weights
 from legos.data.sample import Sample, TrainingBatch
 from legos.data.select import Select, keep_all
+from legos.data.step import PassResult, Update
 from legos.errors import TrainerError
 from legos.loop.ledger import Ledger
 from legos.losses.alarms import alarms
-from legos.losses.objective import Objective, StepResult
+from legos.losses.metrics import skip_reason, step_metrics
+from legos.losses.objective import Objective
 from legos.protocols import Backend, Publisher
 from legos.weights.adapter import AdapterInfo
 
@@ -33,14 +35,25 @@ Gather = Callable[[Sequence[Sample], int], "Future[list[Sample]]"]
 class StepSettings:
     """How samples become an optimiser step."""
 
-    micro_batch_tokens: int  # padded tokens of one forward and backward pass
     min_samples: int  # samples that one step waits for
     staleness_limit: int  # optimiser steps
     normalisation: LossNormalisation
     constant_length: int  # tokens, of the "constant" normalisation
     objective: Callable[[int, int], Objective]  # step, number of steps -> this step's objective
-    learning_rate: Callable[[int, int], float]  # step, number of steps -> this step's rate
+    update: Callable[[int, int], Update]  # step, number of steps -> how this step is applied
+    clip_skip_threshold: float = 0.3  # steps that clip a larger share of tokens are not applied
     select: Select = keep_all  # what of a played batch is trained on
+
+
+class _Step(NamedTuple):
+    """One optimiser step and what it was made of."""
+
+    batches: Sequence[TrainingBatch]
+    own: Sequence[Sample]  # of this process
+    samples: Sequence[Sample]  # of all processes
+    found: PassResult
+    metrics: Mapping[str, float]
+    reason: str | None  # why it was not applied
 
 
 class PolicyTrainer:
@@ -94,11 +107,15 @@ class PolicyTrainer:
         started = time.perf_counter()
         kept, left_out = self.settings.select(batch)
         samples = self._gather(kept.samples, self.version).result()
-        result = self._start(samples, left_out).result()
+        found = self._forward_backward(samples, left_out).result()
+        metrics, reason = self._judged(found)
+        if reason is None:
+            self.backend.optim_step(self._update()).result()
         self.ledger.generated += batch.tokens_generated
         self.ledger.discard(batch.tokens_discarded)
         self.ledger.filtered.update(left_out)
-        return self._account([kept], kept.samples, samples, result, started, queued=0)
+        step = _Step([kept], kept.samples, samples, found, metrics, reason)
+        return self._account(step, started, queued=0)
 
     async def train(
         self, batches: Sequence[TrainingBatch], *, queued: Callable[[], int]
@@ -115,8 +132,12 @@ class PolicyTrainer:
         started = time.perf_counter()
         own = [sample for batch in batches for sample in batch.samples]
         samples = await asyncio.wrap_future(self._gather(own, self.version))
-        result = await asyncio.wrap_future(self._start(samples, self.ledger.filtered))
-        return self._account(batches, own, samples, result, started, queued=queued())
+        found = await asyncio.wrap_future(self._forward_backward(samples, self.ledger.filtered))
+        metrics, reason = self._judged(found)
+        if reason is None:
+            await asyncio.wrap_future(self.backend.optim_step(self._update()))
+        step = _Step(batches, own, samples, found, metrics, reason)
+        return self._account(step, started, queued=queued())
 
     async def publish_weights(self) -> AdapterInfo:
         """Make the adapter as trained so far live in the engine."""
@@ -133,10 +154,14 @@ class PolicyTrainer:
         self.step, self.num_steps = state["step"], state["num_steps"]
         self.ledger.restore(state["ledger"])
 
-    def _start(
+    def _forward_backward(
         self, samples: Sequence[Sample], left_out: Mapping[str, int]
-    ) -> "Future[StepResult]":
-        """Begin the step on these samples."""
+    ) -> "Future[PassResult]":
+        """Begin the forward and backward pass over these samples.
+
+        Raises:
+            TrainerError: there is none.
+        """
         settings = self.settings
         if not samples:
             raise TrainerError(
@@ -146,39 +171,42 @@ class PolicyTrainer:
         weights = normalisation_weights(
             samples, settings.normalisation, constant_length=settings.constant_length
         )
-        return self.backend.step(
-            pack(samples, weights, max_tokens=settings.micro_batch_tokens),
-            settings.objective(self.step, self.num_steps),
-            learning_rate=settings.learning_rate(self.step, self.num_steps),
-        )
+        objective = settings.objective(self.step, self.num_steps)
+        return self.backend.forward_backward(samples, weights, objective)
 
-    def _account(
-        self,
-        batches: Sequence[TrainingBatch],
-        own: Sequence[Sample],
-        samples: Sequence[Sample],
-        result: StepResult,
-        started: float,
-        *,
-        queued: int,
-    ) -> Metrics:
-        too_long = sum(len(s.positions) for s in own if _longer(s, result.row_limit))
+    def _judged(self, found: PassResult) -> tuple[dict[str, float], str | None]:
+        """The step's metrics, and why it must not be applied, or None."""
+        metrics = step_metrics(found.loss, found.sums, found.grad_norm)
+        reason = skip_reason(metrics, clip_skip_threshold=self.settings.clip_skip_threshold)
+        if reason is not None:
+            level = logging.WARNING if reason == "non_finite" else logging.INFO
+            logger.log(level, "optimiser step left out: %s, %s", reason, metrics)
+        return metrics, reason
+
+    def _update(self) -> Update:
+        return self.settings.update(self.step, self.num_steps)
+
+    def _account(self, step: "_Step", started: float, *, queued: int) -> Metrics:
+        """Book a step's tokens, and what to report of it."""
+        found, samples = step.found, step.samples
+        too_long = sum(len(s.positions) for s in step.own if _longer(s, found.row_limit))
         if too_long:
             self.ledger.filtered["too_long"] += too_long
-        tokens = sum(len(sample.positions) for sample in own) - too_long
-        if result.applied:
+        tokens = sum(len(sample.positions) for sample in step.own) - too_long
+        if step.reason is None:
             self.ledger.trained += tokens
         else:
-            self.ledger.filtered[result.reason or "left_out"] += tokens
+            self.ledger.filtered[step.reason] += tokens
+        applied = int(step.reason is None)
         self.step += 1
         self.ledger.check(queued=queued)
-        before = self.version - result.applied
+        before = self.version - applied
         ages = np.array([before - v for sample in samples for v in sample.versions])
         advantages = np.array([a for sample in samples for a in sample.advantages])
         metrics: Metrics = {
             "step": self.step,
-            **result.metrics,
-            "applied": int(result.applied),
+            **step.metrics,
+            "applied": applied,
             "advantage_mean": float(advantages.mean()),
             "advantage_std": float(advantages.std()),
             "zero_advantage_share": float((np.abs(advantages) < 1e-9).mean()),
@@ -187,12 +215,12 @@ class PolicyTrainer:
             "samples_per_step": len(samples),
             "staleness_max": int(ages.max()),
             "staleness_mean": float(ages.mean()),
-            **_mean_metrics(batches),
+            **_mean_metrics(step.batches),
             **self.ledger.metrics(queued=queued),
             "step_s": time.perf_counter() - started,
         }
-        if result.peak_bytes is not None:
-            metrics["memory/peak_gib"] = result.peak_bytes / 2**30
+        if found.peak_bytes is not None:
+            metrics["memory/peak_gib"] = found.peak_bytes / 2**30
         self._sound(metrics)
         return metrics
 

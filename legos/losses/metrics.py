@@ -4,10 +4,10 @@ Sums add up over batches, so nothing here depends on how a step was split.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["SUMS", "step_metrics", "token_sums"]
+__all__ = ["SUMS", "skip_reason", "step_metrics", "token_sums"]
 
 # Sums over chosen tokens that `total_loss` returns beside the loss, in this order.
 SUMS = (
@@ -119,6 +119,22 @@ def step_metrics(loss: float, sums: Sequence[float], grad_norm: float) -> dict[s
         "effective_sample_share": _share(total["ratio"] ** 2, tokens * total["ratio_squared"]),
         "grad_norm": grad_norm,
     }
+
+
+def skip_reason(metrics: Mapping[str, float], *, clip_skip_threshold: float) -> str | None:
+    """Why a step must not be applied, or None where it may.
+
+    Args:
+        metrics: from ``step_metrics``.
+        clip_skip_threshold: largest share of clipped tokens of a step that is applied.
+
+    Returns:
+        "non_finite" where the loss or the norm of the gradients is not a finite number,
+        "clip_skip" where a larger share of the tokens was clipped.
+    """
+    if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
+        return "non_finite"
+    return "clip_skip" if metrics["clip_fraction"] > clip_skip_threshold else None
 
 
 def _share(part: float, whole: float) -> float:

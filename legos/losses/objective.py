@@ -1,4 +1,4 @@
-"""What one optimiser step minimises, as data: the settings, and the numbers that come back."""
+"""What one optimiser step minimises, as data."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,6 @@ __all__ = [
     "KlEstimator",
     "Objective",
     "PolicyLoss",
-    "StepResult",
     "check_anchor",
     "check_kl_place",
     "check_ratio",
@@ -64,16 +63,12 @@ class Objective:
     dual_clip: float | None = 3.0  # ppo, gspo: bound where the advantage is negative; None: none
     sapo_tau: float = 1.0  # sapo: temperature of the gate where the advantage is positive
     sapo_tau_negative: float = 1.05  # and where it is not
-    clip_skip_threshold: float = 0.3  # skip the step when a larger share of the tokens is clipped
     kl_estimator: KlEstimator = "k2"  # of the chosen tokens, or "exact": whole distributions
     kl_in: KlPlace = "loss"  # whether divergences are added to the loss or taken off advantages
     kl_coef: float = 0.0  # weight of KL(policy || reference); by itself, the policy without LoRA
-    kl_refresh_steps: int | None = None  # applied steps from one refresh of it to the next
     ema_kl_coef: float = 0.0  # weight of KL(policy || average of its past)
-    ema_decay: float = 0.95  # the average keeps this share at every step
     entropy_coef: float = 0.0  # weight of the entropy bonus
     entropy_over: EntropyOver = "legal"  # the legal moves where they are known, or everything
-    max_grad_norm: float = 1.0  # gradients are scaled down to this norm
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, and fields that contradict each other.
@@ -89,19 +84,12 @@ class Objective:
             )
         if self.dual_clip is not None and not self.dual_clip > 1:
             raise ConfigError(f"dual_clip is {self.dual_clip}; expected more than 1, or none")
-        for name in ("max_grad_norm", "sapo_tau", "sapo_tau_negative", "clip_skip_threshold"):
+        for name in ("sapo_tau", "sapo_tau_negative"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected more than 0")
         for name in ("kl_coef", "ema_kl_coef", "entropy_coef"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected a number >= 0")
-        if not 0 <= self.ema_decay < 1:
-            raise ConfigError(f"ema_decay is {self.ema_decay}; expected 0 or more, below 1")
-        if self.kl_refresh_steps is not None and not (self.kl_coef and self.kl_refresh_steps > 0):
-            raise ConfigError(
-                f"kl_refresh_steps is {self.kl_refresh_steps} and kl_coef is {self.kl_coef}; "
-                "expected at least 1 step, and a reference that is used"
-            )
         check_ratio(self.loss, self.importance_sampling)
         check_anchor(self.anchor, self.corrections.truncation)
         if self.kl_coef or self.ema_kl_coef:
@@ -178,16 +166,3 @@ def check_kl_place(kl_estimator: KlEstimator, kl_in: KlPlace) -> None:
         f"kl_estimator is {kl_estimator!r} and kl_in is {kl_in!r}: {wrong}; "
         f"use one of {right} there, or kl_in {KL_PLACES[kl_estimator]!r}"
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What one optimiser step did."""
-
-    applied: bool  # False: the weights are as they were
-    reason: str | None  # why it was not applied: "clip_skip" or "non_finite"
-    metrics: Mapping[str, float]  # loss, clip_fraction, kl_divergence, entropy, grad_norm, ...
-    peak_bytes: int | None = None  # held by the device at the most; None: not measured
-    row_limit: int | None = None
-    """Tokens; samples with more before their last chosen one did not fit into memory and were left
-    out. None: all fitted."""

@@ -1,6 +1,6 @@
 """Doubles for every seam, for our tests and for those of users."""
 
-from legos.testing.backend import FakeBackend, FakePublisher, FakeTracker
+from legos.testing.backend import FakeBackend, FakePublisher, FakeTracker, optimiser_step
 from legos.testing.client import Asked, ScriptedClient
 from legos.testing.engine import FakeEngine, echo
 from legos.testing.models import write_tiny_model
@@ -21,6 +21,7 @@ __all__ = [
     "make_episode",
     "make_sample",
     "make_turn",
+    "optimiser_step",
     "random_samples",
     "serving",
     "write_tiny_model",

@@ -3,80 +3,133 @@
 import asyncio
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from legos.data.batch import Batch
+from legos.data.batch import normalisation_weights
+from legos.data.sample import Sample
+from legos.data.step import PassResult, Update
 from legos.errors import CheckpointError
-from legos.losses.objective import Objective, StepResult
+from legos.losses.metrics import SUMS, skip_reason, step_metrics
+from legos.losses.objective import Objective
+from legos.protocols import Backend
 from legos.weights.adapter import Adapter, AdapterInfo, LoraShape
 
-__all__ = ["FakeBackend", "FakePublisher", "FakeTracker"]
+__all__ = ["FakeBackend", "FakePublisher", "FakeTracker", "Stepped", "optimiser_step"]
 
 SHAPE = LoraShape(rank=1, scale=1.0, num_layers=1, modules=("mlp",))
 STATE_FILE = "fake_backend.json"
+
+
+class Stepped(NamedTuple):
+    """What one optimiser step of a backend did."""
+
+    metrics: Mapping[str, float]
+    reason: str | None  # why it was not applied
+
+
+def optimiser_step(
+    backend: Backend,
+    samples: Sequence[Sample],
+    objective: Objective | None = None,
+    *,
+    weights: Sequence[float] | None = None,
+    update: Update | None = None,
+    clip_skip_threshold: float = 1.0,
+) -> Stepped:
+    """One optimiser step of a backend, as a trainer makes it.
+
+    Args:
+        backend: what computes it.
+        samples: of the step.
+        objective: what to minimise; None: the default one.
+        weights: of the samples; None: every token weighs the same.
+        update: how it is applied; None: at a learning rate of 0.01.
+        clip_skip_threshold: largest share of clipped tokens of a step that is applied.
+    """
+    weights = normalisation_weights(samples, "token") if weights is None else weights
+    found = backend.forward_backward(samples, weights, objective or Objective()).result()
+    metrics = step_metrics(found.loss, found.sums, found.grad_norm)
+    reason = skip_reason(metrics, clip_skip_threshold=clip_skip_threshold)
+    if reason is None:
+        backend.optim_step(update or Update(learning_rate=1e-2)).result()
+    return Stepped(metrics, reason)
 
 
 class FakeBackend:
     """Counts steps; its adapter holds the number of steps in every place.
 
     Attributes:
-        steps: (batches, objective, learning rate) of every step asked for.
-        left_out: reasons not to apply the next steps, first come first used; None applies one.
-        held: futures of steps that wait for ``release``, where ``hold`` is set.
+        steps: (samples, weights, objective) of every step asked for.
+        updates: every update applied.
+        left_out: reasons for which the next steps must not be applied ("clip_skip" or
+            "non_finite"), first come first used; None lets one be applied.
+        held: futures of passes that wait for ``release``, where ``hold`` is set.
         trail: digest of all that it was trained on, in order; kept in what ``save`` writes.
     """
 
     def __init__(self, *, hold: bool = False) -> None:
-        """Make a backend; with ``hold`` a step ends only when ``release`` is called."""
+        """Make a backend; with ``hold`` a pass ends only when ``release`` is called."""
         self._version = 0
         self._hold = hold
-        self.steps: list[tuple[Sequence[Batch], Objective, float]] = []
+        self.steps: list[tuple[Sequence[Sample], Sequence[float], Objective]] = []
+        self.updates: list[Update] = []
         self.left_out: list[str | None] = []
-        self.held: list[Future[StepResult]] = []
+        self.held: list[Future[PassResult]] = []
         self.trail = ""
 
     @property
     def version(self) -> int:
-        """Steps applied so far."""
+        """Updates applied so far."""
         return self._version
 
-    def step(
-        self, batches: Sequence[Batch], objective: Objective, *, learning_rate: float
-    ) -> "Future[StepResult]":
+    def forward_backward(
+        self, samples: Sequence[Sample], weights: Sequence[float], objective: Objective
+    ) -> "Future[PassResult]":
         """Take note of a step."""
-        self.steps.append((batches, objective, learning_rate))
-        seen = [
-            [array.tolist() for array in (b.input_ids, b.target, b.advantage, b.version)]
-            for b in batches
-        ]
-        whole = f"{self.trail} {seen} {objective} {learning_rate}"
-        self.trail = hashlib.sha256(whole.encode()).hexdigest()
-        future: Future[StepResult] = Future()
+        self.steps.append((samples, weights, objective))
+        self._digest(f"{samples} {weights} {objective}")
+        future: Future[PassResult] = Future()
         self.held.append(future)
         if not self._hold:
             self.release()
         return future
 
+    def optim_step(self, update: Update) -> "Future[int]":
+        """Count an update."""
+        self.updates.append(update)
+        self._digest(f"{update}")
+        self._version += 1
+        future: Future[int] = Future()
+        future.set_result(self._version)
+        return future
+
     def release(self, error: Exception | None = None) -> None:
-        """End the steps that are held, with an error if one is given."""
+        """End the passes that are held, with an error if one is given."""
         held, self.held = self.held, []
         for future in held:
             if error is not None:
                 future.set_exception(error)
                 continue
-            reason = self.left_out.pop(0) if self.left_out else None
-            self._version += reason is None
-            future.set_result(
-                StepResult(
-                    applied=reason is None,
-                    reason=reason,
-                    metrics={"loss": 0.0, "clip_fraction": 0.0, "grad_norm": 0.0},
-                )
-            )
+            future.set_result(self._result(self.left_out.pop(0) if self.left_out else None))
+
+    def _result(self, reason: str | None) -> PassResult:
+        """A pass that found nothing, or what makes the trainer leave the step out."""
+        sums = dict.fromkeys(SUMS, 0.0) | {"tokens": 1.0, "clipped": float(reason == "clip_skip")}
+        return PassResult(
+            loss=math.nan if reason == "non_finite" else 0.0,
+            sums=tuple(sums.values()),
+            grad_norm=0.0,
+            logprobs=[np.array(sample.logprobs, np.float32) for sample in self.steps[-1][0]],
+        )
+
+    def _digest(self, text: str) -> None:
+        self.trail = hashlib.sha256(f"{self.trail} {text}".encode()).hexdigest()
 
     def adapter(self) -> Adapter:
         """The adapter of the steps so far."""

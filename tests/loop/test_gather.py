@@ -6,6 +6,7 @@ from concurrent.futures import Future
 import pytest
 
 from legos.data.sample import Sample, TrainingBatch
+from legos.data.step import Update
 from legos.errors import TrainerError
 from legos.loop.trainer import Gather, PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
@@ -16,13 +17,12 @@ OTHERS = [make_sample((7, 8, 9), positions=(1, 2)), make_sample((5, 6), advantag
 
 def trainer(gather: Gather | None) -> PolicyTrainer:
     settings = StepSettings(
-        micro_batch_tokens=64,
         min_samples=1,
         staleness_limit=0,
         normalisation="token",
         constant_length=1,
         objective=lambda step, num_steps: Objective(),
-        learning_rate=lambda step, num_steps: 1.0,
+        update=lambda step, num_steps: Update(learning_rate=1.0),
     )
     return PolicyTrainer(FakeBackend(), FakePublisher(), settings, gather=gather)
 

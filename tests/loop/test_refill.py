@@ -13,16 +13,16 @@ import pytest
 from legos.arena.arena import Arena
 from legos.arena.table import Table
 from legos.credit import GRPOCredit
-from legos.data.batch import Batch
 from legos.data.episode import Task
 from legos.data.sample import Sample, TrainingBatch
 from legos.data.select import selection
+from legos.data.step import PassResult, Update
 from legos.errors import TrainerError
 from legos.loop.ledger import Ledger
 from legos.loop.loop import synchronous_training_loop, training_loop
 from legos.loop.queue import SampleQueue
 from legos.loop.trainer import PolicyTrainer, StepSettings
-from legos.losses.objective import Objective, StepResult
+from legos.losses.objective import Objective
 from legos.testing import FakeBackend, FakePublisher, ScriptedClient, make_sample
 
 
@@ -53,13 +53,12 @@ class Coin(Arena):
 
 def trainer(**changes: Any) -> PolicyTrainer:
     settings: dict[str, Any] = {
-        "micro_batch_tokens": 4096,
         "min_samples": 4,
         "staleness_limit": 0,
         "normalisation": "token",
         "constant_length": 1,
         "objective": lambda step, num_steps: Objective(),
-        "learning_rate": lambda step, num_steps: 1.0,
+        "update": lambda step, num_steps: Update(learning_rate=1.0),
         "select": selection(overlong=False, zero_advantage=True),
     }
     return PolicyTrainer(FakeBackend(), FakePublisher(), StepSettings(**(settings | changes)))
@@ -78,9 +77,9 @@ def test_a_step_waits_until_enough_groups_have_an_advantage(limit: int) -> None:
 
     asyncio.run(asyncio.wait_for(go(), timeout=60))
     backend: Any = trained.backend
-    for batches, _, _ in backend.steps:
-        assert sum(batch.num_samples for batch in batches) >= 4
-        assert all((abs(batch.advantage[batch.mask]) > 0.1).all() for batch in batches)
+    for samples, _, _ in backend.steps:
+        assert len(samples) >= 4
+        assert all(abs(advantage) > 0.1 for s in samples for advantage in s.advantages)
     assert [metrics["zero_advantage_share"] for metrics in seen] == [0.0] * 4
     assert trained.ledger.filtered["zero_advantage"] > 3 * trained.ledger.trained
     trained.ledger.check(queued=0)
@@ -166,9 +165,9 @@ def test_a_batch_of_another_tokenizer_makes_the_step_wait_and_not_fail() -> None
 class Failing(FakeBackend):
     """Has no memory for any step."""
 
-    def step(
-        self, batches: Sequence[Batch], objective: Objective, *, learning_rate: float
-    ) -> "Future[StepResult]":
+    def forward_backward(
+        self, samples: Sequence[Sample], weights: Sequence[float], objective: Objective
+    ) -> "Future[PassResult]":
         raise TrainerError("no memory")
 
 
@@ -191,11 +190,11 @@ def test_what_a_failed_step_was_made_of_waits_again(limit: int) -> None:
 class Narrow(FakeBackend):
     """Has no room for samples with more than two tokens before a chosen one."""
 
-    def step(
-        self, batches: Sequence[Batch], objective: Objective, *, learning_rate: float
-    ) -> "Future[StepResult]":
-        result = super().step(batches, objective, learning_rate=learning_rate).result()
-        future: Future[StepResult] = Future()
+    def forward_backward(
+        self, samples: Sequence[Sample], weights: Sequence[float], objective: Objective
+    ) -> "Future[PassResult]":
+        result = super().forward_backward(samples, weights, objective).result()
+        future: Future[PassResult] = Future()
         future.set_result(replace(result, row_limit=2, peak_bytes=3 << 29))
         return future
 

@@ -16,6 +16,7 @@ from legos.arena.arena import Arena
 from legos.arena.table import Table
 from legos.credit import RAECredit
 from legos.data.episode import Task
+from legos.data.step import Update
 from legos.errors import ArenaError, CheckpointError
 from legos.loop.checkpoint import checkpoints, newest_whole, read_state
 from legos.loop.folder import RunFolder
@@ -81,13 +82,12 @@ class World:
             self.backend,
             FakePublisher(),
             StepSettings(
-                micro_batch_tokens=4096,
                 min_samples=10,
                 staleness_limit=limit,
                 normalisation="token",
                 constant_length=1,
                 objective=lambda step, num_steps: Objective(),
-                learning_rate=lambda step, num_steps: 1.0 - step / num_steps,
+                update=lambda step, num_steps: Update(learning_rate=1.0 - step / num_steps),
             ),
         )
         numbers: dict[str, Any] = {"num_steps": STEPS, "checkpoint_every": 2, "keep_checkpoints": 3}

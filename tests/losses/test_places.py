@@ -96,8 +96,10 @@ def test_padding_of_the_legal_tokens_is_impossible() -> None:
     place = Places(np, batch)
     three = np.tile(logits(0.5, 0.3, 0.2), (3, 1))
     everywhere, legal = place_logprobs(np, three, place)
-    assert (legal[1, 2], legal[2].tolist()) == (IMPOSSIBLE, [IMPOSSIBLE] * 3)
-    found = entropy(np, everywhere, legal, place)
+    of_sample = batch.sample_place[:, 0]
+    _, pair_legal, none_legal = legal[of_sample]
+    assert (pair_legal[2], none_legal.tolist()) == (IMPOSSIBLE, [IMPOSSIBLE] * 3)
+    found = entropy(np, everywhere, legal, place)[of_sample]
     whole = -(0.5 * LOG(0.5) + 0.3 * LOG(0.3) + 0.2 * LOG(0.2))
     pair = -(5 / 7 * LOG(5 / 7) + 2 / 7 * LOG(2 / 7))
     assert found == pytest.approx([whole, pair, whole])

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from legos.data.batch import Batch, normalisation_weights, pack
+from legos.data.sample import Sample
+from legos.data.step import Update
 from legos.errors import CheckpointError
-from legos.losses.objective import Objective, StepResult
+from legos.losses.objective import Objective
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.backend import MlxBackend
-from legos.testing import make_sample, write_tiny_model
+from legos.testing import make_sample, optimiser_step, write_tiny_model
+from legos.testing.backend import Stepped
 
 TOKENS = (5, 6, 7, 8, 9, 10, 11)
 PROMPT = 3
@@ -39,21 +40,33 @@ def logprob(tree: Any) -> float:
     return float(np.mean(logits[np.arange(len(targets)), targets] - normaliser))
 
 
-def batch_of(logprobs: float, advantages: float = 1.0) -> Batch:
-    sample = make_sample(
+def sample_of(logprobs: float, advantages: float = 1.0) -> Sample:
+    return make_sample(
         TOKENS, positions=range(PROMPT, len(TOKENS)), logprobs=logprobs, advantages=advantages
     )
-    (batch,) = pack([sample], normalisation_weights([sample], "token"), max_tokens=100)
-    return batch
 
 
-def step_on(backend: MlxBackend, batch: Batch, **objective: Any) -> StepResult:
-    given = {"loss": "reinforce", "clip_skip_threshold": 1.0, **objective}
-    return backend.step([batch], Objective(**given), learning_rate=1e-2).result()
+def step_on(
+    backend: MlxBackend,
+    sample: Sample,
+    *,
+    weights: Any = None,
+    update: Mapping[str, Any] | None = None,
+    threshold: float = 1.0,
+    **objective: Any,
+) -> Stepped:
+    return optimiser_step(
+        backend,
+        [sample],
+        Objective(**{"loss": "reinforce", **objective}),
+        weights=weights,
+        update=Update(learning_rate=1e-2, **(update or {})),
+        clip_skip_threshold=threshold,
+    )
 
 
-def step(tree: Any, backend: MlxBackend) -> StepResult:
-    return step_on(backend, batch_of(logprob(tree)))
+def step(tree: Any, backend: MlxBackend) -> Stepped:
+    return step_on(backend, sample_of(logprob(tree)))
 
 
 def saved(backend: MlxBackend, folder: Path, file: str) -> Mapping[str, Any]:
@@ -73,7 +86,7 @@ def test_what_is_rewarded_gets_likelier(
     before = [logprob(tree)]
     for number in range(6):
         result = step(tree, backend)
-        assert result.applied
+        assert result.reason is None
         assert result.metrics["grad_norm"] > 0
         assert backend.version == number + 1
         before.append(logprob(tree))
@@ -84,7 +97,7 @@ def test_what_is_rewarded_gets_likelier(
 @pytest.mark.parametrize("limit", [1e-3, 1e3])
 def test_gradients_are_scaled_down_to_the_norm(tmp_path: Path, limit: float) -> None:
     _, backend = make_backend(write_tiny_model(tmp_path / "model"), betas=(0.75, 0.95))
-    norm = step_on(backend, batch_of(-3.0), max_grad_norm=limit).metrics["grad_norm"]
+    norm = step_on(backend, sample_of(-3.0), update={"max_grad_norm": limit}).metrics["grad_norm"]
     assert 1e-2 < norm < 1e2  # before it is scaled down
     state = saved(backend, tmp_path / "saved", "optimiser.safetensors")
     moments = [array for name, array in state.items() if name.endswith(".m")]
@@ -103,15 +116,13 @@ def test_what_is_not_finite_never_reaches_the_weights(tmp_path: Path, weight: fl
     tree, backend = make_backend(write_tiny_model(tmp_path / "model"))
     step(tree, backend)
     before = saved(backend, tmp_path / "before", "adapter.safetensors")
-    batch = batch_of(-3.0)
-    bad = replace(batch, weight=np.full_like(batch.weight, weight))
-    result = step_on(backend, bad)
-    assert (result.applied, result.reason, backend.version) == (False, "non_finite", 1)
+    result = step_on(backend, sample_of(-3.0), weights=[weight])
+    assert (result.reason, backend.version) == ("non_finite", 1)
     after = saved(backend, tmp_path / "after", "adapter.safetensors")
     assert {name: array.tolist() for name, array in after.items()} == {
         name: array.tolist() for name, array in before.items()
     }
-    assert step(tree, backend).applied
+    assert step(tree, backend).reason is None
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
@@ -120,16 +131,16 @@ def test_a_step_is_skipped_for_clipped_tokens_of_either_sign(
 ) -> None:
     tree, backend = make_backend(write_tiny_model(tmp_path / "model"))
     far = logprob(tree) - 8.0 if advantage > 0 else 0.0
-    result = step_on(backend, batch_of(far, advantage), loss="ppo", clip_skip_threshold=0.9)
+    result = step_on(backend, sample_of(far, advantage), loss="ppo", threshold=0.9)
     assert result.metrics["clip_fraction"] == 1.0
-    assert (result.applied, result.reason, backend.version) == (False, "clip_skip", 0)
+    assert (result.reason, backend.version) == ("clip_skip", 0)
 
 
 def test_the_average_keeps_its_share_of_the_past(tmp_path: Path) -> None:
     _, backend = make_backend(write_tiny_model(tmp_path / "model"))
     trained = [{name: np.array(array) for name, array in backend.adapter().arrays.items()}]
     for _ in range(2):
-        step_on(backend, batch_of(-3.0), ema_kl_coef=0.1, ema_decay=0.75)
+        step_on(backend, sample_of(-3.0), ema_kl_coef=0.1, update={"ema_decay": 0.75})
         trained.append({name: np.array(array) for name, array in backend.adapter().arrays.items()})
     average = saved(backend, tmp_path / "saved", "average.safetensors")
     for name, found in average.items():
@@ -140,17 +151,17 @@ def test_the_average_keeps_its_share_of_the_past(tmp_path: Path) -> None:
 
 def test_a_restored_backend_pulls_to_the_same_average(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "model")
-    pull: Mapping[str, Any] = {"ema_kl_coef": 0.1, "ema_decay": 0.75}
+    pull: Mapping[str, Any] = {"ema_kl_coef": 0.1, "update": {"ema_decay": 0.75}}
     _, whole = make_backend(folder)
-    first = step_on(whole, batch_of(-3.0), **pull)
+    first = step_on(whole, sample_of(-3.0), **pull)
     assert first.metrics["ema_kl_divergence"] == 0.0  # there is no past yet
     (tmp_path / "saved").mkdir()
     whole.save(tmp_path / "saved")
     _, resumed = make_backend(folder)
     resumed.restore(tmp_path / "saved")
-    expected = step_on(whole, batch_of(-3.0), **pull).metrics
+    expected = step_on(whole, sample_of(-3.0), **pull).metrics
     assert abs(expected["ema_kl_divergence"]) > 1e-3
-    assert step_on(resumed, batch_of(-3.0), **pull).metrics == expected
+    assert step_on(resumed, sample_of(-3.0), **pull).metrics == expected
 
 
 def test_an_optimiser_state_of_another_shape_is_named(tmp_path: Path) -> None:
@@ -169,7 +180,7 @@ def test_an_optimiser_state_of_another_shape_is_named(tmp_path: Path) -> None:
     told = f"{name} is missing, expected of shape {shape}; take another checkpoint"
     with pytest.raises(CheckpointError, match=re.escape(told)):
         backend.restore(tmp_path / "saved")
-    assert step(tree, backend).applied  # and goes on as it was
+    assert step(tree, backend).reason is None  # and goes on as it was
 
 
 def test_the_average_starts_from_the_adapter_that_is_loaded(tmp_path: Path) -> None:

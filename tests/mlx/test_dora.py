@@ -12,7 +12,7 @@ import pytest
 from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.utils import load_adapters
 
-from legos.data.batch import normalisation_weights, pack
+from legos.data.step import Update
 from legos.errors import AdapterError, TrainerError
 from legos.losses.objective import Objective
 from legos.mlx.generate.slots import AdapterSlots
@@ -21,7 +21,7 @@ from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays, without_lora
 from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.backend import MlxBackend
-from legos.testing import make_sample, write_tiny_model
+from legos.testing import make_sample, optimiser_step, write_tiny_model
 from legos.weights.adapter import Adapter, pack_adapter, unpack_adapter
 from legos.weights.folder import read_adapter, write_adapter
 from legos.weights.peft import read_peft, to_peft, write_peft
@@ -331,13 +331,13 @@ def likelihood(tree: Any) -> float:
     return float(found[np.arange(len(TEXT) - PROMPT), list(TEXT[PROMPT:])].mean())
 
 
-def step(tree: Any, backend: MlxBackend, **objective: Any) -> None:
+def step(tree: Any, backend: MlxBackend, ema_decay: float | None = None, **objective: Any) -> None:
     sample = make_sample(
         TEXT, positions=range(PROMPT, len(TEXT)), logprobs=likelihood(tree), advantages=1.0
     )
-    batches = pack([sample], normalisation_weights([sample], "token"), max_tokens=100)
-    chosen = Objective(loss="reinforce", clip_skip_threshold=1.0, **objective)
-    assert backend.step(batches, chosen, learning_rate=1e-2).result().applied
+    chosen = Objective(loss="reinforce", **objective)
+    update = Update(learning_rate=1e-2, ema_decay=ema_decay)
+    assert optimiser_step(backend, [sample], chosen, update=update).reason is None
 
 
 @every_model

@@ -57,8 +57,8 @@ def case() -> tuple[Batch, mx.array, dict[str, OtherLogits]]:
 
 def computed(
     folder: Path, objective: Objective, num_places: int
-) -> tuple[float, NDArray[np.float32], NDArray[np.float32]]:
-    """Loss, sums, and the gradient along the hidden states."""
+) -> tuple[float, NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """Loss, sums, the gradient along the hidden states, and log-probabilities of the tokens."""
     forward = CausalModel(load_tree(folder))
     batch, hidden, policies = case()
     used = {"reference": objective.kl_coef, "average": objective.ema_kl_coef}
@@ -67,14 +67,15 @@ def computed(
     def loss(hidden: mx.array) -> Any:
         return head_loss(forward, hidden, batch, objective, others, num_places=num_places)
 
-    (_, value, sums), gradient = mx.value_and_grad(loss)(hidden)
-    return float(np.array(value)), np.array(sums), np.array(gradient)
+    (_, value, sums, logprob), gradient = mx.value_and_grad(loss)(hidden)
+    chosen = np.array(logprob)[batch.mask]
+    return float(np.array(value)), np.array(sums), np.array(gradient), chosen
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_chunks_change_nothing(tiny_models: Mapping[str, Path], name: str) -> None:
     folder, objective = tiny_models["llama"], OBJECTIVES[name]
-    value, sums, gradient = computed(folder, objective, 1000)
+    value, sums, gradient, logprobs = computed(folder, objective, 1000)
     assert np.abs(gradient).max() > 1e-3
     if objective.corrections.masks:
         counts = dict(zip(SUMS, sums.tolist(), strict=True))
@@ -82,4 +83,5 @@ def test_chunks_change_nothing(tiny_models: Mapping[str, Path], name: str) -> No
     in_chunks = computed(folder, objective, CHUNK)
     assert in_chunks[0] == pytest.approx(value, rel=1e-5)
     assert in_chunks[1] == pytest.approx(sums, rel=1e-5, abs=1e-5)
+    assert in_chunks[3] == pytest.approx(logprobs, abs=1e-5)
     assert np.abs(in_chunks[2] - gradient).max() < 2e-6 * np.abs(gradient).max()

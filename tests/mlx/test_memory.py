@@ -11,7 +11,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from legos import Trainer, TrainingConfig, load_model
-from legos.data.batch import normalisation_weights, pack
+from legos.data.batch import normalisation_weights
 from legos.data.sample import Sample, TrainingBatch
 from legos.errors import TrainerError
 from legos.losses.objective import Objective
@@ -26,10 +26,10 @@ from legos.mlx.train.memory import (
     plan_memory,
     usable_bytes,
 )
-from legos.mlx.train.regroup import shorter_samples, step_rows
+from legos.mlx.train.regroup import StepSamples, step_rows
 from legos.testing import make_sample
 
-KEEP = Objective(clip_skip_threshold=1.0)
+KEEP = Objective()
 
 
 def plan(**changed: int) -> MemoryPlan:
@@ -146,17 +146,17 @@ def test_a_low_ceiling_makes_passes_smaller_and_changes_nothing_else(
     tree = lora_tree(tiny_models["llama"])
     rng = np.random.default_rng(0)
     samples = [make_sample(rng.integers(1, 40, 100).tolist()) for _ in range(32)]
-    batches = pack(samples, normalisation_weights(samples, "token"), max_tokens=10_000)
+    step = whole(samples)
     found: list[dict[str, mx.array]] = []
     peaks: list[int] = []
     for ceiling in (1 << 40, mx.get_active_memory() + (12 << 20)):
         gradients = StepGradients(tree, max_tokens=4096, ceiling_bytes=ceiling)
         with caplog.at_level(logging.INFO):
-            gradients.of_step(batches[:1], Objective(), {})  # the plan
+            gradients.of_step(step, Objective(), {})  # the plan
         peaks.append(
             peak_bytes(
                 lambda gradients=gradients: found.append(
-                    dict(tree_flatten(gradients.of_step(batches, Objective(), {})[2]))
+                    dict(tree_flatten(gradients.of_step(step, Objective(), {}).gradients))
                 )
             )
         )
@@ -167,6 +167,10 @@ def test_a_low_ceiling_makes_passes_smaller_and_changes_nothing_else(
     assert peaks[1] < 12 << 20
     for name, array in found[0].items():
         assert np.array(found[1][name]) == pytest.approx(np.array(array), rel=1e-4, abs=1e-8)
+
+
+def whole(samples: Sequence[Sample]) -> StepSamples:
+    return StepSamples(samples=samples, weights=normalisation_weights(samples, "token"))
 
 
 def lora_tree(folder: Path) -> Any:
@@ -185,7 +189,7 @@ def test_rows_that_do_not_fit_alone_are_left_out_and_counted(
 ) -> None:
     tree = lora_tree(tiny_models["llama"])
     samples = random_samples_of([60, 3000, 80, 2900])
-    weights = normalisation_weights(samples, "token")
+    step = whole(samples)
     told: list[str] = []
     gradients = StepGradients(
         tree,
@@ -193,19 +197,21 @@ def test_rows_that_do_not_fit_alone_are_left_out_and_counted(
         ceiling_bytes=mx.get_active_memory() + (40 << 20),
         tell=told.append,
     )
-    peak = peak_bytes(lambda: gradients.of_step(pack(samples, weights, max_tokens=64), KEEP, {}))
+    peak = peak_bytes(lambda: gradients.of_step(step, KEEP, {}))
     assert peak < 40 << 20
     assert 512 < (gradients.row_limit or 0) < 2900
     assert len(told) == 1
     assert "do not fit and are left out (the longest has 2999)" in told[0]
-    found = gradients.of_step(pack(samples, weights, max_tokens=64), KEEP, {})
+    found = gradients.of_step(step, KEEP, {})
     assert len(told) == 1  # the plan holds
-    short = pack([samples[0], samples[2]], [weights[0], weights[2]], max_tokens=4096)
+    short = step.no_longer_than(100)
+    assert short == StepSamples(samples=samples[::2], weights=step.weights[::2])
     # What the others weighed is not shared out among those that are left.
     expected = StepGradients(tree, max_tokens=4096).of_step(short, KEEP, {})
-    assert found[0] == pytest.approx(expected[0], abs=1e-7)
-    named = dict(tree_flatten(found[2]))
-    for name, array in dict(tree_flatten(expected[2])).items():
+    assert found.loss == pytest.approx(expected.loss, abs=1e-7)
+    assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+    named = dict(tree_flatten(found.gradients))
+    for name, array in dict(tree_flatten(expected.gradients)).items():
         assert np.array(named[name]) == pytest.approx(np.array(array), rel=1e-4, abs=1e-8)
 
 
@@ -213,16 +219,14 @@ def test_only_samples_that_read_too_far_go_and_what_nobody_else_reads() -> None:
     row = tuple(range(1, 12))
     near, far = make_sample(row, positions=(2, 5)), make_sample(row, positions=(2, 10))
     own, short = make_sample(range(20, 30)), make_sample((7, 8))
-    samples = [near, far, own, short]
-    batches = pack(samples, [0.1, 0.2, 0.3, 0.4], max_tokens=12)
-    kept = shorter_samples(batches, 5)
-    assert sorted(float(w) for b in kept for w in b.weight[b.mask]) == pytest.approx(
-        [0.1, 0.1, 0.4]
-    )
-    assert sorted(int(t) for b in kept for t in b.target[b.mask]) == [3, 6, 8]
-    rows = {tuple(tokens.tolist()) for tokens in step_rows(kept).tokens}
-    assert rows == {row[:5], (7,)}
-    assert shorter_samples(batches, 0) == []
+    step = StepSamples(samples=[near, far, own, short], weights=[0.1, 0.2, 0.3, 0.4])
+    kept = step.no_longer_than(5)
+    assert kept == StepSamples(samples=[near, short], weights=[0.1, 0.4])
+    rows = step_rows(kept.samples)
+    assert [tuple(tokens.tolist()) for tokens in rows.tokens] == [row[:5], (7,)]
+    assert rows.samples == ((0,), (1,))
+    assert step_rows(step.samples).samples == ((0, 1), (2,), (3,))
+    assert step.no_longer_than(0).samples == []
 
 
 def test_a_row_longer_than_the_budget_is_a_pass_of_its_own(
@@ -230,34 +234,34 @@ def test_a_row_longer_than_the_budget_is_a_pass_of_its_own(
 ) -> None:
     tree = lora_tree(tiny_models["llama"])
     samples = random_samples_of([300, 20, 20, 700])
-    batches = pack(samples, normalisation_weights(samples, "token"), max_tokens=64)
     split = StepGradients(tree, max_tokens=64)
-    found = split.of_step(batches, KEEP, {})
+    found = split.of_step(whole(samples), KEEP, {})
     assert split.row_limit is None
-    whole = StepGradients(tree, max_tokens=4096).of_step(batches, KEEP, {})
-    assert found[0] == pytest.approx(whole[0], abs=1e-7)
-    assert found[1] == pytest.approx(whole[1], rel=1e-5)
+    together = StepGradients(tree, max_tokens=4096).of_step(whole(samples), KEEP, {})
+    assert found.loss == pytest.approx(together.loss, abs=1e-7)
+    assert found.sums == pytest.approx(together.sums, rel=1e-5)
+    assert found.logprobs == pytest.approx(together.logprobs, abs=1e-5)
 
 
 def test_a_step_of_which_nothing_fits_tells_what_to_do(tiny_models: Mapping[str, Path]) -> None:
     tree = lora_tree(tiny_models["llama"])
-    batches = pack(random_samples_of([60]), [1.0], max_tokens=64)
+    step = whole(random_samples_of([60]))
     gradients = StepGradients(tree, max_tokens=64, ceiling_bytes=1)
     with pytest.raises(TrainerError, match=r"no sample of this step fits into memory: .*higher"):
-        gradients.of_step(batches, KEEP, {})
+        gradients.of_step(step, KEEP, {})
 
 
 def test_what_a_step_took_corrects_the_plan(
     tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = lora_tree(tiny_models["llama"])
-    batches = pack(random_samples_of([60] * 40), [0.02] * 40, max_tokens=4096)
+    step = whole(random_samples_of([60] * 40))
     told: list[str] = []
     ceiling = mx.get_active_memory() + (60 << 20)
     gradients = StepGradients(tree, max_tokens=4096, ceiling_bytes=ceiling, tell=told.append)
-    gradients.of_step(batches, KEEP, {})
+    gradients.of_step(step, KEEP, {})
     monkeypatch.setattr(mx, "get_peak_memory", lambda: 2 * ceiling)  # as if another had taken it
-    gradients.of_step(batches, KEEP, {})
+    gradients.of_step(step, KEEP, {})
     assert [text.partition(":")[0] for text in told] == [
         "training memory",
         "a step took more than was planned; now training memory",

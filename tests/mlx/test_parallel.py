@@ -17,12 +17,13 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from legos.data.batch import normalisation_weights, pack
+from legos.data.batch import normalisation_weights
 from legos.losses.objective import Objective
 from legos.mlx.train.gradients import StepGradients
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
 from legos.mlx.train.parallel import exchange_samples
+from legos.mlx.train.regroup import StepSamples
 from legos.testing import random_samples
 
 group = mx.distributed.init()
@@ -38,12 +39,13 @@ share = len(samples) // group.size()
 own = samples[group.rank() * share : (group.rank() + 1) * share]
 everything = exchange_samples(own, 0, group)
 assert everything == samples
-batches = pack(everything, normalisation_weights(everything, "sample"), max_tokens=4096)
+weights = normalisation_weights(everything, "sample")
 gradients = StepGradients(tree, group=group)
-loss, sums, found = gradients.of_step(batches, Objective(kl_coef=0.1), {})
+step = StepSamples(samples=everything, weights=weights)
+loss, sums, found, logprobs = gradients.of_step(step, Objective(kl_coef=0.1), {})
 flat = np.concatenate([np.array(a).reshape(-1) for _, a in tree_flatten(found)])
 out = Path(sys.argv[2]) / f"{group.size()}.{group.rank()}.npy"
-np.save(out, np.concatenate([[loss], sums, flat]))
+np.save(out, np.concatenate([[loss], sums, logprobs, flat]))
 """
 
 

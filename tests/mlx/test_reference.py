@@ -13,8 +13,9 @@ from mlx.utils import tree_flatten
 
 from legos.data.batch import Batch, normalisation_weights, pack
 from legos.data.sample import Sample
+from legos.data.step import Update
 from legos.errors import AdapterError, CheckpointError, ConfigError
-from legos.losses.objective import Objective, StepResult
+from legos.losses.objective import Objective
 from legos.losses.total import SUMS, BatchArrays, total_loss
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
@@ -23,7 +24,9 @@ from legos.mlx.train.backend import MlxBackend
 from legos.mlx.train.checkpoint import checkpoint_layers
 from legos.mlx.train.gradients import StepGradients
 from legos.mlx.train.reference import Lora, fitted, other_lora
-from legos.testing import make_sample, write_tiny_model
+from legos.mlx.train.regroup import StepSamples
+from legos.testing import make_sample, optimiser_step, write_tiny_model
+from legos.testing.backend import Stepped
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.folder import write_adapter
 
@@ -78,8 +81,8 @@ def some_samples(rng: np.random.Generator, *, legal: bool) -> list[Sample]:
     return samples
 
 
-def packed(samples: Sequence[Sample]) -> list[Batch]:
-    return pack(samples, normalisation_weights(samples, "token"), max_tokens=1000)
+def whole(samples: Sequence[Sample]) -> StepSamples:
+    return StepSamples(samples=samples, weights=normalisation_weights(samples, "token"))
 
 
 def by_hand(
@@ -137,11 +140,11 @@ def test_another_adapter_is_the_reference_on_every_path(
         for max_places in (5, None):  # 5: the head runs in chunks
             step = StepGradients(policy, max_tokens=max_tokens, max_places=max_places)
             assert step.shares
-            _, counted, found = step.of_step(packed(samples), chosen, {}, reference=reference)
-            assert counted == pytest.approx(sums, rel=1e-4, abs=1e-4)
-            assert gap(dict(tree_flatten(found)), expected) < 5e-6
-    _, base, _ = step.of_step(packed(samples), chosen, {})
-    assert abs(base - sums)[SUMS.index("kl")] > 0.1  # it is not that of the model without LoRA
+            found = step.of_step(whole(samples), chosen, {}, reference=reference)
+            assert found.sums == pytest.approx(sums, rel=1e-4, abs=1e-4)
+            assert gap(dict(tree_flatten(found.gradients)), expected) < 5e-6
+    base = step.of_step(whole(samples), chosen, {})
+    assert abs(base.sums - sums)[SUMS.index("kl")] > 0.1  # it is not that of the model without LoRA
 
 
 @pytest.mark.parametrize(
@@ -157,9 +160,9 @@ def test_experts_states_dora_and_layers_computed_again(
     sums, expected = by_hand(policy, other, samples, OBJECTIVES["k2"])
     checkpoint_layers(policy)
     step = StepGradients(policy, max_tokens=1000, max_places=5)
-    _, counted, found = step.of_step(packed(samples), OBJECTIVES["k2"], {}, reference=reference)
-    assert counted == pytest.approx(sums, rel=1e-4, abs=1e-4)
-    assert gap(dict(tree_flatten(found)), expected) < 5e-6
+    found = step.of_step(whole(samples), OBJECTIVES["k2"], {}, reference=reference)
+    assert found.sums == pytest.approx(sums, rel=1e-4, abs=1e-4)
+    assert gap(dict(tree_flatten(found.gradients)), expected) < 5e-6
 
 
 def test_the_tree_is_as_it_was_after_the_block(tiny_models: Mapping[str, Path]) -> None:
@@ -195,11 +198,23 @@ def written(folder: Path, model: Path, *, seed: int = 2, change: Change = dict) 
     return folder
 
 
-def step(backend: MlxBackend, *, logprobs: float = -3.0, **objective: Any) -> StepResult:
+def step(
+    backend: MlxBackend,
+    *,
+    logprobs: float = -3.0,
+    kl_refresh_steps: int | None = None,
+    threshold: float = 1.0,
+    **objective: Any,
+) -> Stepped:
     tokens = (5, 6, 7, 8, 9, 10, 11)
     sample = make_sample(tokens, positions=range(3, 7), logprobs=logprobs, advantages=1.0)
-    given = {"kl_coef": 0.1, "loss": "reinforce", "clip_skip_threshold": 1.0, **objective}
-    return backend.step(packed([sample]), Objective(**given), learning_rate=1e-2).result()
+    return optimiser_step(
+        backend,
+        [sample],
+        Objective(**{"kl_coef": 0.1, "loss": "reinforce", **objective}),
+        update=Update(learning_rate=1e-2, kl_refresh_steps=kl_refresh_steps),
+        clip_skip_threshold=threshold,
+    )
 
 
 def divergence(backend: MlxBackend, **objective: Any) -> float:
@@ -218,7 +233,7 @@ def test_every_n_applied_steps_the_reference_is_the_policy(
 def test_a_step_that_is_left_out_refreshes_nothing(tiny_models: Mapping[str, Path]) -> None:
     backend = make_backend(tiny_models["llama"])
     before = [divergence(backend) for _ in range(2)]
-    rare: Mapping[str, Any] = {"logprobs": -20.0, "loss": "ppo", "clip_skip_threshold": 0.5}
+    rare: Mapping[str, Any] = {"logprobs": -20.0, "loss": "ppo", "threshold": 0.5}
     assert step(backend, kl_refresh_steps=2, **rare).reason == "clip_skip"
     assert backend.version == 2
     assert divergence(backend) > before[1] > before[0] == 0.0
@@ -307,7 +322,6 @@ def test_what_does_not_fit_is_refused_by_name(
         backend.read_reference()
 
 
-def test_a_refresh_without_a_reference_is_refused() -> None:
-    for steps, coefficient in ((3, 0.0), (0, 0.1)):
-        with pytest.raises(ConfigError, match=r"kl_refresh_steps is \d and kl_coef is 0"):
-            Objective(kl_refresh_steps=steps, kl_coef=coefficient)
+def test_a_refresh_after_no_update_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"kl_refresh_steps is 0; expected at least 1"):
+        Update(learning_rate=1e-2, kl_refresh_steps=0)

@@ -1,4 +1,4 @@
-"""A step's batches put together anew: every token with its own numbers, at its own place."""
+"""A step's samples as one pass: every token with its own numbers, at its own place."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -7,18 +7,22 @@ import numpy as np
 import pytest
 
 from legos.data.batch import Batch, normalisation_weights, pack
+from legos.data.sample import Sample
 from legos.mlx.train.passes import plan_passes
-from legos.mlx.train.regroup import pass_batch, step_rows
+from legos.mlx.train.regroup import StepSamples, pass_batch, step_rows
 from legos.mlx.train.trie import token_trie
 from legos.testing import make_sample, random_samples
 
 
-def regrouped(batches: Sequence[Batch]) -> Batch:
+def one_pass(samples: Sequence[Sample], weights: Sequence[float]) -> Batch:
     """All samples of a step as one pass, every row alone."""
-    rows = step_rows(batches)
+    rows = step_rows(samples)
     trie = token_trie(rows.tokens, share=False)
     (one,) = plan_passes(trie, max_tokens=10_000)
-    return pass_batch(batches, rows, trie, one)
+    step = StepSamples(samples=samples, weights=weights)
+    batch, members = pass_batch(step, rows, trie, one)
+    assert sorted(members) == list(range(len(samples)))
+    return batch
 
 
 def samples_of(batch: Batch) -> Counter[Hashable]:
@@ -51,7 +55,7 @@ def test_every_token_keeps_its_numbers_and_its_place(seed: int) -> None:
     batches = pack(samples, weights, max_tokens=12)
     assert len(batches) > 1
     expected = sum((samples_of(batch) for batch in batches), Counter[Hashable]())
-    assert samples_of(regrouped(batches)) == expected
+    assert samples_of(one_pass(samples, weights)) == expected
 
 
 def test_places_of_one_prefix_stay_apart_where_their_distributions_differ() -> None:
@@ -65,6 +69,6 @@ def test_places_of_one_prefix_stay_apart_where_their_distributions_differ() -> N
         make_sample(row, temperature=1.0, advantages=-1.0),  # the second one's place
     ]
     batches = [pack([sample], [1 / 6], max_tokens=10)[0] for sample in samples]
-    whole = regrouped(batches)
+    whole = one_pass(samples, [1 / 6] * 6)
     assert (len(whole.input_ids), len(whole.place_row), whole.num_samples) == (1, 5, 6)
     assert samples_of(whole) == sum(map(samples_of, batches), Counter[Hashable]())

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from legos.data.batch import normalisation_weights, pack
+from legos.data.batch import normalisation_weights
 from legos.losses.objective import Objective
 from legos.mlx.checks.mlx_lm_lora_step import mlx_lm_lora_gradients
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
 from legos.mlx.train.gradients import StepGradients
+from legos.mlx.train.regroup import StepSamples
 from legos.testing import make_sample, write_tiny_model
 
 pytestmark = [pytest.mark.optional, pytest.mark.filterwarnings("ignore")]
@@ -39,11 +40,9 @@ def test_one_step_has_the_gradients_of_mlx_lm_lora(tmp_path: Path) -> None:
         make_sample(tokens, positions=range(prompt, len(tokens)), advantages=advantage)
         for (tokens, prompt), advantage in zip(ROWS, ADVANTAGES, strict=True)
     ]
-    batches = pack(samples, normalisation_weights(samples, "token"), max_tokens=16)
-    _, _, gradients = StepGradients(model).of_step(
-        batches, Objective(loss="reinforce"), lora_arrays(model)
-    )
-    ours = dict(tree_flatten(gradients))
+    step = StepSamples(samples=samples, weights=normalisation_weights(samples, "token"))
+    found = StepGradients(model, max_tokens=16).of_step(step, Objective(loss="reinforce"), {})
+    ours = dict(tree_flatten(found.gradients))
     assert set(ours) == set(theirs)
     for name, gradient in ours.items():
         np.testing.assert_allclose(gradient, theirs[name], rtol=1e-4, atol=1e-6)

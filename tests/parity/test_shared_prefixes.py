@@ -19,7 +19,7 @@ from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arr
 from legos.mlx.train.checkpoint import checkpoint_layers
 from legos.mlx.train.gradients import StepGradients
 from legos.mlx.train.passes import plan_passes
-from legos.mlx.train.regroup import step_rows
+from legos.mlx.train.regroup import StepSamples, step_rows
 from legos.mlx.train.trie import token_trie
 from legos.testing import make_sample, write_tiny_model
 
@@ -126,8 +126,19 @@ def plain(
     return loss, np.asarray(sums), dict(tree_flatten(gradients))
 
 
-def packed(samples: Sequence[Sample], max_tokens: int = 400) -> list[Batch]:
-    return pack(samples, normalisation_weights(samples, "token"), max_tokens=max_tokens)
+def chosen(tree: Any, samples: Sequence[Sample]) -> np.ndarray:
+    """[N] log-probabilities of all chosen tokens, each sample as a row of its own."""
+    found: list[np.ndarray] = []
+    for sample in samples:
+        logits = tree(mx.array([sample.token_ids[:-1]]))[0].astype(mx.float32)
+        logprobs = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+        at = np.array(sample.positions)
+        found.append(logprobs[at - 1, np.array(sample.token_ids)[at]])
+    return np.concatenate(found)
+
+
+def whole(samples: Sequence[Sample]) -> StepSamples:
+    return StepSamples(samples=samples, weights=normalisation_weights(samples, "token"))
 
 
 def distance(found: Arrays, expected: Arrays) -> float:
@@ -173,10 +184,14 @@ def test_a_step_has_the_gradients_of_its_samples_one_by_one(
     average = random_arrays(tree, seed=2)
     samples = grouped_samples(np.random.default_rng(0))
     expected_loss, expected_sums, expected = plain(tree, samples, OBJECTIVES[objective], average)
+    expected_logprobs = chosen(tree, samples)
     for max_tokens in (60, 10_000):  # 60: every prompt is carried to several passes
         gradients = StepGradients(tree, max_tokens=max_tokens, max_places=7 if chunked else None)
         assert gradients.shares
-        loss, sums, tree_of = gradients.of_step(packed(samples), OBJECTIVES[objective], average)
+        loss, sums, tree_of, logprobs = gradients.of_step(
+            whole(samples), OBJECTIVES[objective], average
+        )
+        assert logprobs == pytest.approx(expected_logprobs, abs=2e-5)
         assert loss == pytest.approx(expected_loss, rel=1e-5)
         assert sums == pytest.approx(expected_sums, rel=1e-4, abs=1e-4)
         assert distance(dict(tree_flatten(tree_of)), expected) < ROUNDING[objective]
@@ -233,7 +248,7 @@ def check_exact(tree: Any, *, shares: bool, checkpointed: bool) -> None:
     for max_tokens in (60, 10_000) if shares else (1000,):
         gradients = StepGradients(tree, max_tokens=max_tokens, max_places=13)
         assert gradients.shares == shares
-        _, _, found = gradients.of_step(packed(samples), Objective(), average)
+        found = gradients.of_step(whole(samples), Objective(), average).gradients
         assert distance(dict(tree_flatten(found)), expected) < 2e-6
 
 
@@ -250,7 +265,7 @@ def test_only_the_layers_asked_for_are_computed_again(tiny_models: Mapping[str, 
 
 def test_the_samples_of_these_tests_share_prefixes_behind_prefixes() -> None:
     samples = grouped_samples(np.random.default_rng(0))
-    trie = token_trie(step_rows(packed(samples)).tokens)
+    trie = token_trie(step_rows(samples).tokens)
     assert max(len(trie.path(segment)) for segment in trie.row_segment) == 4
     carried = {number for one in plan_passes(trie, max_tokens=60) for number in one.carried}
     assert max(len(trie.path(number)) for number in carried) == 3
@@ -265,7 +280,7 @@ def test_a_group_is_computed_as_one_prompt_and_its_completions() -> None:
         for member in range(8)
     ]
     samples = [replace_last(sample) for sample in samples]
-    step = step_rows(packed(samples))
+    step = step_rows(samples)
     assert sum(map(len, step.tokens)) == 8 * 109
     assert token_trie(step.tokens).num_tokens == 100 + 8 * 9
     assert token_trie(step.tokens, share=False).num_tokens == 8 * 109

@@ -9,15 +9,16 @@ import numpy as np
 from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
-from legos.data.batch import normalisation_weights, pack
+from legos.data.batch import normalisation_weights
 from legos.data.sample import Sample
 from legos.losses.objective import Objective
 from legos.mlx.model.fuse import set_adapter
 from legos.mlx.model.load import load_tree
-from legos.mlx.model.lora import add_lora, lora_arrays
+from legos.mlx.model.lora import add_lora
 from legos.mlx.train.checkpoint import checkpoint_layers
 from legos.mlx.train.gradients import StepGradients
 from legos.mlx.train.memory import peak_bytes
+from legos.mlx.train.regroup import StepSamples
 from legos.weights.adapter import Adapter
 
 __all__ = ["StepRun", "run_step"]
@@ -55,15 +56,15 @@ def run_step(
     set_adapter(tree, adapter)
     if checkpoint:
         checkpoint_layers(tree)
-    step = StepGradients(tree)
-    step.shares = step.shares and share
     longest = max(len(sample.token_ids) for sample in samples)
-    batches = pack(samples, normalisation_weights(samples, "token"), max_tokens=4 * longest)
+    step = StepGradients(tree, max_tokens=4 * longest)
+    step.shares = step.shares and share
+    weights = normalisation_weights(samples, "token")
     found: list[NDArray[np.float64]] = []
 
     def compute() -> None:
-        _, _, gradients = step.of_step(batches, Objective(), lora_arrays(tree))
-        arrays = dict(tree_flatten(gradients))
+        whole = StepSamples(samples=samples, weights=weights)
+        arrays = dict(tree_flatten(step.of_step(whole, Objective(), {}).gradients))
         flat = [np.array(arrays[name], np.float64).ravel() for name in sorted(arrays)]
         found.append(np.concatenate(flat))
 

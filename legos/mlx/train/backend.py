@@ -1,7 +1,6 @@
 """The MLX backend: gradients of the LoRA arrays, the optimiser, the average and the reference."""
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -11,18 +10,20 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
+import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
-from legos.data.batch import Batch
+from legos.data.sample import Sample
+from legos.data.step import PassResult, Update
 from legos.errors import AdapterError, CheckpointError, TrainerError
-from legos.losses.metrics import step_metrics
-from legos.losses.objective import Objective, StepResult
+from legos.losses.objective import Objective
 from legos.mlx.model.lora import check_fits, lora_arrays, set_lora_arrays
 from legos.mlx.model.spans import Spans
 from legos.mlx.model.worker import Worker
 from legos.mlx.train.checkpoint import checkpoint_layers
 from legos.mlx.train.gradients import StepGradients
 from legos.mlx.train.reference import Lora, Reference
+from legos.mlx.train.regroup import StepSamples
 from legos.weights.adapter import Adapter, LoraShape
 
 __all__ = ["MlxBackend"]
@@ -44,7 +45,7 @@ class MlxBackend:
         *,
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.0,
-        micro_batch_tokens: int | None = None,
+        micro_batch_tokens: int = 4096,
         gradient_checkpointing: bool = False,
         reference: Path | None = None,
         memory_limit_bytes: int | None = None,
@@ -59,8 +60,7 @@ class MlxBackend:
             shape: where LoRA stands in it.
             betas: decay of AdamW's moments.
             weight_decay: of AdamW, on the LoRA arrays.
-            micro_batch_tokens: padded tokens computed at once, shared prefixes counted once; None:
-                as many as the largest batch of a step has.
+            micro_batch_tokens: padded tokens computed at once, shared prefixes counted once.
             gradient_checkpointing: keep the inputs of layers alone and compute them again on the
                 way back: less memory, about a third more time.
             reference: folder of the adapter that ``kl_coef`` pulls to at first, of any rank, read
@@ -102,6 +102,7 @@ class MlxBackend:
         self._adapter = worker.call(self._trained, 0).result()
         self._average: Mapping[str, mx.array] = self._adapter.arrays
         self._reference = Reference(model, reference)
+        self._pending: Any = None  # gradients that wait for `optim_step`
         self.spans = Spans()
 
     @property
@@ -109,15 +110,19 @@ class MlxBackend:
         """Optimiser steps applied so far."""
         return self._adapter.version
 
-    def step(
-        self, batches: Sequence[Batch], objective: Objective, *, learning_rate: float
-    ) -> "Future[StepResult]":
-        """Start one optimiser step over all batches, or none at all.
+    def forward_backward(
+        self, samples: Sequence[Sample], weights: Sequence[float], objective: Objective
+    ) -> "Future[PassResult]":
+        """Compute loss and gradients of a step's samples; the policy stays as it is."""
+        step = StepSamples(samples=samples, weights=weights)
+        return self._worker.call(self._forward_backward, step, objective)
 
-        The step is left out, and the weights stay as they are, when a larger share of the tokens
-        than ``clip_skip_threshold`` was clipped or when the loss or a gradient is not finite.
+    def optim_step(self, update: Update) -> "Future[int]":
+        """Apply the gradients of the last ``forward_backward``; the policy version after it.
+
+        The future raises ``TrainerError`` where there are none.
         """
-        return self._worker.call(self._step, batches, objective, learning_rate)
+        return self._worker.call(self._optim_step, update)
 
     def adapter(self) -> Adapter:
         """The adapter as trained so far; nothing is copied and its arrays never change."""
@@ -154,54 +159,52 @@ class MlxBackend:
         except (AdapterError, ValueError, KeyError, RuntimeError, OSError) as error:
             raise CheckpointError(f"{folder} cannot be restored: {error}") from error
 
-    def _step(
-        self, batches: Sequence[Batch], objective: Objective, learning_rate: float
-    ) -> StepResult:
-        if not batches:
-            raise TrainerError("an optimiser step needs at least one batch; none came")
+    def _forward_backward(self, step: StepSamples, objective: Objective) -> PassResult:
+        if not step.samples:
+            raise TrainerError("an optimiser step needs at least one sample; none came")
+        self._pending = None
         reference = self._reference.lora() if objective.kl_coef else None
         with self.spans:
-            loss, sums, gradients = self._gradients.of_step(
-                batches, objective, self._average, reference=reference
-            )
-            gradients, norm = optim.clip_grad_norm(gradients, objective.max_grad_norm)
-            grad_norm = _number(norm)
-        metrics = step_metrics(loss, sums.tolist(), grad_norm)
-        reason = None
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            reason = "non_finite"
-        elif metrics["clip_fraction"] > objective.clip_skip_threshold:
-            reason = "clip_skip"
-        if reason is None:
-            with self.spans:
-                self._apply(gradients, learning_rate, objective)
-        else:
-            level = logging.WARNING if reason == "non_finite" else logging.INFO
-            logger.log(level, "optimiser step left out: %s, %s", reason, metrics)
-        return StepResult(
-            applied=reason is None,
-            reason=reason,
-            metrics=metrics,
+            found = self._gradients.of_step(step, objective, self._average, reference=reference)
+            norm = _norm(found.gradients)
+        self._pending = found.gradients
+        limit = self._gradients.row_limit
+        kept = [limit is None or sample.positions[-1] <= limit for sample in step.samples]
+        counts = [len(s.positions) * keep for s, keep in zip(step.samples, kept, strict=True)]
+        return PassResult(
+            loss=found.loss,
+            sums=tuple(found.sums.tolist()),
+            grad_norm=norm,
+            logprobs=np.split(found.logprobs, np.cumsum(counts)[:-1]),
+            row_limit=limit,
             peak_bytes=mx.get_peak_memory(),
-            row_limit=self._gradients.row_limit,
         )
 
-    def _apply(self, gradients: dict, learning_rate: float, objective: Objective) -> None:
-        self._optimiser.learning_rate = learning_rate
+    def _optim_step(self, update: Update) -> int:
+        if self._pending is None:
+            raise TrainerError("there are no gradients to apply; call forward_backward first")
+        gradients, self._pending = self._pending, None
+        with self.spans:
+            self._apply(gradients, update)
+        return self.version
+
+    def _apply(self, gradients: Any, update: Update) -> None:
+        gradients, _ = optim.clip_grad_norm(gradients, update.max_grad_norm)
+        self._optimiser.learning_rate = update.learning_rate
         self._optimiser.update(self._model, gradients)
         adapter = self._trained(self._adapter.version + 1)
         trained = adapter.arrays
-        if objective.ema_kl_coef:
-            keep = objective.ema_decay
+        if update.ema_decay is None:
+            self._average = trained
+        else:
+            keep = update.ema_decay
             self._average = {
                 name: keep * old + (1.0 - keep) * trained[name]
                 for name, old in self._average.items()
             }
-        else:
-            self._average = trained
         mx.eval(trained, self._average, self._optimiser.state)
         self._adapter = adapter
-        every = objective.kl_refresh_steps
+        every = update.kl_refresh_steps
         if every is not None and self.version % every == 0:
             self._reference.take(Lora(arrays=trained, scale=self._shape.scale))
             logger.info("the reference of the divergences is now policy version %d", self.version)
@@ -245,6 +248,13 @@ class MlxBackend:
 def _number(array: Any) -> float:
     """The value of an array of one real number."""
     return float(array.item())
+
+
+def _norm(gradients: Any) -> float:
+    """Square root of the sum of all squares."""
+    arrays: list[Any] = [array for _, array in tree_flatten(gradients)]
+    squares: Any = [mx.sum(mx.square(array)) for array in arrays]
+    return _number(mx.sqrt(mx.sum(mx.stack(squares))))
 
 
 def _check_state(state: Mapping[str, mx.array], expected: Mapping[str, mx.array]) -> None:

@@ -12,18 +12,16 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
-from numpy.typing import NDArray
 
-from legos.data.batch import Batch
 from legos.errors import TrainerError
 from legos.losses.objective import Objective
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.train.memory import MemoryPlan, plan_memory
 from legos.mlx.train.parallel import sum_over_processes
-from legos.mlx.train.pass_gradients import PassGradients, Policy, Runner
+from legos.mlx.train.pass_gradients import Found, PassGradients, Policy, Runner
 from legos.mlx.train.passes import Pass, plan_passes
 from legos.mlx.train.reference import Lora, other_lora
-from legos.mlx.train.regroup import StepRows, probe_batch, shorter_samples, step_rows
+from legos.mlx.train.regroup import StepRows, StepSamples, probe_samples, step_rows
 from legos.mlx.train.shared import can_share
 from legos.mlx.train.trie import Trie, token_trie
 
@@ -35,7 +33,6 @@ MIN_PLACES = 64  # of a chunk; fewer waste the reading of the head's weights
 LONGER = 1.25  # rows so much longer than those planned for are planned for again
 NO_LIMIT = 2**31 - 1  # tokens of a row
 Arrays = Mapping[str, mx.array]
-Ints = NDArray[np.int32]
 
 
 class StepGradients:
@@ -52,7 +49,7 @@ class StepGradients:
         self,
         model: nn.Module,
         *,
-        max_tokens: int | None = None,
+        max_tokens: int = 4096,
         max_places: int | None = None,
         group: mx.distributed.Group | None = None,
         ceiling_bytes: int | None = None,
@@ -62,8 +59,7 @@ class StepGradients:
 
         Args:
             model: the tree, LoRA in it.
-            max_tokens: padded tokens of one forward and backward pass, shared ones counted once;
-                None: as many as the largest batch of a step has.
+            max_tokens: padded tokens of one forward and backward pass, shared ones counted once.
             max_places: places whose logits are in memory at once; None: as many as make 32 MiB.
             group: processes that share the work, each given the same steps; None: this one alone.
             ceiling_bytes: passes are made smaller than ``max_tokens`` to stay below it, and rows
@@ -88,28 +84,25 @@ class StepGradients:
 
     def of_step(
         self,
-        batches: Sequence[Batch],
+        step: StepSamples,
         objective: Objective,
         average: Arrays,
         *,
         reference: Lora | None = None,
-    ) -> tuple[float, NDArray[np.float64], dict]:
+    ) -> Found:
         """The whole step.
 
         Args:
-            batches: at least one.
+            step: its samples and their weights.
             objective: what to minimise.
             average: LoRA arrays of the averaged policy, read where ``ema_kl_coef`` is not 0.
             reference: LoRA of the reference, read where ``kl_coef`` is not 0; None: the base model.
-
-        Returns:
-            The loss, [len(SUMS)] sums for the metrics, and the tree of gradients.
 
         Raises:
             TrainerError: no row fits into memory.
         """
 
-        def prepared(batches: Sequence[Batch]) -> tuple[StepRows, Trie, PassGradients]:
+        def prepared(step: StepSamples) -> tuple[StepRows, Trie, PassGradients]:
             """Rows, their trie, and what computes them under this step's policies."""
             others = {
                 name: Policy(within=partial(other_lora, self._model, lora))
@@ -119,11 +112,11 @@ class StepGradients:
                 )
                 if coefficient
             }
-            rows = step_rows(batches)
+            rows = step_rows(step.samples)
             trie = token_trie(rows.tokens, share=self.shares)
             work = PassGradients(
                 self._runner,
-                batches,
+                step,
                 rows,
                 trie,
                 objective=objective,
@@ -132,70 +125,73 @@ class StepGradients:
             )
             return rows, trie, work
 
-        def probe(row: Ints, num_tokens: int) -> None:
-            vocabulary = self._runner.forward.num_vocabulary
-            rows = probe_batch(batches, row, num_tokens, num_vocabulary=vocabulary)
-            _, trie, work = prepared([rows])
-            work.of_passes(plan_passes(trie, max_tokens=rows.input_ids.size))
+        rows, trie, work = prepared(step)
+        longest = max(range(len(rows.tokens)), key=lambda row: len(rows.tokens[row]))
 
-        asked = self._max_tokens or max(batch.input_ids.size for batch in batches)
-        rows, trie, work = prepared(batches)
-        self.memory = plan = self._planned(max(rows.tokens, key=len), asked, probe)
-        fitting = self._fitting(batches, rows, plan)
-        if fitting is not batches:
-            _, trie, work = prepared(fitting)
-        budget = plan.holding(mx.get_active_memory()).max_tokens(asked)
+        def probe(num_tokens: int) -> None:
+            vocabulary = self._runner.forward.num_vocabulary
+            alike = probe_samples(
+                step.samples, rows, longest, num_tokens, num_vocabulary=vocabulary
+            )
+            _, trie, work = prepared(alike)
+            work.of_passes(plan_passes(trie, max_tokens=1 << 30))
+
+        self.memory = plan = self._planned(len(rows.tokens[longest]), probe)
+        limit = self._agreed_limit(plan)
+        if limit is not None and len(rows.tokens[longest]) > limit:
+            _, trie, work = prepared(self._fitting(step, limit, plan))
+        budget = plan.holding(mx.get_active_memory()).max_tokens(self._max_tokens)
         passes = self._own(trie, budget)
         mx.reset_peak_memory()
-        loss, sums, gradients = work.of_passes(passes)
-        self.memory = self._corrected(plan, asked, passes)
-        if self._group is not None:
-            numbers = mx.array([loss, *sums.tolist()])
-            numbers, gradients = sum_over_processes((numbers, gradients), self._group)
-            loss, *rest = np.array(numbers, np.float64).tolist()
-            sums = np.array(rest)
-        return loss, sums, gradients
+        found = work.of_passes(passes)
+        self.memory = self._corrected(plan, passes)
+        return found if self._group is None else _sum_of(found, self._group)
 
-    def _planned(self, longest: Ints, asked: int, probe: Callable[[Ints, int], None]) -> MemoryPlan:
+    def _planned(self, longest: int, probe: Callable[[int], None]) -> MemoryPlan:
         """The plan of this step; made at the first one, and again where rows are much longer."""
         before = self.memory
-        if before is not None and len(longest) <= LONGER * before.longest:
+        if before is not None and longest <= LONGER * before.longest:
             return before
         plan = plan_memory(
-            lambda num_tokens: probe(longest, num_tokens),
-            longest=len(longest),
-            asked_tokens=asked,
+            probe,
+            longest=longest,
+            asked_tokens=self._max_tokens,
             ceiling_bytes=self._ceiling_bytes,
         )
-        if before is None or _decided(before, asked) != _decided(plan, asked):
-            self._announce(plan.describe(asked), warn=plan.row_limit is not None)
+        if before is None or self._decided(before) != self._decided(plan):
+            self._announce(plan.describe(self._max_tokens), warn=plan.row_limit is not None)
         return plan
 
-    def _fitting(
-        self, batches: Sequence[Batch], rows: StepRows, plan: MemoryPlan
-    ) -> Sequence[Batch]:
-        """The batches, or what is left of them without the samples that do not fit even alone."""
+    def _agreed_limit(self, plan: MemoryPlan) -> int | None:
+        """Tokens of the longest row that fits, in every process of the group; None: no limit."""
         limit = NO_LIMIT if plan.row_limit is None else plan.row_limit
         if self._group is not None:
             limit = self._smallest(limit)
         self.row_limit = None if limit == NO_LIMIT else limit
-        if all(len(tokens) <= limit for tokens in rows.tokens):
-            return batches
-        fitting = shorter_samples(batches, limit)
-        if not fitting:
+        return self.row_limit
+
+    @staticmethod
+    def _fitting(step: StepSamples, limit: int, plan: MemoryPlan) -> StepSamples:
+        """The samples that fit into memory by themselves."""
+        fitting = step.no_longer_than(limit)
+        if not fitting.samples:
             raise TrainerError(
                 f"no sample of this step fits into memory: {plan.describe(plan.probed)}"
             )
         return fitting
 
-    def _corrected(self, plan: MemoryPlan, asked: int, passes: Sequence[Pass]) -> MemoryPlan:
+    def _corrected(self, plan: MemoryPlan, passes: Sequence[Pass]) -> MemoryPlan:
         """The plan of the next step: less at once where this one took more than the ceiling."""
         largest = max((one.num_tokens for one in passes), default=1)
         corrected = plan.corrected(mx.get_peak_memory(), tokens=largest)
-        if _decided(corrected, asked) != _decided(plan, asked):
-            told = f"a step took more than was planned; now {corrected.describe(asked)}"
-            self._announce(told, warn=True)
+        if self._decided(corrected) != self._decided(plan):
+            text = corrected.describe(self._max_tokens)
+            self._announce(f"a step took more than was planned; now {text}", warn=True)
         return corrected
+
+    def _decided(self, plan: MemoryPlan) -> tuple[int, int | None]:
+        """What a plan changes in how steps are computed."""
+        return plan.max_tokens(self._max_tokens), plan.row_limit
 
     def _announce(self, text: str, *, warn: bool) -> None:
         if self._tell is not None:
@@ -217,6 +213,10 @@ class StepGradients:
         return plan_passes(trie, max_tokens=same)[rank::size]
 
 
-def _decided(plan: MemoryPlan, asked: int) -> tuple[int, int | None]:
-    """What a plan changes in how steps are computed."""
-    return plan.max_tokens(asked), plan.row_limit
+def _sum_of(found: Found, group: mx.distributed.Group) -> Found:
+    """What all processes of a group found together."""
+    numbers = mx.array([found.loss, *found.sums.tolist()])
+    logprobs = mx.array(found.logprobs)
+    numbers, logprobs, gradients = sum_over_processes((numbers, logprobs, found.gradients), group)
+    loss, *sums = np.array(numbers, np.float64).tolist()
+    return Found(loss, np.array(sums), gradients, np.array(logprobs))

@@ -37,8 +37,8 @@ def head_loss(
     others: Mapping[str, OtherLogits],
     *,
     num_places: int,
-) -> tuple[mx.array, mx.array, mx.array]:
-    """Loss and metric sums of one batch, and a number that has the loss's gradient.
+) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    """Loss, metric sums and log-probabilities of one batch, and a number with the loss's gradient.
 
     Args:
         forward: the model; its head may hold trained parameters.
@@ -50,7 +50,7 @@ def head_loss(
 
     Returns:
         What to differentiate (it is not the loss where chunks were made, but its gradient is), the
-        loss, and ``total_loss``'s sums.
+        loss, ``total_loss``'s sums, and [S, A] log-probabilities of the chosen tokens (nats).
     """
     if len(batch.place_row) > num_places:
         return _Chunked(forward, batch, objective, others, num_places).loss(hidden)
@@ -58,8 +58,9 @@ def head_loss(
     logits = forward.head(hidden).astype(mx.float32)
     arrays = BatchArrays(mx, batch)
     of_others = {name: other(at) for name, other in others.items()}
-    value, sums = token_loss(mx, _terms(logits, of_others, arrays, objective), arrays, objective)
-    return value, value, sums
+    terms = _terms(logits, of_others, arrays, objective)
+    value, sums = token_loss(mx, terms, arrays, objective)
+    return value, value, sums, terms["logprob"]
 
 
 class _Chunk:
@@ -120,12 +121,14 @@ class _Chunked:
         number[sample[order], column[order]] = np.arange(len(order))
         self._number = mx.array(number)  # [S, A] of each token among those of all chunks
 
-    def loss(self, hidden: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+    def loss(self, hidden: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
         """What ``head_loss`` returns."""
         module = self._forward.head_module
         outer: Any = module.trainable_parameters() if module is not None else {}
         of_chunks = self._by_token if _is_by_token(self._objective) else self._by_sample
-        value, sums, slopes = of_chunks(tree_map(mx.stop_gradient, outer), mx.stop_gradient(hidden))
+        value, sums, logprob, slopes = of_chunks(
+            tree_map(mx.stop_gradient, outer), mx.stop_gradient(hidden)
+        )
         if module is not None:
             module.update(outer)
         surrogate: Any = mx.array(0.0)
@@ -133,26 +136,32 @@ class _Chunked:
             surrogate = surrogate + mx.sum(hidden[chunk.places] * for_hidden)
             products = tree_map(lambda array, slope: mx.sum(array * slope), outer, for_head)
             surrogate = sum((product for _, product in tree_flatten(products)), surrogate)
-        return surrogate, value, sums
+        return surrogate, value, sums, logprob[self._number, 0]
 
-    def _by_token(self, parameters: Any, states: mx.array) -> tuple[mx.array, mx.array, list[Any]]:
+    def _by_token(
+        self, parameters: Any, states: mx.array
+    ) -> tuple[mx.array, mx.array, mx.array, list[Any]]:
         """Where a token's loss reads that token alone: each chunk to its loss and back."""
         value = sums = mx.array(0.0)
+        logprobs: list[mx.array] = []
         slopes: list[Any] = []
         for chunk in self._chunks:
 
             def loss(parameters: Any, states: mx.array, chunk: _Chunk = chunk) -> Any:
                 terms = self._terms(parameters, states, chunk)
-                return token_loss(mx, terms, chunk.arrays, self._objective)
+                return *token_loss(mx, terms, chunk.arrays, self._objective), terms["logprob"]
 
             found = mx.value_and_grad(loss, argnums=(0, 1))(parameters, states[chunk.places])
-            (part, counted), back = tree_map(mx.stop_gradient, found)
-            states = _after((part, counted, back), states)
+            (part, counted, logprob), back = tree_map(mx.stop_gradient, found)
+            states = _after((part, counted, logprob, back), states)
             value, sums = value + part, sums + counted
+            logprobs.append(logprob)
             slopes.append(back)
-        return value, sums, slopes
+        return value, sums, mx.concatenate(logprobs), slopes
 
-    def _by_sample(self, parameters: Any, states: mx.array) -> tuple[mx.array, mx.array, list[Any]]:
+    def _by_sample(
+        self, parameters: Any, states: mx.array
+    ) -> tuple[mx.array, mx.array, mx.array, list[Any]]:
         """Where it reads the whole sample, the head runs twice.
 
         First what the loss reads of each token (its log-probability, the entropy of its place,
@@ -189,7 +198,7 @@ class _Chunked:
             back = tree_map(mx.stop_gradient, found)
             states = _after(back, states)
             slopes.append(back)
-        return value, sums, slopes
+        return value, sums, mx.stop_gradient(together["logprob"]), slopes
 
     def _terms(self, parameters: Any, states: mx.array, chunk: _Chunk) -> Terms:
         """[N, 1] what the loss reads of each of a chunk's tokens, the head's parameters given."""

@@ -6,7 +6,7 @@ P places, V vocabulary, H hidden size.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,11 +20,11 @@ from legos.losses.objective import Objective
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.train.head_loss import head_loss
 from legos.mlx.train.passes import Pass, pass_of_carried
-from legos.mlx.train.regroup import StepRows, pass_batch
+from legos.mlx.train.regroup import StepRows, StepSamples, pass_batch
 from legos.mlx.train.shared import Outputs, run_pass
 from legos.mlx.train.trie import Trie
 
-__all__ = ["PassGradients", "Policy", "Runner"]
+__all__ = ["Found", "PassGradients", "Policy", "Runner"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +45,22 @@ class Policy:
     outputs: dict[int, Outputs] = field(default_factory=dict)
 
 
+class Found(NamedTuple):
+    """What the passes of a step found."""
+
+    loss: float
+    sums: NDArray[np.float64]  # [len(SUMS)] for the metrics
+    gradients: Any  # tree of the trainable parameters
+    logprobs: NDArray[np.float32]  # [N] nats of the chosen tokens, one sample after the other
+
+
 class PassGradients:
     """One step's samples, and the gradients of its passes."""
 
     def __init__(
         self,
         runner: Runner,
-        batches: Sequence[Batch],
+        step: StepSamples,
         rows: StepRows,
         trie: Trie,
         *,
@@ -63,23 +72,23 @@ class PassGradients:
 
         Args:
             runner: the model.
-            batches: of the step.
-            rows: of the batches.
+            step: its samples.
+            rows: of the samples.
             trie: of the rows.
             objective: what to minimise.
             policy: the one being trained.
             others: "reference" and "average", where the objective reads them.
         """
         self._runner = runner
-        self._batches = batches
+        self._step = step
         self._rows = rows
         self._trie = trie
         self._objective = objective
         self._policy = policy
         self._others = others
 
-    def of_passes(self, passes: Sequence[Pass]) -> tuple[float, NDArray[np.float64], Any]:
-        """Loss, metric sums and the tree of gradients of some passes.
+    def of_passes(self, passes: Sequence[Pass]) -> Found:
+        """What some passes find.
 
         A prefix that several passes continue is computed before them, without gradient. Each pass
         gives the slope of its loss along what it read of the prefix, and the slopes of all passes
@@ -89,21 +98,27 @@ class PassGradients:
         self._carry(carried)
         loss, sums = 0.0, np.zeros(len(SUMS))
         gradients: Any = tree_map(mx.zeros_like, self._runner.model.trainable_parameters())
+        ends = np.cumsum([len(sample.positions) for sample in self._step.samples])
+        logprobs = np.zeros(ends[-1], np.float32)
         slopes: dict[int, Any] = {}
         for one in passes:
-            value, counted, found, back = self._of_pass(one)
+            batch, members = pass_batch(self._step, self._rows, self._trie, one)
+            value, counted, logprob, found, back = self._of_pass(one, batch)
             gradients = tree_map(mx.add, gradients, found)
             _add(slopes, one, back)
-            mx.eval(value, counted, gradients, list(slopes.values()))
+            mx.eval(value, counted, logprob, gradients, list(slopes.values()))
             loss += float(np.array(value))
             sums += np.array(counted, np.float64)
+            starts = ends[members] - batch.mask.sum(axis=1)
+            places = (starts[:, None] + np.arange(batch.mask.shape[1]))[batch.mask]
+            logprobs[places] = np.array(logprob)[batch.mask]
         for number in reversed(carried):
             one = pass_of_carried(self._trie, number)
             found, back = self._back(one, slopes.pop(number))
             gradients = tree_map(mx.add, gradients, found)
             _add(slopes, one, back)
             mx.eval(gradients, list(slopes.values()))
-        return loss, sums, gradients
+        return Found(loss, sums, gradients, logprobs)
 
     def _carry(self, carried: Sequence[int]) -> None:
         """Compute the outputs of carried segments, parents first, under every policy."""
@@ -119,13 +134,14 @@ class PassGradients:
         hidden, kept = run_pass(self._runner.forward.trunk, one, self._runner.num_caches, given)
         return kept[one.blocks[0].segments[0]], hidden[0][0]
 
-    def _of_pass(self, one: Pass) -> tuple[mx.array, mx.array, Any, list[Outputs]]:
-        """Loss, sums, gradients, and slopes along the outputs of carried segments."""
-        batch = pass_batch(self._batches, self._rows, self._trie, one)
+    def _of_pass(
+        self, one: Pass, batch: Batch
+    ) -> tuple[mx.array, mx.array, mx.array, Any, list[Outputs]]:
+        """Loss, sums, [S, A] logprobs, gradients, and cotangents of carried segments' outputs."""
         model = self._runner.model
         others = {name: self._other(policy, one, batch) for name, policy in self._others.items()}
 
-        def loss(parameters: Any, given: list[Outputs]) -> tuple[mx.array, mx.array, mx.array]:
+        def loss(parameters: Any, given: list[Outputs]) -> tuple[mx.array, ...]:
             model.update(parameters)
             return head_loss(
                 self._runner.forward,
@@ -136,10 +152,10 @@ class PassGradients:
                 num_places=self._runner.max_places,
             )
 
-        (_, value, counted), (found, back) = mx.value_and_grad(loss, argnums=(0, 1))(
+        (_, value, counted, logprob), (found, back) = mx.value_and_grad(loss, argnums=(0, 1))(
             model.trainable_parameters(), _given(one, self._policy)
         )
-        return value, counted, found, back
+        return value, counted, mx.stop_gradient(logprob), found, back
 
     def _back(self, one: Pass, slope: Outputs) -> tuple[Any, list[Outputs]]:
         """Gradients, and slopes along what comes before, of a carried segment's own slopes."""

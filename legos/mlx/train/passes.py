@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from legos.data.batch import pad_rows
 from legos.mlx.train.trie import NO_PARENT, Trie
 
 __all__ = ["Block", "Pass", "pass_of_carried", "plan_passes"]
@@ -79,9 +80,8 @@ def plan_passes(trie: Trie, *, max_tokens: int) -> list[Pass]:
 def pass_of_carried(trie: Trie, segment: int) -> Pass:
     """One carried segment by itself, everything before it carried."""
     before = trie.path(segment)[:-1]
-    length = len(trie.segments[segment].tokens)
     return Pass(
-        blocks=(_block(trie, [segment], length, {segment}),),
+        blocks=(_block(trie, [segment], {segment}),),
         rows=(),
         carried=tuple(before),
         carried_parents=tuple(trie.segments[number].parent for number in before),
@@ -207,22 +207,19 @@ def _blocks(trie: Trie, needed: Sequence[int]) -> tuple[Block, ...]:
     blocks: list[Block] = []
     for level in _levels(trie, needed):
         first = 0
-        for count, length in _cuts([len(trie.segments[number].tokens) for number in level]):
+        for count, _ in _cuts([len(trie.segments[number].tokens) for number in level]):
             members = sorted(
                 level[first : first + count], key=lambda n: (trie.segments[n].parent, n)
             )
-            blocks.append(_block(trie, members, length, has_children))
+            blocks.append(_block(trie, members, has_children))
             first += count
     return tuple(blocks)
 
 
-def _block(trie: Trie, members: Sequence[int], length: int, has_children: set[int]) -> Block:
+def _block(trie: Trie, members: Sequence[int], has_children: set[int]) -> Block:
     segments = [trie.segments[number] for number in members]
-    input_ids = np.zeros((len(members), length), np.int32)
-    for row, segment in enumerate(segments):
-        input_ids[row, : len(segment.tokens)] = segment.tokens
     return Block(
-        input_ids=input_ids,
+        input_ids=pad_rows([segment.tokens for segment in segments]),
         segments=tuple(members),
         parents=tuple(segment.parent for segment in segments),
         starts=tuple(segment.start for segment in segments),
