@@ -126,7 +126,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(
     assert ours.keys() == theirs.keys()
     place = "checkpoints/step-000006"  # whose arrays stand in no order of their own
     loose = {"metrics.jsonl", f"{place}/manifest.json"}
-    for name in ("adapter", "average", "optimiser", "reference"):
+    for name in ("adapter", "ema", "optimiser", "reference"):
         file = f"{place}/{name}.safetensors"
         if file in ours:
             loose.add(file)

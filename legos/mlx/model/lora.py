@@ -1,6 +1,6 @@
 """LoRA on a module tree: where it stands, its arrays in and out, and the policy without it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import mlx.core as mx
@@ -14,6 +14,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 from legos.errors import AdapterError
 from legos.mlx.model.dora import DoraLinear, add_dora, check_dora
 from legos.weights.adapter import LoraShape
+from legos.weights.fits import check_shapes
 
 __all__ = ["add_lora", "check_fits", "lora_arrays", "lora_shape", "set_lora_arrays", "without_lora"]
 
@@ -114,39 +115,12 @@ def check_fits(
         AdapterError: naming the first tensor that is missing, unknown, of another shape or rank, or
             not finite.
     """
-    for key in sorted(expected.keys() | arrays.keys()):
-        hint = _dora_hint(arrays, expected)
-        if key not in arrays:
-            raise AdapterError(f"adapter {name!r} lacks {key}; the model has LoRA there{hint}")
-        if key not in expected:
-            raise AdapterError(f"adapter {name!r} holds {key}, where this model has no LoRA{hint}")
-        have, want = tuple(arrays[key].shape), tuple(expected[key].shape)
-        if have != want:
-            hint = _rank_hint(have, want, axis=-1 if key.endswith("lora_a") else -2)
-            raise AdapterError(f"adapter {name!r}: {key} has shape {have}, expected {want}{hint}")
+    check_shapes(arrays, {key: array.shape for key, array in expected.items()}, name=name)
     keys = sorted(expected)
     finite = np.array(mx.stack([mx.all(mx.isfinite(arrays[key])) for key in keys]))
     if not finite.all():
         first = keys[int(finite.argmin())]
         raise AdapterError(f"adapter {name!r}: {first} holds values that are not finite")
-
-
-def _dora_hint(arrays: Iterable[str], expected: Iterable[str]) -> str:
-    """What to do where only one of both has magnitudes."""
-    has, wants = (any(key.endswith(".m") for key in keys) for keys in (arrays, expected))
-    if has == wants:
-        return ""
-    return f"; set training.use_dora to {str(has).lower()}"
-
-
-def _rank_hint(have: tuple[int, ...], want: tuple[int, ...], *, axis: int) -> str:
-    """What to do where only the rank differs."""
-    if len(have) < 2 or len(have) != len(want) or have[axis] == want[axis]:
-        return ""
-    return (
-        f"; it has rank {have[axis]} and the model was set up for {want[axis]}: "
-        f"start with --training.lora-rank {have[axis]}"
-    )
 
 
 @contextmanager

@@ -25,13 +25,11 @@ from legos.mlx.train.gradients import StepGradients
 from legos.mlx.train.reference import Lora, Reference
 from legos.mlx.train.regroup import StepSamples
 from legos.weights.adapter import Adapter, LoraShape
+from legos.weights.policy_state import PolicyState, read_policy_state, write_policy_state
 
 __all__ = ["MlxBackend"]
 
 logger = logging.getLogger(__name__)
-STATE_FILE = "optimiser.safetensors"
-EMA_FILE = "average.safetensors"
-ADAPTER_FILE = "adapter.safetensors"
 
 
 class MlxBackend:
@@ -214,7 +212,7 @@ class MlxBackend:
         arrays = lora_arrays(self._model)
         return Adapter(name="policy", version=version, shape=self._shape, arrays=arrays)
 
-    def _load(self, arrays: Mapping[str, mx.array], version: int) -> None:
+    def _load(self, arrays: Mapping[str, Any], version: int) -> None:
         fresh = {name: mx.array(array) for name, array in arrays.items()}
         check_fits(fresh, lora_arrays(self._model), name=f"v{version}")
         mx.eval(list(fresh.values()))
@@ -224,25 +222,35 @@ class MlxBackend:
 
     def _save(self, folder: Path) -> None:
         state = dict(tree_flatten(self._optimiser.state))
-        state["version"] = mx.array(self.version)
-        mx.save_safetensors(str(folder / ADAPTER_FILE), lora_arrays(self._model))
-        mx.save_safetensors(str(folder / EMA_FILE), dict(self._average))
-        mx.save_safetensors(str(folder / STATE_FILE), state)
+        updates = int(_number(state.pop("step")))
+        state.pop("learning_rate")  # every update brings its own
+        write_policy_state(
+            PolicyState(
+                version=self.version,
+                updates=updates,
+                adapter=lora_arrays(self._model),
+                ema=self._average,
+                moments=state,
+            ),
+            folder,
+        )
         self._reference.save(folder)
 
     def _restore(self, folder: Path) -> None:
-        trained, average = _read(folder / ADAPTER_FILE), _read(folder / EMA_FILE)
-        state = _read(folder / STATE_FILE)
-        version = int(_number(state.pop("version")))
-        expected = lora_arrays(self._model)
-        check_fits(average, expected, name="average")
-        optimiser_state = dict(tree_flatten(self._optimiser.state))
-        _check_state(state, optimiser_state)
-        mx.eval(trained, average, state)
+        shapes = {name: array.shape for name, array in lora_arrays(self._model).items()}
+        state = read_policy_state(folder, shapes)
+        average = {name: mx.array(array) for name, array in state.ema.items()}
+        moments = {name: mx.array(array) for name, array in state.moments.items()}
+        check_fits(average, lora_arrays(self._model), name="EMA")
         self._reference.restore(folder)
-        self._load(trained, version)
+        self._load(state.adapter, state.version)
         self._average = average
-        self._optimiser.state = cast("dict[str, Any]", tree_unflatten(list(state.items())))
+        self._optimiser.state = cast("dict[str, Any]", tree_unflatten(list(moments.items())))
+        self._optimiser.state |= {
+            "step": mx.array(state.updates, mx.uint64),
+            "learning_rate": mx.array(0.0),
+        }
+        mx.eval(average, self._optimiser.state)
 
 
 def _number(array: Any) -> float:
@@ -255,26 +263,3 @@ def _norm(gradients: Any) -> float:
     arrays: list[Any] = [array for _, array in tree_flatten(gradients)]
     squares: Any = [mx.sum(mx.square(array)) for array in arrays]
     return _number(mx.sqrt(mx.sum(mx.stack(squares))))
-
-
-def _check_state(state: Mapping[str, mx.array], expected: Mapping[str, mx.array]) -> None:
-    """Refuse an optimiser state of another model or optimiser.
-
-    Raises:
-        ValueError: naming the first array that differs, what came and what was expected.
-    """
-    for name in sorted({*state, *expected}):
-        came, wanted = (arrays.get(name) for arrays in (state, expected))
-        shapes = [None if array is None else array.shape for array in (came, wanted)]
-        if shapes[0] != shapes[1]:
-            told = ["missing" if shape is None else f"of shape {shape}" for shape in shapes]
-            raise ValueError(
-                f"the optimiser state is of another model or optimiser: {name} is {told[0]}, "
-                f"expected {told[1]}; take another checkpoint (--fork-from RUN@STEP), or start a "
-                "new run"
-            )
-
-
-def _read(path: Path) -> dict[str, mx.array]:
-    """The arrays of a safetensors file, by name."""
-    return cast("dict[str, mx.array]", mx.load(str(path)))

@@ -1,0 +1,51 @@
+"""Whether an adapter's arrays belong where they are to go."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from legos.errors import AdapterError
+
+__all__ = ["check_shapes"]
+
+
+def check_shapes(
+    arrays: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], *, name: str
+) -> None:
+    """Refuse LoRA arrays of another model, rank or kind.
+
+    Args:
+        arrays: what came, by name.
+        shapes: what is expected, by name.
+        name: of the adapter, for messages.
+
+    Raises:
+        AdapterError: naming the first array that is missing, unknown, or of another shape or rank.
+    """
+    for key in sorted(shapes.keys() | arrays.keys()):
+        hint = _dora_hint(arrays, shapes)
+        if key not in arrays:
+            raise AdapterError(f"adapter {name!r} lacks {key}; the model has LoRA there{hint}")
+        if key not in shapes:
+            raise AdapterError(f"adapter {name!r} holds {key}, where this model has no LoRA{hint}")
+        have, want = tuple(arrays[key].shape), tuple(shapes[key])
+        if have != want:
+            hint = _rank_hint(have, want, axis=-1 if key.endswith("lora_a") else -2)
+            raise AdapterError(f"adapter {name!r}: {key} has shape {have}, expected {want}{hint}")
+
+
+def _dora_hint(arrays: Iterable[str], expected: Iterable[str]) -> str:
+    """What to do where only one of both has magnitudes."""
+    has, wants = (any(key.endswith(".m") for key in keys) for keys in (arrays, expected))
+    if has == wants:
+        return ""
+    return f"; set training.use_dora to {str(has).lower()}"
+
+
+def _rank_hint(have: tuple[int, ...], want: tuple[int, ...], *, axis: int) -> str:
+    """What to do where only the rank differs."""
+    if len(have) < 2 or len(have) != len(want) or have[axis] == want[axis]:
+        return ""
+    return (
+        f"; it has rank {have[axis]} and the model was set up for {want[axis]}: "
+        f"start with --training.lora-rank {have[axis]}"
+    )

@@ -1,0 +1,93 @@
+"""A trained policy on disk: what every backend saves and restores, whatever its device.
+
+All arrays are float32 and named by module, so that one device goes on where another one stopped:
+``<module>.lora_a`` in the adapter and its EMA, ``<module>.lora_a.m`` and ``<module>.lora_a.v`` for
+AdamW's first and second moment of that array.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from legos.errors import CheckpointError
+from legos.weights.fits import check_shapes
+from legos.weights.tensors import Floats, pack_tensors, unpack_tensors
+
+__all__ = ["PolicyState", "read_policy_state", "write_policy_state"]
+
+ADAPTER_FILE = "adapter.safetensors"
+EMA_FILE = "ema.safetensors"
+MOMENTS_FILE = "optimiser.safetensors"
+FORMAT = "1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyState:
+    """One policy and its optimiser; arrays are anything that NumPy can read."""
+
+    version: int  # updates behind the adapter
+    updates: int  # updates behind the moments, which AdamW's bias correction counts
+    adapter: Mapping[str, Any]
+    ema: Mapping[str, Any]
+    moments: Mapping[str, Any]  # "<array>.m" and "<array>.v" for every array of the adapter
+
+
+def write_policy_state(state: PolicyState, folder: Path) -> None:
+    """Write three files into an existing folder."""
+    texts = {"format": FORMAT, "version": str(state.version), "updates": str(state.updates)}
+    for name, arrays in (
+        (ADAPTER_FILE, state.adapter),
+        (EMA_FILE, state.ema),
+        (MOMENTS_FILE, state.moments),
+    ):
+        (folder / name).write_bytes(pack_tensors(arrays, texts))
+
+
+def read_policy_state(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> PolicyState:
+    """Read what ``write_policy_state`` wrote.
+
+    Args:
+        folder: with the three files.
+        shapes: of every array of the policy that it is for, by name.
+
+    Raises:
+        CheckpointError: another format, or the moments of another optimiser.
+        AdapterError: a file is damaged, or of another model or LoRA; names the first difference.
+        OSError: a file is missing.
+    """
+    moments, texts = _read(folder / MOMENTS_FILE)
+    if texts.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{folder} has policy format {texts.get('format')!r} and this version of legos reads "
+            f"{FORMAT!r}; resume it with the version that wrote it, or start a new run"
+        )
+    adapter, ema = (_read(folder / name)[0] for name in (ADAPTER_FILE, EMA_FILE))
+    check_shapes(adapter, shapes, name=f"v{texts['version']}")
+    check_shapes(ema, shapes, name="ema")
+    _check_moments(moments, shapes)
+    return PolicyState(
+        version=int(texts["version"]),
+        updates=int(texts["updates"]),
+        adapter=adapter,
+        ema=ema,
+        moments=moments,
+    )
+
+
+def _read(path: Path) -> tuple[dict[str, Floats], dict[str, str]]:
+    return unpack_tensors(path.read_bytes())
+
+
+def _check_moments(moments: Mapping[str, Floats], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse the moments of another optimiser."""
+    expected = {f"{name}.{m}": shape for name, shape in shapes.items() for m in ("m", "v")}
+    for name in sorted(moments.keys() | expected.keys()):
+        came, wanted = moments.get(name), expected.get(name)
+        shape = None if came is None else tuple(came.shape)
+        if shape != wanted:
+            raise CheckpointError(
+                f"the optimiser's state is of another optimiser: {name} has shape {shape}, "
+                f"expected {wanted}; take another checkpoint (--fork-from RUN@STEP), or start a "
+                "new run"
+            )
