@@ -9,6 +9,7 @@ from pathlib import Path
 from cyclopts import App, CycloptsError
 
 from legos.cli import commands
+from legos.cli.help import EVERYTHING, BriefHelp
 from legos.cli.runs import runs
 from legos.errors import LegosError
 
@@ -17,23 +18,34 @@ __all__ = ["app", "run"]
 OK, REFUSED = 0, 2
 _DEBUG = "--debug"
 
-app = App(
-    name="legos",
-    help="Self-play reinforcement learning with LoRA, on the machine at hand.",
-    help_epilogue=f"{_DEBUG} with any command shows where an error comes from.",
-    version=lambda: version("legos"),
-    result_action="return_value",
-    suppress_keyboard_interrupt=False,
-)
-app.command(commands.train)
-app.command(commands.evaluate, name="eval")
-app.command(commands.serve)
-app.command(commands.chat)
-app.command(commands.export)
-app.command(commands.doctor)
-app.command(runs)
-app.command(commands.bench)
-app.command(commands.arenas)
+
+def _make_app(*, brief: bool) -> App:
+    """The program; its help of ``train`` has the usual options where it is brief, else all."""
+    app = App(
+        name="legos",
+        help="Self-play reinforcement learning with LoRA, on the machine at hand.",
+        help_epilogue=f"{_DEBUG} with any command shows where an error comes from.",
+        version=lambda: version("legos"),
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+    )
+    app.command(
+        commands.train,
+        help_formatter=BriefHelp() if brief else None,
+        help_epilogue=f"{EVERYTHING} lists every setting." if brief else None,
+    )
+    app.command(commands.evaluate, name="eval")
+    app.command(commands.serve)
+    app.command(commands.chat)
+    app.command(commands.export)
+    app.command(commands.doctor)
+    app.command(runs)
+    app.command(commands.bench)
+    app.command(commands.arenas)
+    return app
+
+
+app = _make_app(brief=True)
 
 
 def run(given: Sequence[str]) -> int:
@@ -51,9 +63,10 @@ def run(given: Sequence[str]) -> int:
         logging.getLogger("legos").setLevel(logging.DEBUG)
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # so that --arena module:Class finds modules as python -m would
+    everything = EVERYTHING in given
     try:
-        asked = app(
-            [argument for argument in given if argument != _DEBUG],
+        asked = (_make_app(brief=False) if everything else app)(
+            ["--help" if word == EVERYTHING else word for word in given if word != _DEBUG],
             exit_on_error=False,
             print_error=False,
         )

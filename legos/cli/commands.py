@@ -47,6 +47,13 @@ def train(
 ) -> int | None:
     """Train a model by self-play; with no options, the built-in model on nim.
 
+    For example:
+
+        legos train --arena kuhn --seed 1
+        legos train --arena my_game.py:Race --steps 100
+        legos train --model my_model --arena my_arena.py:Debate
+        legos train --resume runs/nim-1 --steps 1000
+
     Args:
         model: A model folder, a hub name, or "builtin".
         arena: A known arena, path/to/file.py:Class, or package.module:Class.

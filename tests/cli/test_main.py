@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from typing import Any, get_args
 
 import pytest
 
-from legos.cli import main
+from legos.cli import commands, main
+from legos.cli.help import USUAL
 from legos.config.resolve import ResolvedConfig, knobs, read_config
 from legos.errors import ModelError
 
@@ -61,16 +63,55 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     assert f"Usage: legos {command}" in capsys.readouterr().out
 
 
-def test_help_of_train_lists_every_setting_with_its_range() -> None:
+def train_help(option: str, *, columns: int) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "legos", "train", "--help"],
-        env={**os.environ, "COLUMNS": "200"},
+        [sys.executable, "-m", "legos", "train", option],
+        env={**os.environ, "COLUMNS": str(columns)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert "--training.learning-rate" in done.stdout
-    assert "(tokens; >= 1; default 4096)" in done.stdout
+    return done.stdout
+
+
+def test_help_of_train_is_short_and_begins_with_examples() -> None:
+    told = train_help("--help", columns=80)
+    assert len(told.splitlines()) < 60
+    examples, _, options = told.partition("─ Parameters ─")
+    assert examples.count(" legos train --") == 4
+    for option in USUAL:
+        assert re.search(rf"│ {option}\b", options), option
+    assert "--training.micro-batch-tokens" not in options
+    assert "--help-all lists every setting" in options
+
+
+def test_the_examples_of_the_help_are_options_that_exist(trained: Trained) -> None:
+    text = commands.train.__doc__ or ""
+    examples = re.findall(r"^ +legos (train .*)$", text, re.MULTILINE)
+    assert len(examples) == 4
+    for example in examples:
+        if "--resume" not in example and ".py" not in example:  # those need files of one's own
+            assert main(example.split()) == 0
+    assert len(trained) == 1
+
+
+def test_help_all_of_train_lists_every_setting_with_its_range() -> None:
+    told = train_help("--help-all", columns=200)
+    for name in knobs():
+        if "." in name:
+            assert f"--{name.replace('_', '-')}" in told, name
+    assert "(tokens; >= 1; default 4096)" in told
+
+
+def processor_seconds(code: str) -> float:
+    """What a program takes once its files are in the cache."""
+    taken: list[float] = []
+    for _ in range(2):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(taken)
 
 
 def test_help_is_fast_and_loads_no_device_library() -> None:
@@ -79,12 +120,8 @@ def test_help_is_fast_and_loads_no_device_library() -> None:
         "heavy = {'mlx', 'torch', 'transformers', 'wandb'} & set(sys.modules);"
         "assert not heavy, heavy"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)  # warm the cache
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # Processor time, about 0.7 s, which a busy machine does not stretch as much as the clock's.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3.0
+    # Against the libraries that it needs, which are as slow on a busy machine: about four times.
+    assert processor_seconds(code) < 12 * processor_seconds("import cyclopts, pydantic, rich")
 
 
 def test_train_passes_options_with_their_sources(trained: Trained, tmp_path: Path) -> None:
@@ -137,11 +174,11 @@ def test_dry_run_prints_settings_that_read_back(
 
 
 def test_a_runs_settings_leave_another_arena_its_own(trained: Trained, tmp_path: Path) -> None:
-    assert main(["train", "--training.entropy-coef-end", "0.2"]) == 0
+    assert main(["train", "--training.lora-rank", "4"]) == 0
     saved = tmp_path / "config.toml"
     saved.write_text(trained[0][0].toml())
     assert main(["train", "--config", str(saved), "--arena", "kuhn"]) == 0
-    assert main(["train", "--arena", "kuhn", "--training.entropy-coef-end", "0.2"]) == 0
+    assert main(["train", "--arena", "kuhn", "--training.lora-rank", "4"]) == 0
     assert trained[1][0].config == trained[2][0].config
     assert trained[1][0].config.loop.steps == 800  # kuhn's, not the 500 of nim
 

@@ -1,0 +1,46 @@
+"""The short help of ``legos train``: examples and the options that most runs need."""
+
+from typing import TYPE_CHECKING
+
+from cyclopts.help import DefaultFormatter, HelpPanel
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+
+__all__ = ["EVERYTHING", "USUAL", "BriefHelp"]
+
+EVERYTHING = "--help-all"
+USUAL = {  # what most runs need
+    "--model",
+    "--arena",
+    "--steps",
+    "--out",
+    "--seed",
+    "--config",
+    "--resume",
+    "--serve",
+    "--dry-run",
+    "--play.tasks-per-step",
+    "--play.group-size",
+    "--play.restrict-choices",
+    "--play.options",
+    "--generation.max-tokens",
+    "--generation.temperature",
+    "--training.learning-rate",
+    "--training.kl-coef",
+    "--training.entropy-coef",
+}
+
+
+class BriefHelp(DefaultFormatter):
+    """Shows the usual options alone; ``--help-all`` shows every one."""
+
+    def __call__(self, console: "Console", options: "ConsoleOptions", panel: HelpPanel) -> None:
+        """Print one group of options."""
+        usual = [
+            entry.copy(negative_names=())
+            for entry in panel.entries
+            if not USUAL.isdisjoint(entry.names)
+        ]
+        if usual:
+            super().__call__(console, options, panel.copy(entries=usual))
