@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, cast
 
 from legos.arena.arena import Arena
+from legos.arena.checks import checked_tasks
 from legos.arena.exact import GameReport, GameTree, decision_points, evaluate
 from legos.arena.game_arena import GameArena
 from legos.arena.step import play_all
@@ -121,7 +122,7 @@ def flat_figures(figures: Mapping[str, Any]) -> dict[str, float]:
 
 def _plays(arena: Arena) -> Iterator[tuple[Task, int]]:
     """Tasks with the seed of each, the same at every evaluation."""
-    tasks = arena.tasks(random.Random(SEED))
+    tasks = checked_tasks(arena, random.Random(SEED))
     return ((task, mix(SEED, index)) for index, task in enumerate(tasks))
 
 

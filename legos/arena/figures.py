@@ -9,7 +9,7 @@ from legos.data.episode import Episode
 __all__ = ["RESERVED", "RewardMeans", "metric_means", "reward_means"]
 
 RESERVED = frozenset(
-    {"episodes", "failed", "timed_out", "void", "turns", "token_breaks", "forfeit"}
+    {"episodes", "failed", "timed_out", "void", "turns", "token_breaks", "forfeit", "illegal"}
 )
 """Names of numbers that are counted for every arena; an arena's own have other names."""
 

@@ -76,7 +76,7 @@ class GameArena(Arena):
         """Ask each seat in turn until the game ends."""
         game, state = self.game, t.task.data
         while (role := game.turn(state)) is not None:
-            legal = checked_choices(game.legal(state), role)
+            legal = checked_choices(tuple(game.legal(state)), role)
             reply = await t.ask(role, game.prompt(state, role), choices=legal)
             assert reply.move is not None, "ask returns a legal move or raises Forfeit"
             state = game.play(state, reply.move)

@@ -4,20 +4,23 @@ Letters: N states, E edges (a state and one of its legal moves), D decision poin
 decision point and one of its moves; a policy is one probability per slot), R roles.
 """
 
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isclose, isfinite
+from math import isclose
 
 import numpy as np
 from numpy.typing import NDArray
 
+from legos.arena.checks import check_roles, checked_choices, checked_rewards, shown
 from legos.arena.game import Game, State
 from legos.arena.layers import IntArray, layered, node_on_cycle
-from legos.errors import ArenaError
+from legos.errors import ArenaError, LegosError
 
 __all__ = ["DecisionPoint", "FloatArray", "GameGraph", "write_out"]
 
 FloatArray = NDArray[np.float64]
+PAIR = 2  # a start and its probability
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +70,19 @@ def write_out(game: Game, *, max_states: int) -> GameGraph:
 
     Raises:
         ArenaError: the starts are not listed or do not sum to 1, the game is too large, a state
-            can come back, one view offers different moves, or a view forgets.
+            can come back, one view offers different moves, a view forgets, or its code fails.
     """
-    starts = _checked_starts(game)
-    walk = _Walk(game)
-    walk.visit_all([state for state, _ in starts], max_states)
+    try:
+        starts = _checked_starts(game)
+        walk = _Walk(game)
+        walk.visit_all([state for state, _ in starts], max_states)
+    except LegosError:
+        raise
+    except Exception as error:  # the game's own code may raise anything
+        story = "".join(traceback.format_exception(error, limit=-4))
+        raise ArenaError(
+            f"game {game.name!r} failed while its states were written out:\n{story}"
+        ) from error
     num_nodes = len(walk.states)
     points = tuple(point for _, point in walk.points.values())
     if not points:
@@ -120,14 +131,19 @@ def _checked_starts(game: Game) -> Sequence[tuple[State, float]]:
     starts = game.starts()
     if starts is None:
         raise ArenaError(f"game {game.name!r} does not list its starts; write starts()")
+    for start in starts:
+        if not isinstance(start, tuple) or len(start) != PAIR:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArenaError(
+                f"starts() of game {game.name!r} holds {shown(start)}; expected pairs "
+                "(state, probability)"
+            )
     total = sum(share for _, share in starts)
     if not all(share > 0 for _, share in starts) or not isclose(total, 1.0, abs_tol=1e-9):
         raise ArenaError(
             f"game {game.name!r}: the probabilities of its {len(starts)} starts sum to {total};"
             " expected positive ones that sum to 1"
         )
-    if not game.roles or len(set(game.roles)) < len(game.roles):
-        raise ArenaError(f"game {game.name!r} has roles {game.roles}; expected some, each once")
+    check_roles(game.roles, f"game {game.name!r}")
     return starts
 
 
@@ -177,11 +193,10 @@ class _Walk:
             raise ArenaError(
                 f"game {name!r}: turn({state!r}) is {role!r}; expected one of {self.game.roles}"
             )
-        view, legal = self.game.view(state, role), tuple(self.game.legal(state))
+        view = self.game.view(state, role)
+        legal = checked_choices(tuple(self.game.legal(state)), role)
         prompt = self.game.prompt(state, role)
         point = DecisionPoint(role=role, view=view, prompt=prompt, legal=legal)
-        if not legal or len(set(legal)) < len(legal):
-            raise ArenaError(f"game {name!r}: legal({state!r}) is {legal}; expected one or more")
         first, known = self.points.setdefault((role, view), (self.num_slots, point))
         if first == self.num_slots:
             self.num_slots += len(legal)
@@ -198,14 +213,8 @@ class _Walk:
         return first, known
 
     def _payoff_row(self, state: State) -> tuple[float, ...]:
-        payoff: Mapping[str, float] = self.game.payoff(state)
-        roles = self.game.roles
-        if set(payoff) != set(roles) or not all(map(isfinite, payoff.values())):
-            raise ArenaError(
-                f"game {self.game.name!r}: payoff({state!r}) is {dict(payoff)}; expected one finite"
-                f" number for each of {roles}"
-            )
-        return tuple(payoff[role] for role in roles)
+        source = f"payoff({state!r}) of game {self.game.name!r}"
+        return tuple(checked_rewards(self.game.payoff(state), self.game.roles, source).values())
 
 
 def _layers_of_role(

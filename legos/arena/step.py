@@ -340,11 +340,13 @@ def _metrics(flat: Sequence[Episode], played: Sequence[Episode], breaks: int) ->
     for role, means in by_role.items():
         metrics |= {f"{name}/{role}": mean for name, mean in means.items()}
     metrics |= {f"arena/{name}": mean for name, mean in metric_means(played).items()}
+    illegal = sum(any(t.legal is False for r in e.rollouts for t in r.turns) for e in played)
     return metrics | {
         "arena/episodes": float(len(flat)),
         "arena/failed": float(sum(1 for episode in flat if episode.error)),
         "arena/timed_out": float(sum(1 for episode in flat if episode.timed_out)),
         "arena/void": float(sum(1 for episode in flat if episode.void)),
+        "arena/illegal": illegal / len(played) if played else 0.0,
         "arena/turns": float(sum(len(r.turns) for e in played for r in e.rollouts)),
         "arena/token_breaks": float(breaks),
     }

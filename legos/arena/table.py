@@ -308,13 +308,15 @@ class Table:
         """One model call; the reply, and why it is not legal (None when it is)."""
         seat = chair.seat
         base = seat.sampling
+        restrict = self._restrict and bool(choices)
+        limit = None if restrict else base.max_tokens  # no choice is cut short
         sampling = Sampling(
             temperature=base.temperature,
-            max_tokens=base.max_tokens if max_tokens is None else max_tokens,
+            max_tokens=limit if max_tokens is None else max_tokens,
             stop=base.stop if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
             seed=self._next_seed(chair),
             choices=choices or (),
-            restrict=self._restrict and bool(choices),
+            restrict=restrict,
         )
         question = Message("user", prompt)
         messages = (*chair.memory, question)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from legos.arena.arena import Arena
+from legos.arena.checks import check_arena
 from legos.arena.game import Game
 from legos.arena.game_arena import GameArena
 from legos.arena.registry import find_arena
@@ -17,6 +18,10 @@ from legos.protocols import Client
 __all__ = ["DEFAULT_CREDIT", "check_options", "make_arena"]
 
 DEFAULT_CREDIT = "grpo"
+PASS_ON = (
+    "; an arena's __init__ takes (self, client=None, *, ..., **kwargs) and passes them on: "
+    "super().__init__(client, **kwargs)"
+)
 _OURS = ("client", "credit_assigner", "temperature", "seed")  # not given as options
 
 
@@ -38,7 +43,8 @@ def make_arena(
         seed: of tasks and plays.
 
     Raises:
-        ArenaError: no such arena, or an option that its constructor does not take.
+        ArenaError: no such arena, an option that its constructor does not take, or an attribute
+            that makes no sense.
         ConfigError: the arena does not take the credit rule that is asked for.
     """
     play = play or PlayConfig()
@@ -59,9 +65,11 @@ def make_arena(
         raise
     except Exception as error:  # the arena's own code may raise anything
         given = ", ".join(f"{key}={value!r}" for key, value in options.items()) or "no options"
+        hint = PASS_ON if any(f"argument {key!r}" in str(error) for key in _OURS) else ""
         raise ArenaError(
-            f"arena {name!r} cannot be made with {given}: {type(error).__name__}: {error}"
+            f"arena {name!r} cannot be made with {given}: {type(error).__name__}: {error}{hint}"
         ) from error
+    check_arena(arena)
     if play.credit is not None and arena.credit_assigner is not common["credit_assigner"]:
         raise ConfigError(
             f"play.credit is {play.credit!r} but arena {name!r} brings the rule "

@@ -24,6 +24,7 @@ from legos.loop.ledger import Ledger
 
 __all__ = ["SampleQueue", "Stopped"]
 
+MANY = 0.5  # share of plays with an illegal answer that explains why nothing is left
 MAX_EMPTY = 10  # batches in a row that leave nothing to train on before the run gives up
 
 
@@ -97,11 +98,7 @@ class SampleQueue:
         self._empty = 0 if batch.samples else self._empty + 1
         if self._empty >= MAX_EMPTY:
             self._ending = self._ending or TrainerError(
-                f"{self._empty} batches in a row left nothing to train on: filtered "
-                f"{dict(self._ledger.filtered)}, discarded {dict(self._ledger.discarded)} tokens "
-                "so far; where those are zero_advantage or overlong, look at the rewards (all "
-                "solved or all failed?), max_tokens and group_size, otherwise at what the arena's "
-                "client samples and reports"
+                f"{self._empty} batches in a row left nothing to train on: {self._why(batch)}"
             )
         size = float(len(batch.samples))
         self._batch_samples += (size - self._batch_samples) * (0.2 if self._batch_samples else 1)
@@ -177,6 +174,29 @@ class SampleQueue:
         kept, left_out = self._select(batch)
         self._ledger.filtered.update(left_out)
         return kept
+
+    def _why(self, newest: TrainingBatch) -> str:
+        """What most likely leaves nothing to train on, and what to do about it."""
+        metrics = newest.metrics
+        plays = metrics.get("arena/episodes", 0.0)
+        if plays and not metrics.get("arena/turns"):
+            return (
+                f"no seat was asked in any of the {plays:.0f} plays of the newest; is `await` "
+                "missing before t.ask(...)?"
+            )
+        if metrics.get("arena/illegal", 0.0) >= MANY:
+            return (
+                f"{metrics['arena/illegal']:.0%} of the plays of the newest hold an answer that is "
+                "not legal, and earn the same for it; sample legal answers only "
+                "(--play.restrict-choices), ask again (--play.illegal retry), or say in the prompt "
+                "what to answer"
+            )
+        return (
+            f"filtered {dict(self._ledger.filtered)}, discarded {dict(self._ledger.discarded)} "
+            "tokens so far; where those are zero_advantage or overlong, look at the rewards (all "
+            "solved or all failed?), max_tokens and group_size, otherwise at what the arena's "
+            "client samples and reports"
+        )
 
     def _may_play(self) -> bool:
         queued = sum(len(batch.samples) for batch in self._queued)

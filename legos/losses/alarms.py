@@ -58,6 +58,14 @@ RULES = (
     Rule("clip_fraction", 0.3, 0.8, "widen clip_range, or lower learning_rate"),
     Rule("mask_fraction", 0.2, 0.8, "the corrections drop most of what was played"),
     Rule("truncation_share", 0.2, 0.8, "raise max_tokens, or turn overlong_filter on"),
+    Rule(
+        "arena/illegal",
+        0.5,
+        math.inf,
+        "most plays hold an answer that is not legal; sample legal answers only "
+        "(--play.restrict-choices), ask again (--play.illegal retry), or say in the prompt what "
+        "to answer",
+    ),
     # Early and no error: once a game is solved, all plays of most tasks earn the same.
     Rule(
         "zero_advantage_share",

@@ -256,10 +256,10 @@ PENNIES = dict(pennies().table)
     [
         (change(PENNIES, hh=("a", "again", {"x": "start"})), "can come back in the same play"),
         (change(PENNIES, t=("b", "guess", {"t": "tt"})), "legal moves .* with one view 'guess'"),
-        (change(PENNIES, t=("b", "guess", {})), "expected one or more"),
+        (change(PENNIES, t=("b", "guess", {})), "the choices for 'b' are none; offer one"),
         (change(PENNIES, t=("z", "guess", {"t": "tt"})), r"turn\('t'\) is 'z'; expected one of"),
-        (change(PENNIES, hh=(1.0,)), r"payoff\('hh'\) is .* expected one finite number for each"),
-        (change(PENNIES, hh=(math.nan, 0.0)), r"payoff\('hh'\) is"),
+        (change(PENNIES, hh=(1.0,)), r"payoff\('hh'\) of game .* expected a reward for each"),
+        (change(PENNIES, hh=(math.nan, 0.0)), r"payoff\('hh'\) of game .* nan"),
         (
             change(PENNIES, h=("a", "forgot", {"1": "hh"}), t=("a", "forgot", {"1": "tt"})),
             "a comes to the view 'forgot' after different moves of its own",
@@ -267,7 +267,7 @@ PENNIES = dict(pennies().table)
         (change(PENNIES, start=(0.0, 0.0)), "ends before anyone moves"),
         (lambda: Written(PENNIES, starts=[("start", 0.5)]), "1 starts sum to 0.5"),
         (lambda: Written(PENNIES, starts=[]), "0 starts sum to 0"),
-        (lambda: Written(PENNIES, roles=("a", "a")), "expected some, each once"),
+        (lambda: Written(PENNIES, roles=("a", "a")), "expected one name or more, each once"),
     ],
 )
 def test_a_game_that_has_no_exact_value_is_refused(make: Callable[[], Game], message: str) -> None:

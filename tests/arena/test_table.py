@@ -224,13 +224,17 @@ def test_a_reply_says_all_that_was_said() -> None:
 def test_what_is_asked_reaches_the_sampling() -> None:
     async def play(t: Table) -> None:
         await t.ask("ann", "?", choices=["a"], max_tokens=7, stop=["\n"])
+        await t.ask("ann", "?", choices=["a"], stop="\n\n")
         await t.ask("ann", "?")
 
     room = Room(play, {"ann": same("a")})
     room.restrict_choices = True
     room.go()
-    first, second = (replace(asked.sampling, seed=0) for asked in room.clients["ann"].asked)
+    first, longest, second = (
+        replace(asked.sampling, seed=0) for asked in room.clients["ann"].asked
+    )
     assert first == Sampling(choices=("a",), restrict=True, max_tokens=7, stop=("\n",))
+    assert longest == Sampling(choices=("a",), restrict=True, max_tokens=None, stop=("\n\n",))
     assert second == Sampling()
 
 
@@ -339,14 +343,6 @@ def test_misuse_is_named(call: Callable[[Table], None], message: str) -> None:
         call(t)
 
     assert message in (Room(play, {}).go().error or "")
-
-
-def test_a_question_without_choices_is_the_arenas_mistake() -> None:
-    async def play(t: Table) -> None:
-        await t.ask("ann", "?", choices=[])
-
-    episode = Room(play, {"ann": same("a")}).go()
-    assert "the choices for 'ann' are none; offer one" in (episode.error or "")
 
 
 def test_a_request_that_cannot_be_served_fails_the_play_alone() -> None:

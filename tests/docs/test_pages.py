@@ -71,7 +71,7 @@ def test_every_command_exists(page: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_page_of_alarms_has_each_with_its_levels() -> None:
     page = (ROOT / PAGE).read_text()
-    told = re.findall(r"^\| `(\w+)` \| ([\d.]+) \| ([\d.]+|never) \|", page, re.MULTILINE)
+    told = re.findall(r"^\| `([\w/]+)` \| ([\d.]+) \| ([\d.]+|never) \|", page, re.MULTILINE)
     assert told == [
         (rule.metric, f"{rule.warning:g}", f"{rule.error:g}" if isfinite(rule.error) else "never")
         for rule in RULES

@@ -16,6 +16,7 @@ HEALTHY = {
     "applied": 1,
     "mask_fraction": 0.01,
     "truncation_share": 0.05,
+    "arena/illegal": 0.01,
     "zero_advantage_share": 0.4,
 }
 
@@ -39,6 +40,7 @@ def test_a_healthy_step_is_silent() -> None:
         ("clip_fraction", 0.9, "error"),
         ("mask_fraction", 0.3, "warning"),
         ("truncation_share", 0.9, "error"),
+        ("arena/illegal", 0.999, "warning"),
         ("zero_advantage_share", 1.0, "warning"),
         ("zero_advantage_share", math.nan, "error"),
         ("logprob_gap", math.nan, "error"),
