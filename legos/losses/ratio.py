@@ -6,15 +6,30 @@ in the finite-difference tests). S samples, A chosen tokens of the longest sampl
 
 from typing import Any
 
+import numpy as np
+
+from legos.errors import TrainerError
+
 __all__ = ["MAX_LOG_RATIO", "detach", "log_ratio", "sequence_log_ratio"]
 
 MAX_LOG_RATIO = 20.0
 
 
 def detach(xp: Any, array: Any) -> Any:
-    """The same numbers with no gradient through them; NumPy has none to begin with."""
+    """The same numbers with no gradient through them; NumPy has none to begin with.
+
+    Raises:
+        TrainerError: nobody knows how this namespace stops a gradient.
+    """
+    if xp is np:
+        return array
     stop = getattr(xp, "stop_gradient", None)
-    return array if stop is None else stop(array)
+    if stop is None:
+        raise TrainerError(
+            f"{getattr(xp, '__name__', xp)!r} has no stop_gradient and is not numpy, so its "
+            "gradients would be wrong; teach legos.losses.ratio.detach this array namespace"
+        )
+    return stop(array)
 
 
 def log_ratio(xp: Any, logprob: Any, anchor_logprob: Any) -> Any:
