@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Literal
 
 from legos.arena.checks import check_arena, checked_tasks
@@ -130,6 +131,21 @@ class Arena:
         """The next step's tasks, each ``group_size`` times, with the seed of each play."""
         return self._plays((self._tasks_drawn, self._plays_started))
 
+    def plays_from(self, seed: int, number: int) -> list[tuple[Task, int]]:
+        """The first plays under another seed, one of each task; a finite list starts again.
+
+        Nothing of the arena's own position moves, so an evaluation plays the same every time.
+
+        Args:
+            seed: of the tasks and of the plays.
+            number: of plays.
+
+        Raises:
+            ArenaError: ``tasks`` failed, or yields none.
+        """
+        tasks = islice(self._stream(skip=0, seed=seed), number)
+        return [(task, mix(seed, index)) for index, task in enumerate(tasks)]
+
     def state(self) -> dict[str, Any]:
         """What a resumed run needs: how far tasks are drawn and played, the credit's baselines."""
         credit = self.credit_assigner.state() if self.credit_assigner else {}
@@ -157,9 +173,9 @@ class Arena:
         """
         first_task, first_play = start
         new = first_task == self._tasks_drawn
-        stream = self._task_stream if new else self._stream(skip=first_task)
+        stream = self._task_stream if new else self._stream(skip=first_task, seed=self.seed)
         if stream is None:
-            stream = self._task_stream = self._stream(skip=first_task)
+            stream = self._task_stream = self._stream(skip=first_task, seed=self.seed)
         tasks = [next(stream) for _ in range(self.tasks_per_step)]
         plays = [task for task in tasks for _ in range(self.group_size)]
         if new:
@@ -167,12 +183,12 @@ class Arena:
             self._plays_started += len(plays)
         return [(task, mix(self.seed, first_play + n)) for n, task in enumerate(plays)]
 
-    def _stream(self, *, skip: int) -> Iterator[Task]:
+    def _stream(self, *, skip: int, seed: int) -> Iterator[Task]:
         """Tasks of epoch 0, 1, ... without the first ``skip``."""
         epoch = 0
         while True:
             empty = True
-            for task in checked_tasks(self, random.Random(mix(self.seed, epoch))):
+            for task in checked_tasks(self, random.Random(mix(seed, epoch))):
                 empty = False
                 if skip:
                     skip -= 1

@@ -1,24 +1,23 @@
 """How good a policy is at an arena: exactly where the game can be written out, else by play."""
 
 import asyncio
+import logging
 import math
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping
 from typing import Any, cast
 
 from legos.arena.arena import Arena
-from legos.arena.checks import checked_tasks
 from legos.arena.exact import GameReport, GameTree, decision_points, evaluate
+from legos.arena.figures import play_figures, with_children
 from legos.arena.game_arena import GameArena
-from legos.arena.step import play_all
-from legos.data.episode import Task
+from legos.arena.step import failures, play_all
 from legos.data.message import Message
-from legos.data.seeds import mix
 from legos.errors import ArenaError
 from legos.protocols import Scorer
 
 __all__ = ["ArenaEvaluation", "flat_figures"]
+
+logger = logging.getLogger(__name__)
 
 SEED = 0x5EED  # plays of an evaluation never meet those of training
 UNDEFINED = (  # where an arena is not written out
@@ -37,13 +36,23 @@ class ArenaEvaluation:
         tokens_generated: tokens that evaluations by play have had sampled so far.
     """
 
-    def __init__(self, arena: Arena, scorer: Scorer, *, plays: int = 64) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        scorer: Scorer,
+        *,
+        plays: int = 64,
+        temperature: float | None = None,
+        concurrency: int = 256,
+    ) -> None:
         """Write the game out, where it is one whose starts are listed.
 
         Args:
             arena: what is evaluated.
-            scorer: tells the policy's probabilities.
+            scorer: reports the policy's probabilities.
             plays: how many plays stand for an arena that cannot be written out.
+            temperature: of trained seats in these plays, 0: greedy; None: as in training.
+            concurrency: how many of them go on at once.
 
         Raises:
             ArenaError: the game contradicts itself, or is too large to be written out.
@@ -51,6 +60,8 @@ class ArenaEvaluation:
         self._arena = arena
         self._scorer = scorer
         self._plays = plays
+        self._temperature = temperature
+        self._concurrency = concurrency
         self.tokens_generated = 0
         self._tree: GameTree | None = None
         if isinstance(arena, GameArena) and arena.game.starts() is not None:
@@ -59,6 +70,11 @@ class ArenaEvaluation:
             except ArenaError as error:
                 error.add_note("a game whose starts() returns None is evaluated by play instead")
                 raise
+
+    @property
+    def exact(self) -> bool:
+        """Whether the figures are computed, and nothing is played for them."""
+        return self._tree is not None
 
     async def figures(self) -> dict[str, Any]:
         """The evaluation as JSON values; a figure that the arena does not define is None."""
@@ -92,19 +108,21 @@ class ArenaEvaluation:
         return evaluate(self._tree, policy, illegal)
 
     async def _played(self) -> dict[str, Any]:
-        """Mean rewards, in all and by role, of plays that nothing is trained on."""
-        arena, slots = self._arena, asyncio.Semaphore(self._plays)
-        plays = list(islice(_plays(arena), self._plays))
-        episodes = await play_all(arena, plays, slots)
+        """Means of plays that nothing is trained on, and how many of them did not end."""
+        arena = self._arena
+        episodes = await play_all(
+            arena,
+            arena.plays_from(SEED, self._plays),
+            asyncio.Semaphore(self._concurrency),
+            temperature=self._temperature,
+        )
         self.tokens_generated += sum(episode.num_tokens for episode in episodes)
-        played = [e for e in episodes if not e.error and not e.void]
-        by_role = {role: _mean([e.rewards[role] for e in played]) for role in arena.roles}
+        if failure := failures(arena, episodes):
+            logger.warning("in an evaluation %s", failure)
         return {
             "arena": arena.name,
             **dict.fromkeys(UNDEFINED),
-            "reward_mean": _mean([r for e in played for r in e.rewards.values()]),
-            "reward": by_role,
-            "plays": len(played),
+            **play_figures(list(with_children(episodes))),
         }
 
 
@@ -118,13 +136,3 @@ def flat_figures(figures: Mapping[str, Any]) -> dict[str, float]:
         elif isinstance(value, int | float):
             flat[f"eval/{name}"] = value
     return flat
-
-
-def _plays(arena: Arena) -> Iterator[tuple[Task, int]]:
-    """Tasks with the seed of each, the same at every evaluation."""
-    tasks = checked_tasks(arena, random.Random(SEED))
-    return ((task, mix(SEED, index)) for index, task in enumerate(tasks))
-
-
-def _mean(rewards: Sequence[float]) -> float | None:
-    return sum(rewards) / len(rewards) if rewards else None

@@ -1,12 +1,13 @@
 """Means over plays: the numbers that training and evaluation report alike."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from legos.data.episode import Episode
 
-__all__ = ["RESERVED", "RewardMeans", "metric_means", "reward_means"]
+__all__ = ["RESERVED", "play_figures", "step_metrics", "with_children"]
 
 RESERVED = frozenset(
     {"episodes", "failed", "timed_out", "void", "turns", "token_breaks", "forfeit", "illegal"}
@@ -18,7 +19,7 @@ RewardMeans = Mapping[str, float]
 ``reward``: both together, the return (not discounted) that credit is given for."""
 
 
-def reward_means(played: Sequence[Episode]) -> tuple[RewardMeans, dict[str, RewardMeans]]:
+def _reward_means(played: Sequence[Episode]) -> tuple[RewardMeans, dict[str, RewardMeans]]:
     """Mean rewards of plays that ended.
 
     Returns:
@@ -38,13 +39,87 @@ def reward_means(played: Sequence[Episode]) -> tuple[RewardMeans, dict[str, Rewa
     return _means(trained), {role: _means(parts) for role, parts in by_role.items()}
 
 
-def metric_means(played: Sequence[Episode]) -> dict[str, float]:
+def _metric_means(played: Sequence[Episode]) -> dict[str, float]:
     """The arena's own numbers, averaged over all plays; a play that logs none counts as 0."""
     sums: defaultdict[str, float] = defaultdict(float)
     for episode in played:
         for name, value in episode.metrics.items():
             sums[name] += value
     return {name: value / len(played) for name, value in sums.items()}
+
+
+def step_metrics(episodes: Sequence[Episode], breaks: int) -> dict[str, float]:
+    """What a step logs of its plays, flat names.
+
+    Args:
+        episodes: all plays, spawned ones included, whether they ended or not.
+        breaks: prompts that did not go on from what was said.
+    """
+    played = [episode for episode in episodes if not episode.error and not episode.void]
+    trained, by_role = _reward_means(played)
+    metrics = {f"{name}_mean": mean for name, mean in trained.items()}
+    for role, means in by_role.items():
+        metrics |= {f"{name}/{role}": mean for name, mean in means.items()}
+    metrics |= {f"arena/{name}": mean for name, mean in _metric_means(played).items()}
+    return metrics | {
+        "arena/episodes": float(len(episodes)),
+        "arena/failed": float(sum(1 for episode in episodes if episode.error)),
+        "arena/timed_out": float(sum(1 for episode in episodes if episode.timed_out)),
+        "arena/void": float(sum(1 for episode in episodes if episode.void)),
+        "arena/illegal": _illegal_share(played) or 0.0,
+        "arena/turns": float(sum(len(r.turns) for e in played for r in e.rollouts)),
+        "arena/token_breaks": float(breaks),
+    }
+
+
+def play_figures(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """What plays say of a policy.
+
+    Args:
+        episodes: all plays, spawned ones included, whether they ended or not.
+
+    Returns:
+        Mean rewards as of ``_reward_means``, in all (``reward_mean``) and by role (``reward``); the
+        arena's own numbers (``metric``); shares of plays that a role forfeited and of plays with
+        an illegal answer; share of the trained seats' turns that the token limit cut short; counts
+        of plays, of failed ones, of those that failed by their time limit, and of void ones. None:
+        there is nothing to take a mean of, or no turn has a reward and so a reward has no parts.
+    """
+    played = [episode for episode in episodes if not episode.error and not episode.void]
+    trained, by_role = _reward_means(played)
+    rollouts = [rollout for episode in episodes for rollout in episode.rollouts]
+    split = any(turn.reward is not None for rollout in rollouts for turn in rollout.turns)
+    figures: dict[str, Any] = {}
+    for name in ("reward", "play_reward", "turn_rewards"):
+        shown = split or name == "reward"
+        figures[f"{name}_mean"] = trained.get(name) if shown else None
+        figures[name] = {role: means[name] for role, means in by_role.items()} if shown else None
+    metrics = _metric_means(played)
+    forfeited = metrics.pop("forfeit", 0.0) if played else None
+    cut = [t.completion.finish_reason == "length" for r in rollouts if r.trainable for t in r.turns]
+    return figures | {
+        "metric": metrics,
+        "forfeit_share": forfeited,
+        "illegal_share": _illegal_share(played),
+        "truncation_share": fmean(cut) if cut else None,
+        "plays": len(episodes),
+        "failed": sum(1 for episode in episodes if episode.error),
+        "timed_out": sum(1 for episode in episodes if episode.timed_out),
+        "void": sum(1 for episode in episodes if episode.void),
+    }
+
+
+def _illegal_share(played: Sequence[Episode]) -> float | None:
+    """Share of plays in which an answer was not legal; None where there is no play."""
+    illegal = [any(t.legal is False for r in e.rollouts for t in r.turns) for e in played]
+    return fmean(illegal) if illegal else None
+
+
+def with_children(episodes: Iterable[Episode]) -> Iterable[Episode]:
+    """Each play, followed by those that it spawned."""
+    for episode in episodes:
+        yield episode
+        yield from with_children(episode.children)
 
 
 def _means(parts: Sequence[tuple[float, float]]) -> RewardMeans:

@@ -5,13 +5,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from legos.arena.arena import Arena
-from legos.arena.checks import check_roles, checked_choices, checked_rewards
+from legos.arena.checks import check_roles, checked_choices, checked_rewards, shown
 from legos.arena.game import Game
+from legos.arena.seat import Seat
 from legos.arena.table import Table
 from legos.data.episode import Task
+from legos.errors import ArenaError
 from legos.protocols import Client, CreditAssigner
 
-__all__ = ["GameArena"]
+__all__ = ["GameArena", "arena_of"]
 
 
 class GameArena(Arena):
@@ -81,3 +83,24 @@ class GameArena(Arena):
             assert reply.move is not None, "ask returns a legal move or raises Forfeit"
             state = game.play(state, reply.move)
         return checked_rewards(game.payoff(state), self.roles, f"payoff() of game {self.name!r}")
+
+
+def arena_of(thing: object, seat: Seat) -> Arena:
+    """An arena as it is; one of a game or of a class, whose policy is asked as a seat is.
+
+    Raises:
+        ArenaError: the thing is neither an arena nor a game.
+    """
+    if isinstance(thing, Arena):
+        return thing
+    kind = thing if isinstance(thing, type) else type(thing)
+    if issubclass(kind, Game):
+        arena: Arena = GameArena(thing, seat.client)  # pyright: ignore[reportArgumentType]
+    elif issubclass(kind, Arena):
+        arena = kind(seat.client)
+    else:
+        raise ArenaError(
+            f"spawn() got {shown(thing)}; expected an Arena or a Game, or the class of one"
+        )
+    arena.temperature = seat.sampling.temperature
+    return arena

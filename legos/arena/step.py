@@ -4,17 +4,21 @@ import asyncio
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import isasyncgen, isawaitable
 from pathlib import Path
 from typing import Any, cast
 
+from msgspec.structs import replace as changed
+
 from legos.arena.arena import Arena
 from legos.arena.checks import check_arena, checked_rewards, checked_seats
 from legos.arena.endings import Draw, Forfeit, Void
-from legos.arena.figures import metric_means, reward_means
+from legos.arena.figures import step_metrics, with_children
 from legos.arena.groups import check_episodes, check_tasks
+from legos.arena.seat import Seat
 from legos.arena.table import Table
 from legos.arena.watch import Watch
 from legos.data.episode import Episode, Rollout, Task
@@ -29,7 +33,7 @@ from legos.errors import (
 )
 from legos.protocols import CreditAssigner
 
-__all__ = ["batch_of", "play_all", "play_step"]
+__all__ = ["batch_of", "failures", "play_all", "play_step"]
 
 logger = logging.getLogger(__name__)
 HOME = Path(__file__).parents[1]  # where the kit's own code is
@@ -54,15 +58,12 @@ async def play_step(
         raise ArenaError(f"concurrency is {concurrency}; expected at least 1 play at once")
     check_tasks(arena.name, (task for task, _ in plays))
     episodes = await play_all(arena, plays, asyncio.Semaphore(concurrency))
-    failed = [episode for episode in episodes if episode.error]
-    if failed:
-        share = f"{len(failed)} of {len(episodes)} plays of arena {arena.name!r} failed"
-        first = f"the first, of task {failed[0].task.id!r}:\n{failed[0].error}"
-        if len(failed) == len(episodes):
-            raise ArenaError(f"{share}; {first}")
-        logger.warning("%s; %s", share, first)
+    if failure := failures(arena, episodes):
+        if all(episode.error for episode in episodes):
+            raise ArenaError(failure)
+        logger.warning("%s", failure)
     ended = [episode for episode in episodes if not episode.error and not episode.void]
-    if ended and not any(r.turns for e in _with_children(ended) for r in e.rollouts):
+    if ended and not any(r.turns for e in with_children(ended) for r in e.rollouts):
         logger.warning(
             "no seat was asked in the %d plays of a step of arena %r, so there is nothing to train "
             "on; is `await` missing before t.ask(...)?",
@@ -72,10 +73,40 @@ async def play_step(
     return batch_of(episodes, arena.credit_assigner)
 
 
+def failures(arena: Arena, episodes: Sequence[Episode]) -> str:
+    """How many plays failed, and the first one's error; empty where none did."""
+    failed = [episode for episode in episodes if episode.error]
+    if not failed:
+        return ""
+    return (
+        f"{len(failed)} of {len(episodes)} plays of arena {arena.name!r} failed; the first, of "
+        f"task {failed[0].task.id!r}:\n{failed[0].error}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What plays that go on together share, spawned ones included."""
+
+    watch: Watch
+    slots: asyncio.Semaphore
+    temperature: float | None  # of trained seats; None: what each seat has
+
+
 async def play_all(
-    arena: Arena, plays: Sequence[tuple[Task, int]], slots: asyncio.Semaphore
+    arena: Arena,
+    plays: Sequence[tuple[Task, int]],
+    slots: asyncio.Semaphore,
+    *,
+    temperature: float | None = None,
 ) -> list[Episode]:
-    """Play tasks, each with the seed of its play, as ``slots`` allow; episodes in their order.
+    """Play tasks, each with the seed of its play; episodes in their order.
+
+    Args:
+        arena: what is played.
+        plays: tasks and seeds.
+        slots: how many plays may go on at once, spawned ones included.
+        temperature: of trained seats, in spawned plays too; None: what each seat has.
 
     Raises:
         ArenaError: an attribute of the arena makes no sense.
@@ -83,18 +114,17 @@ async def play_all(
     """
     check_arena(arena)
     with Watch(arena) as watch:
-        return await _play_each(watch, arena, plays, slots)
+        return await _play_each(_Round(watch, slots, temperature), arena, plays)
 
 
 async def _play_each(
-    watch: Watch, arena: Arena, plays: Sequence[tuple[Task, int]], slots: asyncio.Semaphore
+    together: _Round, arena: Arena, plays: Sequence[tuple[Task, int]]
 ) -> list[Episode]:
     """Play tasks of a step, or children of one of its plays."""
     try:
         async with asyncio.TaskGroup() as group:
             running = [
-                group.create_task(_play_one(watch, arena, task, seed, slots))
-                for task, seed in plays
+                group.create_task(_play_one(together, arena, task, seed)) for task, seed in plays
             ]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
@@ -105,22 +135,20 @@ async def _play_each(
     return [task.result() for task in running]
 
 
-async def _play_one(
-    watch: Watch, arena: Arena, task: Task, seed: int, slots: asyncio.Semaphore
-) -> Episode:
+async def _play_one(together: _Round, arena: Arena, task: Task, seed: int) -> Episode:
     """Play one task; what goes wrong inside the play becomes the episode's ``error``.
 
     Raises:
         EngineError: what generates has died, so no other play can go on either.
     """
-    async with slots:
+    async with together.slots:
         table: Table | None = None
         rewards: Mapping[str, float] = {}
         error: str | None = None
         void = timed_out = False
         try:
-            table = _table(watch, arena, task, seed, slots)
-            with watch.over(arena, table):
+            table = _table(together, arena, task, seed)
+            with together.watch.over(arena, table):
                 rewards = await _rewards(arena, table)
         except Exception as raised:  # a failed play is data: counted, shown, never trained on
             ending = _ending(raised)
@@ -147,19 +175,29 @@ async def _play_one(
         )
 
 
-def _table(watch: Watch, arena: Arena, task: Task, seed: int, slots: asyncio.Semaphore) -> Table:
+def _table(together: _Round, arena: Arena, task: Task, seed: int) -> Table:
+    seats = checked_seats(arena.seats(task), f"seats() of arena {arena.name!r}")
+    if (temperature := together.temperature) is not None:
+        seats = {role: _tempered(seat, temperature) for role, seat in seats.items()}
     return Table(
         task,
-        checked_seats(arena.seats(task), f"seats() of arena {arena.name!r}"),
+        seats,
         seed=seed,
         system=arena.system,
         remember=arena.remember,
         illegal=arena.illegal,
         retries=arena.retries,
         restrict_choices=arena.restrict_choices,
-        slots=slots,
-        spawn=partial(_play_each, watch),
+        slots=together.slots,
+        spawn=partial(_play_each, together),
     )
+
+
+def _tempered(seat: Seat, temperature: float) -> Seat:
+    """A trained seat at another temperature; any other one as it is."""
+    if not seat.trainable:
+        return seat
+    return replace(seat, sampling=changed(seat.sampling, temperature=temperature))
 
 
 async def _rewards(arena: Arena, table: Table) -> Mapping[str, float]:
@@ -222,7 +260,7 @@ def batch_of(episodes: Sequence[Episode], credit: CreditAssigner) -> TrainingBat
         ArenaError: the credit rule failed, or gave no advantage for each trained turn, or would
             compare plays of different tasks.
     """
-    flat = list(_with_children(episodes))
+    flat = list(with_children(episodes))
     played = [episode for episode in flat if not episode.error and not episode.void]
     check_episodes(flat, credit)
     samples: list[Sample] = []
@@ -261,7 +299,7 @@ def batch_of(episodes: Sequence[Episode], credit: CreditAssigner) -> TrainingBat
         episodes=tuple(episodes),
         tokens_generated=sum(episode.num_tokens for episode in episodes),
         tokens_discarded=dict(discarded),
-        metrics=_metrics(flat, played, breaks) | singletons,
+        metrics=step_metrics(flat, breaks) | singletons,
     )
 
 
@@ -325,28 +363,3 @@ def _lost(episode: Episode) -> str:
     if episode.timed_out:
         return "timed_out"
     return "failed" if episode.error else "void"
-
-
-def _with_children(episodes: Iterable[Episode]) -> Iterable[Episode]:
-    for episode in episodes:
-        yield episode
-        yield from _with_children(episode.children)
-
-
-def _metrics(flat: Sequence[Episode], played: Sequence[Episode], breaks: int) -> dict[str, float]:
-    """Means over the step's episodes, flat names."""
-    trained, by_role = reward_means(played)
-    metrics = {f"{name}_mean": mean for name, mean in trained.items()}
-    for role, means in by_role.items():
-        metrics |= {f"{name}/{role}": mean for name, mean in means.items()}
-    metrics |= {f"arena/{name}": mean for name, mean in metric_means(played).items()}
-    illegal = sum(any(t.legal is False for r in e.rollouts for t in r.turns) for e in played)
-    return metrics | {
-        "arena/episodes": float(len(flat)),
-        "arena/failed": float(sum(1 for episode in flat if episode.error)),
-        "arena/timed_out": float(sum(1 for episode in flat if episode.timed_out)),
-        "arena/void": float(sum(1 for episode in flat if episode.void)),
-        "arena/illegal": illegal / len(played) if played else 0.0,
-        "arena/turns": float(sum(len(r.turns) for e in played for r in e.rollouts)),
-        "arena/token_breaks": float(breaks),
-    }

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from legos.arena.answer import Reply, read_answer
-from legos.arena.checks import check_text, checked_choices, number, shown
+from legos.arena.checks import check_arena, check_text, checked_choices, number, shown
 from legos.arena.endings import Forfeit
 from legos.arena.figures import RESERVED
 from legos.arena.seat import Seat
@@ -24,7 +24,7 @@ from legos.errors import ArenaError, did_you_mean
 
 __all__ = ["Table"]
 
-Spawn = Callable[[Any, Sequence[tuple[Task, int]], asyncio.Semaphore], Awaitable[Sequence[Episode]]]
+Spawn = Callable[[Any, Sequence[tuple[Task, int]]], Awaitable[Sequence[Episode]]]
 """Plays tasks of an arena, each with the seed of its play, under a step's limit."""
 
 STREAM = 1 << 32  # draws of one seat; the next seat's numbers start after them
@@ -236,25 +236,28 @@ class Table:
         """Play another arena inside this one; a child that fails comes back with ``error`` set.
 
         Args:
-            arena: an Arena, or its class (then it asks as this table's first seat does).
+            arena: an Arena or a Game; of a Game or a class, this table's first seat is asked.
             tasks: what to play, each ``n`` times.
             n: plays per task.
             train: whether the children's policy turns become samples.
 
         Returns:
             The children's episodes, in the order of ``tasks``.
+
+        Raises:
+            ArenaError: there is nothing to play, or an attribute of the arena makes no sense.
         """
-        if isinstance(arena, type):
-            seat = next(iter(self.seats.values()))
-            arena = arena(seat.client)
-            arena.temperature = seat.sampling.temperature
+        from legos.arena.game_arena import arena_of  # which needs this module
+
+        child = arena_of(arena, next(iter(self.seats.values())))
+        check_arena(child)
         plays: list[tuple[Task, int]] = []
         for task in [tasks] if isinstance(tasks, Task) else tasks:
             for _ in range(n):
                 self._children_seeds += 1
                 plays.append((task, mix(self._seed, self._children_seeds)))
         async with self._slot_released():
-            episodes = await self._spawn(arena, plays, self._slots)
+            episodes = await self._spawn(child, plays)
         if not train:
             episodes = [_untrained(episode) for episode in episodes]
         self.children.extend(episodes)

@@ -36,7 +36,7 @@ class Listed(Arena):
     def __init__(self, tasks: Sequence[Task]) -> None:
         super().__init__(ScriptedClient(lambda _: "a"), credit_assigner=GRPOCredit())
         self._listed = tasks
-        self.tasks_per_step = len(tasks)
+        self.tasks_per_step = len(tasks) or 1
 
     def tasks(self, rng: random.Random) -> Iterable[Task]:
         return self._listed

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from legos.arena.arena import Arena
+from legos.arena.game import Game
 from legos.arena.step import play_all
 from legos.arena.table import Table
 from legos.credit import GRPOCredit
 from legos.data.episode import Episode, Task
 from legos.data.sample import TrainingBatch
-from legos.errors import EngineError
+from legos.errors import ArenaError, EngineError
 from legos.testing import ScriptedClient
 
 Play = Callable[[Table], Awaitable[Mapping[str, float]]]
@@ -180,6 +181,61 @@ class Parent(Arena):
         await t.spawn(Child, Task(id="c"))
         await t.ask("player", "parent?")
         return {"player": 0.0}
+
+
+class Countdown(Game):
+    """Whoever takes the last one wins."""
+
+    roles = ("first", "second")
+
+    def __init__(self, most: int = 1) -> None:
+        self.most = most
+
+    def start(self, rng: random.Random) -> tuple[int, int]:
+        return 2, 0
+
+    def turn(self, state: tuple[int, int]) -> str | None:
+        return self.roles[state[1]] if state[0] else None
+
+    def view(self, state: tuple[int, int], role: str) -> str:
+        return str(state[0])
+
+    def legal(self, state: tuple[int, int]) -> list[str]:
+        return [str(n + 1) for n in range(min(self.most, state[0]))]
+
+    def play(self, state: tuple[int, int], move: str) -> tuple[int, int]:
+        return state[0] - int(move), 1 - state[1]
+
+    def payoff(self, state: tuple[int, int]) -> Mapping[str, float]:
+        return {role: -1.0 if n == state[1] else 1.0 for n, role in enumerate(self.roles)}
+
+
+@pytest.mark.parametrize("game", [Countdown, Countdown(most=1)], ids=["class", "instance"])
+def test_a_game_is_spawned_as_an_arena_is(game: Any) -> None:
+    class Host(Parent):
+        async def play(self, t: Table) -> Mapping[str, float]:
+            [child] = await t.spawn(game, Task(id="c", data=(2, 0)))
+            assert child.error is None
+            return {"player": child.rewards["second"]}
+
+    client = ScriptedClient(lambda _: "1")
+    batch = step(Host(client, credit_assigner=GRPOCredit(), temperature=0.5))
+    assert {episode.rewards["player"] for episode in batch.episodes} == {1.0}
+    assert {sample.role for sample in batch.samples} == {"first", "second"}
+    assert {asked.sampling.temperature for asked in client.asked} == {0.5}
+
+
+@pytest.mark.parametrize("thing", ["nim", int, Task(id="c")])
+def test_what_is_neither_arena_nor_game_is_refused_by_name(thing: Any) -> None:
+    class Host(Parent):
+        async def play(self, t: Table) -> Mapping[str, float]:
+            await t.spawn(thing, Task(id="c"))
+            return {"player": 0.0}
+
+    with pytest.raises(ArenaError) as raised:
+        step(Host(ScriptedClient([]), credit_assigner=GRPOCredit()))
+    assert f"spawn() got {thing!r}" in str(raised.value)
+    assert "expected an Arena or a Game, or the class of one" in str(raised.value)
 
 
 def test_a_child_by_its_class_asks_as_its_parent_does() -> None:
