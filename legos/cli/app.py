@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,13 +11,14 @@ from cyclopts import App, CycloptsError
 
 from legos.cli import commands
 from legos.cli.help import EVERYTHING, BriefHelp
+from legos.cli.output import results_alone
 from legos.cli.runs import runs
 from legos.errors import LegosError
 
 __all__ = ["app", "run"]
 
 OK, REFUSED = 0, 2
-_DEBUG = "--debug"
+_DEBUG, _JSON = "--debug", "--json"
 
 
 def _make_app(*, brief: bool) -> App:
@@ -65,11 +67,12 @@ def run(given: Sequence[str]) -> int:
         sys.path.append(here)  # so that --arena module:Class finds modules as python -m would
     everything = EVERYTHING in given
     try:
-        asked = (_make_app(brief=False) if everything else app)(
-            ["--help" if word == EVERYTHING else word for word in given if word != _DEBUG],
-            exit_on_error=False,
-            print_error=False,
-        )
+        with results_alone() if _JSON in given else nullcontext():
+            asked = (_make_app(brief=False) if everything else app)(
+                ["--help" if word == EVERYTHING else word for word in given if word != _DEBUG],
+                exit_on_error=False,
+                print_error=False,
+            )
     except (CycloptsError, LegosError) as error:
         if debug:
             raise

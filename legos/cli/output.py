@@ -1,14 +1,44 @@
 """What the commands print: JSON for programs, aligned lines for people."""
 
 import json as json_format
+import os
 import sys
-from collections.abc import Iterator, Mapping
-from typing import cast
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextvars import ContextVar
+from io import UnsupportedOperation
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["show", "show_table"]
+__all__ = ["results_alone", "show", "show_table"]
+
+_results: ContextVar[TextIO] = ContextVar("results")  # where `show` writes, if not to sys.stdout
+
+
+@contextmanager
+def results_alone() -> Generator[None]:
+    """Within the block nothing but what ``show`` writes reaches standard output.
+
+    What else is printed goes to standard error: by an arena's own code, by a library past Python,
+    by a process that is started meanwhile.
+    """
+    out = sys.stdout
+    with ExitStack() as stack:
+        try:
+            printed, instead = out.fileno(), sys.stderr.fileno()
+        except UnsupportedOperation:  # a notebook's stream, or a test's
+            results = out
+        else:
+            out.flush()
+            results = stack.enter_context(os.fdopen(os.dup(printed), "w", encoding=out.encoding))
+            os.dup2(instead, printed)
+            stack.callback(os.dup2, results.fileno(), printed)
+            stack.callback(out.flush)
+        stack.enter_context(redirect_stdout(sys.stderr))
+        stack.callback(_results.reset, _results.set(results))
+        yield
 
 
 def show(result: str | Mapping[str, object], *, json: bool = False) -> None:
@@ -26,8 +56,9 @@ def show(result: str | Mapping[str, object], *, json: bool = False) -> None:
         lines = list(_lines(result))
         width = max((len(name) for name, _ in lines), default=0)
         text = "".join(f"{name:<{width}}  {value}\n" for name, value in lines)
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    out = _results.get(sys.stdout)
+    out.write(text)
+    out.flush()
 
 
 def show_table(title: str, rows: Mapping[str, Mapping[str, object]]) -> None:

@@ -1,8 +1,28 @@
-"""Tables in a narrow terminal."""
+"""Tables in a narrow terminal, and results that nothing else is mixed into."""
+
+import json
+import subprocess
+import sys
+from types import ModuleType
 
 import pytest
 
+from legos.cli import main
 from legos.cli.output import show_table
+
+NOISY = """
+import os, subprocess, sys
+from legos.cli.output import results_alone, show
+kept = sys.stdout
+print("before")
+with results_alone():
+    print("printed")
+    kept.write("kept\\n")
+    os.write(1, b"past Python\\n")
+    subprocess.run([sys.executable, "-c", "print('by another process')"], check=True)
+    show({"x": 1}, json=True)
+print("after")
+"""
 
 
 def test_numbers_and_their_names_are_never_broken(
@@ -23,3 +43,38 @@ def test_numbers_and_their_names_are_never_broken(
     assert max(map(len, told.splitlines())) <= 80
     for word in ("-0.00293", "0.9979", "6.261e-05", "exploitability", "optimal"):
         assert word in told
+
+
+def test_a_result_is_alone_on_standard_output_whoever_prints() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NOISY], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout == 'before\n{\n  "x": 1\n}\nafter\n'
+    for told in ("printed", "kept", "past Python", "by another process"):
+        assert told in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "function"),
+    [("arenas", "arenas", "list_arenas"), ("bench", "bench", "bench")],
+)
+def test_json_is_all_that_a_command_prints(
+    command: str,
+    module: str,
+    function: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def noisy(*_: object) -> dict[str, object]:
+        sys.stdout.write("the arena speaks\n")
+        return {"found": 1}
+
+    stub = ModuleType(f"legos.apps.{module}")
+    setattr(stub, function, noisy)
+    monkeypatch.setitem(sys.modules, stub.__name__, stub)
+    assert main([command, "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out) == {"found": 1}
+    assert told.err == "the arena speaks\n"
+    assert main([command]) == 0
+    assert capsys.readouterr().out.startswith("the arena speaks\n")
