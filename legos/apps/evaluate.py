@@ -5,24 +5,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from legos.arena.evaluate import ArenaEvaluation
-from legos.build.arena import make_arena
+from legos.build.arena import check_options, make_arena
+from legos.build.evaluate import evaluation_of
 from legos.build.model import apply_adapter_shape, load_model
 from legos.clients.engine import EngineClient
-from legos.config.resolve import read_config
+from legos.config.resolve import resolve
+from legos.errors import ConfigError
 from legos.loop.folder import find_run, split_place
 from legos.weights.folder import read_adapter
 
 __all__ = ["evaluate_run"]
 
 
-def evaluate_run(run: Path, adapter: str | None = None) -> Mapping[str, Any]:
+_OF_PLAYS = ("loop.evaluation_plays", "loop.evaluation_temperature")
+
+
+def evaluate_run(
+    run: Path, adapter: str | None = None, *, overrides: Mapping[str, object] | None = None
+) -> Mapping[str, Any]:
     """Evaluate an adapter of a run on the run's own arena.
 
     Args:
         run: the run folder, or its name in runs/; as ``RUN@STEP``, an adapter of it.
         adapter: which, as ``RunFolder.adapter_folder`` takes it; None: what ``run`` says, or the
             newest.
+        overrides: dotted settings that take the place of the run's own.
 
     Returns:
         ``arena``, ``policy_version`` and the arena's figures, None where one is not defined.
@@ -30,11 +37,14 @@ def evaluate_run(run: Path, adapter: str | None = None) -> Mapping[str, Any]:
     Raises:
         CheckpointError: the folder holds no run, or no such adapter.
         AdapterError: the adapter is damaged or does not fit the model.
+        ArenaError: the arena takes no such option.
+        ConfigError: an override is not valid, or has no effect in this arena.
     """
     name, at = split_place(str(run))
     folder = find_run(name)
     weights = read_adapter(folder.adapter_folder(adapter or at))
-    config = read_config(folder.config)
+    config = resolve(run=folder.config, overrides=overrides).config
+    check_options(config.arena, config.play.options)
     model = load_model(config.model)
     apply_adapter_shape(model, weights.shape)
     engine = model.make_engine(config.generation.limits())
@@ -44,7 +54,14 @@ def evaluate_run(run: Path, adapter: str | None = None) -> Mapping[str, Any]:
         arena = make_arena(
             config.arena, client, play=config.play, generation=config.generation, seed=config.seed
         )
-        figures = asyncio.run(ArenaEvaluation(arena, client).figures())
+        evaluation = evaluation_of(config, arena, client)
+        unread = [name for name in _OF_PLAYS if name in (overrides or {})]
+        if evaluation.exact and unread:
+            raise ConfigError(
+                f"{unread[0]} has no effect: {config.arena} is evaluated exactly, from the "
+                "policy's own probabilities; leave it out"
+            )
+        figures = asyncio.run(evaluation.figures())
     finally:
         engine.close()
         model.close()

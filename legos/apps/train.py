@@ -4,9 +4,10 @@ import asyncio
 import shlex
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from rich.table import Table
 
 from legos.apps.shared import SharedEngine
 from legos.apps.signals import StopSignals
-from legos.arena.evaluate import ArenaEvaluation, flat_figures
+from legos.arena.evaluate import flat_figures
 from legos.build.arena import check_options, make_arena
+from legos.build.evaluate import evaluation_of
 from legos.build.learning_rate import advise_learning_rate
 from legos.build.machine import blas_hint, quiet_collector, share_cores
 from legos.build.trainer import Trainer, trainer_of
@@ -32,7 +34,9 @@ from legos.track import ConsoleTracker, JsonlTracker, ManyTrackers, WandbTracker
 
 __all__ = ["check", "train"]
 
-CREDIT = ("credit", "discount", "overlong_margin")  # settings that advantages come from
+# Settings that advantages come from, and settings that an evaluation's figures come from.
+CREDIT = ("play.credit", "play.discount", "play.overlong_margin")
+FIGURES = ("play.options", "loop.evaluation_plays", "loop.evaluation_temperature")
 SERVED_AT = "127.0.0.1"
 _OTHER_GAME = {"nim": "kuhn", "kuhn": "nim"}
 DRAIN_S = 0.5  # a run that ends does not wait for those who ask it from outside
@@ -85,7 +89,7 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
         arena = make_arena(
             config.arena, client, play=config.play, generation=config.generation, seed=config.seed
         )
-        evaluation = ArenaEvaluation(arena, client)
+        evaluation = evaluation_of(config, arena, client)
         shared = SharedEngine(trainer.engine)
 
         async def count_tokens() -> int:  # without those that outsiders asked for
@@ -164,12 +168,12 @@ def _fork(run: Run, config: RunConfig, place: str) -> None:
     """Start from a checkpoint of another run."""
     name, step = split_place(place)
     parent = find_run(name)
-    play, before = config.play, read_config(parent.config).play
-    run.fork(
-        parent.checkpoint(step),
-        same_credit=all(getattr(play, knob) == getattr(before, knob) for knob in CREDIT),
-        same_game=play.options == before.options,
-    )
+    before = read_config(parent.config)
+
+    def same(names: Iterable[str]) -> bool:
+        return all(get(config) == get(before) for get in map(attrgetter, names))
+
+    run.fork(parent.checkpoint(step), same_credit=same(CREDIT), same_figures=same(FIGURES))
 
 
 def _go(
@@ -360,8 +364,15 @@ def _comparison(first: Mapping[str, Any], last: Mapping[str, Any], arena: str) -
     table = Table(title=arena, box=None, header_style="bold", title_justify="left")
     for title in ("", "before", "after"):
         table.add_column(title, justify="right" if title else "left")
-    for name, value in after.items():
+    for name in (*after, *(before.keys() - after.keys())):
         if name != "eval/policy_version":
             label = name.removeprefix("eval/").replace("_", " ")
-            table.add_row(label, f"{before.get(name, float('nan')):.4f}", f"{value:.4f}")
+            table.add_row(label, *(_figure(figures.get(name)) for figures in (before, after)))
     return table
+
+
+def _figure(value: float | None) -> str:
+    """A share or a mean to four places, a count as it is; a dash where there is none."""
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.4f}"

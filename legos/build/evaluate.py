@@ -1,24 +1,41 @@
-"""Evaluating what a trainer has trained, from a script."""
+"""Evaluating a policy: what a trainer has trained, from a script, or as a run is configured."""
 
 from typing import Any
 
 from legos.arena.arena import Arena
 from legos.arena.evaluate import ArenaEvaluation
 from legos.build.trainer import Trainer
+from legos.config.schema import RunConfig
+from legos.protocols import Scorer
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "evaluation_of"]
 
 
-async def evaluate(arena: Arena, trainer: Trainer) -> dict[str, Any]:
+def evaluation_of(config: RunConfig, arena: Arena, scorer: Scorer) -> ArenaEvaluation:
+    """The evaluation that a run's settings ask for."""
+    return ArenaEvaluation(
+        arena,
+        scorer,
+        plays=config.loop.evaluation_plays,
+        temperature=config.loop.evaluation_temperature,
+        concurrency=config.play.concurrency,
+    )
+
+
+async def evaluate(
+    arena: Arena, trainer: Trainer, *, plays: int = 64, temperature: float | None = None
+) -> dict[str, Any]:
     """Figures of the newest policy at an arena, as JSON values.
 
     Args:
         arena: what is evaluated; exactly where it is a game that lists its starts.
         trainer: its adapter is published first.
+        plays: how many plays stand for any other arena.
+        temperature: of the policy in these plays, 0: greedy; None: the arena's.
 
     Returns:
         ``arena``, ``policy_version`` and the arena's figures; None where one is not defined.
     """
     await trainer.publish_weights()
-    figures = await ArenaEvaluation(arena, trainer.client()).figures()
-    return {"policy_version": trainer.version, **figures}
+    evaluation = ArenaEvaluation(arena, trainer.client(), plays=plays, temperature=temperature)
+    return {"policy_version": trainer.version, **await evaluation.figures()}

@@ -7,6 +7,8 @@ from cyclopts import Group, Parameter
 
 from legos.cli.output import show
 from legos.cli.overrides import (
+    EvaluationLoopOptions,
+    EvaluationPlayOptions,
     GenerationOptions,
     LoopOptions,
     PlayOptions,
@@ -109,17 +111,28 @@ def evaluate(
     *,
     adapter: str | None = None,
     json: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    play: Annotated[
+        EvaluationPlayOptions | None, Parameter(group=Group("Playing", sort_key=0))
+    ] = None,
+    loop: Annotated[
+        EvaluationLoopOptions | None, Parameter(group=Group("Evaluation", sort_key=1))
+    ] = None,
 ) -> None:
     """Evaluate the newest adapter of a run, exactly where the game allows it.
+
+    What is not given is as it was in the run.
 
     Args:
         run: Run folder, or its name in runs/; RUN@STEP or RUN@best for another adapter of it.
         adapter: The same, stronger: a step, best, or the adapter's own name, such as v100.
         json: Print one JSON object.
+        play: Settings of the arena.
+        loop: Settings of an evaluation by play.
     """
     from legos.apps.evaluate import evaluate_run
 
-    figures = evaluate_run(run, adapter)
+    overrides = dotted({"play": play, "loop": loop}, {})
+    figures = evaluate_run(run, adapter, overrides=overrides)
     known = {name: figure for name, figure in figures.items() if figure is not None}
     show(figures if json else known, json=json)
 

@@ -18,6 +18,8 @@ from legos.config.setting import Settings, limits
 from legos.errors import ConfigError
 
 __all__ = [
+    "EvaluationLoopOptions",
+    "EvaluationPlayOptions",
     "GenerationOptions",
     "LoopOptions",
     "PlayOptions",
@@ -28,11 +30,11 @@ __all__ = [
 ]
 
 
-def _options(prefix: str, group: type[Settings]) -> Any:
-    """A typed dictionary of the group's settings that holds only those given."""
+def _options(prefix: str, group: type[Settings], *names: str) -> Any:
+    """A typed dictionary that holds those given of the group's settings, or of some of them."""
     fields = {
-        name: _option(f"{prefix}.{name.replace('_', '-')}", field)
-        for name, field in group.model_fields.items()
+        name: _option(f"{prefix}.{name.replace('_', '-')}", group.model_fields[name])
+        for name in names or group.model_fields
     }
     return TypedDict(f"{group.__name__}Options", fields, total=False)  # pyright: ignore
 
@@ -68,12 +70,19 @@ def _whole_number(_: Any, tokens: Sequence[Token]) -> int | None:
 # A type checker cannot follow classes made from data; at run time these are typed dictionaries.
 if TYPE_CHECKING:
     TrainingOptions = GenerationOptions = PlayOptions = LoopOptions = TrackOptions = dict[str, Any]
+    EvaluationPlayOptions = EvaluationLoopOptions = dict[str, Any]
 else:
     TrainingOptions = _options("training", TrainingConfig)
     GenerationOptions = _options("generation", GenerationConfig)
     PlayOptions = _options("play", PlayConfig)
     LoopOptions = _options("loop", LoopConfig)
     TrackOptions = _options("track", TrackConfig)
+    EvaluationPlayOptions = _options(
+        "play", PlayConfig, "options", "illegal", "restrict_choices", "concurrency"
+    )
+    EvaluationLoopOptions = _options(
+        "loop", LoopConfig, "evaluation_plays", "evaluation_temperature"
+    )
 
 
 def dotted(

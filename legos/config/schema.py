@@ -231,6 +231,20 @@ class LoopConfig(Settings):
         unit="optimiser steps",
         ge=0,
     )
+    evaluation_plays: int = knob(
+        64,
+        "Plays of one evaluation, where the arena is no game that is evaluated exactly; a list of "
+        "fewer tasks is played over and over.",
+        unit="episodes",
+        ge=1,
+    )
+    evaluation_temperature: float | None = knob(
+        None,
+        "Sampling temperature of these plays; 0: the most probable token; none: that of training "
+        "play.",
+        ge=0,
+        le=10,
+    )
     episodes_kept_per_step: int = knob(
         8, "Plays written to the run folder at each step.", unit="episodes", ge=0
     )

@@ -139,14 +139,14 @@ class Run:
         self._take_up(place, read_state(place))
         self._folder.rewind(step=self.step, version=self._trainer.version)
 
-    def fork(self, place: Path, *, same_credit: bool, same_game: bool) -> None:
+    def fork(self, place: Path, *, same_credit: bool, same_figures: bool) -> None:
         """Start this new run from a checkpoint of another one, which it then has as its own.
 
         Args:
             place: a whole checkpoint of a run with the same model, LoRA and arena.
             same_credit: whether advantages come from the same rule; otherwise its baselines start
                 anew, and what waits to be trained on is discarded.
-            same_game: whether the arena has the same options; otherwise its figures start anew.
+            same_figures: whether evaluations are of the same plays; otherwise they start anew.
 
         Raises:
             CheckpointError: it does not fit, or the disk refuses.
@@ -158,7 +158,7 @@ class Run:
             state["arena"]["credit"] = credit.state() if credit else {}
             dropped = batches_from_json(state["queued"])
             state["queued"] = []
-        if not same_game:
+        if not same_figures:
             state |= {"first": {}, "last": {}, "evaluated_step": None}
         self._take_up(place, state)
         tokens = sum(batch.tokens_generated for batch in dropped)

@@ -20,9 +20,13 @@ FAST = ("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16", "
 OUTCOMES = {"win", "draw", "loss"}
 GUESS = '''"""A role guesses the number that another one hides; rewards are NumPy's numbers."""
 
+import os
+
 import numpy as np
 
 from legos import Arena, Task
+
+print("the module is imported")
 
 
 class Guess(Arena):
@@ -33,15 +37,25 @@ class Guess(Arena):
     group_size = 2
     max_tokens = 2
 
+    def __init__(self, client, *, split="train", largest=2, credit_assigner, temperature, seed):
+        super().__init__(
+            client, credit_assigner=credit_assigner, temperature=temperature, seed=seed
+        )
+        self.split = split
+        self.largest = largest
+
     def tasks(self, rng):
-        while True:
-            bias = rng.randrange(3)
-            yield Task(id=f"bias-{bias}", data=bias / 2)
+        for bias in range(3):
+            yield Task(id=f"{self.split}-{bias}", data=bias / 2)
 
     async def play(self, t):
-        hidden = await t.ask("hider", "Hide 1 or 2.")
-        guess = await t.ask("guesser", "Guess 1 or 2.")
-        t.metric(met=np.float32(hidden.text == guess.text))
+        print("a play begins")
+        os.write(1, b"and writes past Python")
+        hidden = await t.ask("hider", f"Hide 1 to {self.largest}.")
+        guess = await t.ask("guesser", f"Guess 1 to {self.largest}.")
+        t.reward("guesser", 1.0)
+        t.metric(met=np.float32(hidden.text == guess.text), largest=self.largest)
+        t.metric(**{self.split: 1.0})
         gain = np.float32(len(guess.text) - t.task.data)
         return {"hider": -gain, "guesser": gain}
 '''
@@ -113,23 +127,56 @@ def test_a_figure_that_kuhn_does_not_define_is_null(
     assert as_logged(figures) == logged(run, 2)
 
 
+@pytest.fixture(scope="module")
+def guessed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of an arena of one's own, whose option ``largest`` is 3."""
+    folder = tmp_path_factory.mktemp("guess")
+    (folder / "guess.py").write_text(GUESS)
+    arena = f"{folder / 'guess.py'}:Guess"
+    options = ["--play.options.largest", "3", "--training.min-samples-per-step", "8"]
+    out = ["--out", str(folder / "run"), "--steps", "2", "--loop.evaluation-plays", "21"]
+    assert main(["train", "--arena", arena, *out, *options]) == 0
+    return folder / "run"
+
+
 def test_an_arena_of_ones_own_is_evaluated_by_the_same_plays(
-    tmp_path: Path, evaluated: Callable[..., dict[str, Any]]
+    guessed: Path, evaluated: Callable[..., dict[str, Any]]
 ) -> None:
-    (tmp_path / "guess.py").write_text(GUESS)
-    run = tmp_path / "run"
-    arena = f"{tmp_path / 'guess.py'}:Guess"
-    options = ["--steps", "2", "--training.min-samples-per-step", "8"]
-    assert main(["train", "--arena", arena, "--out", str(run), *options]) == 0
-    figures = evaluated(run)
+    figures = evaluated(guessed)
     assert figures["optimal_move_rate"] is figures["vs_random"] is None
-    assert figures["plays"] == 64
+    assert [figures[name] for name in ("plays", "failed", "void")] == [21, 0, 0]
     assert set(figures["reward"]) == {"hider", "guesser"}
-    assert as_logged(figures) == logged(run, 2)
-    lines = read_metrics(run / "metrics.jsonl")
+    assert figures["turn_rewards"] == {"hider": 0.0, "guesser": 1.0}
+    assert figures["reward_mean"] == 0.5  # it is zero-sum, but for what the guesser's turns earn
+    assert set(figures["metric"]) == {"met", "largest", "train"}
+    assert as_logged(figures) == logged(guessed, 2)
+    assert evaluated(guessed) == figures
+    lines = read_metrics(guessed / "metrics.jsonl")
     assert all("arena/met" in line and "reward/guesser" in line for line in lines)
-    assert (lines[-1]["discarded/evaluation_tokens"] or 0) > 64
-    assert len((run / "episodes.jsonl").read_text().splitlines()) == 16
+    assert {line["reward_mean"] for line in lines} == {0.5}
+    assert (lines[-1]["discarded/evaluation_tokens"] or 0) > 40
+    assert len((guessed / "episodes.jsonl").read_text().splitlines()) == 16
+
+
+def test_options_of_the_arena_and_of_the_evaluation_take_the_place_of_the_runs(
+    guessed: Path, evaluated: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    held_out = evaluated(guessed, "--play.options.split", "test", "--loop.evaluation-plays", "6")
+    assert (held_out["plays"], held_out["metric"]["test"]) == (6, 1.0)
+    assert held_out["metric"]["largest"] == 3.0  # as in the run
+    greedy = evaluated(guessed, "--loop.evaluation-temperature", "0")
+    assert greedy["reward"]["hider"] in (-0.5, -1.5)  # one answer in all; the mean bias is 0.5
+    assert main(["eval", str(guessed), "--play.options.splt", "test"]) == 2
+    assert "takes no option 'splt'; did you mean 'split'?" in capsys.readouterr().err
+
+
+def test_what_has_no_effect_on_an_exact_evaluation_is_refused(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", str(run), "--loop.evaluation-temperature", "0"]) == 2
+    assert "loop.evaluation_temperature has no effect: nim is evaluated exactly" in (
+        capsys.readouterr().err
+    )
 
 
 def test_people_get_aligned_lines(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

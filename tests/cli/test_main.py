@@ -277,10 +277,12 @@ def test_resume_as_another_run_is_refused(
 
 
 def test_eval_prints_json_or_lines(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
-    asked: list[tuple[Path, str | None]] = []
+    asked: list[tuple[Path, str | None, object]] = []
 
-    def evaluate_run(run: Path, adapter: str | None) -> Mapping[str, object]:
-        asked.append((run, adapter))
+    def evaluate_run(
+        run: Path, adapter: str | None, *, overrides: Mapping[str, object]
+    ) -> Mapping[str, object]:
+        asked.append((run, adapter, overrides))
         return {
             "arena": "nim",
             "vs_random": {"win": 0.91234567, "draw": 0.0},
@@ -292,13 +294,15 @@ def test_eval_prints_json_or_lines(stub: Stub, capsys: pytest.CaptureFixture[str
     told = json.loads(capsys.readouterr().out)
     assert told["vs_random"]["win"] == 0.91234567
     assert told["exploitability"] is None
-    assert main(["eval", "runs/a", "--adapter", "v3"]) == 0
+    options = ["--play.options.split", "test", "--loop.evaluation-temperature", "0"]
+    assert main(["eval", "runs/a", "--adapter", "v3", *options]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "arena           nim",
         "vs_random.win   0.9123",
         "vs_random.draw  0",
     ]
-    assert asked == [(Path("runs/a"), None), (Path("runs/a"), "v3")]
+    overrides = {"play.options.split": "test", "loop.evaluation_temperature": 0.0}
+    assert asked == [(Path("runs/a"), None, {}), (Path("runs/a"), "v3", overrides)]
 
 
 def test_serve_bench_and_arenas_call_their_functions(
