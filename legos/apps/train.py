@@ -323,11 +323,10 @@ def _sum_up(run: Run, folder: RunFolder, config: RunConfig, seconds: float) -> N
 
 def _hints(folder: RunFolder, config: RunConfig) -> Iterator[list[str]]:
     """Commands that follow from a finished run, for its own model and arena."""
-    run, model = str(folder.path), config.model
-    of_model = [] if model == BUILTIN else ["--model", model]
+    run = str(folder.path)
     yield ["eval", run]
-    yield ["serve", *of_model, "--adapter", str(folder.adapter_folder())]
-    if model == BUILTIN and config.arena in _OTHER_GAME:
+    yield ["serve", "--adapter", run]
+    if config.model == BUILTIN and config.arena in _OTHER_GAME:
         yield ["train", "--arena", _OTHER_GAME[config.arena]]
     else:
         yield ["train", "--resume", run, "--steps", str(2 * config.loop.steps)]

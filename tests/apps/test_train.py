@@ -86,7 +86,7 @@ def test_runs_without_a_name_are_numbered(
         told = capsys.readouterr().out
         assert f"plays nim for 2 steps, in runs/nim-{number}" in told
         assert f"uv run legos eval runs/nim-{number}\n" in told
-        assert f"uv run legos serve --adapter runs/nim-{number}/adapters/v2\n" in told
+        assert f"uv run legos serve --adapter runs/nim-{number}\n" in told
     assert sorted(path.name for path in Path("runs").iterdir()) == ["nim-1", "nim-2"]
     assert [path.name for path in empty_place.iterdir()] == ["runs"]
     assert sorted(path.name for path in Path("runs/nim-2").iterdir()) == [
@@ -113,7 +113,7 @@ def test_the_commands_at_the_end_fit_the_model_and_the_arena(
     folder = str(write_tiny_model(Path("my models/tiny")))
     assert main(["train", *FAST, "--steps", "1", "--model", folder]) == 0
     evaluate, serve, longer = map(shlex.split, hints(capsys.readouterr().out))
-    assert serve[2:] == ["legos", "serve", "--model", folder, "--adapter", "runs/nim-1/adapters/v1"]
+    assert serve[2:] == ["legos", "serve", "--adapter", "runs/nim-1"]
     assert longer[2:] == ["legos", "train", "--resume", "runs/nim-1", "--steps", "2"]
     assert main(evaluate[3:]) == 0
     assert main(longer[3:]) == 0
