@@ -53,6 +53,10 @@ class StepWorker:
     def alive(self) -> bool:
         return not self.closed
 
+    @property
+    def turn(self) -> int | None:
+        return None
+
     def abandon(self) -> None:
         self.closed = True
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
@@ -94,26 +95,21 @@ def test_calls_that_wait_at_the_end_are_answered(worker: ThreadWorker) -> None:
             future.result(timeout=5)
 
 
-class Hesitant:
+class Hesitant(deque[Any]):
     """A queue that lets a moment pass before it takes a call."""
 
-    def __init__(self, calls: Any) -> None:
-        self._calls = calls
+    def __init__(self) -> None:
+        super().__init__()
         self.asked = threading.Event()
 
-    def put(self, call: Any) -> None:
-        if call is not None:
-            self.asked.set()
-            time.sleep(0.1)
-        self._calls.put(call)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._calls, name)
+    def append(self, call: Any) -> None:
+        self.asked.set()
+        time.sleep(0.1)
+        super().append(call)
 
 
 def test_no_call_is_forgotten_when_it_meets_the_end(worker: ThreadWorker) -> None:
-    calls = Hesitant(worker._calls)
-    worker._calls = calls  # pyright: ignore[reportAttributeAccessIssue]
+    calls = worker._calls = Hesitant()
     futures: list[Future[int]] = []
     asker = threading.Thread(target=lambda: futures.append(worker.call(abs, -1)))
     asker.start()
@@ -143,6 +139,61 @@ def test_a_thread_ticks_while_there_is_more_to_do_and_takes_calls_between(
     assert left.wait(timeout=5)
     assert 0 <= between <= 1000
     assert worker.call(lambda: ticks).result() == 1000
+
+
+def busy_ticks(worker: ThreadWorker, seconds: float) -> list[float]:
+    """Have the worker tick without end, each tick so long; the list holds when each began."""
+    began: list[float] = []
+
+    def tick() -> bool:
+        began.append(time.monotonic())
+        time.sleep(seconds)
+        return True
+
+    worker.set_tick(tick)
+    worker.wake()
+    return began
+
+
+def test_many_wakes_do_not_hold_up_a_call(worker: ThreadWorker) -> None:
+    """A wake says that there is something to do; a hundred of them say no more."""
+    began = busy_ticks(worker, 0.02)
+    for _ in range(100):
+        worker.wake()
+    before = len(began)
+    worker.call(abs, -1).result(timeout=5)
+    assert len(began) - before <= 2
+
+
+def test_many_calls_do_not_hold_up_the_ticks(worker: ThreadWorker) -> None:
+    """Calls run for about as long as the last tick took, then it is the tick's turn."""
+    began = busy_ticks(worker, 0.01)
+    calls = [worker.call(time.sleep, 0.005) for _ in range(60)]
+    calls[0].result(timeout=5)
+    before = len(began)
+    calls[-1].result(timeout=10)
+    assert 10 <= len(began) - before <= 60  # two calls in each turn; a slow machine fits fewer
+
+
+def test_who_waits_for_an_abandoned_thread_gets_an_error(worker: ThreadWorker) -> None:
+    """The call in flight and those behind it; what the thread does later harms nobody."""
+    going, stop = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        going.set()
+        stop.wait()
+
+    in_flight, waiting = worker.call(hang), worker.call(abs, -1)
+    going.wait()
+    assert worker.turn is not None
+    worker.abandon()
+    with pytest.raises(EngineError, match="legos-test was given up during this call"):
+        in_flight.result(timeout=5)
+    with pytest.raises(EngineError, match="legos-test was closed before this call"):
+        waiting.result(timeout=5)
+    stop.set()
+    worker._thread.join(timeout=5)
+    assert not worker._thread.is_alive()
 
 
 def test_a_failing_tick_does_not_end_the_thread(

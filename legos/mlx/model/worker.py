@@ -3,22 +3,25 @@
 MLX streams belong to threads, so each module tree has one owner. A ``ThreadWorker`` is that owner
 in normal runs; an ``InlineWorker`` runs everything where it is called, which makes a run repeat.
 Both take calls in order, and both keep calling ``tick`` while it says that there is more to do.
+On a thread the two take turns: calls that wait run before the next tick, for at most as long as the
+last one took (one call at least), so that neither many calls nor long ticks hold up the other.
 """
 
 import asyncio
 import atexit
 import logging
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from legos.errors import EngineError
 
-__all__ = ["InlineWorker", "ThreadWorker", "Worker"]
+__all__ = ["InlineWorker", "ThreadWorker", "Worker", "answer"]
 
 T = TypeVar("T")
 Tick = Callable[[], bool]
@@ -38,6 +41,11 @@ class Worker(Protocol):
         """Whether calls are still run."""
         ...
 
+    @property
+    def turn(self) -> int | None:
+        """The number of the call or tick that runs now; None where none does, or nobody waits."""
+        ...
+
     def set_tick(self, tick: Tick) -> None:
         """What to do between calls while it returns True."""
         ...
@@ -51,7 +59,7 @@ class Worker(Protocol):
         ...
 
     def abandon(self) -> None:
-        """End as ``close`` does, without waiting for a call in flight that may never end."""
+        """End at once; the call in flight and those that wait fail with ``EngineError``."""
         ...
 
 
@@ -59,8 +67,13 @@ class ThreadWorker:
     """Runs calls and ticks on one thread of its own."""
 
     def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._calls: deque[Call] = deque()
+        self._news = threading.Event()  # a call, a wake or the end has come
+        self._woken = False
         self._tick: Tick | None = None
+        self._turns = 0
+        self._turn: int | None = None
+        self._in_flight: Future[Any] | None = None
         self._open = True
         self._lock = threading.Lock()  # no call is queued once the thread may have ended
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -74,7 +87,8 @@ class ThreadWorker:
             if not self._open:
                 raise EngineError(f"{self._thread.name} is closed; nothing can run on it any more")
             if threading.current_thread() is not self._thread:
-                self._calls.put((future, function, args))
+                self._calls.append((future, function, args))
+                self._news.set()
                 return future
         _settle(future, function, args)
         return future
@@ -84,45 +98,86 @@ class ThreadWorker:
         """Whether the thread still takes calls."""
         return self._open and self._thread.is_alive()
 
+    @property
+    def turn(self) -> int | None:
+        """The number of the call or tick that runs now, or None."""
+        return self._turn
+
     def set_tick(self, tick: Tick) -> None:
         """What to do between calls while it returns True."""
         self._tick = tick
 
     def wake(self) -> None:
         """Look at ``tick`` again."""
-        self._calls.put(None)
+        self._woken = True
+        self._news.set()
 
     def abandon(self) -> None:
-        """End after the call in flight, and let it take as long as it likes."""
-        atexit.unregister(self.close)
-        with self._lock:
-            self._open = False
-        self._calls.put(None)
+        """End now; the thread may never return from what it does."""
+        self._stop()
+        future = self._in_flight
+        if future is not None:
+            answer(future, EngineError(f"{self._thread.name} was given up during this call"))
+        self._refuse()
 
     def close(self) -> None:
         """End after the call in flight and wait for it."""
-        self.abandon()
+        self._stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()
             _wait_for_system(self._thread)
 
+    def _stop(self) -> None:
+        """Let the thread end after what it does now."""
+        atexit.unregister(self.close)
+        with self._lock:
+            self._open = False
+        self._news.set()
+
     def _run(self) -> None:
-        busy = False
+        busy, tick_s = False, 0.0
         while self._open:
-            try:
-                call = self._calls.get(block=not busy)
-            except queue.Empty:
-                call = None
-            if call is not None:
-                _settle(*call)
-            else:
+            if not (busy or self._calls):
+                self._news.wait()
+            self._news.clear()
+            end = time.monotonic() + tick_s
+            while self._open and self._calls:
+                self._take(self._calls.popleft())
+                if (busy or self._woken) and time.monotonic() >= end:
+                    break
+            if self._open and (busy or self._woken):
+                self._woken = False
+                began = time.monotonic()
+                self._begin()
                 busy = _ticked(self._tick)
-        while not self._calls.empty():
-            call = self._calls.get()
-            if call is not None and call[0].set_running_or_notify_cancel():
-                call[0].set_exception(
-                    EngineError(f"{self._thread.name} was closed before this call")
-                )
+                self._turn = None
+                tick_s = time.monotonic() - began
+        self._refuse()
+
+    def _take(self, call: Call) -> None:
+        """Run a call, in sight of whoever watches or gives the thread up."""
+        future, function, args = call
+        if future.set_running_or_notify_cancel():
+            self._in_flight = future
+            self._begin()
+            if self._open:
+                _settle(future, function, args)
+            else:
+                answer(future, self._closed())
+            self._turn = self._in_flight = None
+
+    def _begin(self) -> None:
+        self._turns += 1
+        self._turn = self._turns
+
+    def _refuse(self) -> None:
+        """Answer the calls that nobody will run."""
+        with suppress(IndexError):  # the last one; another thread may do the same
+            while True:
+                answer(self._calls.popleft()[0], self._closed())
+
+    def _closed(self) -> EngineError:
+        return EngineError(f"{self._thread.name} was closed before this call")
 
 
 class InlineWorker:
@@ -145,6 +200,11 @@ class InlineWorker:
     def alive(self) -> bool:
         """Whether it was not closed."""
         return self._open
+
+    @property
+    def turn(self) -> int | None:
+        """None: the caller's own thread runs everything, and nobody else could take over."""
+        return None
 
     def set_tick(self, tick: Tick) -> None:
         """What to do on the event loop while it returns True."""
@@ -197,12 +257,19 @@ def _ticked(tick: Tick | None) -> bool:
 
 
 def _settle(future: "Future[T]", function: Callable[..., T], args: tuple[Any, ...]) -> None:
-    """Run a function and put its result or error into a future, unless it was cancelled."""
-    if not future.set_running_or_notify_cancel():
-        return
+    """Run a function and answer a future with its result or error."""
     try:
         result = function(*args)
     except BaseException as error:
-        future.set_exception(error)
+        answer(future, error)
     else:
-        future.set_result(result)
+        answer(future, result)
+
+
+def answer(future: "Future[T]", result: T | BaseException) -> None:
+    """Put a result or an error into a future, unless it is answered or cancelled already."""
+    with suppress(InvalidStateError):
+        if isinstance(result, BaseException):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
