@@ -236,8 +236,10 @@ def test_scores_of_bad_prompts_are_refused(room: Room) -> None:
         ([((1,), [(1, 400)])], "token 400; the vocabulary has 358"),
         ([((1,) * 1000, [(2,) * 30])], "exceed the context"),
     ):
+        scores = one.engine.score(prompts, end_ids=(2,))
+        one.finish()
         with pytest.raises(RequestError, match=message):
-            one.engine.score(prompts, end_ids=(2,)).result()
+            scores.result(timeout=0)
 
 
 def random_request(rng: random.Random) -> Request:

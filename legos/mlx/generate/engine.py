@@ -16,7 +16,7 @@ All methods named ``_x`` run on the worker that owns the module tree.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -28,7 +28,8 @@ from legos.data.request import Progress, Request, Result
 from legos.errors import EngineError, RequestError
 from legos.mlx.generate.members import Member, refusal
 from legos.mlx.generate.scheduler import Outcome, Scheduler
-from legos.mlx.model.worker import Worker
+from legos.mlx.generate.score import Score
+from legos.mlx.model.worker import Worker, answer
 from legos.protocols import Deliver
 from legos.weights.adapter import Adapter, AdapterInfo
 
@@ -37,8 +38,8 @@ __all__ = ["MlxEngine"]
 logger = logging.getLogger(__name__)
 CHECK_S = 1.0  # between two looks for lost requests
 Tokens = tuple[int, ...]
-Message = tuple[Deliver, Sequence[tuple[int, Request]] | frozenset[int]]
-"""Requests that come in, or the numbers of those to be cancelled."""
+Message = tuple[Deliver, Sequence[tuple[int, Request]] | frozenset[int]] | Score
+"""Requests that come in, or the numbers of those to be cancelled; or a score."""
 T = TypeVar("T")
 
 
@@ -78,7 +79,6 @@ class MlxEngine:
         self._inbox: deque[Message] = deque()
         self._inside: set[Member] = set()
         self._closed = False
-        self._tick_began: float | None = None
         self._checked = 0.0
         self._accepted = self._answered = 0
         self.swaps = 0
@@ -102,10 +102,9 @@ class MlxEngine:
         return not self._closed and self._worker.alive
 
     @property
-    def busy_s(self) -> float:
-        """Seconds since the step that runs now began; 0 between two steps."""
-        began = self._tick_began
-        return 0.0 if began is None else time.monotonic() - began
+    def turn(self) -> int | None:
+        """The number of the step or call that runs now; None between two."""
+        return self._worker.turn
 
     def stats(self) -> Mapping[str, float]:
         """What it has done and holds now: counts end in ``_total``, sizes in ``_bytes``.
@@ -133,16 +132,11 @@ class MlxEngine:
 
         Once the engine is closed it is delivered with ``EngineError``, from the calling thread.
         """
-        self._inbox.append((deliver, requests))
-        if self._closed:
-            self._refuse_inbox()
-        else:
-            self._worker.wake()
+        self._post((deliver, requests))
 
     def cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
         """End requests early; each is delivered as it is, with finish reason "cancelled"."""
-        self._inbox.append((deliver, frozenset(numbers)))
-        self._worker.wake()
+        self._post((deliver, frozenset(numbers)))
 
     def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
         """Make an adapter live under its name between two steps.
@@ -166,6 +160,19 @@ class MlxEngine:
         """Live adapter name -> its version and digest."""
         return self._scheduler.adapters.infos
 
+    def loaded(self) -> Collection[Adapter]:
+        """The live adapters themselves."""
+        return self._scheduler.adapters.loaded.values()
+
+    def unanswered(self, deliver: Deliver) -> set[int]:
+        """The numbers of a receiver that are inside, or on their way in.
+
+        From any thread. One that is being taken in at this moment may be missing.
+        """
+        waiting = [m for m in tuple(self._inbox) if not isinstance(m, Score) and m[0] == deliver]
+        coming = {n for _, asked in waiting if not isinstance(asked, frozenset) for n, _ in asked}
+        return coming | {m.number for m in tuple(self._inside) if m.deliver == deliver}
+
     def score(
         self,
         prompts: Sequence[tuple[Tokens, Sequence[Tokens]]],
@@ -179,9 +186,20 @@ class MlxEngine:
             prompts: prompt token ids, and the continuations to score after it. A continuation that
                 is the beginning of another one is scored with the end of text after it.
             end_ids: the model's end-of-text ids.
-            adapter: whose probabilities.
+            adapter: whose probabilities. A score ends under the weights it began with.
+
+        Returns:
+            A future; cancelling it ends the score. It raises ``RequestError`` for what cannot be
+            scored, ``EngineError`` where the engine is closed or dies.
         """
-        return self._worker.call(self._score, prompts, tuple(end_ids), adapter)
+        score = Score(
+            prompts,
+            end_ids=tuple(end_ids),
+            adapter=adapter,
+            refusal=lambda request: self._refusal(request, room=1),
+        )
+        self._post(score)
+        return score.future
 
     def run(self, work: Callable[[nn.Module], T]) -> "Future[T]":
         """Run a function of the module tree on the engine's thread; for benches and checks."""
@@ -195,9 +213,15 @@ class MlxEngine:
             self._worker.close()
 
     def abandon(self) -> None:
-        """Give up an engine whose thread no longer answers; nothing is waited for."""
+        """Give up an engine whose thread no longer answers; nothing is waited for.
+
+        Whoever waits for a score, a load or a drop gets ``EngineError``, as do later requests.
+        Those who wait for completions are to be told by the caller, who may ask another engine.
+        """
         self._closed = True
         self._worker.abandon()
+        self._scheduler.fail_scores(EngineError("the engine was given up"))
+        self._refuse_inbox()
 
     def _load(self, adapter: Adapter) -> AdapterInfo:
         self._scheduler.load(adapter, self._inside)
@@ -208,27 +232,20 @@ class MlxEngine:
         self._scheduler.adapters.drop(name)
         self._scheduler.tidy(self._inside)
 
-    def _score(
-        self,
-        prompts: Sequence[tuple[Tokens, Sequence[Tokens]]],
-        end_ids: Tokens,
-        adapter: str,
-    ) -> list[list[float]]:
-        slot = self._scheduler.adapters.find(adapter).slot
-        for prompt, answers in prompts:
-            for answer in answers:
-                whole = Request(prompt_ids=prompt + answer, max_tokens=1)
-                reason = self._refusal(whole, room=1)
-                if reason is not None or not prompt:
-                    raise RequestError(f"cannot score: {reason or 'the prompt is empty'}")
-        return self._scheduler.score(prompts, end_ids, slot)
+    def _post(self, message: Message) -> None:
+        """Have the next step take something in."""
+        self._inbox.append(message)
+        if self._closed:
+            self._refuse_inbox()
+        else:
+            self._worker.wake()
 
     def _tick(self) -> bool:
         """Take in what came, compute, answer; True while work is left."""
         if self._closed:
             self._end()
             return False
-        self._tick_began = time.monotonic()
+        began = time.monotonic()
         told: list[Outcome] = []
         try:
             self._accept(told)
@@ -243,14 +260,20 @@ class MlxEngine:
             self._scheduler.clear()
         self._answer(told)
         self._find_lost()
-        self.worked_s += time.monotonic() - self._tick_began
-        self._tick_began = None
+        self.worked_s += time.monotonic() - began
         return bool(self._scheduler or self._inbox)
 
     def _accept(self, told: list[Outcome]) -> None:
         """Take in what was submitted; what was cancelled goes."""
         cancelled: set[tuple[Deliver, int]] = set()
-        for deliver, requests in self._messages():
+        for message in self._messages():
+            if isinstance(message, Score):
+                try:
+                    self._scheduler.add_score(message)
+                except RequestError as error:
+                    answer(message.future, error)
+                continue
+            deliver, requests = message
             if isinstance(requests, frozenset):
                 cancelled |= {(deliver, number) for number in requests}
                 continue
@@ -320,14 +343,19 @@ class MlxEngine:
         """Answer everybody inside, and whoever came before the worker closed."""
         self._scheduler.clear()
         closed = EngineError("the engine was closed")
+        self._scheduler.fail_scores(closed)
         self._answer([(member, closed) for member in self._inside])
         self._refuse_inbox()
 
     def _refuse_inbox(self) -> None:
         """Answer what nobody will take in any more; from any thread."""
-        for deliver, requests in self._messages():
+        closed = EngineError("the engine was closed")
+        for message in self._messages():
+            if isinstance(message, Score):
+                answer(message.future, closed)
+                continue
+            deliver, requests = message
             if not isinstance(requests, frozenset):
-                closed = EngineError("the engine was closed")
                 deliver([(number, closed) for number, _ in requests])
 
     def _messages(self) -> Iterator[Message]:

@@ -2,7 +2,10 @@
 
 A thread that hangs in device code cannot be ended from outside. It is left behind: whoever waits
 gets an error, a new engine is made on a new thread, and should the old one ever wake up, nobody
-listens to it any more.
+listens to it any more. It also checks that the engine still has every request that it accepted.
+
+Time is counted in the watchdog's own checks, in which this process ran: one that was stopped, or a
+laptop that slept, for an hour has a single check more.
 """
 
 import itertools
@@ -36,29 +39,33 @@ class GuardedEngine:
         make: Callable[[], MlxEngine],
         *,
         stuck_after_s: float = 300.0,
+        lost_after_s: float = 30.0,
         check_every_s: float = 1.0,
     ) -> None:
         """Make the first engine and watch it.
 
         Args:
             make: makes an engine on a thread of its own.
-            stuck_after_s: one step that takes longer is taken for a hang, seconds.
+            stuck_after_s: one step, load or drop that takes longer is taken for a hang, seconds in
+                which this process runs.
+            lost_after_s: a request that the engine accepted and has no more is an error after so
+                many seconds.
             check_every_s: how often to look, seconds.
         """
         self._make = make
         self._stuck_after_s = stuck_after_s
+        self._lost_after_s = lost_after_s
+        self._check_every_s = check_every_s
         self._engine = make()
         self._numbers = itertools.count()
         self._pending: dict[int, tuple[Deliver, int]] = {}
         self._given: dict[tuple[Deliver, int], int] = {}
-        self._adapters: dict[str, Adapter] = {}
+        self._missed: dict[int, int] = {}  # number -> checks in a row that did not find it
         self._lock = threading.Lock()  # of the two tables of requests
         self._closed = threading.Event()
         self.restarts = 0
         self.trouble: str | None = None
-        self._watcher = threading.Thread(
-            target=self._watch, args=(check_every_s,), name="legos-watchdog", daemon=True
-        )
+        self._watcher = threading.Thread(target=self._watch, name="legos-watchdog", daemon=True)
         self._watcher.start()
 
     def submit(self, requests: Sequence[tuple[int, Request]], deliver: Deliver) -> None:
@@ -80,18 +87,10 @@ class GuardedEngine:
 
     def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
         """As of ``MlxEngine``; the adapter is loaded again into an engine made later."""
-        loaded = self._engine.load_adapter(adapter)
-
-        def keep(done: "Future[AdapterInfo]") -> None:
-            if not done.cancelled() and done.exception() is None:
-                self._adapters[adapter.name] = adapter
-
-        loaded.add_done_callback(keep)
-        return loaded
+        return self._engine.load_adapter(adapter)
 
     def drop_adapter(self, name: str) -> "Future[None]":
         """As of ``MlxEngine``."""
-        self._adapters.pop(name, None)
         return self._engine.drop_adapter(name)
 
     def versions(self) -> Mapping[str, int]:
@@ -140,20 +139,43 @@ class GuardedEngine:
                     continue
                 if not isinstance(result, Progress):
                     del self._pending[own]
-                    del self._given[asked]
+                    self._given.pop(asked, None)  # asked twice under one number, it went before
                 by_receiver.setdefault(asked[0], []).append((asked[1], result))
         for deliver, told in by_receiver.items():
-            deliver(told)
+            try:
+                deliver(told)
+            except Exception:
+                logger.exception("a receiver of results failed; the others get theirs")
 
-    def _watch(self, check_every_s: float) -> None:
-        while not self._closed.wait(check_every_s):
+    def _watch(self) -> None:
+        turn, checks = None, 0
+        while not self._closed.wait(self._check_every_s):
             engine = self._engine
+            before, turn = turn, engine.turn
+            checks = checks + 1 if turn is not None and turn == before else 0
             if not engine.alive:
                 self._replace("its thread has died")
-            elif engine.busy_s > self._stuck_after_s:
+            elif checks * self._check_every_s > self._stuck_after_s:
                 self._replace(f"a step has taken more than {self._stuck_after_s:.0f} s")
+            else:
+                self._find_lost(engine)
+                continue
+            turn = None  # the new engine counts from 1 again
             if self.trouble is not None:
                 return
+
+    def _find_lost(self, engine: MlxEngine) -> None:
+        """Answer requests that the engine has not had for a while, which is a defect."""
+        with self._lock:
+            pending = set(self._pending)
+        missing = pending - engine.unanswered(self._deliver) if pending else ()
+        self._missed = {own: self._missed.get(own, 0) + 1 for own in missing}
+        limit = self._lost_after_s / self._check_every_s
+        lost = [own for own, checks in self._missed.items() if checks > limit]
+        if lost:
+            error = EngineError(f"the engine lost {len(lost)} of its requests; ask again")
+            logger.error("%s", error)
+            self._deliver([(own, error) for own in lost])
 
     def _replace(self, reason: str) -> None:
         """Answer everybody, make another engine, and load what was live."""
@@ -166,7 +188,7 @@ class GuardedEngine:
             return
         try:
             engine = self._make()
-            for adapter in list(self._adapters.values()):
+            for adapter in self._engine.loaded():
                 engine.load_adapter(adapter).result(timeout=self._stuck_after_s)
         except Exception as error:
             logger.exception("no other engine could be made")

@@ -41,7 +41,9 @@ class LiveAdapters:
     """The adapters of one module tree by name; for the thread that owns the tree.
 
     Attributes:
-        infos: name -> what is live under it; never changed in place, so any thread may read it.
+        loaded: name -> the adapter that is live under it.
+        infos: name -> its version and digest. Neither is changed in place, so any thread may read
+            them.
     """
 
     def __init__(self, slots: AdapterSlots, *, in_flight: InFlight) -> None:
@@ -50,6 +52,7 @@ class LiveAdapters:
         self._epochs = count()
         self._by_name = {BASE: Live(BASE, None, slot=0, epoch=next(self._epochs))}
         self._retired: list[Live] = []
+        self.loaded: Mapping[str, Adapter] = {}
         self.infos: Mapping[str, AdapterInfo] = {}
 
     def find(self, asked: str) -> Live:
@@ -97,7 +100,7 @@ class LiveAdapters:
                 self._retired.append(live)
             live = Live(name, adapter.info, slot=slot, epoch=next(self._epochs))
             self._by_name[name] = live
-        self.infos = {**self.infos, name: adapter.info}
+        self._show({**self.loaded, name: adapter})
         return live
 
     def drop(self, name: str) -> None:
@@ -109,7 +112,24 @@ class LiveAdapters:
         if name not in self.infos:
             raise AdapterError(f"adapter {name!r} is not live; live: {sorted(self.infos)}")
         self._retired.append(self._by_name.pop(name))
-        self.infos = {key: info for key, info in self.infos.items() if key != name}
+        self._show({key: adapter for key, adapter in self.loaded.items() if key != name})
+
+    def _show(self, loaded: Mapping[str, Adapter]) -> None:
+        self.loaded = loaded
+        self.infos = {name: adapter.info for name, adapter in loaded.items()}
+
+    def keep(self, name: str) -> tuple[Live, Live] | None:
+        """Before a name gets other weights: those it has, and a copy that stays as they are.
+
+        Returns:
+            None where nothing is live under the name.
+        """
+        live = self._by_name.get(name)
+        if live is None or live.info is None:
+            return None
+        slot = self._slots.copy(live.slot)
+        self._retired.append(Live(name, live.info, slot=slot, epoch=live.epoch))
+        return live, self._retired[-1]
 
     @property
     def epochs(self) -> set[int]:

@@ -1,9 +1,11 @@
 """The scheduler: which rows go through the model next, and what becomes of their members.
 
     step   one token for every row · remembered rows at once · one chunk of what is prefilled
+           · as many tokens of scores as of everything else
 
 Decoding never waits for more than one chunk of prompts, so a long prompt does not stall the rest.
-Nor does it wait until all that a swap has made useless is freed.
+Nor does it wait until all that a swap has made useless is freed. Scores are counted in tokens, not
+in seconds, so that a deterministic run repeats.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,16 +16,15 @@ import mlx.nn as nn
 
 from legos.data.limits import EngineLimits
 from legos.data.request import Result
-from legos.errors import LegosError
+from legos.errors import EngineError, LegosError
 from legos.mlx.generate.admission import KeyValueBudget
 from legos.mlx.generate.capabilities import probe
 from legos.mlx.generate.live import LiveAdapters
 from legos.mlx.generate.members import Member
-from legos.mlx.generate.prefill import last_logits
 from legos.mlx.generate.prefix import PrefixCache
 from legos.mlx.generate.rows import DecodingRows, Fork
 from legos.mlx.generate.sampler import Drawn, Row, Sampler
-from legos.mlx.generate.score import score_rows
+from legos.mlx.generate.score import Score, ScoreQueue
 from legos.mlx.generate.slots import AdapterSlots
 from legos.mlx.generate.waiting import Block, WaitingRows
 from legos.mlx.model.forward import CausalModel
@@ -32,7 +33,7 @@ from legos.weights.adapter import Adapter
 __all__ = ["Outcome", "Scheduler"]
 
 SWEPT = 8  # useless prefixes freed in each step
-Tokens = tuple[int, ...]
+STEP_TOKENS = 16  # a step takes about as long as so many tokens, beside those that it computes
 Outcome = tuple[Member, Result]
 """What a member is to be told: some tokens, or what it leaves with."""
 
@@ -74,10 +75,13 @@ class Scheduler:
             prompt_step=capabilities.prompt_step,
         )
         self._rows = DecodingRows(self._slots, limits.max_rows)
+        self._scores = ScoreQueue(self._forward, self._slots)
+        self._score_tokens = limits.chunk_tokens  # of the next block while nobody else asks
+        self._owed = 0  # tokens that scores may compute while others ask
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
-        return self._busy or self._prefixes.dusty
+        return self._busy or self._prefixes.dusty or bool(self._scores)
 
     @property
     def _busy(self) -> bool:
@@ -97,6 +101,7 @@ class Scheduler:
     def stats(self) -> Mapping[str, float]:
         """Counters and gauges."""
         return {
+            "scores_running": len(self._scores),
             "rows_decoding": len(self._rows),
             "rows_computed_total": self.rows_computed,
             "tokens_generated_total": self.sampler.draws,
@@ -114,12 +119,15 @@ class Scheduler:
         Raises:
             AdapterError: it does not fit; what was live before stays.
         """
+        kept = self.adapters.keep(adapter.name) if self._scores else None
+        if kept is not None:
+            self._scores.move(*kept)
         self._waiting.interrupt(self.adapters.load(adapter))
         self.tidy(inside)
 
     def tidy(self, inside: Collection[Member]) -> None:
         """Let go of weights that nobody speaks through, and of what they made."""
-        self.adapters.free_unused({member.live for member in inside})
+        self.adapters.free_unused({member.live for member in inside} | self._scores.lives)
         self._prefixes.keep_only(self.adapters.epochs)
         if not self._busy:
             self._prefixes.sweep()
@@ -142,17 +150,31 @@ class Scheduler:
         self._rows.remove(gone)
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all members."""
         self._rows.clear()
         self._waiting.clear()
 
+    def add_score(self, score: Score) -> None:
+        """Take a score in.
+
+        Raises:
+            RequestError: its adapter is not live.
+        """
+        score.live = self.adapters.find(score.adapter)
+        self._scores.add(score)
+
+    def fail_scores(self, error: EngineError) -> None:
+        """Answer all scores with an error; from any thread."""
+        self._scores.fail(error)
+
     def step(self, hurry: Callable[[], bool], told: list[Outcome]) -> None:
-        """Decode one token of every row, prefill some of what waits.
+        """Decode one token of every row, prefill some of what waits, compute some of the scores.
 
         Args:
             hurry: whether somebody waits for the step to end.
             told: is appended to, also where the step fails half-way.
         """
+        computed = self._tokens_computed
         if self._rows:
             self._decode(told)
         known = self._waiting.known(self.sampler)
@@ -167,18 +189,31 @@ class Scheduler:
         block = self._waiting.prefilled(self._rows.room, max_tokens)
         if block is not None:
             self._begin(block, told)
+        if self._scores:
+            self._score(self._tokens_computed - computed, alone=not (told or self._busy))
         self._prefixes.sweep(SWEPT)
 
-    def score(
-        self, prompts: Sequence[tuple[Tokens, Sequence[Tokens]]], end_ids: Tokens, slot: int
-    ) -> list[list[float]]:
-        """Log-probability (nats, temperature 1) of each continuation as the whole answer."""
+    @property
+    def _tokens_computed(self) -> int:
+        """Tokens that went through the model for members."""
+        return self._waiting.tokens_computed + self._rows.rows_computed
 
-        def logits(rows: Sequence[Tokens]) -> mx.array:
-            with self._slots.rows([slot] * len(rows)):
-                return last_logits(self._forward, rows)
+    def _score(self, computed: int, *, alone: bool) -> None:
+        """Compute as many tokens of scores as the step did of others, and more where it is alone.
 
-        return score_rows(logits, prompts, end_ids, self._limits.prefill_tokens)
+        Args:
+            computed: tokens of others in this step.
+            alone: nobody else asks. Blocks grow from step to step then, because somebody might.
+        """
+        if alone:
+            self._owed = 0
+            self._scores.advance(self._score_tokens)
+            self._score_tokens = min(2 * self._score_tokens, self._limits.prefill_tokens)
+            return
+        self._score_tokens = self._limits.chunk_tokens
+        self._owed += computed + STEP_TOKENS
+        if self._owed > 0:
+            self._owed -= self._scores.advance(min(self._owed, self._limits.chunk_tokens))
 
     def _begin(self, block: Block, told: list[Outcome]) -> None:
         """Draw for freshly computed rows; those that go on are decoded, or wait for room."""

@@ -84,6 +84,21 @@ class AdapterSlots:
         self._check_adapted(slot)
         self._put(slot, self._checked(adapter))
 
+    def copy(self, slot: int) -> int:
+        """Put what a slot holds into a new one as well; its arrays are shared.
+
+        Returns:
+            The new slot's number.
+
+        Raises:
+            AdapterError: no such slot.
+        """
+        self._check_adapted(slot)
+        copied = self._next
+        self._next += 1
+        self._put(copied, {name: self._sites[name].pairs[slot] for name in self._slots[slot]})
+        return copied
+
     def free(self, slot: int) -> None:
         """Forget a slot and its arrays.
 

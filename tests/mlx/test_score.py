@@ -1,0 +1,168 @@
+"""Scores: exact, in blocks between the steps of others, under the weights they began with."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from legos.data.request import Generated, Request
+from legos.errors import EngineError, RequestError
+
+Room = Callable[..., Any]
+Prompts = list[tuple[tuple[int, ...], list[tuple[int, ...]]]]
+END = 2
+
+
+def expected(tree: Any, prompts: Prompts) -> list[list[float]]:
+    """From one forward pass per token; an answer that begins another one is followed by the end."""
+
+    def logprob(tokens: Sequence[int], following: int) -> float:
+        logits = np.array(tree(mx.array([list(tokens)]))[0, -1].astype(mx.float32), np.float64)
+        return logits[following] - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+
+    def score(prompt: tuple[int, ...], answer: tuple[int, ...], ended: bool) -> float:
+        whole = prompt + answer + (END,) * ended
+        return sum(logprob(whole[:n], whole[n]) for n in range(len(prompt), len(whole)))
+
+    return [
+        [
+            score(prompt, answer, any(o != answer and o[: len(answer)] == answer for o in answers))
+            for answer in answers
+        ]
+        for prompt, answers in prompts
+    ]
+
+
+def some_prompts(count: int, *, length: int = 9) -> Prompts:
+    rng = np.random.default_rng(0)
+    return [
+        (
+            tuple(rng.integers(3, 350, length).tolist()),
+            [(5,), (5, 6), tuple(rng.integers(3, 350, 3).tolist())],
+        )
+        for _ in range(count)
+    ]
+
+
+def check(found: list[list[float]], wanted: list[list[float]]) -> None:
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [4, 30, 512])
+def test_scores_are_those_of_forward_passes(room: Room, chunk: int) -> None:
+    """However small the blocks are, and where one row is longer than a block."""
+    one = room("llama", chunk_tokens=chunk, prefill_tokens=max(chunk, 60))
+    prompts = [*some_prompts(4), *some_prompts(1, length=40), ((7,), [()])]
+    scores = one.engine.score(prompts, end_ids=(END,))
+    base = one.engine.score(prompts[:1], end_ids=(END,), adapter="base")
+    one.finish()
+    check(scores.result(timeout=0), expected(one.tree, prompts))
+    assert base.result(timeout=0)[0] != pytest.approx(scores.result()[0], abs=1e-3)
+    assert one.engine.stats()["scores_running"] == 0
+
+
+def test_decoding_goes_on_beside_a_long_score(room: Room) -> None:
+    """Not a token of a score is computed before everybody else has got one of theirs."""
+    one = room("llama")
+    scores = one.engine.score(some_prompts(300), end_ids=(END,))
+    one.tick()
+    ask = {n: Request(prompt_ids=(n,), max_tokens=20, seed=n, stream=True) for n in range(5, 9)}
+    one.submit(ask)
+    for step in range(1, 21):
+        before = one.engine._scheduler._scores._scores[0]._planned
+        one.tick()
+        assert all(len(one.answers[n]) >= step for n in ask)
+        planned = one.engine._scheduler._scores._scores[0]._planned
+        assert planned - before <= 2  # about as many tokens as the four rows have
+    assert not scores.done()
+    one.finish()
+    assert all(isinstance(one.answers[n][-1], Generated) for n in ask)
+    check(scores.result(timeout=0)[:3], expected(one.tree, some_prompts(300)[:3]))
+
+
+def test_scores_have_their_blocks_in_turn(room: Room) -> None:
+    one = room("llama", prefill_tokens=512)
+    long = one.engine.score(some_prompts(300), end_ids=(END,))
+    one.tick(2)
+    short = one.engine.score(some_prompts(2), end_ids=(END,))
+    one.tick(2)
+    assert short.done()
+    assert not long.done()
+
+
+def test_a_cancelled_score_ends(room: Room) -> None:
+    one = room("llama", prefill_tokens=512)
+    scores = one.engine.score(some_prompts(300), end_ids=(END,))
+    one.tick(2)
+    assert scores.cancel()
+    assert one.worker.tick() is False
+    assert one.engine.stats()["scores_running"] == 0
+
+
+@pytest.mark.parametrize("in_flight", ["switch", "pin"])
+def test_a_score_ends_under_the_weights_it_began_with(room: Room, in_flight: str) -> None:
+    one = room("llama", in_flight=in_flight, prefill_tokens=512)
+    prompts = some_prompts(60)
+    before = expected(one.tree, prompts)
+    scores = one.engine.score(prompts, end_ids=(END,))
+    one.tick()
+    for version in (7, 8):
+        one.load(version)
+        one.tick()
+    assert not scores.done()
+    one.finish()
+    check(scores.result(timeout=0), before)
+    again = one.engine.score(prompts[:2], end_ids=(END,))
+    one.finish()
+    check(again.result(timeout=0), expected(one.tree, prompts[:2]))
+    assert len(one.engine._scheduler._slots.slots) == 2  # the base and the policy
+
+
+def test_a_score_that_fails_harms_nobody_else(room: Room, caplog: pytest.LogCaptureFixture) -> None:
+    one = room("llama")
+    one.submit({0: Request(prompt_ids=(4,), max_tokens=3)})
+    bad = one.engine.score([((1,), [(400,)])], end_ids=(END,))
+    nobody = one.engine.score([((1,), [(4,)])], end_ids=(END,), adapter="nobody")
+    forward = one.engine._scheduler._scores._forward
+    one.engine._scheduler._scores._forward = None
+    broken = one.engine.score([((1,), [(4,)])], end_ids=(END,))
+    one.tick(2)
+    one.engine._scheduler._scores._forward = forward
+    fine = one.engine.score(some_prompts(1), end_ids=(END,))
+    one.finish()
+    assert isinstance(bad.exception(timeout=0), RequestError)
+    assert "adapter 'nobody' is not live" in str(nobody.exception(timeout=0))
+    assert isinstance(broken.exception(timeout=0), AttributeError)
+    check(fine.result(timeout=0), expected(one.tree, some_prompts(1)))
+    assert len(one.answer(0).token_ids) == 3
+    assert "a step of the engine failed" not in caplog.text
+
+
+def test_a_failing_step_leaves_scores_alone(room: Room, caplog: pytest.LogCaptureFixture) -> None:
+    one = room("llama", prefill_tokens=512)
+    scores = one.engine.score(some_prompts(60), end_ids=(END,))
+    one.tick()
+    one.submit({0: Request(prompt_ids=(4,), max_tokens=3)})
+    draw = one.engine._scheduler.sampler.draw
+    one.engine._scheduler.sampler.draw = lambda *_: 1 / 0
+    with caplog.at_level(logging.ERROR):
+        one.tick()
+    one.engine._scheduler.sampler.draw = draw
+    assert isinstance(one.error(0), EngineError)
+    one.finish()
+    check(scores.result(timeout=0)[:2], expected(one.tree, some_prompts(60)[:2]))
+
+
+def test_scores_at_the_end_are_answered(room: Room) -> None:
+    one = room("llama", prefill_tokens=512)
+    running = one.engine.score(some_prompts(60), end_ids=(END,))
+    one.tick()
+    waiting = one.engine.score(some_prompts(60), end_ids=(END,))
+    one.engine.close()
+    late = one.engine.score(some_prompts(1), end_ids=(END,))
+    for scores in (running, waiting, late):
+        assert "the engine was closed" in str(scores.exception(timeout=0))
