@@ -28,11 +28,14 @@ if TYPE_CHECKING:
     from legos.credit.views import SameViewCredit
     from legos.credit.whitened import ReinforcePPCredit
     from legos.data.episode import Episode, Task
-    from legos.data.message import Message, Sampling
+    from legos.data.message import Completion, Message, Sampling
     from legos.loop.loop import synchronous_training_loop, training_loop
+    from legos.protocols import Client
 
 _HOMES = {
     "Arena": "legos.arena.arena",
+    "Client": "legos.protocols",
+    "Completion": "legos.data.message",
     "Draw": "legos.arena.endings",
     "Episode": "legos.data.episode",
     "Forfeit": "legos.arena.endings",
@@ -70,6 +73,8 @@ _HOMES = {
 
 __all__ = [
     "Arena",
+    "Client",
+    "Completion",
     "Draw",
     "Episode",
     "Forfeit",

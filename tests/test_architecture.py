@@ -22,6 +22,8 @@ MAX_EXAMPLE_LINES = 80
 
 PUBLIC_NAMES = {
     "Arena",
+    "Client",
+    "Completion",
     "Draw",
     "Episode",
     "Forfeit",

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legos.build.model import ModelHandle, apply_lora, load_model
@@ -13,12 +15,13 @@ from legos.data.limits import EngineLimits
 from legos.data.sample import Sample
 from legos.data.select import selection
 from legos.data.step import Update
-from legos.errors import ConfigError
+from legos.errors import AdapterError, ConfigError
 from legos.loop.publish import EnginePublisher
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
 from legos.losses.schedule import linear
 from legos.weights.adapter import AdapterInfo
+from legos.weights.folder import read_adapter
 
 if TYPE_CHECKING:
     from legos.mlx.model.spans import Spans
@@ -130,6 +133,24 @@ class Trainer(PolicyTrainer):
             return await publisher.publish(self.backend.adapter())
         finally:
             await publisher.aclose()
+
+    def load_adapter(self, folder: str | Path, *, name: str) -> AdapterInfo:
+        """Make a saved adapter live beside the policy, for seats that name it.
+
+        Args:
+            folder: such as ``runs/nim-1/adapters/v500``, or one in PEFT's format.
+            name: what ``Seat.adapter`` calls it.
+
+        Raises:
+            AdapterError: it cannot be read, does not fit the model, or has the policy's name.
+        """
+        trained = self.backend.adapter().name
+        if name == trained:
+            raise AdapterError(
+                f"adapter {name!r} is being trained here; load yours as another name"
+            )
+        adapter = replace(read_adapter(Path(folder)), name=name)
+        return self.engine.load_adapter(adapter).result()
 
     def client(self) -> EngineClient:
         """A client that asks the engine in this process."""

@@ -10,7 +10,7 @@ from typing import cast
 from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer
 from legos.data.choices import ChoiceNode, choice_tree
-from legos.data.message import Completion, Message, Sampling
+from legos.data.message import Completion, Message, Sampling, is_chat
 from legos.data.request import Generated, Grammar, Progress, Request, Result
 from legos.errors import RequestError
 from legos.protocols import Engine
@@ -243,9 +243,7 @@ class EngineClient:
                 future.set_result(result)
 
     def _prompt_ids(self, prompt: Sequence[Message] | Sequence[int]) -> tuple[int, ...]:
-        if not prompt:
-            raise RequestError("the prompt is empty; expected messages or token ids")
-        if isinstance(prompt[0], Message):
+        if is_chat(prompt):
             return self._tokenizer.render(cast("tuple[Message, ...]", tuple(prompt)))
         return cast("tuple[int, ...]", tuple(prompt))
 

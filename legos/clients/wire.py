@@ -14,7 +14,14 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec import Struct
 
-from legos.data.message import Alternatives, Completion, FinishReason, Message, Sampling
+from legos.data.message import (
+    Alternatives,
+    Completion,
+    FinishReason,
+    Message,
+    Sampling,
+    is_chat,
+)
 from legos.errors import AdapterError, EngineError, RequestError
 
 __all__ = [
@@ -134,9 +141,7 @@ def request_of(
     Raises:
         RequestError: this kind of server cannot do what is asked.
     """
-    if not prompt:
-        raise RequestError("the prompt is empty; expected messages or token ids")
-    chat = isinstance(prompt[0], Message)
+    chat = is_chat(prompt)
     if dialect == "openai" and not chat:
         raise RequestError(
             "this server takes no token ids, only messages; serve the model with `legos serve`"

@@ -1,12 +1,12 @@
 """What is asked of a model and what comes back: messages, sampling parameters, completions."""
 
 import math
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, SupportsIndex
 
 from msgspec import Struct
 
-from legos.errors import RecordError
+from legos.errors import RecordError, RequestError
 
 __all__ = [
     "MAX_ALTERNATIVES",
@@ -18,6 +18,7 @@ __all__ = [
     "Message",
     "Sampling",
     "filter_complaints",
+    "is_chat",
 ]
 
 MAX_ALTERNATIVES = 64  # most probable tokens recorded at a place
@@ -34,6 +35,27 @@ class Message(Struct, frozen=True):
 
     role: str  # "system", "user" or "assistant"
     content: str
+
+
+def is_chat(prompt: Sequence[Message] | Sequence[int]) -> bool:
+    """Whether a prompt is chat messages, and not token ids.
+
+    Raises:
+        RequestError: it is neither.
+    """
+    expected = "expected messages, such as [Message('user', 'Hello')], or token ids"
+    if isinstance(prompt, str):
+        raise RequestError(f"the prompt is the text {prompt[:80]!r}; {expected}")
+    if not prompt:
+        raise RequestError(f"the prompt is empty; {expected}")
+    chat = isinstance(prompt[0], Message)
+    items: Any = prompt if chat else prompt[:1]
+    for item in items:
+        if not isinstance(item, Message if chat else SupportsIndex):
+            raise RequestError(f"the prompt holds {item!r:.80}; {expected}")
+        if isinstance(item, Message) and not isinstance(item.content, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RequestError(f"a message of the prompt holds {item.content!r:.80}; expected text")
+    return chat
 
 
 class Filters(Struct, frozen=True, kw_only=True):
@@ -143,16 +165,16 @@ class Completion(Struct, frozen=True, kw_only=True):
     """What an engine sampled for one prompt; C is the number of completion tokens.
 
     The token ids are the record and the text is a view of them. A completion that comes from an
-    endpoint without token ids or log-probabilities has ``trainable`` False and can be read but
-    never trained on.
+    endpoint without token ids or log-probabilities, or from a bot that gives only ``text``, has
+    ``trainable`` False and can be read but never trained on.
     """
 
-    prompt_ids: tuple[int, ...]  # [P] token ids the model saw
-    token_ids: tuple[int, ...]  # [C] token ids it sampled, the stop token included
-    logprobs: tuple[float, ...]  # [C] nats, fp32, under the distribution sampled from
-    versions: tuple[int, ...]  # [C] policy version that sampled each token
     text: str  # the completion as text, stop token left out
-    finish_reason: FinishReason
+    prompt_ids: tuple[int, ...] = ()  # [P] token ids the model saw
+    token_ids: tuple[int, ...] = ()  # [C] token ids it sampled, the stop token included
+    logprobs: tuple[float, ...] = ()  # [C] nats, fp32, under the distribution sampled from
+    versions: tuple[int, ...] = ()  # [C] policy version that sampled each token
+    finish_reason: FinishReason = "stop"
     legal: tuple[tuple[int, ...], ...] = ()  # [C] legal next token ids, () where unknown
     restricted: bool = False  # True: sampled from `legal` only
     temperature: float = 1.0  # the temperature it was sampled at

@@ -5,11 +5,13 @@ import gc
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.clients.engine import EngineClient
+from legos.clients.wire import request_of
 from legos.data.message import Completion, Message, Sampling
 from legos.data.request import Generated, Request
 from legos.errors import EngineError, RequestError
@@ -145,9 +147,27 @@ def test_an_error_reaches_the_asker(tokenizer: ChatTokenizer, error: Exception) 
     assert isinstance(fine, Completion)
 
 
-def test_an_empty_prompt_is_refused(tokenizer: ChatTokenizer) -> None:
-    with pytest.raises(RequestError, match="the prompt is empty"):
-        asyncio.run(EngineClient(Engine(), tokenizer).complete([], Sampling()))
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], r"the prompt is empty; expected messages, such as \[Message\('user', 'Hello'\)\], or"),
+        ("Hello", "the prompt is the text 'Hello'; expected messages"),
+        ([Message("user", "a"), "b"], "the prompt holds 'b'; expected messages"),
+        (
+            [{"role": "user", "content": "a"}],
+            r"the prompt holds \{'role': 'user', .*; expected mess",
+        ),
+        ([1.5], "the prompt holds 1.5; expected messages"),
+        ([Message("user", 3)], "a message of the prompt holds 3; expected text"),  # pyright: ignore[reportArgumentType]
+    ],
+)
+def test_a_prompt_that_is_none_is_refused(
+    prompt: Any, message: str, tokenizer: ChatTokenizer
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        asyncio.run(EngineClient(Engine(), tokenizer).complete(prompt, Sampling()))
+    with pytest.raises(RequestError, match=message):
+        request_of(prompt, Sampling(), dialect="legos", model="policy")
 
 
 def test_what_is_asked_in_one_turn_of_the_loop_is_one_submission(tokenizer: ChatTokenizer) -> None:

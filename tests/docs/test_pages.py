@@ -1,8 +1,11 @@
 """What the pages show, works: their programs are run, their commands and links exist."""
 
 import asyncio
+import json
 import random
 import re
+import subprocess
+import sys
 from math import isfinite
 from pathlib import Path
 
@@ -94,3 +97,26 @@ def test_credit_rules_come_to_what_the_page_on_games_says(game: str) -> None:
     assert np.std([turn[0] for turn in one_step(game, "same_view")]) > 0.5
     with pytest.raises(RecordError, match="needs rewards >= 0"):
         one_step(game, "maxrl")
+
+
+def test_the_programs_of_the_page_on_seats_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "seats.md").read_text()
+    duel, script = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("duel.py").write_text(duel)
+    options = ["--steps", "2", "--training.min-samples-per-step", "16"]
+    for rival in ("bot", "base"):
+        arguments = ["train", "--arena", "duel.py:Duel", "--out", f"runs/{rival}", *options]
+        assert main([*arguments, "--play.options.rival", rival]) == 0
+        plays = list(map(json.loads, Path(f"runs/{rival}/episodes.jsonl").read_text().splitlines()))
+        assert {seat["seat"] for play in plays for seat in play["seats"]} == {"policy", rival}
+    adapter = "runs/duel-1/adapters/v500"
+    assert script.count(adapter) == 1
+    Path("script.py").write_text(script.replace(adapter, "runs/bot/adapters/v2"))
+    done = subprocess.run(
+        [sys.executable, "script.py"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    capsys.readouterr()
