@@ -9,6 +9,8 @@ Where each estimator is right (the gradient is what counts, not the estimated nu
     k3            r (e^-d - 1 + d)  yes, with its ratio r = pi / mu    no: biased
     exact         sum p log(p / q)  yes                                no: the same for every action
 
+What is reported is the value of exact, and of the others e^-d - 1 + d, which is never negative.
+
 Sources: Schulman 2020, "Approximating KL divergence"; for the gradients arXiv:2506.09477; k3 with
 the importance ratio, DeepSeek-V3.2, arXiv:2512.02556.
 """
@@ -54,12 +56,12 @@ def loss_kl(
     """
     d = logprob - other
     if estimator == "k2":
-        return 0.5 * d * d, d
+        return 0.5 * d * d, _reported(xp, d)
     d = xp.clip(d, -MAX_LOG_RATIO, MAX_LOG_RATIO)
-    k3 = xp.exp(-d) - 1.0 + d
+    k3 = _k3(xp, d)
     ratio = xp.exp(log_ratio)
     slope = ratio * detach(xp, d)
-    return slope + detach(xp, ratio * k3 - slope), xp.minimum(k3, MAX_K3)
+    return slope + detach(xp, ratio * k3 - slope), _reported(xp, d)
 
 
 def reward_kl(xp: Any, estimator: KlEstimator, frozen: Any, other: Any) -> tuple[Any, Any]:
@@ -75,4 +77,14 @@ def reward_kl(xp: Any, estimator: KlEstimator, frozen: Any, other: Any) -> tuple
         [S, A] penalties and [S, A] nats.
     """
     d = frozen - other
-    return (xp.maximum(d, 0.0) if estimator == "k1_onesided" else d), d
+    return (xp.maximum(d, 0.0) if estimator == "k1_onesided" else d), _reported(xp, d)
+
+
+def _k3(xp: Any, d: Any) -> Any:
+    """e^-d - 1 + d: never negative, and in the mean over the policy's tokens its divergence."""
+    return xp.exp(-d) - 1.0 + d
+
+
+def _reported(xp: Any, d: Any) -> Any:
+    """The number of each token in the metrics, whichever estimator is trained on."""
+    return xp.minimum(_k3(xp, xp.clip(d, -MAX_LOG_RATIO, MAX_LOG_RATIO)), MAX_K3)

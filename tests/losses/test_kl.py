@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from legos.errors import ConfigError
-from legos.losses.kl import loss_kl, reward_kl
+from legos.losses.kl import KL_PLACES, loss_kl, reward_kl
 from legos.losses.objective import Objective
 
 Floats = NDArray[np.float64]
@@ -19,18 +19,37 @@ def test_values_by_hand() -> None:
     log_ratio = np.array([[0.2, 0.0]])
     term, nats = loss_kl(np, "k2", logprob, other, log_ratio)
     assert term == pytest.approx(np.array([[0.125, 0.5]]))
-    assert nats.tolist() == [[0.5, -1.0]]
-    term, nats = loss_kl(np, "k3", logprob, other, log_ratio)
     k3 = np.array([[math.exp(-0.5) - 0.5, math.e - 2.0]])
+    assert nats == pytest.approx(k3)
+    term, nats = loss_kl(np, "k3", logprob, other, log_ratio)
     assert nats == pytest.approx(k3)
     assert term == pytest.approx(k3 * np.array([[math.exp(0.2), 1.0]]))
     assert reward_kl(np, "k1", logprob, other)[0].tolist() == [[0.5, -1.0]]
     assert reward_kl(np, "k1_onesided", logprob, other)[0].tolist() == [[0.5, 0.0]]
 
 
-def test_k3_is_bounded() -> None:
+@pytest.mark.parametrize("place", ["loss", "reward"])
+def test_what_is_reported_is_never_negative_and_the_divergence_in_the_mean(place: str) -> None:
+    policy = softmax(LOGITS)
+    logprob, other = np.log(policy)[None], np.log(REFERENCE)[None]
+    for estimator, at in KL_PLACES.items():
+        if at != place or estimator == "exact":
+            continue
+        if place == "loss":
+            _, nats = loss_kl(np, estimator, logprob, other, np.zeros_like(logprob))
+        else:
+            _, nats = reward_kl(np, estimator, logprob, other)
+        assert nats.min() >= 0
+        divergence = (policy * (logprob - other)).sum()
+        assert (policy * nats).sum() == pytest.approx(divergence)
+
+
+def test_what_is_reported_is_bounded() -> None:
     far = np.array([[-60.0]])
-    assert loss_kl(np, "k3", far, np.zeros((1, 1)), np.zeros((1, 1)))[1].tolist() == [[10.0]]
+    for estimator in ("k2", "k3"):
+        nats = loss_kl(np, estimator, far, np.zeros((1, 1)), np.zeros((1, 1)))[1]
+        assert nats.tolist() == [[10.0]]
+    assert reward_kl(np, "k1", far, np.zeros((1, 1)))[1].tolist() == [[10.0]]
 
 
 def softmax(logits: Floats) -> Floats:
