@@ -38,6 +38,7 @@ COLUMNS = (
     Column("samples", "samples_per_step", ".0f", 9),
     Column("GiB", "memory/peak_gib", ".2f", 10),
     Column("moves/s", "play/moves_per_s", ".0f", 7),
+    Column("evaluated", "eval/reward_mean", "+.3f", 1),
     Column("optimal", "eval/optimal_move_rate", ".4f", 1),
     Column("exploitability", "eval/exploitability", ".4f", 1),
     Column("win v random", "eval/vs_random_win", ".3f", 2),

@@ -50,6 +50,17 @@ def test_elsewhere_a_line_for_the_first_every_tenth_evaluations_and_the_last() -
     ]
 
 
+def test_the_reward_of_an_evaluation_by_play_has_a_column_of_its_own() -> None:
+    tracker, out = plain(every=1)
+    tracker.log({"reward_mean": 0.25}, step=1)
+    tracker.log({"reward_mean": 0.5, "eval/reward_mean": 0.75}, step=2)
+    tracker.close()
+    assert out.getvalue().splitlines() == [
+        "step 1/25  reward +0.250",
+        "step 2/25  reward +0.500  evaluated +0.750",
+    ]
+
+
 def test_elsewhere_the_last_line_is_not_repeated() -> None:
     tracker, out = plain(every=1)
     tracker.log({"loss": 1.0}, step=1)
