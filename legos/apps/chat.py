@@ -18,7 +18,7 @@ from legos.clients.engine import EngineClient
 from legos.clients.openai import OpenAIClient
 from legos.data.message import Message, Sampling
 from legos.errors import LegosError
-from legos.loop.folder import find_adapter
+from legos.loop.find import find_adapter
 from legos.weights.folder import read_adapter
 
 __all__ = ["Chat", "Speaker", "chat"]

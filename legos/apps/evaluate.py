@@ -11,7 +11,7 @@ from legos.build.model import apply_adapter_shape, load_model
 from legos.clients.engine import EngineClient
 from legos.config.resolve import resolve
 from legos.errors import ConfigError
-from legos.loop.folder import find_run, split_place
+from legos.loop.find import find_run, split_place
 from legos.weights.folder import read_adapter
 
 __all__ = ["evaluate_run"]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from legos.config.resolve import read_config
 from legos.errors import CheckpointError
 from legos.loop.atomic import write_folder
-from legos.loop.folder import find_run, split_place
+from legos.loop.find import find_run, split_place
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter, write_adapter
 from legos.weights.peft import write_peft

@@ -12,7 +12,8 @@ from legos.config.resolve import read_config
 from legos.config.toml import read_sources
 from legos.errors import AdapterError, CheckpointError, LegosError
 from legos.loop.checkpoint import checkpoint_at, checkpoint_steps, checkpoints, read_state
-from legos.loop.folder import RUNS, RunFolder, find_run
+from legos.loop.find import find_run
+from legos.loop.folder import RUNS, RunFolder
 from legos.track.jsonl import read_metrics
 from legos.weights.folder import read_adapter
 

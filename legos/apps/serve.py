@@ -18,7 +18,7 @@ from legos.builtin import BUILTIN, EXAMPLE
 from legos.clients.engine import EngineClient
 from legos.data.limits import EngineLimits
 from legos.errors import ConfigError
-from legos.loop.folder import find_adapter
+from legos.loop.find import find_adapter
 from legos.protocols import Engine
 from legos.server.app import make_app
 from legos.server.limits import Limits

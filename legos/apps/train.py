@@ -6,7 +6,13 @@ import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -25,9 +31,10 @@ from legos.build.trainer import Trainer, trainer_of
 from legos.builtin import BUILTIN
 from legos.config.resolve import ResolvedConfig, is_chosen, read_config
 from legos.config.schema import RunConfig
-from legos.errors import ConfigError, LegosError
-from legos.loop.checkpoint import checkpoints, newest_whole
-from legos.loop.folder import RUNS, RunFolder, find_run, fresh_folder, split_place
+from legos.errors import ConfigError, LegosError, TrainerError
+from legos.loop.checkpoint import checkpoints
+from legos.loop.find import find_run, split_place
+from legos.loop.folder import FAILS_AGAIN, RUNS, RunFolder, fresh_folder
 from legos.loop.run import Run, RunSettings
 from legos.protocols import Tracker
 from legos.track import ConsoleTracker, JsonlTracker, ManyTrackers, WandbTracker
@@ -37,6 +44,8 @@ __all__ = ["check", "train"]
 # Settings that advantages come from, and settings that an evaluation's figures come from.
 CREDIT = ("play.credit", "play.discount", "play.overlong_margin")
 FIGURES = ("play.options", "loop.evaluation_plays", "loop.evaluation_temperature")
+_NEEDS_CHANGE = (*FAILS_AGAIN, TrainerError)
+_CHANGE = "change what the message names, then "
 SERVED_AT = "127.0.0.1"
 _OTHER_GAME = {"nim": "kuhn", "kuhn": "nim"}
 DRAIN_S = 0.5  # a run that ends does not wait for those who ask it from outside
@@ -74,9 +83,18 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
     Raises:
         LegosError: what ended the run; its checkpoint is written before.
     """
+    if resume is None:
+        return _train(resolved, None, None)
+    folder = RunFolder(resume)
+    with folder.resumed_run() as checkpoint:
+        if checkpoint is None:
+            _tell(f"the run in {resume} ended before its first checkpoint and starts anew")
+        return _train(resolved, folder, checkpoint)
+
+
+def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path | None) -> int:
     config = resolved.config
     started = time.perf_counter()
-    checkpoint = newest_whole(RunFolder(resume).checkpoints) if resume else None
     restored = checkpoint is not None or config.fork_from is not None
     trainer = trainer_of(config, inline=config.loop.deterministic, restored=restored, tell=_tell)
     try:
@@ -95,7 +113,7 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
         async def count_tokens() -> int:  # without those that outsiders asked for
             return await trainer.tokens_generated() - shared.tokens_generated
 
-        with StopSignals() as signals, _folder(resolved, resume, arena.name) as folder:
+        with StopSignals() as signals, _folder(resolved, resumed, arena.name) as folder:
             run = Run(
                 folder,
                 arena,
@@ -107,21 +125,16 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
             )
             if checkpoint is not None:
                 run.resume(checkpoint)
-                _keep_settings(folder, resolved)
             elif config.fork_from is not None:
                 _fork(run, config, config.fork_from)
+            if resumed is not None:
+                _keep_settings(folder, resolved)
             if run.finished:
                 _tell_finished(run, folder, config)
             else:
                 _announce(resolved, folder, trainer, run)
-                _go(
-                    run,
-                    config,
-                    folder,
-                    signals=signals,
-                    served=lambda: _served(config, trainer, shared),
-                    resumed=checkpoint is not None,
-                )
+                served = partial(_served, config, trainer, shared)
+                _go(run, config, folder, signals=signals, served=served)
                 _sum_up(run, folder, config, time.perf_counter() - started)
         return 0 if signals.received is None else 128 + signals.received
     finally:
@@ -139,21 +152,18 @@ def _check_port(port: int) -> None:
 
 
 @contextmanager
-def _folder(resolved: ResolvedConfig, resume: Path | None, name: str) -> Generator[RunFolder]:
-    """The run's folder; an error that ends the run tells how to go on."""
-    if resume is not None:
-        folder = RunFolder(resume)
-    else:
-        folder = RunFolder(resolved.config.out or fresh_folder(RUNS, name))
+def _folder(resolved: ResolvedConfig, resumed: RunFolder | None, name: str) -> Generator[RunFolder]:
+    """The run's folder; an error that ends the run says how to go on."""
+    folder = resumed or RunFolder(resolved.config.out or fresh_folder(RUNS, name))
     try:
-        if resume is not None:
+        with folder.new_run(resolved.toml()) if resumed is None else nullcontext():
             yield folder
-        else:
-            with folder.new_run(resolved.toml()):
-                yield folder
     except LegosError as error:
         if checkpoints(folder.checkpoints):
-            error.add_note(f"the run has a checkpoint; go on with\n  {_resuming(folder)}")
+            change = "" if folder.has_steps or not isinstance(error, _NEEDS_CHANGE) else _CHANGE
+            error.add_note(f"the run has a checkpoint; {change}go on with\n  {_resuming(folder)}")
+        elif resumed is None and not folder.config.exists() and isinstance(error, FAILS_AGAIN):
+            error.add_note(f"no step was made and nothing is kept; {_CHANGE}start the run again")
         raise
 
 
@@ -183,21 +193,12 @@ def _go(
     *,
     signals: StopSignals,
     served: Callable[[], AbstractAsyncContextManager[None]],
-    resumed: bool,
 ) -> None:
     """Train until the last step or a signal."""
 
     async def go(tracker: Tracker, evaluations: Tracker) -> None:
         loop = asyncio.get_running_loop()
-        stops: list[asyncio.Task[None]] = []
-
-        def stop() -> None:
-            stops.append(loop.create_task(run.stop()))
-
-        def wake() -> None:
-            loop.call_soon_threadsafe(stop)
-
-        signals.on_stop(wake)
+        signals.on_stop(lambda: asyncio.run_coroutine_threadsafe(run.stop(), loop))
         try:
             async with served():
                 await run.go(tracker, evaluations)
@@ -206,7 +207,7 @@ def _go(
             # A play's thread cannot be cancelled; the loop forgets the old pool and does not wait.
             loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
 
-    with _trackers(config, folder, keep_until=run.step if resumed else None) as trackers:
+    with _trackers(config, folder) as trackers:
         quiet_collector()
         share_cores(2)  # play and training
         asyncio.run(go(*trackers))
@@ -238,12 +239,10 @@ async def _served(
 
 
 @contextmanager
-def _trackers(
-    config: RunConfig, folder: RunFolder, *, keep_until: int | None
-) -> Generator[tuple[Tracker, Tracker]]:
+def _trackers(config: RunConfig, folder: RunFolder) -> Generator[tuple[Tracker, Tracker]]:
     """The trackers of the steps and of the evaluations, closed at the end whatever happens."""
-    trackers: list[Tracker] = [JsonlTracker(folder.metrics, keep_until=keep_until)]
-    evaluations = JsonlTracker(folder.evaluations, keep_until=keep_until)
+    trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
+    evaluations = JsonlTracker(folder.evaluations)
     if config.track.wandb != "off":
         trackers.append(
             WandbTracker(
@@ -270,6 +269,7 @@ def _run_settings(config: RunConfig) -> RunSettings:
         episode_concurrency=config.play.concurrency,
         step_concurrency=loop.step_concurrency,
         checkpoint_every=loop.checkpoint_every,
+        checkpoint_seconds=loop.checkpoint_seconds,
         keep_checkpoints=loop.keep_checkpoints,
         keep_best=loop.keep_best,
         keep_batches=loop.keep_batches,

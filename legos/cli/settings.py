@@ -11,7 +11,7 @@ from legos.config.schema import RunConfig
 from legos.config.toml import read_sources
 from legos.errors import ConfigError
 from legos.loop.checkpoint import read_state
-from legos.loop.folder import find_run, split_place
+from legos.loop.find import find_run, split_place
 
 __all__ = ["resolve_run"]
 

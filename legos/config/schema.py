@@ -214,7 +214,16 @@ class LoopConfig(Settings):
         "sets staleness_limit to 0 and step_concurrency to 1.",
     )
     checkpoint_every: int = knob(
-        50, "Steps between checkpoints; 0: only the last.", unit="optimiser steps", ge=0
+        50,
+        "Steps between checkpoints; 0: only at the start, by time and at the end.",
+        unit="optimiser steps",
+        ge=0,
+    )
+    checkpoint_seconds: float = knob(
+        600.0,
+        "Longest time between checkpoints, looked at after each step.",
+        unit="s",
+        gt=0,
     )
     keep_checkpoints: int = knob(3, "Newest checkpoints that are kept.", unit="checkpoints", ge=1)
     keep_best: str | None = knob(

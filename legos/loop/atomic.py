@@ -1,6 +1,8 @@
 """Files and folders that are whole or absent, whatever ends the process that writes them."""
 
+import errno
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -10,9 +12,11 @@ from safetensors import SafetensorError
 
 from legos.errors import CheckpointError, LegosError
 
-__all__ = ["clear_unfinished", "write_file", "write_folder"]
+__all__ = ["clear_unfinished", "refusals_named", "write_file", "write_folder"]
 
 _REFUSALS = (OSError, RuntimeError, SafetensorError)  # MLX and safetensors have their own
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_MAKE_ROOM = "free some space or choose another --out"
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
@@ -52,7 +56,10 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def clear_unfinished(parent: Path) -> None:
-    """Tidy up after a crash: what was being written goes, what was being replaced comes back."""
+    """Tidy up after a crash: what was being written goes, what was being replaced comes back.
+
+    Only for the process that holds the run's lock: another one may be writing there.
+    """
     for path in list(parent.glob(".*.unfinished")):
         _remove(path)
     for path in list(parent.glob(".*.replaced")):
@@ -64,24 +71,36 @@ def clear_unfinished(parent: Path) -> None:
 
 
 @contextmanager
-def _beside(place: Path) -> Generator[Path]:
-    """A free name beside a place; what stands there when the block fails is removed.
+def refusals_named(place: Path) -> Generator[None]:
+    """Within the block an error of the disk becomes one that names the place and what to do.
 
     Raises:
         CheckpointError: the disk is full or refuses.
     """
-    beside = place.with_name(f".{place.name}.unfinished")
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        _remove(beside)
-        yield beside
-    except BaseException as error:
-        _remove(beside)
-        if isinstance(error, LegosError) or not isinstance(error, _REFUSALS):
+        yield
+    except _REFUSALS as error:
+        if isinstance(error, LegosError):
             raise
-        raise CheckpointError(
-            f"{place} cannot be written: {error}; free some space or choose another --out"
-        ) from error
+        not_allowed = isinstance(error, OSError) and error.errno in _NOT_ALLOWED
+        advice = "choose an --out where you may write" if not_allowed else _MAKE_ROOM
+        raise CheckpointError(f"{place} cannot be written: {error}; {advice}") from error
+
+
+@contextmanager
+def _beside(place: Path) -> Generator[Path]:
+    """A name beside a place that no other writer has; what stands there in the end is removed.
+
+    Raises:
+        CheckpointError: the disk is full or refuses.
+    """
+    beside = place.with_name(f".{place.name}.{os.getpid()}-{secrets.token_hex(4)}.unfinished")
+    with refusals_named(place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield beside
+        finally:
+            _remove(beside)
 
 
 def _remove(path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from legos.errors import CheckpointError
-from legos.loop.atomic import clear_unfinished, write_folder
+from legos.loop.atomic import write_folder
 
 __all__ = [
     "checkpoint_at",
@@ -115,7 +115,6 @@ def newest_whole(parent: Path) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    clear_unfinished(parent)
     for folder in reversed(checkpoints(parent)):
         problem = _problem(folder)
         if problem is None:

@@ -11,7 +11,6 @@ batches/            the samples of every step, where they are kept
 
 import gzip
 import json
-import os
 import re
 import shutil
 import tomllib
@@ -23,18 +22,22 @@ from pathlib import Path
 from typing import Any
 
 from legos.data.episode import Episode
-from legos.errors import CheckpointError
-from legos.loop.atomic import clear_unfinished, write_file, write_folder
+from legos.errors import ArenaError, CheckpointError, ConfigError, RecordError, RequestError
+from legos.loop.atomic import clear_unfinished, refusals_named, write_file, write_folder
 from legos.loop.checkpoint import checkpoint_at, checkpoints, newest_whole, numbered, read_state
-from legos.track.jsonl import append_whole, kept_bytes, read_metrics
+from legos.loop.lines import rewind_lines
+from legos.loop.lock import check_unheld, hold
+from legos.loop.stored import episode_to_json
+from legos.track.jsonl import append_whole, read_metrics
 from legos.weights.adapter import Adapter
-from legos.weights.folder import is_adapter_folder, write_adapter
+from legos.weights.folder import write_adapter
 
-__all__ = ["RUNS", "RunFolder", "find_adapter", "find_run", "fresh_folder", "split_place"]
+__all__ = ["CONFIG", "FAILS_AGAIN", "RUNS", "RunFolder", "fresh_folder"]
 
 RUNS = Path("runs")  # where runs stand unless they are told otherwise
 BEST = "best"
 CONFIG = "config.toml"
+FAILS_AGAIN = (ArenaError, ConfigError, RecordError, RequestError)  # unless something changes
 _ADAPTER = re.compile(r"v(\d+)")
 _BATCHES = re.compile(r"step-(\d+)\.json\.gz")
 
@@ -52,21 +55,34 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.batches = path / "batches"
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether the run has done a step."""
+        return self.metrics.exists() and self.metrics.stat().st_size > 0
+
     def check_free(self) -> None:
-        """Refuse a place where a new run would mix with another.
+        """Refuse a place where a new run cannot stand or would mix with another; writes nothing.
+
+        What is left of a run that was killed before its first checkpoint is no hindrance.
 
         Raises:
-            CheckpointError: a run, or a part of one, is there already.
+            CheckpointError: a run, or a part of one, is there already, or the place is no folder.
         """
-        if any(part.exists() for part in self._parts):
-            raise CheckpointError(
-                f"{self.path} already holds a run; go on with --resume {self.path}, "
-                "or choose another --out"
-            )
+        with refusals_named(self.path):
+            for place in (self.path, *self.path.parents):
+                if place.exists() and not place.is_dir():
+                    raise CheckpointError(
+                        f"--out is {self.path} but {place} is a file; give the folder of a run, "
+                        f"such as {RUNS / 'mine'}"
+                    )
+            self._refuse_parts(left_behind=check_unheld(self.path))
 
     @contextmanager
     def new_run(self, config: str) -> Generator[None]:
-        """Make the folder of a new run; all is as before where the block comes to nothing.
+        """Make and hold the folder of a new run; all is as before where the block comes to nothing.
+
+        It comes to nothing where it fails before the first checkpoint, or before the first step by
+        something that would fail again (``FAILS_AGAIN``).
 
         Args:
             config: the resolved settings, as TOML.
@@ -76,12 +92,42 @@ class RunFolder:
         """
         self.check_free()
         try:
-            write_file(self.config, config)
-            yield
-        except BaseException:
-            if not checkpoints(self.checkpoints) and not _has_content(self.metrics):
-                self._forget()
-            raise
+            with hold(self.path) as left_behind:
+                if left_behind:
+                    self.tidy()
+                self._refuse_parts(left_behind=left_behind)
+                try:
+                    self._forget()
+                    write_file(self.config, config)
+                    yield
+                except BaseException as error:
+                    again = isinstance(error, FAILS_AGAIN) and not self.has_steps
+                    if again or self._came_to_nothing:
+                        self._forget()
+                    raise
+        finally:
+            with suppress(OSError):  # it holds something, or was never made
+                self.path.rmdir()
+
+    @contextmanager
+    def resumed_run(self) -> Generator[Path | None]:
+        """Hold the folder of a run that goes on, and tidy up what a killed process left in it.
+
+        Yields:
+            Its newest whole checkpoint; None where it was killed before its first one, so that it
+            starts anew.
+
+        Raises:
+            CheckpointError: another process trains in it, no checkpoint is whole, or the disk
+                refuses.
+        """
+        with hold(self.path):
+            self.tidy()
+            if self._came_to_nothing:
+                self._forget(but=self.config)
+                yield None
+            else:
+                yield newest_whole(self.checkpoints)
 
     def write_config(self, config: str) -> None:
         """Replace the settings by those that the run goes on with.
@@ -91,22 +137,39 @@ class RunFolder:
         """
         write_file(self.config, config)
 
-    def rewind(self, *, step: int, version: int) -> None:
-        """Forget plays, adapters and batches of later steps than a resumed run goes on from.
+    def tidy(self) -> None:
+        """Remove what a killed process has not finished; only for who holds the folder.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
+        with refusals_named(self.path):
+            for parent in (self.path, self.adapters, self.checkpoints, self.batches):
+                clear_unfinished(parent)
+
+    def rewind(self, *, step: int, version: int) -> tuple[set[int], set[int]]:
+        """Forget all that is of later steps than a resumed run goes on from.
 
         Args:
             step: optimiser steps done.
             version: policy version after them.
+
+        Returns:
+            The steps whose metrics are there, and the later ones whose metrics were.
+
+        Raises:
+            CheckpointError: the disk refuses.
         """
-        if self.episodes.exists():
-            os.truncate(self.episodes, kept_bytes(self.episodes, step))
-        clear_unfinished(self.adapters)
-        for number, path in self._adapters().items():
-            if number > version:
-                shutil.rmtree(path)
-        for number, path in self._batch_files().items():
-            if number > step:
-                path.unlink()
+        for path in (self.episodes, self.evaluations):
+            rewind_lines(path, step)
+        with refusals_named(self.path):
+            for number, path in self._adapters().items():
+                if number > version:
+                    shutil.rmtree(path)
+            for number, path in self._batch_files().items():
+                if number > step:
+                    path.unlink()
+        return rewind_lines(self.metrics, step)
 
     def write_adapter(self, adapter: Adapter) -> Path:
         """Write ``adapters/vN``, whole or not at all; one that is there already stays.
@@ -222,7 +285,9 @@ class RunFolder:
         Raises:
             CheckpointError: the disk refuses.
         """
-        lines = [json.dumps({"step": step, **_as_json(episode)}) + "\n" for episode in episodes]
+        lines = [
+            json.dumps({"step": step, **episode_to_json(episode)}) + "\n" for episode in episodes
+        ]
         append_whole(self.episodes, "".join(lines).encode())
 
     @property
@@ -255,58 +320,36 @@ class RunFolder:
         """Adapter folders by version."""
         return numbered(self.adapters, _ADAPTER)
 
-    def _forget(self) -> None:
-        """Remove all parts, and the folder if nothing else is in it."""
+    @property
+    def _came_to_nothing(self) -> bool:
+        """Whether there is neither a checkpoint nor a step."""
+        return not checkpoints(self.checkpoints) and not self.has_steps
+
+    def _refuse_parts(self, *, left_behind: bool) -> None:
+        """Refuse parts of a run, but for what is left of one that came to nothing.
+
+        Args:
+            left_behind: whether a killed process left its lock file.
+
+        Raises:
+            CheckpointError: saying how to go on.
+        """
+        if any(part.exists() for part in self._parts):
+            if left_behind and self._came_to_nothing:
+                return
+            raise CheckpointError(
+                f"{self.path} already holds a run; go on with --resume {self.path}, "
+                "or choose another --out"
+            )
+
+    def _forget(self, *, but: Path | None = None) -> None:
+        """Remove all parts, but for one."""
         for part in self._parts:
             if part.is_dir():
                 shutil.rmtree(part, ignore_errors=True)
-            else:
+            elif part != but:
                 with suppress(OSError):
                     part.unlink()
-        with suppress(OSError):  # it holds what is not ours, or was never made
-            self.path.rmdir()
-
-
-def find_run(text: str | Path, parent: Path = RUNS, *, purpose: str = "") -> RunFolder:
-    """A run by its folder, or by its name among the runs in ``parent``.
-
-    Args:
-        text: folder or name.
-        parent: folder of runs.
-        purpose: what it is wanted for, in the words of the error.
-
-    Raises:
-        CheckpointError: neither holds a run.
-    """
-    for path in (Path(text), parent / text):
-        if (path / CONFIG).is_file():
-            return RunFolder(path)
-    raise CheckpointError(
-        f"{text} holds no run{purpose}: it has no {CONFIG}; `legos runs` lists those in {parent}"
-    )
-
-
-def find_adapter(text: str, parent: Path = RUNS) -> Path:
-    """An adapter's folder by its path, or by the run that it belongs to.
-
-    Args:
-        text: an adapter folder; or a run, its folder or its name in ``parent``, for its newest
-            adapter; or ``RUN@STEP``, ``RUN@best`` or ``RUN@vN``.
-        parent: folder of runs.
-
-    Raises:
-        CheckpointError: there is no such run, or it has no such adapter.
-    """
-    if is_adapter_folder(Path(text)):
-        return Path(text)
-    run, at = split_place(text)
-    return find_run(run, parent, purpose=" and no adapter").adapter_folder(at)
-
-
-def split_place(text: str) -> tuple[str, str | None]:
-    """``RUN@STEP`` as run and step; None where no step is given."""
-    run, at, step = text.rpartition("@")
-    return (run, step) if at and "/" not in step else (text, None)
 
 
 def fresh_folder(parent: Path, name: str) -> Path:
@@ -328,40 +371,3 @@ def fresh_folder(parent: Path, name: str) -> Path:
             ) from error
         else:
             return place
-
-
-def _has_content(file: Path) -> bool:
-    return file.exists() and file.stat().st_size > 0
-
-
-def _as_json(episode: Episode) -> dict[str, Any]:
-    """A play for people and for the viewer: what was asked, said, and earned."""
-    return {
-        "arena": episode.arena,
-        "task": episode.task.id,
-        "seed": episode.task.seed,
-        "rewards": dict(episode.rewards),
-        "error": episode.error,
-        "void": episode.void,
-        "notes": list(episode.notes),
-        "metrics": dict(episode.metrics),
-        "seats": [
-            {
-                "role": rollout.role,
-                "seat": rollout.seat,
-                "turns": [
-                    {
-                        "asked": turn.messages[-1].content,
-                        "said": turn.completion.text,
-                        "move": turn.move,
-                        "token_ids": list(turn.completion.token_ids),
-                        "logprobs": [round(lp, 5) for lp in turn.completion.logprobs],
-                        "versions": list(turn.completion.versions),
-                    }
-                    for turn in rollout.turns
-                ],
-            }
-            for rollout in episode.rollouts
-        ],
-        "children": [_as_json(child) for child in episode.children],
-    }

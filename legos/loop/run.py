@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from legos.data.sample import TrainingBatch
 from legos.errors import CheckpointError, ConfigError, EngineError
 from legos.loop.checkpoint import read_state, write_checkpoint
 from legos.loop.folder import RunFolder
+from legos.loop.lines import report_steps
 from legos.loop.loop import training_loop
 from legos.loop.queue import SampleQueue, Stopped
 from legos.loop.stored import batches_from_json, batches_to_json
@@ -47,7 +49,8 @@ class RunSettings:
     num_steps: int
     episode_concurrency: int  # plays at once in each batch
     step_concurrency: int  # batches being played at once
-    checkpoint_every: int  # optimiser steps; 0: only at the end
+    checkpoint_every: int  # optimiser steps; 0: only at the start, by time and at the end
+    checkpoint_seconds: float = math.inf  # longest time between two, looked at after each step
     keep_checkpoints: int
     keep_batches: bool = False  # whether each step's samples stay in the folder
     keep_best: str | None = None  # figure by which one more is kept; "-x": less of x is better
@@ -96,7 +99,7 @@ class Run:
         self._engine_seconds = engine_seconds
         self._engine_worked = 0.0  # until the step before
         self._clock = clock
-        self._step_ended = clock()
+        self._step_ended = self._saved = clock()
         self._queue = SampleQueue(
             trainer.ledger,
             min_samples=trainer.settings.min_samples,
@@ -137,7 +140,9 @@ class Run:
             CheckpointError: it is of another model or arena; nothing is forgotten then.
         """
         self._take_up(place, read_state(place))
-        self._folder.rewind(step=self.step, version=self._trainer.version)
+        kept, again = self._folder.rewind(step=self.step, version=self._trainer.version)
+        kept |= {self.step} if self._unlogged is not None else set()
+        report_steps(self._folder.metrics, self.step, kept=kept, again=again)
 
     def fork(self, place: Path, *, same_credit: bool, same_figures: bool) -> None:
         """Start this new run from a checkpoint of another one, which it then has as its own.
@@ -227,12 +232,10 @@ class Run:
             tracker.log(self._unlogged, step=self.step)
             self._unlogged = None
         await trainer.publish_weights()
-        if not self.first:
-            self._folder.write_adapter(trainer.backend.adapter())
+        if not self.first or (self._due and self._evaluated_step != self.step):  # or it was cut off
             await self._evaluate(evaluations)
-            self.first = self.last
-        elif self._due and self._evaluated_step != self.step:  # it was cut off by a stop
-            await self._evaluate(evaluations)
+            self.first = self.first or self.last
+            self._save()
         self._step_ended, self._engine_worked = self._clock(), self._engine_seconds()
         if self.step < settings.num_steps:
             await training_loop(
@@ -271,7 +274,8 @@ class Run:
             self._folder.add_episodes(step, episodes[: settings.episodes_kept])
         last = step >= settings.num_steps  # whose checkpoint is written at the end of all
         due = settings.checkpoint_every and step % settings.checkpoint_every == 0
-        if (due or self._is_best) and not last:
+        late = self._clock() - self._saved >= settings.checkpoint_seconds
+        if (due or late or self._is_best) and not last:
             self._save()
 
     def _speed(self, turns: float, trained_s: float) -> Metrics:
@@ -374,12 +378,15 @@ class Run:
             keep=self._settings.keep_checkpoints,
             also=() if self._best is None else (self._best[1],),
         )
+        self._saved = self._clock()
 
     def _fill(self, place: Path) -> dict[str, Any]:
         return {
             "trainer": self._trainer.save(place),
             "arena": self._arena.state(),
-            "queued": batches_to_json(self._queue.queued),
+            "queued": batches_to_json(
+                self._queue.queued, num_episodes=self._settings.episodes_kept
+            ),
             "queue": self._queue.state(),
             "first": self.first,
             "last": self.last,

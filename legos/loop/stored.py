@@ -1,23 +1,33 @@
-"""Samples that wait at a checkpoint, as JSON values and back."""
+"""What was played, as JSON values: samples that wait at a checkpoint, plays for people to read."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from msgspec.structs import fields
+import msgspec
+from msgspec.structs import fields, replace
 
+from legos.data.episode import Episode
 from legos.data.sample import Sample, TrainingBatch
 
-__all__ = ["batches_from_json", "batches_to_json"]
+__all__ = ["batches_from_json", "batches_to_json", "episode_to_json"]
 
+logger = logging.getLogger(__name__)
 _FIELDS = tuple(field.name for field in fields(Sample))
 
 
-def batches_to_json(batches: Sequence[TrainingBatch]) -> list[dict[str, Any]]:
-    """Samples and metrics of batches; their episodes are in the run folder already."""
+def batches_to_json(
+    batches: Sequence[TrainingBatch], *, num_episodes: int = 0
+) -> list[dict[str, Any]]:
+    """Samples and metrics of batches, and the first ``num_episodes`` plays of each."""
     return [
         {
             "samples": [[getattr(sample, name) for name in _FIELDS] for sample in batch.samples],
             "metrics": dict(batch.metrics),
+            "episodes": [
+                msgspec.to_builtins(_without_data(episode), enc_hook=float)  # NumPy's floats
+                for episode in batch.episodes[:num_episodes]
+            ],
         }
         for batch in batches
     ]
@@ -28,13 +38,63 @@ def batches_from_json(stored: Sequence[Mapping[str, Any]]) -> list[TrainingBatch
     batches: list[TrainingBatch] = []
     for item in stored:
         samples = tuple(_sample(values) for values in item["samples"])
-        tokens = sum(len(sample.positions) for sample in samples)
         batches.append(
             TrainingBatch(
-                samples=samples, episodes=(), tokens_generated=tokens, metrics=item["metrics"]
+                samples=samples,
+                episodes=_episodes(item.get("episodes", ())),
+                tokens_generated=sum(len(sample.positions) for sample in samples),
+                metrics=item["metrics"],
             )
         )
     return batches
+
+
+def _episodes(stored: Sequence[Any]) -> tuple[Episode, ...]:
+    """Plays as they were; none where an arena put other types into them than their fields have."""
+    try:
+        return msgspec.convert(stored, tuple[Episode, ...])
+    except msgspec.ValidationError as error:
+        logger.warning("plays in the checkpoint will not be in the run's episodes: %s", error)
+        return ()
+
+
+def episode_to_json(episode: Episode) -> dict[str, Any]:
+    """A play for people and for the viewer: what was asked, said, and earned."""
+    return {
+        "arena": episode.arena,
+        "task": episode.task.id,
+        "seed": episode.task.seed,
+        "rewards": dict(episode.rewards),
+        "error": episode.error,
+        "void": episode.void,
+        "notes": list(episode.notes),
+        "metrics": dict(episode.metrics),
+        "seats": [
+            {
+                "role": rollout.role,
+                "seat": rollout.seat,
+                "turns": [
+                    {
+                        "asked": turn.messages[-1].content,
+                        "said": turn.completion.text,
+                        "move": turn.move,
+                        "token_ids": list(turn.completion.token_ids),
+                        "logprobs": [round(lp, 5) for lp in turn.completion.logprobs],
+                        "versions": list(turn.completion.versions),
+                    }
+                    for turn in rollout.turns
+                ],
+            }
+            for rollout in episode.rollouts
+        ],
+        "children": [episode_to_json(child) for child in episode.children],
+    }
+
+
+def _without_data(episode: Episode) -> Episode:
+    """A play without the data of its tasks, which may be of any type."""
+    children = tuple(_without_data(child) for child in episode.children)
+    return replace(episode, task=replace(episode.task, data=None), children=children)
 
 
 def _sample(values: Sequence[Any]) -> Sample:

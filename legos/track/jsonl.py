@@ -10,27 +10,25 @@ from typing import cast
 
 from legos.errors import CheckpointError
 
-__all__ = ["JsonlTracker", "append_whole", "kept_bytes", "read_metrics"]
+__all__ = ["JsonlTracker", "append_whole", "read_metrics"]
 
 
 class JsonlTracker:
     """Appends one line per step; each is handed to the system whole, in one write."""
 
-    def __init__(self, path: Path, *, keep_until: int | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         """Open the file, without the piece of a line that a crash may have left.
 
         Args:
             path: the file; made where it does not exist, in a folder that does.
-            keep_until: the step that a resumed run goes on from; lines after it are cut, because
-                their steps will be done again. None keeps all.
 
         Raises:
-            CheckpointError: it cannot be opened, or a line in it is no JSON object.
+            CheckpointError: it cannot be opened.
         """
         self._path = path
         try:
             if path.exists():
-                os.truncate(path, kept_bytes(path, keep_until))
+                os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise CheckpointError(f"cannot open {path}: {error.strerror}") from error
@@ -74,20 +72,6 @@ def read_metrics(path: Path) -> list[dict[str, float | int | None]]:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     lines = data[: data.rfind(b"\n") + 1].splitlines()
     return [_parse(line, path, number) for number, line in enumerate(lines, start=1)]
-
-
-def kept_bytes(path: Path, keep_until: int | None) -> int:
-    """Length in bytes of the leading whole lines up to and with step ``keep_until``."""
-    kept = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                break
-            step = _parse(line, path, number).get("step")
-            if keep_until is not None and step is not None and step > keep_until:
-                break
-            kept += len(line)
-    return kept
 
 
 def _append(file: FileIO, data: bytes, path: Path) -> None:

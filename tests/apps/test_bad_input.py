@@ -214,10 +214,19 @@ def test_a_folder_that_holds_a_run(refused: Callable[..., str], empty_place: Pat
 
 
 def test_a_run_folder_that_is_a_file(refused: Callable[..., str]) -> None:
-    Path("file").touch()
-    told = refused("train", "--out", "file", *FAST)
-    assert "file/config.toml cannot be written" in told
-    assert "choose another --out" in told
+    Path("README.md").touch()
+    for place in ("README.md", "README.md/run"):
+        told = refused("train", "--out", place, *FAST)
+        assert told == (
+            f"error: --out is {place} but README.md is a file; "
+            "give the folder of a run, such as runs/mine\n"
+        )
+
+
+def test_a_folder_that_cannot_be_locked_is_named(refused: Callable[..., str]) -> None:
+    assert main(["train", "--out", "run", *FAST]) == 0
+    Path("run/.lock").mkdir()
+    assert "run/.lock cannot be written: " in refused("train", "--resume", "run", "--steps", "4")
 
 
 def test_more_lora_layers_than_there_are(
@@ -273,10 +282,9 @@ def test_a_full_disk_at_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None
     with largest_file(sizes["optimiser.safetensors"] - 1):
         assert main(["train", "--out", "run", *adapter, *FAST]) == 2
     told = capsys.readouterr().err
-    assert told.startswith("error: run/checkpoints/step-000001 cannot be written: ")
+    assert told.startswith("error: run/checkpoints/step-000000 cannot be written: ")
     assert "the run has a checkpoint" not in told
-    assert not list(Path("run/checkpoints").iterdir())
-    assert sorted(path.name for path in Path("run/adapters").iterdir()) == ["v0", "v1"]
+    assert not Path("run").exists()
 
 
 def test_a_full_disk_in_the_metrics(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,8 +102,32 @@ def test_a_crash_between_two_renames_loses_nothing(tmp_path: Path) -> None:
     write_folder(tmp_path / ".step-000005.replaced", Fill("five"))
     write_folder(tmp_path / ".step-000004.replaced", Fill("old four"))
     write_folder(tmp_path / "step-000004", Fill("four"))
-    write_folder(tmp_path / ".step-000006.unfinished", Fill("half"))
+    write_folder(tmp_path / ".step-000006.12-ab.unfinished", Fill("half"))
     clear_unfinished(tmp_path)
     assert names(tmp_path) == ["step-000004", "step-000005"]
     assert (tmp_path / "step-000004" / "a").read_text() == "four"
     assert (tmp_path / "step-000005" / "a").read_text() == "five"
+
+
+def test_two_writers_of_one_place_do_not_disturb_each_other(tmp_path: Path) -> None:
+    place = tmp_path / "config.toml"
+
+    def write(folder: Path) -> None:
+        (folder / "a").write_text("outer")
+        write_folder(tmp_path / "place", Fill("inner"))
+        assert (folder / "a").read_text() == "outer"
+
+    write_folder(tmp_path / "place", write)
+    assert (tmp_path / "place" / "a").read_text() == "outer"
+    assert names(tmp_path) == ["place"]
+    write_file(place, "text")
+    assert names(tmp_path) == ["config.toml", "place"]
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [(errno.EROFS, "choose an --out where you may write"), (errno.ENOSPC, "free some space")],
+)
+def test_the_advice_is_that_of_the_refusal(number: int, advice: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=advice):
+        write_folder(tmp_path / "v3", Fill("x", OSError(number, os.strerror(number))))

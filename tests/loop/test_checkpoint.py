@@ -123,13 +123,13 @@ def test_without_a_whole_one_there_is_a_way_out(tmp_path: Path) -> None:
         newest_whole(tmp_path)
 
 
-def test_what_a_crash_left_is_no_checkpoint(tmp_path: Path) -> None:
+def test_what_is_being_written_is_no_checkpoint_and_stays(tmp_path: Path) -> None:
     place = write(tmp_path, 5)
     half = tmp_path / ".step-000006.unfinished"
     half.mkdir()
     (tmp_path / "step-notes").mkdir()
     assert newest_whole(tmp_path) == place
-    assert not half.exists()
+    assert half.exists()  # a process may be writing it
 
 
 def test_a_failed_write_leaves_the_others(tmp_path: Path) -> None:

@@ -1,14 +1,25 @@
 """A run folder: begun whole or not at all, never mixed with another, rewound without traces."""
 
 import json
+import os
 import resource
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from legos.errors import AdapterError, CheckpointError
-from legos.loop.folder import RunFolder, find_adapter, fresh_folder
+from legos.errors import (
+    AdapterError,
+    ArenaError,
+    CheckpointError,
+    EngineError,
+    LegosError,
+)
+from legos.loop.find import find_adapter
+from legos.loop.folder import RunFolder, fresh_folder
 from legos.testing import make_episode
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.folder import read_adapter
@@ -87,15 +98,124 @@ def test_a_run_that_failed_later_keeps_what_it_has(part: str, tmp_path: Path) ->
     assert (tmp_path / part).exists()
 
 
-def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
+@pytest.mark.parametrize("below", ["", "deep/run"])
+def test_a_place_that_is_no_folder_is_refused(below: str, tmp_path: Path) -> None:
+    file = tmp_path / "README.md"
+    file.touch()
+    place = file / below
+    with pytest.raises(CheckpointError) as caught, RunFolder(place).new_run(""):
+        pytest.fail("the run was begun")
+    assert str(caught.value) == (
+        f"--out is {place} but {file} is a file; give the folder of a run, such as runs/mine"
+    )
+    with pytest.raises(CheckpointError, match=r"cannot make the run folder .*--out"):
+        fresh_folder(file, "nim")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_place_where_nothing_may_be_written_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    for run in (tmp_path, tmp_path / "run"):
+        with (
+            pytest.raises(CheckpointError, match="denied; choose an --out where you may write"),
+            RunFolder(run).new_run(""),
+        ):
+            pytest.fail("the run was begun")
+    tmp_path.chmod(0o700)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has /sys")
+def test_a_file_system_that_refuses_is_named() -> None:
     with (
-        pytest.raises(CheckpointError, match=r"cannot be written.*choose another --out"),
-        RunFolder(tmp_path / "file").new_run(""),
+        pytest.raises(CheckpointError, match=r"cannot be written: .*; choose an --out where you"),
+        RunFolder(Path("/sys/run")).new_run(""),
     ):
         pytest.fail("the run was begun")
-    with pytest.raises(CheckpointError, match=r"cannot make the run folder .*--out"):
-        fresh_folder(tmp_path / "file", "nim")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from legos.loop.folder import RunFolder
+folder = RunFolder(Path(sys.argv[1]))
+with folder.new_run("seed = 1"):
+    folder.metrics.touch()
+    folder.adapters.mkdir()
+    (folder.adapters / ".v0.12-ab.unfinished").mkdir()
+    for part in sys.argv[2:]:
+        (folder.path / part).parent.mkdir(exist_ok=True)
+        (folder.path / part).write_text("{}")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def kill_in(run: Path, *parts: str) -> None:
+    """Have a process begin a run, write these parts, and be killed."""
+    done = subprocess.run([sys.executable, "-c", KILLED, str(run), *parts], check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_what_a_killed_run_left_before_its_first_checkpoint_is_no_hindrance(tmp_path: Path) -> None:
+    kill_in(tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    folder.check_free()
+    with folder.new_run("seed = 2"):
+        assert folder.config.read_text() == "seed = 2"
+        assert {path.name for path in folder.path.iterdir()} == {".lock", "config.toml"}
+    kill_in(tmp_path / "other")
+    with RunFolder(tmp_path / "other").resumed_run() as checkpoint:
+        assert checkpoint is None
+        names = {path.name for path in (tmp_path / "other").iterdir()}
+        assert names == {".lock", "config.toml"}
+
+
+def test_a_killed_run_with_a_checkpoint_or_a_step_stays(tmp_path: Path) -> None:
+    for part in ("checkpoints/step-000000", "metrics.jsonl"):
+        run = tmp_path / part.replace("/", "-")
+        kill_in(run, part)
+        with pytest.raises(CheckpointError, match="already holds a run; go on with --resume"):
+            RunFolder(run).check_free()
+        with (
+            pytest.raises(CheckpointError, match="already holds a run"),
+            RunFolder(run).new_run(""),
+        ):
+            pytest.fail("the run was begun")
+        assert (run / part).exists()
+        assert (run / "config.toml").read_text() == "seed = 1"
+
+
+def test_a_folder_in_use_is_not_touched(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with folder.new_run("seed = 1"):
+        half = folder.checkpoints / ".step-000001.12-ab.unfinished"
+        half.mkdir(parents=True)
+        for use in (
+            folder.check_free,
+            folder.new_run("").__enter__,
+            folder.resumed_run().__enter__,
+        ):
+            with pytest.raises(CheckpointError, match=f"is in use: process {os.getpid()} on"):
+                use()
+        with pytest.raises(CheckpointError, match="no whole checkpoint"):
+            folder.checkpoint()
+        assert half.exists()
+        assert folder.config.read_text() == "seed = 1"
+
+
+@pytest.mark.parametrize("error", [ArenaError("no cards"), EngineError("the engine died")])
+def test_only_what_fails_again_forgets_the_checkpoint_before_the_first_step(
+    error: LegosError, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+
+    def fail() -> None:
+        with folder.new_run("seed = 1\n"):
+            (folder.checkpoints / "step-000000").mkdir(parents=True)
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert folder.path.exists() == isinstance(error, EngineError)
 
 
 def test_fresh_folders_are_numbered_and_taken_at_once(tmp_path: Path) -> None:
@@ -169,7 +289,8 @@ def test_plays_are_written_whole_and_rewound(tmp_path: Path) -> None:
         folder.write_batches(step, {"batches": [step]})
     with folder.episodes.open("a") as file:
         file.write('{"step": 3, "are')
-    (folder.adapters / ".v4.unfinished").mkdir()
+    (folder.adapters / ".v4.12-ab.unfinished").mkdir()
+    folder.tidy()
     folder.rewind(step=2, version=2)
     lines = [json.loads(line) for line in folder.episodes.read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 1, 2, 2]

@@ -7,6 +7,7 @@ import random
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import closing
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from legos.credit import RAECredit
 from legos.data.episode import Task
 from legos.data.step import Update
 from legos.errors import ArenaError, CheckpointError
-from legos.loop.checkpoint import checkpoints, newest_whole, read_state
+from legos.loop.checkpoint import checkpoint_steps, newest_whole, read_state
 from legos.loop.folder import RunFolder
 from legos.loop.run import Run, RunSettings
 from legos.loop.trainer import PolicyTrainer, StepSettings
@@ -71,7 +72,7 @@ class Evaluation:
 class World:
     """A run, and everything around it, in one process."""
 
-    def __init__(self, path: Path, *, limit: int = 0, players: int = 1, **settings: int) -> None:
+    def __init__(self, path: Path, *, limit: int = 0, players: int = 1, **settings: Any) -> None:
         self.folder = RunFolder(path)
         self.sampled = 0
         self.client = ScriptedClient(self._answer)
@@ -90,17 +91,18 @@ class World:
                 update=lambda step, num_steps: Update(learning_rate=1.0 - step / num_steps),
             ),
         )
-        numbers: dict[str, Any] = {"num_steps": STEPS, "checkpoint_every": 2, "keep_checkpoints": 3}
-        numbers |= {"evaluate_every": 3, "episodes_kept": 2} | settings
+        clock = settings.pop("clock", repeat(0.0))
+        settings = {"num_steps": STEPS, "checkpoint_every": 2, "keep_checkpoints": 3} | settings
+        settings = {"evaluate_every": 3, "episodes_kept": 2, "checkpoint_seconds": 200.0} | settings
         self.run = Run(
             self.folder,
             self.arena,
             self.trainer,
-            RunSettings(episode_concurrency=8, step_concurrency=players, **numbers),
+            RunSettings(episode_concurrency=8, step_concurrency=players, **settings),
             evaluation=self.evaluation,
             count_tokens=self.count,
             engine_seconds=lambda: 0.0,
-            clock=lambda: 0.0,
+            clock=lambda: next(clock),
         )
 
     def _answer(self, asked: Asked) -> str:
@@ -138,10 +140,9 @@ class World:
                 left = asyncio.all_tasks() - {asyncio.current_task(), *others}
                 assert not left, "a task was left waiting"
 
-        step = self.run.step
         with (
-            closing(tracker or JsonlTracker(self.folder.metrics, keep_until=step)) as metrics,
-            closing(JsonlTracker(self.folder.evaluations, keep_until=step)) as evaluations,
+            closing(tracker or JsonlTracker(self.folder.metrics)) as metrics,
+            closing(JsonlTracker(self.folder.evaluations)) as evaluations,
         ):
             return asyncio.run(go((metrics, evaluations)))
 
@@ -179,11 +180,7 @@ def test_an_undisturbed_run_leaves_everything(whole: World) -> None:
     assert all("eval/exploitability" not in line for line in lines)
     assert [e["step"] for e in episodes(folder)] == [s for s in range(1, 7) for _ in range(2)]
     assert sorted(path.name for path in folder.adapters.iterdir()) == ["v0", "v2", "v4", "v6"]
-    assert [path.name for path in checkpoints(folder.checkpoints)] == [
-        "step-000002",
-        "step-000004",
-        "step-000006",
-    ]
+    assert list(checkpoint_steps(folder.checkpoints)) == [2, 4, 6]
     assert whole.run.finished
     assert whole.run.first["policy_version"] == 0
     assert whole.run.last["policy_version"] == 6
@@ -195,11 +192,8 @@ def test_books_hold_every_token_that_was_sampled(whole: World) -> None:
     assert ledger["generated"] == whole.sampled + 15
     assert ledger["discarded"] == {"evaluation": 15}
     for line in read_metrics(whole.folder.metrics):
-        spent = sum(
-            int(line[f"tokens_{use}"] or 0)
-            for use in ("trained", "filtered", "discarded", "queued")
-        )
-        assert line["tokens_generated"] == spent
+        uses = ("trained", "filtered", "discarded", "queued")
+        assert line["tokens_generated"] == sum(int(line[f"tokens_{use}"] or 0) for use in uses)
 
 
 @pytest.mark.parametrize("turns", range(132))
@@ -218,9 +212,9 @@ def test_a_stop_anywhere_leaves_a_checkpoint_that_goes_on_exactly(
     assert resumed.backend.trail == whole.backend.trail
     assert resumed.arena.state() == whole.arena.state()
     check_balance(resumed)
-    lines = read_metrics(resumed.folder.metrics)
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in read_metrics(resumed.folder.metrics)] == [1, 2, 3, 4, 5, 6]
     assert [line["step"] for line in read_metrics(resumed.folder.evaluations)] == [0, 3, 6]
+    assert episodes(resumed.folder) == episodes(whole.folder)
 
 
 @pytest.mark.parametrize("turns", range(0, 60, 2))
@@ -279,6 +273,24 @@ def test_a_crash_goes_on_from_the_newest_checkpoint_without_traces(
         assert ours.read_bytes() == theirs.read_bytes()
     assert resumed.state["trainer"] == whole.state["trainer"]
     assert resumed.run.first == whole.run.first
+
+
+def test_time_makes_checkpoints_due_as_steps_do(tmp_path: Path) -> None:
+    clock = count(0.0, 50.0)  # it is read at each step and checkpoint
+    world = World(tmp_path / "run", clock=clock, checkpoint_every=0, keep_checkpoints=9).start()
+    assert world.go()
+    assert list(checkpoint_steps(world.folder.checkpoints)) == [0, 2, 4, 6]
+
+
+def test_an_evaluation_made_up_for_at_a_resume_is_not_made_again(tmp_path: Path) -> None:
+    stopped = World(tmp_path / "run").start()
+    stopped.evaluation.waits_at = 1
+    assert not stopped.go(stop_after=120)
+    killed = World(tmp_path / "run").resume()
+    assert killed.go(tracker=Crash(killed, 4, tmp_path / "copy"))
+    resumed = World(tmp_path / "copy").resume()
+    assert resumed.go()
+    assert [line["step"] for line in read_metrics(resumed.folder.evaluations)] == [0, 3, 6]
 
 
 def test_a_stop_in_the_first_evaluation_leaves_it_to_the_resumed_run(tmp_path: Path) -> None:
@@ -362,7 +374,7 @@ def test_a_full_disk_at_a_checkpoint_names_both_and_keeps_the_one_before(
         world.go()
     assert "step-000004 cannot be written" in caught.value.__notes__[0]
     monkeypatch.undo()
-    assert [path.name for path in world.folder.checkpoints.iterdir()] == ["step-000002"]
+    assert list(checkpoint_steps(world.folder.checkpoints)) == [0, 2]
     resumed = World(tmp_path / "run").resume()
     assert sorted(path.name for path in world.folder.adapters.iterdir()) == ["v0", "v2"]
     assert resumed.go()

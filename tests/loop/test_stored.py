@@ -3,11 +3,14 @@
 import json
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from legos.data.episode import Task
 from legos.data.sample import TrainingBatch
-from legos.loop.stored import batches_from_json, batches_to_json
+from legos.loop.stored import batches_from_json, batches_to_json, episode_to_json
 from legos.testing import make_episode, make_sample, random_samples
 
 
@@ -37,3 +40,33 @@ def test_what_is_booked_already_is_not_generated_again() -> None:
     assert again.tokens_generated == len(sample.positions)
     assert not again.tokens_discarded
     assert not again.episodes
+
+
+def test_plays_of_what_waits_come_back_as_they_are_written() -> None:
+    children = (make_episode({"player": -1.0}),)
+    plays = [replace(make_episode({"player": reward}), children=children) for reward in (1.0, 2.0)]
+    played = replace(plays[0], task=Task(id="a", data=object()), metrics={"m": np.float64(0.1)})
+    sample = make_sample()
+    batch = TrainingBatch(
+        samples=(sample,),
+        episodes=(played, *plays),
+        tokens_generated=len(sample.positions),
+    )
+    text = json.dumps(batches_to_json([batch], num_episodes=2))
+    [again] = batches_from_json(json.loads(text))
+    written = [json.dumps(episode_to_json(episode)) for episode in batch.episodes[:2]]
+    assert [json.dumps(episode_to_json(episode)) for episode in again.episodes] == written
+
+
+def test_a_play_with_values_of_other_types_costs_no_resume(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sample = make_sample()
+    odd = replace(make_episode({"player": 1.0}), notes=(3,))  # pyright: ignore[reportArgumentType]
+    batch = TrainingBatch(
+        samples=(sample,), episodes=(odd,), tokens_generated=len(sample.positions)
+    )
+    [again] = batches_from_json(batches_to_json([batch], num_episodes=8))
+    assert again.samples == batch.samples
+    assert not again.episodes
+    assert "plays in the checkpoint will not be in the run's episodes" in caplog.text
