@@ -1,49 +1,143 @@
-"""Signals as messages: the first asks, the second ends; those that were ignored stay so."""
+"""Signals as messages: the first asks, a second one ends; those that were ignored stay so."""
 
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import Future
+
+import pytest
 
 from legos.apps.signals import StopSignals
 
 
+class Stops:
+    """What a signal does: counts, and says that the message arrived."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first = threading.Event()
+
+    def __call__(self) -> "Future[None]":
+        self.count += 1
+        self.first.set()
+        arrived: Future[None] = Future()
+        arrived.set_result(None)
+        return arrived
+
+
 def test_the_first_signal_is_a_message_and_the_handlers_come_back() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    calls: list[int] = []
+    stops = Stops()
     with StopSignals() as signals:
-        signals.on_stop(lambda: calls.append(1))
+        signals.on_stop(stops)
         assert signals.received is None
         os.kill(os.getpid(), signal.SIGTERM)
+        assert stops.first.wait(20)
         assert signals.received == signal.SIGTERM
-    assert calls == [1]
+        os.kill(os.getpid(), signal.SIGTERM)  # within a second it is the same one
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stops.count == 1
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_a_signal_that_came_before_there_was_anything_to_stop_is_not_lost() -> None:
-    calls: list[int] = []
+    stops = Stops()
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGINT)
-        signals.on_stop(lambda: calls.append(1))
+        while signals.received is None:
+            time.sleep(0.01)
+        signals.on_stop(stops)
         signals.on_stop(None)
-    assert calls == [1]
+    assert stops.count == 1
 
 
-def test_the_second_signal_ends_the_process_at_once() -> None:
-    code = (
-        "import os, signal, time\n"
-        "from legos.apps.signals import StopSignals\n"
-        "with StopSignals() as signals:\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    time.sleep(60)\n"
-    )
+SLEEPS = """
+import os, signal, sys, time
+from legos.apps.signals import StopSignals
+with StopSignals() as signals:
+    start = time.monotonic()
+    for number, after in {sent}:
+        while time.monotonic() < start + after:
+            {waiting}
+        os.kill(os.getpid(), number)
+    while time.monotonic() < start + 3:
+        {waiting}
+    print("received", signals.received)
+"""
+INT, TERM = int(signal.SIGINT), int(signal.SIGTERM)
+
+
+def send(*sent: tuple[int, float], waiting: str = "time.sleep(0.01)") -> tuple[int, str, str]:
+    """Exit code and output of a process that gets signals after so many seconds."""
+    code = SLEEPS.format(sent=sent, waiting=waiting)
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, timeout=20, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
     )
-    assert done.returncode == 143
-    assert done.stderr == b"ended at once, without a checkpoint of the last steps\n"
+    return done.returncode, done.stdout, done.stderr
+
+
+AT_ONCE = "ended at once, without a checkpoint of the last steps\n"
+
+
+@pytest.mark.parametrize("waiting", ["time.sleep(0.01)", "pass"])
+def test_signals_of_one_kind_within_a_second_are_one(waiting: str) -> None:
+    told = send((TERM, 0.0), (TERM, 0.1), (TERM, 0.2), waiting=waiting)
+    assert told == (0, f"received {TERM}\n", "")
+
+
+def test_what_counts_is_when_a_signal_came_and_not_when_the_main_thread_can_see_it() -> None:
+    code = (
+        "import hashlib, os, signal, threading, time\n"
+        "from legos.apps.signals import StopSignals\n"
+        "def again():\n"
+        "    time.sleep(0.1)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "with StopSignals() as signals:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    threading.Thread(target=again).start()\n"
+        "    start = time.monotonic()\n"
+        "    while time.monotonic() < start + 1.5:\n"
+        "        hashlib.pbkdf2_hmac('sha256', b'', b'', 8_000_000)  # sees no signals\n"
+        "    time.sleep(0.1)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_a_second_signal_later_or_of_another_kind_ends_the_process_at_once() -> None:
+    assert send((INT, 0.0), (INT, 0.1), (INT, 1.5)) == (128 + INT, "", AT_ONCE)
+    assert send((INT, 0.0), (TERM, 0.1)) == (128 + TERM, "", AT_ONCE)
+
+
+def test_a_main_thread_that_does_not_react_is_shown_and_can_be_ended() -> None:
+    code = (
+        "import signal, sys, time\n"
+        "from concurrent.futures import Future\n"
+        "from legos.apps.signals import StopSignals\n"
+        "def play():\n"
+        "    print('begun', flush=True)\n"
+        "    while True: pass\n"
+        "with StopSignals() as signals:\n"
+        "    signals.on_stop(Future)\n"
+        "    play()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        told = "".join(process.stderr.readline() for _ in range(4))
+        assert "the main thread is busy at\n" in told
+        assert 'File "<string>", line 6, in play\n' in told
+        assert "a second signal (Ctrl-C) ends it at once" in told
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 128 + INT
+        assert process.stderr.read().endswith(AT_ONCE)
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:

@@ -1,0 +1,188 @@
+"""Real processes that are stopped, killed and started twice: no work is lost."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from legos.cli import main
+from legos.loop.checkpoint import checkpoints, newest_whole, read_state
+from legos.track.jsonl import read_metrics
+
+ROOT = Path(__file__).parents[2]
+LEGOS = (sys.executable, "-m", "legos")
+UV = ("uv", "run", "--no-sync", "--project", str(ROOT), "legos")
+FAST = (
+    *("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16"),
+    *("--play.options.largest", "6", "--out", "run"),
+)
+LOOPS = """
+from legos import Arena, Task
+
+
+class Stuck(Arena):
+    def tasks(self, rng):
+        yield Task(id="only")
+
+    async def play(self, t):
+        await t.ask("player", "Say a word.", max_tokens=3)
+        return count()
+
+
+def count():
+    number = 0
+    while True:
+        number += 1
+"""
+Process = subprocess.Popen[str]
+Start = Callable[[Sequence[str]], Process]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts a command in an empty folder, in a process group that is killed in the end."""
+    monkeypatch.chdir(tmp_path)
+    with ExitStack() as stack:
+
+        def begin(command: Sequence[str]) -> Process:
+            process = stack.enter_context(
+                subprocess.Popen(
+                    command,
+                    start_new_session=True,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            stack.callback(end, process)
+            return process
+
+        yield begin
+
+
+def end(process: Process) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_for(process: Process, reached: Callable[[], bool]) -> None:
+    while not reached():
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        time.sleep(0.02)
+
+
+def steps_done() -> list[object]:
+    path = Path("run/metrics.jsonl")
+    return [line["step"] for line in read_metrics(path)] if path.exists() else []
+
+
+def finish(steps: int, capsys: pytest.CaptureFixture[str]) -> str:
+    """Resume the run to its end; returns what it says beside its table."""
+    assert main(["train", "--resume", "run", "--steps", str(steps)]) == 0
+    assert steps_done() == list(range(1, steps + 1))
+    return capsys.readouterr().out
+
+
+@pytest.mark.skipif(shutil.which("uv") is None, reason="needs uv")
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+)
+def test_a_signal_to_the_whole_group_leaves_a_checkpoint_of_the_last_step(
+    number: signal.Signals, code: int, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `timeout` and batch systems send it: `uv run` forwards it, and the run gets it itself."""
+    process = start([*UV, "train", *FAST, "--steps", "5000"])
+    wait_for(process, lambda: len(steps_done()) >= 3)
+    os.killpg(process.pid, number)
+    assert process.wait(30) == code
+    assert process.stderr is not None
+    assert "ended at once" not in process.stderr.read()
+    [*_, last] = steps_done()
+    assert read_state(newest_whole(Path("run/checkpoints")))["trainer"]["step"] == last
+    assert not Path("run/.lock").exists()
+    finish(int(str(last)) + 1, capsys)
+
+
+def test_a_killed_run_goes_on_from_its_first_checkpoint_and_says_what_is_made_again(
+    start: Start, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    process = start([*LEGOS, "train", *FAST, "--steps", "5000"])
+    wait_for(process, lambda: len(steps_done()) >= 3)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)
+    [*_, last] = steps_done()
+    assert [place.name for place in checkpoints(Path("run/checkpoints"))] == ["step-000000"]
+    finish(int(str(last)) + 1, capsys)
+    assert f"not in a checkpoint and made again: steps 1 to {last}" in caplog.messages
+
+
+@pytest.mark.slow
+def test_a_run_killed_before_its_first_checkpoint_is_started_again(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", *FAST, "--steps", "2"]
+    for again in (command, ["train", "--resume", "run"]):
+        process = start([*LEGOS, *command])
+        wait_for(process, Path("run/config.toml").exists)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+        assert not checkpoints(Path("run/checkpoints")), "it was too fast to be killed in time"
+        assert main(again) == 0
+        assert steps_done() == [1, 2]
+        shutil.rmtree("run")
+    told = capsys.readouterr().out
+    assert "the run in run ended before its first checkpoint and starts anew" in told
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_is_held_and_can_be_read(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = start([*LEGOS, "train", *FAST, "--steps", "5000", "--loop.checkpoint-every", "2"])
+    wait_for(process, lambda: len(steps_done()) >= 3)
+    half = Path("run/checkpoints/.step-009999.1-ab.unfinished")
+    half.mkdir()
+    for again in (["--resume", "run"], FAST):
+        assert main(["train", *again]) == 2
+        told = capsys.readouterr().err
+        assert f"error: run is in use: process {process.pid} on " in told
+        assert "go on with --resume run; for another run, choose another --out" in told
+    assert main(["runs", "show", "run"]) == 0
+    assert main(["eval", "run", "--adapter", "v0"]) == 0
+    assert main(["train", "--fork-from", "run", "--out", "fork", "--dry-run"]) == 0
+    assert half.exists()
+    assert process.poll() is None
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(30) == 143
+    [*_, last] = steps_done()
+    finish(int(str(last)) + 1, capsys)
+    assert not half.exists()
+
+
+@pytest.mark.slow
+def test_a_play_that_never_returns_to_the_loop_is_shown_and_ended_by_a_second_signal(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "stuck.py").write_text(LOOPS)
+    process = start([*LEGOS, "train", "--arena", "stuck.py:Stuck", "--out", "run"])
+    wait_for(process, Path("run/evaluations.jsonl").exists)
+    time.sleep(1.0)  # the first evaluation plays, and does not return
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.stderr is not None
+    told = ""
+    while "a second signal (Ctrl-C) ends it at once" not in told:
+        told += process.stderr.readline()
+    assert "the run has not stopped within 1 s, because the main thread is busy at\n" in told
+    assert 'stuck.py", line 11, in play\n    return count()\n' in told
+    assert ", in count\n" in told
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(30) == 130
+    assert process.stderr.read().endswith("without a checkpoint of the last steps\n")
