@@ -85,3 +85,22 @@ def test_the_arenas_are_learned_as_the_page_says(
     assert main(shlex.split(command)) == 0
     [run] = Path("runs").iterdir()
     assert (read_metrics(run / "metrics.jsonl")[-1]["reward_mean"] or 0.0) > least
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", ["0", "1", "2"])
+def test_the_game_of_the_readme_is_learned_without_an_alarm(
+    seed: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_files()
+    [command] = re.findall(r"^uv run legos (train --arena race.*)$", README, re.MULTILINE)
+    assert main([*shlex.split(command), "--seed", seed]) == 0
+    assert [record.getMessage() for record in caplog.records] == []
+    assert all(line["applied"] for line in read_metrics(Path("runs/race-1/metrics.jsonl")))
+    last = read_metrics(Path("runs/race-1/evaluations.jsonl"))[-1]
+    assert (last["eval/optimal_move_rate"] or 0.0) > 0.99

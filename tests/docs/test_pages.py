@@ -4,14 +4,18 @@ import asyncio
 import json
 import random
 import re
+import runpy
 import subprocess
 import sys
 from math import isfinite
 from pathlib import Path
+from types import ModuleType
+from typing import get_args
 
 import numpy as np
 import pytest
 
+import legos
 from legos import GRPOCredit
 from legos.arena.exact import GameTree, optimal_move_rate, optimal_policy
 from legos.arena.registry import find_arena
@@ -25,6 +29,11 @@ from legos.testing import ScriptedClient
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def vars_of(module: ModuleType) -> dict[str, object]:
+    """A module's public names."""
+    return {name: getattr(module, name) for name in dir(module)}
 
 
 def program(page: Path, place: Path) -> Path:
@@ -51,6 +60,31 @@ def test_the_arena_of_the_index_plays(tmp_path: Path) -> None:
     batch = asyncio.run(arena.step(concurrency=2))
     told = {episode.task.data: episode.rewards["writer"] for episode in batch.episodes}
     assert told == {"sea": 1.0, "snow": 0.0, "bread": 0.0}
+
+
+def test_the_program_of_the_page_on_python_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = program(ROOT / "docs" / "python.md", tmp_path / "program.py")
+    runpy.run_path(str(path))
+    told = capsys.readouterr().out
+    assert "step 10/10" in told
+    assert "optimal_move_rate" in told
+
+
+def test_every_public_name_is_on_a_page() -> None:
+    pages = " ".join(page.read_text() for page in PAGES)
+    assert [name for name in legos.__all__ if not re.search(rf"`[^`]*\b{name}\b", pages)] == []
+
+
+def test_the_rules_of_the_page_on_python_are_all_there_are() -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    rows = re.findall(r"^\| (`\w+\(.*?\)`(?:, `.*?`)*) \| (.*?) \|$", page, re.MULTILINE)
+    names = [name for _, told in rows[:-1] for name in re.findall(r"`(\w+)`", told)]
+    assert sorted(names) == sorted(get_args(CreditName))
+    for made, _ in rows:
+        for expression in re.findall(r"`(.*?\))`", made):
+            assert eval(expression, {**vars_of(legos), "credit": GRPOCredit()}), expression
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
