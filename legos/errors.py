@@ -9,7 +9,8 @@
     ├── ArenaError (RuntimeError)         an arena that cannot be found or keeps failing
     ├── PlayTimeoutError (TimeoutError)   a play that took longer than its arena allows
     ├── CheckpointError (RuntimeError)    a run folder or checkpoint that cannot be written or read
-    ├── EngineError (RuntimeError)        the generating thread died or was closed
+    ├── EngineError (RuntimeError)        what serves the policy died or was closed; the run ends
+    ├── EndpointError (ConnectionError)   an HTTP endpoint failed after its retries; one play fails
     └── TrainerError (RuntimeError)       the training half failed; the run stops
 
 Each is also its builtin kin, so ``except ValueError`` works for callers who do not know the tree.
@@ -24,6 +25,7 @@ __all__ = [
     "ArenaError",
     "CheckpointError",
     "ConfigError",
+    "EndpointError",
     "EngineError",
     "LegosError",
     "ModelError",
@@ -73,6 +75,10 @@ class CheckpointError(LegosError, RuntimeError):
 
 class EngineError(LegosError, RuntimeError):
     """The generating thread died or was closed; every waiter gets this."""
+
+
+class EndpointError(LegosError, ConnectionError):
+    """An HTTP endpoint did not answer, or not readably, after its retries; one play fails."""
 
 
 class TrainerError(LegosError, RuntimeError):

@@ -47,7 +47,8 @@ class Client(Protocol):
 
         Raises:
             RequestError: the request cannot be served.
-            EngineError: what serves it has died.
+            EndpointError: an HTTP endpoint failed after its retries; the play fails alone.
+            EngineError: what serves the policy has died; the run ends.
         """
         ...
 

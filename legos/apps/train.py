@@ -273,6 +273,7 @@ def _run_settings(config: RunConfig) -> RunSettings:
         keep_checkpoints=loop.keep_checkpoints,
         keep_best=loop.keep_best,
         keep_batches=loop.keep_batches,
+        max_failed_share=loop.max_failed_share,
         evaluate_every=loop.evaluate_every,
         episodes_kept=loop.episodes_kept_per_step,
     )

@@ -1,6 +1,6 @@
 """Means over plays: the numbers that training and evaluation report alike."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -10,7 +10,17 @@ from legos.data.episode import Episode
 __all__ = ["RESERVED", "play_figures", "step_metrics", "with_children"]
 
 RESERVED = frozenset(
-    {"episodes", "failed", "timed_out", "void", "turns", "token_breaks", "forfeit", "illegal"}
+    {
+        "episodes",
+        "failed",
+        "timed_out",
+        "endpoint_failed",
+        "void",
+        "turns",
+        "token_breaks",
+        "forfeit",
+        "illegal",
+    }
 )
 """Names of numbers that are counted for every arena; an arena's own have other names."""
 
@@ -63,9 +73,7 @@ def step_metrics(episodes: Sequence[Episode], breaks: int) -> dict[str, float]:
     metrics |= {f"arena/{name}": mean for name, mean in _metric_means(played).items()}
     return metrics | {
         "arena/episodes": float(len(episodes)),
-        "arena/failed": float(sum(1 for episode in episodes if episode.error)),
-        "arena/timed_out": float(sum(1 for episode in episodes if episode.timed_out)),
-        "arena/void": float(sum(1 for episode in episodes if episode.void)),
+        **{f"arena/{name}": float(count) for name, count in _unfinished(episodes).items()},
         "arena/illegal": _illegal_share(played) or 0.0,
         "arena/turns": float(sum(len(r.turns) for e in played for r in e.rollouts)),
         "arena/token_breaks": float(breaks),
@@ -82,7 +90,8 @@ def play_figures(episodes: Sequence[Episode]) -> dict[str, Any]:
         Mean rewards as of ``_reward_means``, in all (``reward_mean``) and by role (``reward``); the
         arena's own numbers (``metric``); shares of plays that a role forfeited and of plays with
         an illegal answer; share of the trained seats' turns that the token limit cut short; counts
-        of plays, of failed ones, of those that failed by their time limit, and of void ones. None:
+        of plays, of failed ones, of those that failed by their time limit or by an endpoint, and of
+        void ones. None:
         there is nothing to take a mean of, or no turn has a reward and so a reward has no parts.
     """
     played = [episode for episode in episodes if not episode.error and not episode.void]
@@ -103,8 +112,17 @@ def play_figures(episodes: Sequence[Episode]) -> dict[str, Any]:
         "illegal_share": _illegal_share(played),
         "truncation_share": fmean(cut) if cut else None,
         "plays": len(episodes),
+        **_unfinished(episodes),
+    }
+
+
+def _unfinished(episodes: Sequence[Episode]) -> dict[str, int]:
+    """How many plays did not come to an end, in all and by what stopped them."""
+    failures = Counter(episode.failure for episode in episodes)
+    return {
         "failed": sum(1 for episode in episodes if episode.error),
-        "timed_out": sum(1 for episode in episodes if episode.timed_out),
+        "timed_out": failures["timed_out"],
+        "endpoint_failed": failures["endpoint"],
         "void": sum(1 for episode in episodes if episode.void),
     }
 

@@ -21,10 +21,11 @@ from legos.arena.groups import check_episodes, check_tasks
 from legos.arena.seat import Seat
 from legos.arena.table import Table
 from legos.arena.watch import Watch
-from legos.data.episode import Episode, Rollout, Task
+from legos.data.episode import Episode, Failure, Rollout, Task
 from legos.data.sample import Sample, TrainingBatch, samples_of_rollout
 from legos.errors import (
     ArenaError,
+    EndpointError,
     EngineError,
     LegosError,
     PlayTimeoutError,
@@ -45,8 +46,8 @@ async def play_step(
     """Play tasks, at most ``concurrency`` at once, and turn the episodes into a batch.
 
     Raises:
-        ArenaError: no credit assigner, no concurrency, two tasks with one id, or every play failed;
-            the message holds the first failure.
+        ArenaError: no credit assigner, no concurrency, two tasks with one id, or every play failed
+            by itself (not by an endpoint or its time limit); the message holds the first failure.
         EngineError: what generates has died.
     """
     if arena.credit_assigner is None:
@@ -59,7 +60,7 @@ async def play_step(
     check_tasks(arena.name, (task for task, _ in plays))
     episodes = await play_all(arena, plays, asyncio.Semaphore(concurrency))
     if failure := failures(arena, episodes):
-        if all(episode.error for episode in episodes):
+        if all(episode.failure == "failed" for episode in episodes):
             raise ArenaError(failure)
         logger.warning("%s", failure)
     ended = [episode for episode in episodes if not episode.error and not episode.void]
@@ -145,7 +146,8 @@ async def _play_one(together: _Round, arena: Arena, task: Task, seed: int) -> Ep
         table: Table | None = None
         rewards: Mapping[str, float] = {}
         error: str | None = None
-        void = timed_out = False
+        failure: Failure | None = None
+        void = False
         try:
             table = _table(together, arena, task, seed)
             with together.watch.over(arena, table):
@@ -158,8 +160,7 @@ async def _play_one(together: _Round, arena: Arena, task: Task, seed: int) -> Ep
                 void = True
                 table.note(f"void: {ending}")
             else:
-                error = _story(raised)
-                timed_out = isinstance(ending, PlayTimeoutError)
+                error, failure = _story(raised), _failure_of(ending)
         return Episode(
             arena=arena.name,
             task=task,
@@ -169,7 +170,7 @@ async def _play_one(together: _Round, arena: Arena, task: Task, seed: int) -> Ep
             metrics=table.metrics if table else {},
             notes=tuple(table.notes) if table else (),
             error=error,
-            timed_out=timed_out,
+            failure=failure,
             void=void,
             children=tuple(table.children) if table else (),
         )
@@ -242,6 +243,13 @@ def _story(error: Exception) -> str:
     return story
 
 
+def _failure_of(ending: Exception) -> Failure:
+    """What made a play fail."""
+    if isinstance(ending, PlayTimeoutError):
+        return "timed_out"
+    return "endpoint" if isinstance(ending, EndpointError) else "failed"
+
+
 def _ending(error: Exception) -> Exception:
     """What a play ended with: of several errors at once the gravest, and then the first."""
     if not isinstance(error, ExceptionGroup):
@@ -293,7 +301,7 @@ def batch_of(episodes: Sequence[Episode], credit: CreditAssigner) -> TrainingBat
     for episode in flat:
         if episode.error or episode.void:
             tokens = sum(r.num_tokens for r in episode.rollouts if r.trainable)
-            discarded[_lost(episode)] += tokens
+            discarded[episode.failure or "void"] += tokens
     return TrainingBatch(
         samples=tuple(samples),
         episodes=tuple(episodes),
@@ -356,10 +364,3 @@ def _untrainable(rollout: Rollout) -> str | None:
     if not all(turn.completion.trainable for turn in rollout.turns):
         return "no_logprobs"
     return None
-
-
-def _lost(episode: Episode) -> str:
-    """The reason under which the tokens of a play that is not trained on are counted."""
-    if episode.timed_out:
-        return "timed_out"
-    return "failed" if episode.error else "void"

@@ -68,7 +68,7 @@ class OpenAIClient:
                 that the server lists.
             timeout_s: longest wait for one answer, seconds.
             max_connections: requests on their way at once; others wait for their turn.
-            retries: how often a request is sent again where no answer began, or the server is busy.
+            retries: how often a request that failed is sent again.
             dialect: the kind of server, for one that does not list its models.
             processed_logprobs: a vLLM server was started with ``--logprobs-mode
                 processed_logprobs``. Without, its log-probabilities are those of temperature 1, and
@@ -104,23 +104,26 @@ class OpenAIClient:
         Raises:
             RequestError: the server refuses the request, or cannot do what is asked.
             AdapterError: another adapter or version answered than was asked for.
-            EngineError: no server answers, or it says that it cannot.
+            EndpointError: no server answers, or it says that it cannot.
         """
         started = time.perf_counter()
         dialect = await self._kind()
         model, version = await self._target(adapter, dialect)
         path, body = request_of(prompt, sampling, dialect=dialect, model=model)
-        answer = await self._transport.request("POST", path, json=body)
-        return completion_of(
-            answer.body,
-            sampling,
-            dialect=dialect,
-            model=model,
-            adapter=adapter,
-            version=version,
-            processed=self._processed,
-            elapsed_s=time.perf_counter() - started,
-        )
+
+        def read(answer: bytes) -> Completion:
+            return completion_of(
+                answer,
+                sampling,
+                dialect=dialect,
+                model=model,
+                adapter=adapter,
+                version=version,
+                processed=self._processed,
+                elapsed_s=time.perf_counter() - started,
+            )
+
+        return await self._transport.request("POST", path, read, json=body)
 
     async def stream(
         self, messages: Sequence[Message], sampling: Sampling, *, adapter: str = "policy"
@@ -129,7 +132,7 @@ class OpenAIClient:
 
         Raises:
             RequestError: the server refuses the request.
-            EngineError: no server answers, or the answer breaks off.
+            EndpointError: no server answers, or the answer breaks off.
         """
         dialect = await self._kind()
         model, _ = await self._target(adapter, dialect)
@@ -155,7 +158,7 @@ class OpenAIClient:
 
         Raises:
             RequestError: the server does not tell them.
-            EngineError: no server answers.
+            EndpointError: no server answers.
         """
         dialect = await self._kind()
         if dialect != "legos":
@@ -174,14 +177,12 @@ class OpenAIClient:
                 for messages, choices in prompts[start : start + PROMPTS_AT_ONCE]
             ]
             body = {"prompts": asked, "model": model}
-            answer = await self._transport.request("POST", "/score", json=body)
-            scores += scores_of(answer.body)
+            scores += await self._transport.request("POST", "/score", scores_of, json=body)
         return scores
 
     async def models(self) -> tuple[str, ...]:
         """Names of what the server can be asked for."""
-        answer = await self._transport.request("GET", "/models")
-        return dialect_of(answer.body)[1]
+        return (await self._transport.request("GET", "/models", dialect_of))[1]
 
     async def aclose(self) -> None:
         """Close this event loop's connections."""
@@ -215,11 +216,9 @@ class OpenAIClient:
 
     async def _find_out(self) -> Dialect:
         try:
-            answer = await self._transport.request("GET", "/models")
+            dialect, names = await self._transport.request("GET", "/models", dialect_of)
         except RequestError:  # an endpoint without a list; what it refuses is said later
             dialect, names = "openai", ()
-        else:
-            dialect, names = dialect_of(answer.body)
         if self._model is None and names and dialect != "legos":
             self._model = names[0]
         return dialect

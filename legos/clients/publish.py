@@ -7,7 +7,7 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 
 from legos.clients.transport import Transport
-from legos.errors import AdapterError, EngineError, LegosError, RequestError
+from legos.errors import AdapterError, EndpointError, EngineError, LegosError, RequestError
 from legos.weights.adapter import Adapter, AdapterInfo, pack_adapter
 
 __all__ = ["HttpPublisher", "api_root", "server_root"]
@@ -54,7 +54,7 @@ class HttpPublisher:
             urls: of one server or several, such as ``http://localhost:8000``.
             api_key: sent as a bearer token, to all of them.
             timeout_s: longest wait for one acknowledgement, seconds.
-            retries: how often a request is sent again where no answer began, or the server is busy.
+            retries: how often a request that failed is sent again.
 
         Raises:
             RequestError: an address is no HTTP address.
@@ -99,10 +99,15 @@ class HttpPublisher:
 async def _send(server: Transport, info: AdapterInfo, body: bytes) -> None:
     path = "/adapters/load?" + urlencode({"name": info.name, "version": info.version})
     try:
-        answer = await server.request(
-            "POST", path, content=body, headers={"content-type": "application/octet-stream"}
+        live = await server.request(
+            "POST",
+            path,
+            msgspec.json.Decoder(_Live).decode,
+            content=body,
+            headers={"content-type": "application/octet-stream"},
         )
-        live = msgspec.json.decode(answer.body, type=_Live)
+    except EndpointError as error:  # it serves the policy
+        raise EngineError(str(error)) from error
     except RequestError as error:
         raise AdapterError(
             f"adapter {info.name}@{info.version} is not published: {error}"

@@ -1,33 +1,22 @@
-"""HTTP to one server: pooled connections, retries of what is safe, errors of the kit's own kind."""
+"""HTTP to one server: pooled connections, retries, errors of the kit's own kind."""
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import httpx
 import msgspec
 
-from legos.errors import EngineError, RequestError
+from legos.errors import EndpointError, LegosError, RequestError
 
-__all__ = ["Reached", "Transport"]
+__all__ = ["Transport"]
 
+T = TypeVar("T")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
-# Failures after which no answer has begun; what is asked has no effect beyond the answer, and a
-# seed makes a repeated one the same.
-_UNANSWERED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.RemoteProtocolError, httpx.ReadError)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
-    """An answer below 400."""
-
-    status: int
-    body: bytes
 
 
 class Transport:
@@ -52,7 +41,7 @@ class Transport:
             api_key: sent as a bearer token.
             timeout_s: longest wait for an answer, seconds.
             max_connections: requests on their way at once; others wait for their turn.
-            retries: how often a request is sent again where that is safe.
+            retries: how often a request that failed is sent again.
 
         Raises:
             RequestError: the address is no HTTP address.
@@ -81,59 +70,54 @@ class Transport:
         self,
         method: str,
         path: str,
+        read: Callable[[bytes], T],
         *,
         json: Any = None,
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Reached:
-        """Send a request, again where that is safe, and return the answer.
+    ) -> T:
+        """Send a request and read its answer; again where it failed and may work the next time.
+
+        What is asked has no effect beyond the answer, and a seed makes a repeated one the same, so
+        every failure of the network and of the server (429, 5xx, an answer that breaks off or
+        cannot be read) is worth another attempt. An answer that took longer than the limit is not.
 
         Args:
             method: such as "POST".
             path: appended to the server's address.
+            read: makes the result of the answer's body; raises ``EndpointError`` where the body is
+                not what was asked for.
             json: the body, as a value.
             content: the body, as bytes.
             headers: beside the usual ones.
 
         Raises:
             RequestError: the server refuses it (4xx), with the server's own message.
-            EngineError: no server answers, or it says that it cannot (5xx).
+            EndpointError: no server answers, it says that it cannot (5xx), or its answer cannot be
+                read.
         """
         body = content if json is None else msgspec.json.encode(json)
         address = f"{self.url}{path}"
-        for attempt in range(self._retries + 1):
-            last = attempt == self._retries
-            pool = self._pool()
-            asked = pool.build_request(
-                method, address, content=body, headers={**self._headers, **(headers or {})}
-            )
+        attempt = 0
+        while True:
+            wait: str | None = None
             try:
-                answer = await pool.send(asked, stream=True)
-            except _UNANSWERED as error:
-                if last:
-                    raise self._unreachable(error) from error
-                await self._pause(attempt, None)
-                continue
+                answer = await self._pool().request(
+                    method, address, content=body, headers={**self._headers, **(headers or {})}
+                )
+                if answer.status_code < 300:
+                    return read(answer.content)
+                failure: LegosError = _refusal(answer.status_code, answer.content, address)
+                again = answer.status_code == 429 or answer.status_code >= 500
+                wait = answer.headers.get("retry-after")
             except httpx.HTTPError as error:
-                raise self._unreachable(error) from error
-            await self._whole(answer)
-            if last or not _try_again(answer):
-                break
-            await self._pause(attempt, answer.headers.get("retry-after"))
-        else:
-            raise AssertionError("the last attempt returns or raises")
-        if answer.status_code >= 300:
-            raise _refusal(answer.status_code, answer.content, address)
-        return Reached(status=answer.status_code, body=answer.content)
-
-    async def _whole(self, answer: httpx.Response) -> None:
-        """Read an answer to its end; one that breaks off has begun, so it is not asked again."""
-        try:
-            await answer.aread()
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
-        finally:
-            await answer.aclose()
+                failure, again = self._unreachable(error), not isinstance(error, httpx.ReadTimeout)
+            except EndpointError as error:
+                failure, again = error, True
+            if attempt == self._retries or not again:
+                raise failure
+            await self._pause(attempt, wait)
+            attempt += 1
 
     @asynccontextmanager
     async def stream(self, path: str, json: Any) -> AsyncGenerator[httpx.Response]:
@@ -141,7 +125,7 @@ class Transport:
 
         Raises:
             RequestError: the server refuses it (4xx), with the server's own message.
-            EngineError: no server answers, or it says that it cannot (5xx).
+            EndpointError: no server answers, or it says that it cannot (5xx).
         """
         address = f"{self.url}{path}"
         body = msgspec.json.encode(json)
@@ -184,26 +168,20 @@ class Transport:
         pause = FIRST_PAUSE_S * 2**attempt if retry_after is None else asked
         await asyncio.sleep(min(pause, LONGEST_PAUSE_S) * self._jitter.uniform(1.0, 1.25))
 
-    def _unreachable(self, error: Exception) -> EngineError:
+    def _unreachable(self, error: Exception) -> EndpointError:
         told = f"{type(error).__name__}: {error}".rstrip(": ")
         if isinstance(error, httpx.ReadTimeout):
-            return EngineError(
+            return EndpointError(
                 f"{self.url} gave no answer within {self._timeout_s:g} s; "
                 "give a larger timeout_s, or shorter completions"
             )
-        return EngineError(
+        return EndpointError(
             f"no server answers at {self.url} ({told}); start one with `legos serve`, "
             "or give the base_url of one that runs"
         )
 
 
-def _try_again(answer: httpx.Response) -> bool:
-    """Whether the server is only busy: 429, or 503 where it says until when."""
-    status = answer.status_code
-    return status == 429 or (status == 503 and "retry-after" in answer.headers)
-
-
-def _refusal(status: int, body: bytes, address: str) -> RequestError | EngineError:
+def _refusal(status: int, body: bytes, address: str) -> RequestError | EndpointError:
     """The server's own message as an error of the right kind."""
     message = _message(body) or f"status {status} without a message"
     if status in (401, 403):
@@ -212,7 +190,7 @@ def _refusal(status: int, body: bytes, address: str) -> RequestError | EngineErr
         return RequestError(f"{address} does not exist ({status}); is the base_url right?")
     if status < 500:
         return RequestError(f"{address} refuses the request ({status}): {message}")
-    return EngineError(f"{address} cannot answer ({status}): {message}")
+    return EndpointError(f"{address} cannot answer ({status}): {message}")
 
 
 def _message(body: bytes) -> str:

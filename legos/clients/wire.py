@@ -22,7 +22,7 @@ from legos.data.message import (
     Sampling,
     is_chat,
 )
-from legos.errors import AdapterError, EngineError, RequestError
+from legos.errors import AdapterError, EndpointError, RequestError
 
 __all__ = [
     "BASE",
@@ -247,13 +247,14 @@ def completion_of(
 
     Raises:
         AdapterError: another adapter or version answered than was asked for.
-        EngineError: the answer is none, or breaks the server's promises.
+        EndpointError: the answer is none.
+        RequestError: the server is of another version of the kit.
     """
     try:
         answer = msgspec.json.decode(body, type=_Answer)
         choice = answer.choices[0]
     except (msgspec.MsgspecError, IndexError) as error:
-        raise EngineError(f"the server's answer cannot be read: {error}") from error
+        raise EndpointError(f"the server's answer cannot be read: {error}") from error
     if dialect != "openai" and answer.model and answer.model != model:
         asked, answered = split_adapter(model)[0], split_adapter(answer.model)[0]
         if asked != answered:
@@ -290,26 +291,26 @@ def scores_of(body: bytes) -> list[list[float]]:
     """Log-probabilities of choices, as our server tells them.
 
     Raises:
-        EngineError: the answer is none.
+        EndpointError: the answer is none.
     """
     try:
         return msgspec.json.decode(body, type=_Scores).scores
     except msgspec.MsgspecError as error:
-        raise EngineError(f"the server's scores cannot be read: {error}") from error
+        raise EndpointError(f"the server's scores cannot be read: {error}") from error
 
 
 def text_of_event(data: str) -> str:
     """The new text of one event of a streamed chat.
 
     Raises:
-        EngineError: the event tells of a failure, or cannot be read.
+        EndpointError: the event tells of a failure, or cannot be read.
     """
     try:
         event = msgspec.json.decode(data, type=_Event)
     except msgspec.MsgspecError as error:
-        raise EngineError(f"the server's event cannot be read: {error}") from error
+        raise EndpointError(f"the server's event cannot be read: {error}") from error
     if event.error is not None:
-        raise EngineError(f"the answer broke off: {event.error}")
+        raise EndpointError(f"the answer broke off: {event.error}")
     said = event.choices[0].delta if event.choices else None
     return (said.content if said else None) or ""
 
@@ -344,7 +345,7 @@ def _tokens(
     token_ids = choice.token_ids
     if dialect == "legos":
         if token_ids is None or choice.token_logprobs is None or choice.versions is None:
-            raise EngineError(
+            raise RequestError(
                 "the server's answer lacks token_ids, token_logprobs or versions; "
                 "it is of another version of the kit than this client"
             )

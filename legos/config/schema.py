@@ -257,6 +257,13 @@ class LoopConfig(Settings):
     episodes_kept_per_step: int = knob(
         8, "Plays written to the run folder at each step.", unit="episodes", ge=0
     )
+    max_failed_share: float = knob(
+        0.9,
+        "Largest share of failed plays in the last ten batches; beyond it the run ends with the "
+        "first failure.",
+        ge=0,
+        le=1,
+    )
     serve_port: int | None = knob(
         None,
         "Port of 127.0.0.1 where the policy is served while it is trained; 0: a free one; none: "

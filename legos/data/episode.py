@@ -1,13 +1,13 @@
 """What happened in a play: tasks, turns, rollouts, episodes."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct, field
 
 from legos.data.message import Completion, Message
 
-__all__ = ["Episode", "Rollout", "Task", "Turn"]
+__all__ = ["Episode", "Failure", "Rollout", "Task", "Turn"]
 
 
 class Task(Struct, frozen=True, kw_only=True):
@@ -47,8 +47,12 @@ class Rollout(Struct, frozen=True, kw_only=True):
         return sum(turn.reward or 0.0 for turn in self.turns)
 
 
+Failure = Literal["failed", "timed_out", "endpoint"]
+"""By its own error, by its time limit, or by an endpoint outside the kit that failed."""
+
+
 class Episode(Struct, frozen=True, kw_only=True):
-    """One finished play of a task, or one that failed (``error`` set)."""
+    """One finished play of a task, or one that failed (``error`` and ``failure`` set)."""
 
     arena: str
     task: Task
@@ -59,7 +63,7 @@ class Episode(Struct, frozen=True, kw_only=True):
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     notes: tuple[str, ...] = ()  # free text for the replay
     error: str | None = None  # why the play failed; such an episode is counted, never trained on
-    timed_out: bool = False  # it failed because it exceeded its time limit
+    failure: Failure | None = None  # what made it fail; None: it did not
     void: bool = False  # ended by the arena as meaningless: counted, never trained on
     children: tuple["Episode", ...] = ()  # plays spawned by this one
 

@@ -14,11 +14,11 @@ from contextlib import closing, nullcontext
 from legos.arena.arena import Arena
 from legos.data.sample import TrainingBatch
 from legos.loop.publish import publisher_reaching
-from legos.loop.queue import SampleQueue, Stopped
+from legos.loop.queue import MAX_FAILED_SHARE, SampleQueue, Stopped
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.track.console import ConsoleTracker
 
-__all__ = ["AfterStep", "synchronous_training_loop", "training_loop"]
+__all__ = ["AfterStep", "queue_of", "synchronous_training_loop", "training_loop"]
 
 AfterStep = Callable[[Metrics, Sequence[TrainingBatch]], Awaitable[None]]
 
@@ -51,16 +51,10 @@ async def training_loop(
         Stopped: ``queue.end`` was called with it.
         Exception: what a play's surroundings or the trainer failed with.
     """
-    settings = trainer.settings
     trainer.num_steps = num_steps
     trainer.publisher = publisher_reaching(arena.client, trainer.publisher)
     given = queue
-    queue = queue or SampleQueue(
-        trainer.ledger,
-        min_samples=settings.min_samples,
-        staleness_limit=settings.staleness_limit,
-        select=settings.select,
-    )
+    queue = queue or queue_of(trainer)
     await trainer.publish_weights()
     failure: Exception | None = None
     shown = closing(ConsoleTracker(num_steps=num_steps)) if progress else nullcontext()
@@ -85,6 +79,29 @@ async def training_loop(
         raise failure
 
 
+def queue_of(
+    trainer: PolicyTrainer,
+    *,
+    staleness_limit: int | None = None,
+    max_failed_share: float = MAX_FAILED_SHARE,
+) -> SampleQueue:
+    """An empty queue for what a trainer's settings ask for.
+
+    Args:
+        trainer: whose ledger accounts for its tokens.
+        staleness_limit: optimiser steps; None: the trainer's own.
+        max_failed_share: largest share of the plays of the last ten batches that may fail.
+    """
+    settings = trainer.settings
+    return SampleQueue(
+        trainer.ledger,
+        min_samples=settings.min_samples,
+        staleness_limit=settings.staleness_limit if staleness_limit is None else staleness_limit,
+        select=settings.select,
+        max_failed_share=max_failed_share,
+    )
+
+
 async def synchronous_training_loop(
     arena: Arena,
     trainer: PolicyTrainer,
@@ -95,13 +112,7 @@ async def synchronous_training_loop(
     progress: bool = True,
 ) -> None:
     """The same loop with no lag allowed: every batch is played by the newest policy."""
-    settings = trainer.settings
-    queue = SampleQueue(
-        trainer.ledger,
-        min_samples=settings.min_samples,
-        staleness_limit=0,
-        select=settings.select,
-    )
+    queue = queue_of(trainer, staleness_limit=0)
     await training_loop(
         arena,
         trainer,

@@ -7,7 +7,7 @@ from typing import Any
 
 from legos.clients.publish import server_root
 from legos.clients.transport import Transport
-from legos.errors import AdapterError, EngineError, RequestError
+from legos.errors import AdapterError, EndpointError, EngineError, RequestError
 from legos.loop.atomic import write_folder
 from legos.protocols import Engine, Publisher
 from legos.weights.adapter import Adapter, AdapterInfo
@@ -84,7 +84,7 @@ class VllmPublisher:
             api_key: sent as a bearer token.
             keep: newest versions that stay loaded, so that what is being sampled can end.
             timeout_s: longest wait for one acknowledgement, seconds.
-            retries: how often a request is sent again where no answer began.
+            retries: how often a request that failed is sent again.
         """
         self._server = Transport(
             server_root(url),
@@ -138,7 +138,10 @@ class VllmPublisher:
         await self._server.aclose()
 
     async def _tell(self, verb: str, body: dict[str, Any]) -> None:
-        await self._server.request("POST", f"/v1/{verb}_lora_adapter", json=body)
+        try:
+            await self._server.request("POST", f"/v1/{verb}_lora_adapter", bytes, json=body)
+        except EndpointError as error:  # it serves the policy
+            raise EngineError(str(error)) from error
 
 
 def publisher_reaching(client: object, publisher: Publisher) -> Publisher:

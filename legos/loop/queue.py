@@ -19,12 +19,14 @@ from typing import Any
 
 from legos.data.sample import Sample, TrainingBatch
 from legos.data.select import Select, keep_all
-from legos.errors import TrainerError
+from legos.errors import ArenaError, TrainerError
 from legos.loop.ledger import Ledger
 
 __all__ = ["SampleQueue", "Stopped"]
 
 MANY = 0.5  # share of plays with an illegal answer that explains why nothing is left
+WINDOW = 10  # batches over which the share of failed plays is taken
+MAX_FAILED_SHARE = 0.9  # of the plays of these batches, unless another one is set
 MAX_EMPTY = 10  # batches in a row that leave nothing to train on before the run gives up
 
 
@@ -42,6 +44,7 @@ class SampleQueue:
         min_samples: int,
         staleness_limit: int,
         select: Select = keep_all,
+        max_failed_share: float = MAX_FAILED_SHARE,
     ) -> None:
         """Make an empty queue.
 
@@ -51,11 +54,14 @@ class SampleQueue:
             staleness_limit: optimiser steps that a token may be older than the policy it trains;
                 0 plays and trains in turns.
             select: what of each batch is kept.
+            max_failed_share: largest share of the plays of the last ten batches that may fail.
         """
         self._ledger = ledger
         self._min_samples = min_samples
         self._limit = staleness_limit
         self._select = select
+        self._max_failed_share = max_failed_share
+        self._failures: deque[tuple[int, list[str]]] = deque(maxlen=WINDOW)  # plays, errors
         self._empty = 0  # batches in a row without a sample
         self._changed = asyncio.Condition()
         self._queued: deque[TrainingBatch] = deque()
@@ -93,6 +99,7 @@ class SampleQueue:
         ``TrainerError`` when too many such come in a row.
         """
         self._playing -= 1
+        self._ending = self._ending or self._too_many_failures(batch)
         batch = self._account(batch)
         self._queued.append(batch)
         self._empty = 0 if batch.samples else self._empty + 1
@@ -196,6 +203,19 @@ class SampleQueue:
             "tokens so far; where those are zero_advantage or overlong, look at the rewards (all "
             "solved or all failed?), max_tokens and group_size, otherwise at what the arena's "
             "client samples and reports"
+        )
+
+    def _too_many_failures(self, batch: TrainingBatch) -> ArenaError | None:
+        """What ends the run where too large a share of the newest plays failed."""
+        errors = [episode.error for episode in batch.episodes]
+        self._failures.append((len(errors), [error for error in errors if error]))
+        plays = sum(count for count, _ in self._failures)
+        failed = [error for _, found in self._failures for error in found]
+        if len(self._failures) < WINDOW or len(failed) <= self._max_failed_share * plays:
+            return None
+        return ArenaError(
+            f"{len(failed)} of the last {plays} plays failed, more than the share of "
+            f"{self._max_failed_share:g} that loop.max_failed_share allows; the first:\n{failed[0]}"
         )
 
     def _may_play(self) -> bool:

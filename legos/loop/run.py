@@ -17,8 +17,8 @@ from legos.errors import CheckpointError, ConfigError, EngineError
 from legos.loop.checkpoint import read_state, write_checkpoint
 from legos.loop.folder import RunFolder
 from legos.loop.lines import report_steps
-from legos.loop.loop import training_loop
-from legos.loop.queue import SampleQueue, Stopped
+from legos.loop.loop import queue_of, training_loop
+from legos.loop.queue import MAX_FAILED_SHARE, Stopped
 from legos.loop.stored import batches_from_json, batches_to_json
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.protocols import Tracker
@@ -52,6 +52,7 @@ class RunSettings:
     checkpoint_every: int  # optimiser steps; 0: only at the start, by time and at the end
     checkpoint_seconds: float = math.inf  # longest time between two, looked at after each step
     keep_checkpoints: int
+    max_failed_share: float = MAX_FAILED_SHARE  # of the newest plays; beyond it the run ends
     keep_batches: bool = False  # whether each step's samples stay in the folder
     keep_best: str | None = None  # figure by which one more is kept; "-x": less of x is better
     evaluate_every: int  # optimiser steps; 0: only first and last
@@ -100,12 +101,7 @@ class Run:
         self._engine_worked = 0.0  # until the step before
         self._clock = clock
         self._step_ended = self._saved = clock()
-        self._queue = SampleQueue(
-            trainer.ledger,
-            min_samples=trainer.settings.min_samples,
-            staleness_limit=trainer.settings.staleness_limit,
-            select=trainer.settings.select,
-        )
+        self._queue = queue_of(trainer, max_failed_share=settings.max_failed_share)
         self._evaluated_step: int | None = None  # step of the newest evaluation
         self._evaluating: asyncio.Task[Figures] | None = None
         self._stopping = False

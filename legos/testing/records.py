@@ -137,6 +137,7 @@ def make_episode(
         ),
         rewards=rewards,
         error=error,
+        failure=None if error is None else "failed",
         void=void,
     )
 

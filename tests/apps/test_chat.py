@@ -20,7 +20,7 @@ from legos.apps.chat import chat
 from legos.build.model import apply_lora, load_model
 from legos.builtin import EXAMPLE
 from legos.cli import main
-from legos.errors import EngineError, RequestError
+from legos.errors import EndpointError, RequestError
 from legos.loop.folder import RunFolder
 from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving, write_tiny_model
 
@@ -85,7 +85,7 @@ def test_what_goes_wrong_in_a_pipe_ends_it() -> None:
     broken = HttpAnswer(b'data: {"error": {"message": "died"}}\n\n')
     with (
         serving(ScriptedServer(lambda asked: broken, models=MODELS)) as url,
-        pytest.raises(EngineError, match="died"),
+        pytest.raises(EndpointError, match="died"),
     ):
         talk(url, "one\n")
 

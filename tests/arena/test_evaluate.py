@@ -108,7 +108,7 @@ def test_where_every_play_fails_there_is_nothing_but_their_number() -> None:
     assert figures["failed"] == 5
     assert figures["reward_mean"] is figures["truncation_share"] is None
     assert set(flat_figures(figures)) == {
-        f"eval/{name}" for name in ("plays", "failed", "timed_out", "void")
+        f"eval/{name}" for name in ("plays", "failed", "timed_out", "endpoint_failed", "void")
     }
 
 
@@ -138,6 +138,7 @@ def test_figures_by_hand() -> None:
         "eval/plays": 6,
         "eval/failed": 0,
         "eval/timed_out": 0,
+        "eval/endpoint_failed": 0,
         "eval/void": 0,
     }
 

@@ -112,6 +112,7 @@ def test_numbers_of_a_step_by_hand() -> None:
         "arena/episodes": 4.0,
         "arena/failed": 1.0,
         "arena/timed_out": 0.0,
+        "arena/endpoint_failed": 0.0,
         "arena/illegal": 0.0,
         "arena/void": 0.0,
         "arena/turns": 4.0,

@@ -83,7 +83,7 @@ def test_a_play_over_its_limit_is_a_failed_play_of_its_own_kind(
     play: Play, doing: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     batch = step(Slow(play, play_timeout_s=0.3))
-    assert [e.timed_out for e in batch.episodes] == [False, False, True, True]
+    assert [e.failure for e in batch.episodes] == [None, None, "timed_out", "timed_out"]
     error = batch.episodes[2].error or ""
     assert error.startswith(
         "PlayTimeoutError: the play of task 'slow' took longer than play_timeout_s = 0.3 s and was "
@@ -123,7 +123,7 @@ def test_a_play_that_swallows_its_cancellation_is_over_its_limit_all_the_same() 
             await asyncio.sleep(0)
 
     batch = step(Slow(stubborn, play_timeout_s=0.2))
-    assert [e.timed_out for e in batch.episodes] == [False, False, True, True]
+    assert [e.failure for e in batch.episodes] == [None, None, "timed_out", "timed_out"]
 
 
 def test_time_in_which_children_are_played_is_theirs() -> None:
@@ -142,7 +142,7 @@ def test_time_in_which_children_are_played_is_theirs() -> None:
         (slow,) = await t.spawn(Child, Task(id="c"))
         assert slow.error is None
         (hasty,) = await t.spawn(Hasty, Task(id="h"))
-        assert hasty.timed_out
+        assert hasty.failure == "timed_out"
 
     batch = step(Slow(parent, play_timeout_s=0.5, group_size=1))
     assert [e.error for e in batch.episodes] == [None, None]

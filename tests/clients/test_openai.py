@@ -7,7 +7,7 @@ import pytest
 
 from legos.clients.openai import OpenAIClient
 from legos.data.message import Completion, Filters, Message, Sampling
-from legos.errors import AdapterError, EngineError, RequestError
+from legos.errors import AdapterError, EndpointError, RequestError
 from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 ASK = (Message("user", "hello"),)
@@ -165,7 +165,7 @@ def test_an_answer_of_ours_without_versions_is_an_error() -> None:
         serving(
             ScriptedServer(lambda asked: HttpAnswer({**ANSWER, "choices": [choice]}), models=OURS)
         ) as url,
-        pytest.raises(EngineError, match="lacks token_ids, token_logprobs or versions"),
+        pytest.raises(RequestError, match="lacks token_ids, token_logprobs or versions"),
     ):
         asyncio.run(ask(url))
 
@@ -279,5 +279,5 @@ def test_a_stream_is_read_piece_by_piece() -> None:
         assert asyncio.run(read(url)) == ["a", "b c"]
         assert script.asked[0].body["stream"] is True
         script.reply = lambda asked: HttpAnswer(b'data: {"error": {"message": "died"}}\n\n')
-        with pytest.raises(EngineError, match="died"):
+        with pytest.raises(EndpointError, match="died"):
             asyncio.run(read(url))

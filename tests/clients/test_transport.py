@@ -8,7 +8,7 @@ import pytest
 
 from legos.clients.openai import OpenAIClient
 from legos.data.message import Completion, Message, Sampling
-from legos.errors import EngineError, RequestError
+from legos.errors import EndpointError, RequestError
 from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 ASK = (Message("user", "hello"),)
@@ -60,18 +60,40 @@ def test_it_gives_up_with_the_servers_words() -> None:
         (HttpAnswer({"detail": "no"}, 401), RequestError, "give api_key="),
         (HttpAnswer(b"not found", 404), RequestError, "is the base_url right"),
         (HttpAnswer({"error": {"message": "'v7' is not live"}}, 404), RequestError, "not live"),
-        (HttpAnswer({"error": {"message": "engine died"}}, 503), EngineError, "engine died"),
-        (HttpAnswer(b"", 500), EngineError, "status 500 without a message"),
-        (HttpAnswer(b"<html>", 200), EngineError, "cannot be read"),
-        (HttpAnswer({"choices": []}, 200), EngineError, "cannot be read"),
-        (HttpAnswer(b'{"choi', 200, cut=True), EngineError, "RemoteProtocolError"),
     ],
 )
-def test_other_failures_are_told_at_once(answer: HttpAnswer, kind: Any, named: str) -> None:
+def test_a_refusal_is_final(answer: HttpAnswer, kind: Any, named: str) -> None:
     script = ScriptedServer(lambda asked: answer, models=OURS)
     with serving(script) as url, pytest.raises(kind, match=named):
         asyncio.run(ask(url))
     assert len(script.asked) == 1
+
+
+FLAKY = [
+    (HttpAnswer({"error": {"message": "engine died"}}, 503), "engine died"),
+    (HttpAnswer(b"", 500), "status 500 without a message"),
+    (HttpAnswer(b"bad gateway", 502), "bad gateway"),
+    (HttpAnswer(b"<html>", 200), "cannot be read"),
+    (HttpAnswer({"choices": []}, 200), "cannot be read"),
+    (HttpAnswer({"choices": None}, 200), "cannot be read"),
+    (HttpAnswer(b'{"choices": [{"text": NaN}]}', 200), "cannot be read"),
+    (HttpAnswer(b'{"choi', 200, cut=True), "RemoteProtocolError"),
+]
+
+
+@pytest.mark.parametrize(("answer", "named"), FLAKY)
+def test_what_may_work_the_next_time_is_asked_again(
+    answer: HttpAnswer, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legos.clients.transport.FIRST_PAUSE_S", 0.0)
+    script = ScriptedServer(lambda asked: answer, models=OURS)
+    with serving(script) as url:
+        with pytest.raises(EndpointError, match=named):
+            asyncio.run(ask(url, retries=2))
+        assert len(script.asked) == 3
+        answers = [answer, HttpAnswer(ANSWER)]
+        script.reply = lambda asked: answers.pop(0)
+        assert asyncio.run(ask(url)).text == "hi"
 
 
 def free_port() -> int:
@@ -82,7 +104,7 @@ def free_port() -> int:
 
 def test_a_dead_server_is_named() -> None:
     port = free_port()
-    with pytest.raises(EngineError, match=rf"127.0.0.1:{port}/v1.*legos serve"):
+    with pytest.raises(EndpointError, match=rf"127.0.0.1:{port}/v1.*legos serve"):
         asyncio.run(ask(f"http://127.0.0.1:{port}", retries=0))
 
 
@@ -95,7 +117,7 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 def test_a_slow_answer_is_told_apart() -> None:
     with (
         serving(ScriptedServer(lambda asked: None, models=OURS)) as url,
-        pytest.raises(EngineError, match=r"no answer within 0\.2 s"),
+        pytest.raises(EndpointError, match=r"no answer within 0\.2 s"),
     ):
         asyncio.run(ask(url, timeout_s=0.2))
 

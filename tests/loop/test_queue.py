@@ -5,9 +5,40 @@ import asyncio
 import pytest
 
 from legos.data.sample import TrainingBatch
+from legos.errors import ArenaError
 from legos.loop.ledger import Ledger
 from legos.loop.queue import SampleQueue
-from legos.testing import make_sample
+from legos.testing import make_episode, make_sample
+
+
+def played(*, failed: int, of: int) -> TrainingBatch:
+    """A batch of plays, the first of which failed."""
+    episodes = [
+        make_episode({"a": 1.0}, error=f"no {n}" if n < failed else None) for n in range(of)
+    ]
+    samples = (make_sample((1, 2)),) * (of - failed)
+    return TrainingBatch(samples=samples, episodes=tuple(episodes), tokens_generated=len(samples))
+
+
+@pytest.mark.parametrize(("failed", "ends"), [(5, False), (6, True)])
+def test_too_large_a_share_of_failed_plays_ends_the_run(failed: int, ends: bool) -> None:
+    async def story() -> SampleQueue:
+        queue = SampleQueue(Ledger(), min_samples=1, staleness_limit=99, max_failed_share=0.5)
+        for number in range(10):
+            await queue.put(played(failed=failed, of=10))
+            if number < 9:
+                await queue.take(0)  # one bad batch says nothing yet
+        return queue
+
+    async def taken() -> None:
+        await (await story()).take(0)
+
+    if ends:
+        told = r"60 of the last 100 plays failed.* 0\.5 that loop\.max_failed_share.*\nno 0"
+        with pytest.raises(ArenaError, match=told):
+            asyncio.run(taken())
+    else:
+        asyncio.run(taken())
 
 
 def batch(count: int) -> TrainingBatch:

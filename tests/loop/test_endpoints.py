@@ -1,0 +1,110 @@
+"""A run goes on through a judge that fails; plays that needed it fail alone and are counted."""
+
+import asyncio
+import random
+from collections.abc import Iterable, Mapping
+from itertools import count
+from typing import Any
+
+import pytest
+
+from legos.arena.arena import Arena
+from legos.arena.table import Table
+from legos.clients.openai import OpenAIClient
+from legos.credit import GRPOCredit
+from legos.data.episode import Task
+from legos.data.message import Message, Sampling
+from legos.data.step import Update
+from legos.errors import ArenaError
+from legos.loop.loop import training_loop
+from legos.loop.trainer import PolicyTrainer, StepSettings
+from legos.losses.objective import Objective
+from legos.testing import (
+    FakeBackend,
+    FakePublisher,
+    HttpAnswer,
+    HttpAsked,
+    ScriptedClient,
+    ScriptedServer,
+    serving,
+)
+
+
+class Judged(Arena):
+    """An outside judge, asked over HTTP, gives the reward."""
+
+    tasks_per_step = 4
+    group_size = 4
+
+    def __init__(self, judge: OpenAIClient, trainer: PolicyTrainer) -> None:
+        self._scripted = ScriptedClient(lambda asked: "ab")
+        super().__init__(self._scripted, credit_assigner=GRPOCredit())
+        self.judge = judge
+        self._trainer = trainer
+
+    def tasks(self, rng: random.Random) -> Iterable[Task]:
+        yield from (Task(id=f"t{n}") for n in range(1000))
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        self._scripted.version = self._trainer.version
+        said = await t.ask("player", "?")
+        verdict = await self.judge.complete((Message("user", said.text),), Sampling())
+        return {"player": float(verdict.text)}
+
+
+def trainer() -> PolicyTrainer:
+    settings = StepSettings(
+        min_samples=4,
+        staleness_limit=1,
+        normalisation="token",
+        constant_length=1,
+        objective=lambda step, num_steps: Objective(),
+        update=lambda step, num_steps: Update(learning_rate=1.0),
+    )
+    return PolicyTrainer(FakeBackend(), FakePublisher(), settings)
+
+
+def train(reply: Any, *, steps: int) -> tuple[PolicyTrainer, list[Mapping[str, Any]]]:
+    made, seen = trainer(), list[Mapping[str, Any]]()
+
+    async def after_step(metrics: Mapping[str, Any], batches: Any) -> None:
+        seen.append(metrics)
+
+    async def go(url: str) -> None:
+        async with OpenAIClient(f"{url}/v1", dialect="openai", model="judge", retries=0) as judge:
+            arena = Judged(judge, made)
+            await asyncio.wait_for(training_loop(arena, made, steps, after_step=after_step), 60)
+
+    with serving(ScriptedServer(reply)) as url:
+        asyncio.run(go(url))
+    return made, seen
+
+
+BROKEN = [
+    HttpAnswer(b"", 503),
+    HttpAnswer(b"<html>"),
+    HttpAnswer({"choices": []}),
+    HttpAnswer(b'{"choices"', cut=True),
+]
+
+
+def test_a_run_goes_on_through_a_judge_that_fails_half_of_its_calls() -> None:
+    calls = count()
+
+    def reply(asked: HttpAsked) -> HttpAnswer:
+        number = next(calls)
+        if number % 2:
+            return BROKEN[number // 2 % len(BROKEN)]
+        return HttpAnswer({"choices": [{"message": {"content": str(number // 2 % 3)}}]})
+
+    made, seen = train(reply, steps=4)
+    assert made.step == 4
+    for metrics in seen:
+        assert metrics["arena/endpoint_failed"] == metrics["arena/failed"] == 8.0
+    assert made.ledger.discarded["endpoint"] > 0
+    made.ledger.check(queued=0)
+
+
+def test_a_judge_that_never_answers_ends_the_run_with_the_reason() -> None:
+    with pytest.raises(ArenaError, match=r"(?s)160 of the last 160 plays failed.*out of money"):
+        train(lambda asked: HttpAnswer({"error": {"message": "out of money"}}, 500), steps=4)
