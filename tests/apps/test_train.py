@@ -120,7 +120,8 @@ def test_the_commands_at_the_end_fit_the_model_and_the_arena(
     assert main(longer[3:]) == 0
     with running([sys.executable, "-m", *serve[2:]]) as url:
         live = httpx.get(f"{url}/adapters/version").json()["adapters"]
-    assert [adapter["version"] for adapter in live if adapter["name"] == "policy"] == [1]
+    newest = read_metrics(Path("runs/nim-1/metrics.jsonl"))[-1]["policy_version"]
+    assert [one["version"] for one in live if one["name"] == "policy"] == [newest]
 
 
 def test_after_a_game_that_ships_with_the_kit_the_other_one_is_next(

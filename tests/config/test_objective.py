@@ -32,8 +32,9 @@ def test_the_old_names_stand() -> None:
     assert objective().policy_loss == "ppo"
     assert objective(importance_sampling="token").policy_loss == "ppo"
     assert objective(importance_sampling="sequence").policy_loss == "gspo"
-    assert objective(importance_sampling="sequence").clip_skip_threshold == 0.9
-    assert objective(loss="gmpo").clip_skip_threshold == 0.3
+    sequences = TrainingConfig(importance_sampling="sequence")
+    assert step_settings(sequences).clip_skip_threshold == 0.9
+    assert step_settings(TrainingConfig(loss="gmpo")).clip_skip_threshold == 0.3
 
 
 def test_a_loss_and_another_ratio_contradict_each_other() -> None:
@@ -55,8 +56,9 @@ def test_a_reference_is_refused_where_nothing_pulls_to_it() -> None:
         given: Any = {name: value, "kl_coef": 0.0}
         with pytest.raises(ConfigError, match=rf"{name} is .* but kl_coef is 0, so nothing"):
             TrainingConfig(**given)
-    assert objective(kl_refresh_steps=5).kl_refresh_steps == 5
-    assert objective().kl_refresh_steps is None
+    for steps in (5, None):
+        config = TrainingConfig(kl_refresh_steps=steps)
+        assert step_settings(config).update(0, 10).kl_refresh_steps == steps
 
 
 def test_a_reference_is_a_path_on_the_command_line(tmp_path: Path) -> None:
