@@ -97,7 +97,7 @@ def app_of(
     if scale is None and handle.lora is not None:
         scale = handle.lora.scale
     return make_app(
-        EngineClient(engine, handle.tokenizer),
+        EngineClient(engine, handle.tokenizer, use_threads=True),
         engine,
         handle.tokenizer,
         model=name,

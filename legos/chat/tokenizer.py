@@ -4,6 +4,7 @@ import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from legos.errors import ModelError
 __all__ = ["ChatTokenizer", "load_tokenizer"]
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer.tiktoken")
-_REMEMBERED_PROMPTS = 8192
+_REMEMBERED_PROMPTS = 2048
 _REMEMBERED_CHARACTERS = 4096  # a longer chat is seldom asked twice, and its ids are many
 
 
@@ -53,7 +54,12 @@ class ChatTokenizer:
 
     def __init__(self, tokenizer: Any, *, end_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()  # the library's tokenizers refuse concurrent use
+        # The library's tokenizers in Rust refuse only to be changed while another thread uses them,
+        # and their first call puts truncation and padding off; those in Python take turns.
+        self._lock: AbstractContextManager[Any] = threading.Lock()
+        if getattr(tokenizer, "is_fast", False):
+            tokenizer.encode("")
+            self._lock = nullcontext()
         self._controls = _control_tokens(tokenizer)
         self._remember = lru_cache(maxsize=_REMEMBERED_PROMPTS)(self._render)
         self.vocab_size: int = len(tokenizer)

@@ -147,7 +147,7 @@ def serve(
     max_batch: int = 256,
     max_queue: int = 1024,
     timeout_s: float = 600.0,
-    max_body_mb: float = 16.0,
+    max_body_mb: float = 4.0,
     adapter_folder: Path | None = None,
     drain_s: float = 30.0,
     log_prompts: Annotated[bool, Parameter(negative="", show_default=False)] = False,

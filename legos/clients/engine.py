@@ -1,6 +1,7 @@
 """The in-process client: messages in, completions out, straight from an engine."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
@@ -18,6 +19,8 @@ from legos.protocols import Engine
 __all__ = ["EngineClient"]
 
 _SHORT = 32  # tokens; longer completions are seldom said twice, and remembering them takes memory
+_SMALL = 256  # characters of choices; the memory of their trees is bounded by size times number
+_SMALL_TREES, _LARGE_TREES = 1024, 8
 
 
 class EngineClient:
@@ -28,11 +31,25 @@ class EngineClient:
     the loop once.
     """
 
-    def __init__(self, engine: Engine, tokenizer: ChatTokenizer) -> None:
+    def __init__(
+        self, engine: Engine, tokenizer: ChatTokenizer, *, use_threads: bool = False
+    ) -> None:
+        """Make a client.
+
+        Args:
+            engine: answers.
+            tokenizer: the model's.
+            use_threads: build grammars, large trees of choices and the tokens of scores on threads,
+                as servers need it, whose loop has others to serve. The order in which requests
+                reach the engine then depends on the threads.
+        """
         self._engine = engine
         self._tokenizer = tokenizer
-        self._tree = lru_cache(maxsize=4096)(self._make_tree)
-        self._grammar = lru_cache(maxsize=64)(self._make_grammar)
+        self._use_threads = use_threads
+        self._building = threading.Lock()  # n answers with the same large choices need one tree
+        self._small_tree = lru_cache(maxsize=_SMALL_TREES)(self._make_tree)
+        self._large_tree = lru_cache(maxsize=_LARGE_TREES)(self._make_tree)
+        self._grammar = lru_cache(maxsize=32)(self._make_grammar)
         self._stops = lru_cache(maxsize=256)(self._make_stops)
         self._short_text = lru_cache(maxsize=65536)(tokenizer.decode)
         self._end_ids = tokenizer.end_ids
@@ -58,7 +75,7 @@ class EngineClient:
             EngineError: the engine died or was closed.
         """
         started = time.perf_counter()
-        request = self._request(prompt, sampling, adapter, stream=False)
+        request = await self._prepared(prompt, sampling, adapter, stream=False)
         number, future = self._ask(request)
         try:
             generated = await future
@@ -87,7 +104,7 @@ class EngineClient:
             EngineError: the engine died or was closed.
         """
         started = time.perf_counter()
-        request = self._request(prompt, sampling, adapter, stream=True)
+        request = await self._prepared(prompt, sampling, adapter, stream=True)
         number, future = self._ask(request)
         news = self._news[number] = _News()
         try:
@@ -121,12 +138,30 @@ class EngineClient:
             RequestError: a prompt or choice cannot be scored.
         """
         encode = self._tokenizer.encode
-        rows = [
-            (self._tokenizer.render(tuple(messages)), [encode(choice) for choice in choices])
-            for messages, choices in prompts
-        ]
+
+        def rows_of() -> list[tuple[tuple[int, ...], list[tuple[int, ...]]]]:
+            return [
+                (self._tokenizer.render(tuple(messages)), [encode(choice) for choice in choices])
+                for messages, choices in prompts
+            ]
+
+        rows = await asyncio.to_thread(rows_of) if self._use_threads else rows_of()
         scores = self._engine.score(rows, end_ids=self._tokenizer.end_ids, adapter=adapter)
         return await asyncio.wrap_future(scores)
+
+    async def _prepared(
+        self,
+        prompt: Sequence[Message] | Sequence[int],
+        sampling: Sampling,
+        adapter: str,
+        *,
+        stream: bool,
+    ) -> Request:
+        """``_request``, on a thread where it may take long and threads are used."""
+        long = sampling.json_schema is not None or _size(sampling.choices) > _SMALL
+        if self._use_threads and long:
+            return await asyncio.to_thread(self._request, prompt, sampling, adapter, stream=stream)
+        return self._request(prompt, sampling, adapter, stream=stream)
 
     def _request(
         self,
@@ -247,6 +282,12 @@ class EngineClient:
             return self._tokenizer.render(cast("tuple[Message, ...]", tuple(prompt)))
         return cast("tuple[int, ...]", tuple(prompt))
 
+    def _tree(self, choices: tuple[str, ...]) -> ChoiceNode:
+        if _size(choices) <= _SMALL:
+            return self._small_tree(choices)
+        with self._building:
+            return self._large_tree(choices)
+
     def _make_tree(self, choices: tuple[str, ...]) -> ChoiceNode:
         return choice_tree(
             [self._tokenizer.encode(choice) for choice in choices], end_ids=self._tokenizer.end_ids
@@ -262,6 +303,10 @@ class EngineClient:
 
     def _make_ends(self, stop_ids: tuple[int, ...], ignore_end: bool) -> tuple[int, ...]:
         return tuple(sorted({*(() if ignore_end else self._end_ids), *stop_ids}))
+
+
+def _size(choices: Sequence[str]) -> int:
+    return sum(map(len, choices))
 
 
 class _News:

@@ -52,16 +52,30 @@ def choice_tree(choices: Iterable[Sequence[int]], *, end_ids: Sequence[int]) -> 
     """
     answers = sorted({tuple(choice) for choice in choices})
     if not answers or not all(answers):
-        raise RequestError(f"choices are {answers}; expected at least one, none of them empty")
-    return _node(answers, 0, tuple(end_ids))
+        raise RequestError(
+            f"{len(answers)} choices, one of them empty perhaps; expected at least one, none of "
+            "them empty"
+        )
+    ends = tuple(end_ids)
+    # The answers are in order, so each shares its first tokens with the one before and the places
+    # beyond those are complete. No recursion: an answer may have thousands of tokens.
+    opened: list[dict[int, ChoiceNode]] = [{}]  # children of the places on the way to an answer
+    last: tuple[int, ...] = ()
+    wholes: set[int] = set()  # how many tokens of `last` are whole answers
+    for answer in (*answers, ()):
+        shared = next(
+            (n for n, (a, b) in enumerate(zip(last, answer, strict=False)) if a != b),
+            min(len(last), len(answer)),
+        )
+        for depth in range(len(last), shared, -1):
+            opened[depth - 1][last[depth - 1]] = _node(opened.pop(), depth in wholes, ends)
+            wholes.discard(depth)
+        opened += [{} for _ in answer[shared:]]
+        wholes.add(len(answer))
+        last = answer
+    return _node(opened[0], False, ends)
 
 
-def _node(answers: Sequence[tuple[int, ...]], depth: int, end_ids: tuple[int, ...]) -> ChoiceNode:
-    whole = any(len(answer) == depth for answer in answers)
-    following: dict[int, list[tuple[int, ...]]] = {}
-    for answer in answers:
-        if len(answer) > depth:
-            following.setdefault(answer[depth], []).append(answer)
-    children = {token: _node(rest, depth + 1, end_ids) for token, rest in following.items()}
+def _node(children: Mapping[int, ChoiceNode], whole: bool, end_ids: tuple[int, ...]) -> ChoiceNode:
     legal = {*children, *end_ids} if whole and children else set(children)
     return ChoiceNode(children, tuple(sorted(legal)), whole=whole)

@@ -10,6 +10,7 @@ from legos.errors import RecordError, RequestError
 
 __all__ = [
     "MAX_ALTERNATIVES",
+    "MAX_BIAS",
     "MIN_TEMPERATURE",
     "Alternatives",
     "Completion",
@@ -22,6 +23,7 @@ __all__ = [
 ]
 
 MAX_ALTERNATIVES = 64  # most probable tokens recorded at a place
+MAX_BIAS = 1000.0  # added to a logit; beyond it, float32 keeps too little of the logit itself
 MIN_TEMPERATURE = 1e-3  # below it, float32 logits overflow when they are divided
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -91,15 +93,15 @@ def filter_complaints(filters: Filters) -> Iterator[str]:
         value: float = getattr(filters, name)
         if not math.isfinite(value):
             yield f"{name} is {value}; expected a finite number"
-    ids = [token for token, _ in filters.logit_bias]
+    seen: set[int] = set()
     for token, bias in filters.logit_bias:
         if token < 0:
             yield f"logit_bias names token {token}; expected ids from 0"
-        if not math.isfinite(bias):
-            yield f"logit_bias of token {token} is {bias}; expected a finite number"
-    if len(set(ids)) < len(ids):
-        twice = next(token for token in ids if ids.count(token) > 1)
-        yield f"logit_bias names token {twice} more than once; add its values up"
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            yield f"logit_bias of token {token} is {bias}; expected -{MAX_BIAS:g} to {MAX_BIAS:g}"
+        if token in seen:
+            yield f"logit_bias names token {token} more than once; add its values up"
+        seen.add(token)
     if filters.top_k < 0:
         yield f"top_k is {filters.top_k}; expected 0 (all tokens) or more"
     if not 0.0 < filters.top_p <= 1.0:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import PlainTextResponse, Response
 
+from legos.server.bodies import JsonRoute
 from legos.server.problems import GoneError, Problem
 from legos.server.service import Service
 from legos.server.shapes import AdapterList, LiveAdapter
@@ -77,7 +78,7 @@ def adapter_router(service: Service, *, default_scale: float | None) -> APIRoute
         service: shared.
         default_scale: LoRA's multiplier where a load says none.
     """
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
     desk = _Desk(service, default_scale)
 
     @router.post(
@@ -207,14 +208,10 @@ def _with_digest(adapter: Adapter) -> Adapter:
 
 
 async def _body(request: Request) -> bytearray:
-    """The whole body, copied once as it comes."""
-    length = request.headers.get("content-length", "")
-    body = bytearray(int(length) if length.isdigit() else 0)
-    size = 0
+    """The whole body; it takes memory as it comes, whatever its head promises."""
+    body = bytearray()
     async for chunk in request.stream():
-        body[size : size + len(chunk)] = chunk
-        size += len(chunk)
-    del body[size:]
+        body += chunk
     return body
 
 

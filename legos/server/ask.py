@@ -7,7 +7,6 @@ from contextlib import aclosing
 from typing import Any, cast
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from legos.data.message import Completion, Sampling
 from legos.data.request import Progress
@@ -15,10 +14,7 @@ from legos.server.fields import with_seed
 from legos.server.problems import GoneError
 from legos.server.service import Service, together
 
-__all__ = ["GONE", "Asked", "Envelope", "complete_all", "stream_all", "usage_of"]
-
-GONE = Response(status_code=499)
-"""What is answered when nobody listens."""
+__all__ = ["Asked", "Envelope", "complete_all", "stream_all", "usage_of"]
 
 
 class Envelope:

@@ -12,12 +12,13 @@ from starlette.responses import Response
 from legos.chat.tools import call_schema
 from legos.data.message import Completion
 from legos.data.request import Progress
-from legos.server.ask import GONE, Asked, Envelope, complete_all, stream_all, usage_of
+from legos.server.ask import Asked, Envelope, complete_all, stream_all, usage_of
+from legos.server.bodies import JsonRoute
 from legos.server.chat_fields import ChatBody, ChatPrompt
 from legos.server.events import Emit, EventStream
-from legos.server.problems import Problem
+from legos.server.problems import GONE, Problem
 from legos.server.reply import Manner, ReplyReader
-from legos.server.service import Service
+from legos.server.service import LONG, Service
 from legos.server.shapes import ChatAnswer
 from legos.server.tokens import TokenTexts, chat_logprobs, token_fields
 
@@ -25,13 +26,12 @@ __all__ = ["chat_router", "render_prompt"]
 
 logger = logging.getLogger("legos.server")
 
-LONG = 16_384  # characters; templates take their time over a longer chat
 TAIL = 8  # tokens of a prompt in which it may open the thinking
 
 
 def chat_router(service: Service) -> APIRouter:
     """The endpoint."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
     texts = TokenTexts(service.tokenizer)
 
     @router.post(
@@ -92,6 +92,7 @@ class _Chat:
         if service.limits.log_prompts:
             logger.info("chat %s", body.model_dump_json(include={"messages", "prompt_token_ids"}))
         adapter = service.adapter_of(body.model, body.adapter)
+        service.check_size(body.n or 1)
         tools, forced = body.callable_tools()
         ids = body.prompt_token_ids
         if ids is not None and body.messages:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from legos.data.message import MAX_ALTERNATIVES, Message
-from legos.server.fields import SamplingFields
+from legos.server.fields import ONE_ERROR, Ids, SamplingFields
 from legos.server.problems import Problem
 
 __all__ = ["ChatBody", "ChatMessage", "ChatPrompt", "Tool"]
@@ -51,10 +51,10 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], ONE_ERROR] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[MadeCall] | None = None
+    tool_calls: Annotated[list[MadeCall], ONE_ERROR] | None = None
     reasoning_content: str | None = None
 
     @property
@@ -124,10 +124,12 @@ class ChatPrompt(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    messages: list[ChatMessage] = Field(default=[], max_length=10_000)
-    tools: list[Tool] | None = Field(None, max_length=256)
+    messages: Annotated[list[ChatMessage], ONE_ERROR] = Field(default=[], max_length=10_000)
+    tools: Annotated[list[Tool], ONE_ERROR] | None = Field(None, max_length=256)
     chat_template_kwargs: dict[str, str | bool | int | float] | None = Field(
-        None, description="Further variables of the chat template, such as enable_thinking."
+        None,
+        max_length=64,
+        description="Further variables of the chat template, such as enable_thinking.",
     )
 
     def checked(self) -> list[dict[str, Any]]:
@@ -176,7 +178,7 @@ class ChatBody(ChatPrompt, SamplingFields):
         },
     )
 
-    prompt_token_ids: list[int] | None = Field(
+    prompt_token_ids: Ids | None = Field(
         None, description="The prompt as token ids, in place of messages."
     )
     max_completion_tokens: int | None = Field(None, ge=1, description="max_tokens, stronger.")

@@ -1,9 +1,8 @@
 """``POST /v1/completions``: prompts as text or token ids, and what comes after them."""
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -13,11 +12,12 @@ from starlette.responses import Response
 from legos.chat.incremental import TextStream
 from legos.data.message import MAX_ALTERNATIVES, Completion
 from legos.data.request import Progress
-from legos.server.ask import GONE, Asked, Envelope, complete_all, stream_all, usage_of
+from legos.server.ask import Asked, Envelope, complete_all, stream_all, usage_of
+from legos.server.bodies import JsonRoute
 from legos.server.events import Emit, EventStream
-from legos.server.fields import SamplingFields
-from legos.server.problems import Problem
-from legos.server.service import Service
+from legos.server.fields import ONE_ERROR, Ids, SamplingFields
+from legos.server.problems import GONE, Problem
+from legos.server.service import Service, encode_texts
 from legos.server.shapes import CompletionAnswer
 from legos.server.tokens import TokenTexts, text_logprobs, token_fields
 
@@ -25,7 +25,6 @@ __all__ = ["CompletionBody", "completion_router"]
 
 logger = logging.getLogger("legos.server")
 
-LONG = 16_384  # characters that take a while to be taken apart
 DEFAULT_TOKENS = 16  # of OpenAI's interface
 
 
@@ -43,7 +42,7 @@ class CompletionBody(SamplingFields):
         },
     )
 
-    prompt: str | list[int] | list[str] | list[list[int]] = Field(
+    prompt: str | Ids | Annotated[list[str], ONE_ERROR] | Annotated[list[Ids], ONE_ERROR] = Field(
         description="One text, one list of token ids, or several of either."
     )
     add_special_tokens: bool = Field(
@@ -56,6 +55,12 @@ class CompletionBody(SamplingFields):
     best_of: Literal[1] | None = None
     suffix: None = None
 
+    @property
+    def num_prompts(self) -> int:
+        """How many there are."""
+        several = not isinstance(self.prompt, str) and self.prompt
+        return len(several) if several and not isinstance(several[0], int) else 1
+
     async def prompts(self, service: Service) -> list[tuple[int, ...]]:
         """Token ids of every prompt.
 
@@ -65,23 +70,17 @@ class CompletionBody(SamplingFields):
         given: Any = self.prompt
         if isinstance(given, str) or (given and isinstance(given[0], int)):
             given = [given]
-        ids = [await self._ids(service, prompt) for prompt in given]
+        if given and isinstance(given[0], str):
+            given = await encode_texts(service, given, specials=self.add_special_tokens)
+        ids = [tuple(prompt) for prompt in given]
         if not ids or not all(ids):
             raise Problem(400, "prompt is empty; expected at least one token", param="prompt")
         return ids
 
-    async def _ids(self, service: Service, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        if not isinstance(prompt, str):
-            return tuple(prompt)
-        encode, specials = service.tokenizer.encode, self.add_special_tokens
-        if len(prompt) > LONG:
-            return await asyncio.to_thread(encode, prompt, specials=specials)
-        return encode(prompt, specials=specials)
-
 
 def completion_router(service: Service) -> APIRouter:
     """The endpoint."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
     texts = TokenTexts(service.tokenizer)
 
     @router.post(
@@ -105,6 +104,7 @@ async def _asked(service: Service, body: CompletionBody) -> Asked:
     if service.limits.log_prompts:
         logger.info("completion %s", body.model_dump_json(include={"prompt"}))
     adapter = service.adapter_of(body.model, body.adapter)
+    service.check_size(body.num_prompts * (body.n or 1))
     prompts = await body.prompts(service)
     sampling = body.sampling(
         max_tokens=None if body.choices else DEFAULT_TOKENS, alternatives=body.logprobs or 0

@@ -1,21 +1,26 @@
 """Models, health, metrics, tokens of texts, scores of choices."""
 
+import asyncio
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from legos.data.message import Message
 from legos.errors import EngineError
+from legos.server.bodies import JsonRoute
 from legos.server.chat import render_prompt
 from legos.server.chat_fields import ChatMessage, ChatPrompt
+from legos.server.fields import ONE_ERROR, Ids, Text, check_choices
 from legos.server.problems import GoneError, Problem
-from legos.server.service import Service
-from legos.server.shapes import Health, ModelList, OneModel, Scores, Text, Tokens
+from legos.server.service import Service, encode_texts
+from legos.server.shapes import Decoded, Health, ModelList, OneModel, Scores, Tokens
 
 __all__ = ["state_router", "text_router"]
 
+MOST_TOKENS = 1 << 17  # whose text is asked for at once
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -39,7 +44,7 @@ class DetokenizeBody(BaseModel):
     )
 
     model: str | None = Field(None, description="Not looked at; there is one tokenizer.")
-    tokens: list[int] = Field(max_length=1_000_000)
+    tokens: Ids = Field(max_length=MOST_TOKENS)
 
 
 class ScoredPrompt(BaseModel):
@@ -47,10 +52,8 @@ class ScoredPrompt(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    messages: list[ChatMessage] = Field(min_length=1)
-    choices: list[Annotated[str, StringConstraints(min_length=1)]] = Field(
-        min_length=1, max_length=1024
-    )
+    messages: Annotated[list[ChatMessage], ONE_ERROR] = Field(min_length=1)
+    choices: Annotated[list[Text], ONE_ERROR] = Field(min_length=1, max_length=1024)
 
 
 class ScoreBody(BaseModel):
@@ -72,7 +75,7 @@ class ScoreBody(BaseModel):
         },
     )
 
-    prompts: list[ScoredPrompt] = Field(min_length=1, max_length=1024)
+    prompts: Annotated[list[ScoredPrompt], ONE_ERROR] = Field(min_length=1, max_length=1024)
     model: str | None = Field(
         None, description="The base model's name, base, an adapter's name, or NAME@VERSION."
     )
@@ -81,7 +84,7 @@ class ScoreBody(BaseModel):
 
 def state_router(service: Service) -> APIRouter:
     """Models, health, metrics."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.get("/v1/models")
     async def models() -> ModelList:
@@ -124,45 +127,56 @@ def state_router(service: Service) -> APIRouter:
 
 def text_router(service: Service) -> APIRouter:
     """Tokens of texts, scores of choices."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
-    @router.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> Tokens:
+    @router.post("/tokenize", response_class=Response, responses={200: {"model": Tokens}})
+    async def tokenize(body: TokenizeBody) -> Response:
         """The token ids of a text or a chat."""
         if (body.prompt is None) == (not body.messages):
             raise Problem(400, "give either prompt or messages", param="prompt")
         if body.prompt is not None:
-            ids = service.tokenizer.encode(body.prompt, specials=body.add_special_tokens)
+            specials = body.add_special_tokens
+            (ids,) = await encode_texts(service, [body.prompt], specials=specials)
         else:
             tools: list[Any] = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
             ids = await render_prompt(service, body, tools)
-        return Tokens(tokens=list(ids), count=len(ids), max_model_len=service.context)
+        return _written({"tokens": ids, "count": len(ids), "max_model_len": service.context})
 
     @router.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> Text:
+    async def detokenize(body: DetokenizeBody) -> Decoded:
         """The text of token ids."""
         vocabulary = service.tokenizer.vocab_size
         bad = next((token for token in body.tokens if not 0 <= token < vocabulary), None)
         if bad is not None:
             raise Problem(400, f"token {bad} is none of {vocabulary}", param="tokens")
-        return Text(prompt=service.tokenizer.decode(body.tokens, controls=True))
+        decode = service.tokenizer.decode
+        return Decoded(prompt=await asyncio.to_thread(decode, body.tokens, controls=True))
 
-    @router.post("/v1/score")
-    async def score(body: ScoreBody, request: Request) -> Scores:
+    @router.post("/v1/score", response_class=Response, responses={200: {"model": Scores}})
+    async def score(body: ScoreBody, request: Request) -> Response:
         """Log-probability (nats, temperature 1) of each choice as the whole answer."""
+        for one in body.prompts:
+            check_choices(one.choices)
         prompts = [
             ([Message(m.fields()["role"], m.text) for m in one.messages], one.choices)
             for one in body.prompts
         ]
         adapter = service.adapter_of(body.model, body.adapter)
-        with service.admitted(sum(len(one.choices) for one in body.prompts)):
+        # Scores are one piece of work that the engine divides; it is let in wherever it fits alone.
+        most = service.limits.max_running + service.limits.max_queue
+        with service.admitted(min(len(prompts), most)):
             try:
                 scored = await service.attend(request.receive, _scored(service, prompts, adapter))
             except GoneError as error:
                 raise Problem(499, "the client has gone") from error
-        return Scores(scores=scored)
+        return _written({"scores": scored})
 
     return router
+
+
+def _written(answer: Any) -> Response:
+    """An answer that may be long; models would take their time over it."""
+    return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 async def _scored(

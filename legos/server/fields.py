@@ -5,18 +5,35 @@ A field that is not listed is refused by name: leaving it out silently might cha
 
 import json
 import secrets
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from legos.data.message import Filters, Sampling
+from legos.data.message import MAX_BIAS, Filters, Sampling
 from legos.server.problems import Problem
 
-__all__ = ["ResponseFormat", "SamplingFields", "StreamOptions", "with_seed"]
+__all__ = [
+    "ONE_ERROR",
+    "Ids",
+    "ResponseFormat",
+    "SamplingFields",
+    "StreamOptions",
+    "Text",
+    "check_choices",
+    "with_seed",
+]
 
 MAX_SEED = 1 << 64
+MOST_CHOICE_CHARACTERS = 32_768  # of all choices of a request together; each may be a token
+MOST_SCHEMA_CHARACTERS = 65_536
+ONE_ERROR = Field(fail_fast=True)  # a list of a million entries may be wrong in a million places
+
 Text = Annotated[str, StringConstraints(min_length=1)]
+ShortText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+Ids = Annotated[list[int], ONE_ERROR]
+Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 
 
 class StreamOptions(BaseModel):
@@ -79,10 +96,12 @@ class SamplingFields(BaseModel):
     presence_penalty: float | None = Field(0.0, ge=-2, le=2)
     frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
     repetition_penalty: float | None = Field(1.0, ge=0.01, le=100)
-    logit_bias: dict[str, float] | None = Field(None, description="Token id to what is added.")
+    logit_bias: dict[str, Bias] | None = Field(
+        None, max_length=1024, description="Token id to what is added to its logit."
+    )
     max_tokens: int | None = Field(None, ge=1)
-    stop: Text | Annotated[list[Text], Field(max_length=64)] | None = None
-    stop_token_ids: list[int] | None = Field(None, max_length=64)
+    stop: ShortText | Annotated[list[ShortText], Field(max_length=64), ONE_ERROR] | None = None
+    stop_token_ids: Ids | None = Field(None, max_length=64)
     ignore_eos: bool = Field(False, description="The model's own end does not end the answer.")
     seed: int | None = Field(
         None,
@@ -103,8 +122,11 @@ class SamplingFields(BaseModel):
         description="Log-probabilities of the distribution sampled from, or of the model itself.",
     )
     raw_logprobs: bool = Field(False, description="Also answer with raw_logprobs of every token.")
-    choices: list[Text] | None = Field(
-        None, min_length=1, max_length=4096, description="The legal answers."
+    choices: Annotated[list[Text], ONE_ERROR] | None = Field(
+        None,
+        min_length=1,
+        max_length=4096,
+        description=f"The legal answers, of {MOST_CHOICE_CHARACTERS} characters together.",
     )
     restrict: bool = Field(False, description="Only choices can be answered.")
     user: str | None = Field(None, description="Not looked at.")
@@ -142,6 +164,7 @@ class SamplingFields(BaseModel):
             Problem: fields that contradict each other.
         """
         temperature = 1.0 if self.temperature is None else self.temperature
+        check_choices(self.choices or ())
         filters = self._filters()
         if self.logprobs_mode == "raw" and alternatives and (filters or temperature != 1.0):
             raise Problem(
@@ -152,6 +175,13 @@ class SamplingFields(BaseModel):
             )
         if json_schema is None and self.response_format is not None:
             json_schema = self.response_format.schema_text()
+        if json_schema is not None and len(json_schema) > MOST_SCHEMA_CHARACTERS:
+            raise Problem(
+                400,
+                f"the JSON schema has {len(json_schema)} characters; expected at most "
+                f"{MOST_SCHEMA_CHARACTERS}",
+                param="response_format",
+            )
         if json_schema is not None and self.choices:
             raise Problem(400, "choices and a JSON schema contradict each other", param="choices")
         return Sampling(
@@ -191,6 +221,21 @@ class SamplingFields(BaseModel):
 
 
 _NO_FILTERS = Filters()
+
+
+def check_choices(choices: Sequence[str]) -> None:
+    """Refuse choices whose tree would be too large.
+
+    Raises:
+        Problem: they are.
+    """
+    size = sum(map(len, choices))
+    if size > MOST_CHOICE_CHARACTERS:
+        raise Problem(
+            400,
+            f"choices have {size} characters together; expected at most {MOST_CHOICE_CHARACTERS}",
+            param="choices",
+        )
 
 
 def with_seed(sampling: Sampling, index: int) -> Sampling:

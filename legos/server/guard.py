@@ -34,7 +34,8 @@ class Guard:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        status = 499  # nobody waited for an answer
+        status: int | None = None
+        gone = False  # before there was an answer
 
         async def noted(message: Message) -> None:
             nonlocal status
@@ -42,14 +43,21 @@ class Guard:
                 status = message["status"]
             await send(message)
 
+        async def heard() -> Message:
+            nonlocal gone
+            message = await receive()
+            gone = gone or (message["type"] == "http.disconnect" and status is None)
+            return message
+
         try:
             refusal = self._refusal(scope)
             if refusal is None:
-                await self._app(scope, self._measured(scope, receive), noted)
+                await self._app(scope, self._measured(scope, heard), noted)
             else:
                 await refusal.response()(scope, receive, noted)
         finally:
-            self._note(scope, status, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self._note(scope, None if gone else status, seconds)
 
     def _refusal(self, scope: Scope) -> Problem | None:
         """Why a request is not let in, by its head alone."""
@@ -100,10 +108,21 @@ class Guard:
             headers={"connection": "close"},
         )
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
-        """Count a request, and write a line without anything that it said."""
+    def _note(self, scope: Scope, status: int | None, seconds: float) -> None:
+        """Count a request, and write a line without anything that it said.
+
+        Args:
+            scope: of the request.
+            status: of the answer; None where the client had gone before there was one.
+            seconds: that it took.
+        """
         route = getattr(scope.get("route"), "path", "unknown")
         metrics = self._service.metrics
-        metrics.requests.labels(route, str(status)).inc()
-        metrics.latency_s.labels(route).observe(seconds)
-        logger.info("%s %s %d %.0f ms", scope["method"], route, status, 1000 * seconds)
+        if status is None:
+            metrics.hung_up.labels(route).inc()
+        else:
+            metrics.requests.labels(route, str(status)).inc()
+            metrics.latency_s.labels(route).observe(seconds)
+        level = logging.DEBUG if status is None else logging.INFO
+        told = (scope["method"], route, 499 if status is None else status, 1000 * seconds)
+        logger.log(level, "%s %s %d %.0f ms", *told)

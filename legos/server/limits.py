@@ -18,7 +18,7 @@ class Limits:
     allowed_hosts: tuple[str, ...] = ()  # names that a Host header may say; (): any
     max_running: int = 256  # completions that the engine decodes at once
     max_queue: int = 1024  # completions that may wait beyond those
-    max_body_bytes: int = 16 * 2**20
+    max_body_bytes: int = 4 * 2**20
     max_adapter_bytes: int = 2**30  # of the body of a load
     request_timeout_s: float = 600.0
     adapter_folder: Path | None = None  # adapters may be loaded from here; None: from nowhere

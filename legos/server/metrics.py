@@ -20,6 +20,7 @@ class Metrics:
 
     Attributes:
         requests: answered, by route and status.
+        hung_up: requests whose client left before there was an answer, by route.
         latency_s: from a request's first byte to its answer's last, by route.
         first_token_s: from a streamed request to its first token.
         running: completions that were asked for and not answered.
@@ -31,6 +32,12 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         self.requests = Counter(
             "legos_requests", "Requests answered.", ["route", "status"], registry=registry
+        )
+        self.hung_up = Counter(
+            "legos_hung_up",
+            "Requests whose client left before the answer.",
+            ["route"],
+            registry=registry,
         )
         self.latency_s = Histogram(
             "legos_request_seconds",

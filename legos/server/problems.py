@@ -18,7 +18,7 @@ from legos.errors import (
     RequestError,
 )
 
-__all__ = ["GoneError", "Problem", "first_error", "handle", "problem_of"]
+__all__ = ["GONE", "GoneError", "Problem", "first_error", "handle", "problem_of"]
 
 KINDS = {
     401: "authentication_error",
@@ -29,6 +29,10 @@ KINDS = {
     503: "engine_error",
     504: "timeout_error",
 }
+GONE = Response(status_code=499)
+"""What is answered when nobody listens."""
+
+_TOLD = 5  # wrong fields that an answer names
 _NO_RETRY = {"x-should-retry": "false"}  # OpenAI's client would ask again, and again in vain
 
 
@@ -77,7 +81,7 @@ class Problem(LegosError):  # noqa: N818 - it is an answer as much as an error
 def problem_of(error: BaseException) -> Problem:
     """What an error means to whoever asked; errors that nobody expected are not explained."""
     error = first_error(error)
-    told = str(error)
+    told = "" if isinstance(error, RequestValidationError) else str(error)  # whose text has it all
     match error:
         case Problem():
             problem = error
@@ -115,7 +119,8 @@ def _invalid(error: RequestValidationError) -> Problem:
     """The fields that are wrong; never what was in them."""
     told: list[str] = []
     param: str | None = None
-    for problem in error.errors():
+    problems = error.errors()
+    for problem in problems[:_TOLD]:
         place = [str(part) for part in problem["loc"] if part != "body"]
         name = ".".join(place)
         param = param or (place[0] if place else None)
@@ -123,4 +128,6 @@ def _invalid(error: RequestValidationError) -> Problem:
         if problem["type"] == "extra_forbidden":
             message = "this field is not known here, and ignoring it might change the result"
         told.append(f"{name}: {message}" if name else message)
-    return Problem(400, "; ".join(told[:5]), param=param)
+    if len(problems) > _TOLD:
+        told.append(f"and {len(problems) - _TOLD} more")
+    return Problem(400, "; ".join(told), param=param)

@@ -17,10 +17,11 @@ from legos.server.limits import Limits
 from legos.server.metrics import Metrics
 from legos.server.problems import GoneError, Problem, first_error
 
-__all__ = ["BASE", "Service", "Source", "together"]
+__all__ = ["BASE", "LONG", "Service", "Source", "encode_texts", "together"]
 
 BASE = "base"  # the adapter that is none
 POLICY = "policy"
+LONG = 4096  # characters that take a while to be taken apart
 T = TypeVar("T")
 
 
@@ -127,21 +128,37 @@ class Service:
             )
         return asked
 
+    def check_size(self, count: int) -> None:
+        """Refuse a request for more completions than are ever let in.
+
+        Raises:
+            Problem: 400, it has to be sent in parts.
+        """
+        most = self.limits.max_running + self.limits.max_queue
+        if count > most:
+            raise Problem(
+                400,
+                f"the request asks for {count} completions (prompts times n); at most {most} are "
+                "let in at once, send it in parts",
+                param="n",
+            )
+
     @contextmanager
     def admitted(self, count: int) -> Generator[None]:
         """Within the block, so many completions are being answered.
 
         Raises:
-            Problem: 429, as many as may are waiting already.
+            Problem: 429, they would be more than may run and wait.
         """
         limits = self.limits
-        waiting = self._running - limits.max_running
-        if self._running and waiting >= limits.max_queue:
+        if self._running + count > limits.max_running + limits.max_queue:
             self.metrics.refused.labels("queue").inc()
+            waiting = max(self._running - limits.max_running, 0)
             raise Problem(
                 429,
-                f"{max(waiting, 0)} completions are waiting, and no more than {limits.max_queue} "
-                "may; ask again later",
+                f"{self._running} completions are asked for already, {waiting} of them wait, and "
+                f"{count} more would exceed the {limits.max_running} that may run and the "
+                f"{limits.max_queue} that may wait; ask again later",
                 code="queue_full",
                 headers={"retry-after": "1"},
             )
@@ -213,6 +230,18 @@ class Service:
         with suppress(TimeoutError):  # what is left answers 503, unless it hangs
             await asyncio.wait_for(self._idle.wait(), 1.0)
         return ended
+
+
+async def encode_texts(
+    service: Service, texts: Sequence[str], *, specials: bool
+) -> list[tuple[int, ...]]:
+    """The token ids of each text; long ones are taken apart on a thread."""
+
+    def encode() -> list[tuple[int, ...]]:
+        return [service.tokenizer.encode(text, specials=specials) for text in texts]
+
+    long = sum(map(len, texts)) > LONG
+    return await asyncio.to_thread(encode) if long else encode()
 
 
 async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -12,13 +12,13 @@ __all__ = [
     "AdapterList",
     "ChatAnswer",
     "CompletionAnswer",
+    "Decoded",
     "Health",
     "LiveAdapter",
     "ModelList",
     "OneModel",
     "ProblemAnswer",
     "Scores",
-    "Text",
     "Tokens",
 ]
 
@@ -232,7 +232,7 @@ class Tokens(BaseModel):
     max_model_len: int
 
 
-class Text(BaseModel):
+class Decoded(BaseModel):
     """The text of tokens."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "hi"}]})

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from legos.errors import AdapterError
+from legos.server.bodies import broken
 from legos.server.problems import Problem
 from legos.weights.adapter import Adapter, header_record, shape_of
 from legos.weights.folder import read_adapter
@@ -55,8 +56,10 @@ def read_json_load(body: bytearray) -> tuple[Named, bytearray]:
             return named, _unbase64(bytearray((named.weights or "").encode()))
         head = body[: found.end()] + body[end:]  # the same object with empty weights
         named = msgspec.json.decode(head, type=Named)
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except msgspec.ValidationError as error:
         raise Problem(400, f"the body cannot be read: {error}") from error
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise broken(body, error) from error
     if named.weights != "":
         raise Problem(400, "weights must be a field of the outermost object", param="weights")
     return named, _unbase64(body, found.end(), end)

@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from legos.errors import AdapterError
@@ -30,6 +32,15 @@ _ARRAY_NAME = re.compile(r"(?P<module>.+)\.(?P<part>lora_a|lora_b|m)")
 _IN_LAYER = re.compile(r".*?\b(?:layers|blocks|h)\.(?P<layer>\d+)\.(?P<rest>.+)")
 
 
+class _Record(msgspec.Struct):
+    """What ``pack_adapter`` and ``write_peft`` record."""
+
+    name: str | None = None
+    version: int | None = None
+    digest: str | None = None
+    scale: float | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraShape:
     """Where LoRA stands in a model and how large it is."""
@@ -39,6 +50,19 @@ class LoraShape:
     num_layers: int  # the last n transformer layers
     modules: tuple[str, ...]  # full names of the adapted modules, sorted
     use_dora: bool = False  # y = m / |W + scale * B A| * (W x + scale * B(A x)), row by row
+
+    def __post_init__(self) -> None:
+        """Refuse a scale that is no number.
+
+        Raises:
+            AdapterError: naming it.
+        """
+        try:
+            usable = isfinite(self.scale)
+        except TypeError:
+            usable = False
+        if not usable:
+            raise AdapterError(f"the adapter's scale is {self.scale!r}; expected a finite number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,13 +187,20 @@ def model_name(model: str) -> str:
 
 
 def header_record(texts: Mapping[str, str]) -> dict[str, Any]:
-    """What this kit recorded in a safetensors header; empty where another program wrote it."""
+    """What this kit recorded in a safetensors header; empty where another program wrote it.
+
+    Raises:
+        AdapterError: a field is of another type.
+    """
     try:
-        return dict(json.loads(texts.get(HEADER_ENTRY, "{}")))
-    except (TypeError, ValueError) as error:
+        record = msgspec.json.decode(texts.get(HEADER_ENTRY, "{}"), type=_Record)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise AdapterError(
-            f"the file's header entry {HEADER_ENTRY!r} is no JSON: {error}"
+            f"the file's header entry {HEADER_ENTRY!r} cannot be read: {error}"
         ) from error
+    return {
+        key: value for key, value in msgspec.structs.asdict(record).items() if value is not None
+    }
 
 
 def shape_of(arrays: Mapping[str, Any], scale: float) -> LoraShape:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save  # pyright: ignore[reportUnknownVariableType]
@@ -52,7 +53,7 @@ def unpack_tensors(data: bytes | bytearray) -> tuple[dict[str, Floats], dict[str
         )
     try:
         header: Any = json.loads(bytes(view[_HEADER_SIZE_BYTES : _HEADER_SIZE_BYTES + size]))
-        texts: dict[str, str] = header.pop("__metadata__", {})
+        texts: dict[str, str] = msgspec.convert(header.pop("__metadata__", {}), dict[str, str])
         arrays = {name: _floats(name, tensor, body) for name, tensor in header.items()}
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, AdapterError):

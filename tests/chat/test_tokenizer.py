@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -151,6 +152,20 @@ def test_threads_may_share_it() -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(use, range(200)))
     assert found == [use(number) for number in range(200)]
+
+
+def test_a_long_text_on_one_thread_stops_no_other() -> None:
+    text = "words and words " * 40_000
+    with ThreadPoolExecutor(1) as pool:
+        long = pool.submit(TOKENIZER.encode, text)
+        while not long.running():
+            time.sleep(0.001)
+        answered = 0
+        while not long.done():
+            assert TOKENIZER.decode(TOKENIZER.encode("Nim: 5 left")) == "Nim: 5 left"
+            answered += 1
+        assert len(long.result()) == len(text)
+    assert answered > 10
 
 
 def test_the_same_chat_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:

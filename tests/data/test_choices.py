@@ -57,3 +57,13 @@ def test_order_and_repetition_do_not_matter() -> None:
     other = choice_tree([(1, 3), (2, 1)], end_ids=ENDS)
     assert one.legal == other.legal == (1, 2)
     assert answers(one, ENDS) == answers(other, ENDS)
+
+
+def test_an_answer_may_have_thousands_of_tokens() -> None:
+    long = tuple(range(5000))
+    root = choice_tree([long, (*long[:4000], -1), (7,)], end_ids=ENDS)
+    assert (root.depth, root.legal) == (5000, (0, 7))
+    node = root
+    for token in long[:4000]:
+        node = node.children[token]
+    assert node.legal == (-1, 4000)

@@ -124,7 +124,7 @@ def fake(tokenizer: ChatTokenizer) -> MakeServer:
     ) -> AbstractContextManager[Served]:
         words = own or tokenizer
         app = make_app(
-            EngineClient(engine, words),
+            EngineClient(engine, words, use_threads=True),
             engine,
             words,
             model="small",

@@ -74,7 +74,7 @@ def test_web_pages_of_others_cannot_ask(fake: Any) -> None:
     with fake(FakeEngine()) as server, server.http() as http:
         simple = {"origin": "https://evil.example", "content-type": "text/plain"}
         body = b'{"prompt": [5], "max_tokens": 1}'
-        assert http.post("/v1/completions", content=body, headers=simple).status_code == 400
+        assert http.post("/v1/completions", content=body, headers=simple).status_code == 415
         answer = http.post("/v1/completions", json=ASK, headers={"origin": "https://evil.example"})
         assert "access-control-allow-origin" not in answer.headers
 
@@ -122,6 +122,27 @@ def test_a_full_queue_says_when_to_come_back(fake: Any) -> None:
         assert [answer.result().status_code for answer in asked] == [200, 200]
         engine._hold = False
         assert http.post("/v1/completions", json=ASK).status_code == 200
+
+
+def test_the_queue_counts_completions_and_not_requests(fake: Any) -> None:
+    """One request of many completions is refused by itself, and where others leave no place."""
+    engine = FakeEngine(hold=True)
+    with (
+        fake(engine, max_running=4, max_queue=6) as server,
+        server.http() as http,
+        ThreadPoolExecutor() as pool,
+    ):
+        refused = http.post("/v1/completions", json={"prompt": [[5]] * 6, "n": 2})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+        assert "asks for 12 completions" in refused.json()["error"]["message"]
+        asked = pool.submit(http.post, "/v1/completions", json={**ASK, "n": 8})
+        assert eventually(lambda: len(engine.held) == 8)
+        many = http.post("/v1/completions", json={**ASK, "n": 3})
+        assert (many.status_code, many.json()["error"]["code"]) == (429, "queue_full")
+        few = pool.submit(http.post, "/v1/completions", json=ASK)
+        assert eventually(lambda: len(engine.held) == 9)
+        server.loop.call_soon_threadsafe(engine.release)
+        assert [answer.result().status_code for answer in (asked, few)] == [200, 200]
 
 
 @pytest.mark.parametrize("stream", [False, True])

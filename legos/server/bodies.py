@@ -1,0 +1,157 @@
+"""JSON bodies: read within bounds, off the event loop where they are long, and explained if broken.
+
+A body is parsed before it is checked against its model, and both cost more than its bytes tell: an
+object of a million fields that nobody knows is a million errors. What is counted here first bounds
+the time of all that comes after.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+import msgspec
+from fastapi import Request
+from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from legos.server.problems import GONE, Problem
+
+__all__ = ["JsonRoute", "broken", "parse_json"]
+
+LONG = 1 << 15  # bytes that take more than about a millisecond
+MOST = {b"[": 1 << 16, b"{": 1 << 16, b":": 1 << 18, b'"': 1 << 19}  # of a mark in one body
+MOST_FIELDS = 1024  # of one object
+DEEPEST = 64  # objects and lists inside of each other
+_BYTE = re.compile(r"(?P<reason>.*) \(byte (?P<byte>\d+)\)")
+
+
+class JsonRoute(APIRoute):
+    """A route whose JSON body comes through ``parse_json``."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The usual handler, given what the body says."""
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+
+        async def read(request: Request) -> Response:
+            parsed = _Parsed(request.scope, request.receive)
+            try:
+                await parsed.parse()
+            except ClientDisconnect:
+                return GONE
+            return await handle(parsed)
+
+        return read
+
+
+class _Parsed(Request):
+    """A request whose body has been parsed."""
+
+    value: Any = None
+
+    async def parse(self) -> None:
+        """Read the body.
+
+        Raises:
+            Problem: it is no JSON object, or beyond the bounds.
+        """
+        data = await self.body()
+        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise Problem(415, f"content-type is {kind!r}; expected application/json")
+        if len(data) > LONG:
+            self.value = await asyncio.to_thread(parse_json, data)
+        else:
+            self.value = parse_json(data)
+
+    async def json(self) -> Any:
+        """What the body says."""
+        return self.value
+
+
+def parse_json(data: bytes | bytearray) -> dict[str, Any]:
+    """The object that a body holds.
+
+    Raises:
+        Problem: 400, it is no JSON object, naming the place; 413, it holds more values than are
+            read.
+    """
+    for mark, most in MOST.items():
+        if data.count(mark) > most:
+            raise Problem(
+                413, f"the body has more than {most} of {mark.decode()!r}; send it in several parts"
+            )
+    if not data.strip():
+        raise Problem(400, "the body is empty; expected a JSON object")
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise broken(data, error) from error
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        raise Problem(400, f"the body is a JSON value of type {kind}; expected an object")
+    fields = cast("dict[str, Any]", value)
+    _check_bounds(fields)
+    return fields
+
+
+def broken(data: bytes | bytearray, error: Exception) -> Problem:
+    """Why a body is no JSON, and where.
+
+    Args:
+        data: the body.
+        error: what msgspec says of it.
+    """
+    found = _BYTE.match(str(error))
+    if isinstance(error, RecursionError):
+        return Problem(400, f"the body is nested too deeply; expected at most {DEEPEST} levels")
+    if isinstance(error, UnicodeDecodeError):
+        reason, at = "invalid UTF-8", _first_foreign_byte(data)
+    elif found is not None:
+        reason, at = found["reason"].removeprefix("JSON is malformed: "), int(found["byte"])
+    elif b"\\ud" in data[-12:].lower():
+        reason, at = "half an escaped utf-16 surrogate pair", len(data)
+    elif "truncated" in str(error):
+        reason, at = "it ends in the middle of a value", len(data)
+    else:
+        return Problem(400, f"the body is no JSON: {error}")
+    if reason == "invalid character":
+        reason += f" {bytes(data[at : at + 1])!r}"
+    line, column = data.count(b"\n", 0, at) + 1, at - data.rfind(b"\n", 0, at)
+    return Problem(
+        400,
+        f"the body is no JSON: {reason} at line {line}, column {column}; "
+        "expected one JSON object in UTF-8",
+    )
+
+
+def _first_foreign_byte(data: bytes | bytearray) -> int:
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return len(data)
+
+
+def _check_bounds(value: Any) -> None:
+    """Refuse objects of too many fields, and values too deep inside of each other."""
+    level: list[Any] = [value]
+    for _ in range(DEEPEST):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                fields = cast("dict[str, Any]", item)
+                if len(fields) > MOST_FIELDS:
+                    raise Problem(
+                        413, f"an object has {len(fields)} fields; expected at most {MOST_FIELDS}"
+                    )
+                below += [x for x in fields.values() if isinstance(x, (dict, list))]
+            else:
+                below += [x for x in item if isinstance(x, (dict, list))]
+        if not below:
+            return
+        level = below
+    raise Problem(400, f"the body is nested too deeply; expected at most {DEEPEST} levels")

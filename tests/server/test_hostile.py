@@ -1,0 +1,274 @@
+"""What hostile bodies cost: memory follows what has arrived, and none holds the event loop."""
+
+import gc
+import json
+import socket
+import time
+import tracemalloc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from legos.testing import FakeEngine
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+BYTES = {"content-type": "application/octet-stream"}
+HI = [{"role": "user", "content": "hi"}]
+
+
+@contextmanager
+def longest_turn(server: Any) -> Iterator[list[float]]:
+    """CPU seconds of the loop's thread in its longest turn; others do not lengthen those."""
+    turns: list[float] = []
+    last = 0.0
+
+    def beat() -> None:
+        nonlocal last
+        now = time.thread_time()
+        turns.append(now - last)
+        last = now
+        if not server.service.draining:
+            server.loop.call_later(0.001, beat)
+
+    def begin() -> None:
+        nonlocal last
+        last = time.thread_time()
+        beat()
+
+    longest: list[float] = []
+    gc.collect()
+    gc.disable()  # the heap is that of all tests
+    server.loop.call_soon_threadsafe(begin)
+    try:
+        yield longest
+        time.sleep(0.05)
+    finally:
+        gc.enable()
+    longest.append(max(turns))
+
+
+def many_fields(number: int) -> dict[str, int]:
+    return {f"field{n}": n for n in range(number)}
+
+
+ATTACKS: Mapping[str, tuple[str, Any, int]] = {
+    "many biases": (TEXT, {"prompt": [1], "logit_bias": {str(n): 1 for n in range(40_000)}}, 413),
+    "a few biases": (TEXT, {"prompt": [1], "logit_bias": {str(n): 1 for n in range(1_000)}}, 200),
+    "wrong tokens": (TEXT, {"prompt": [None] * 500_000}, 400),
+    "wrong prompts": (TEXT, {"prompt": [[1]] * 30_000 + [None]}, 400),
+    "unknown fields": (TEXT, {"prompt": [1], **many_fields(100_000)}, 413),
+    "unknown inner fields": (CHAT, {"messages": [{**HI[0], **many_fields(100_000)}]}, 413),
+    "wrong messages": (
+        CHAT,
+        {"messages": [{"role": 1, "content": 2, "tool_calls": 3}] * 9_000},
+        400,
+    ),
+    "wrong variables": (
+        CHAT,
+        {"messages": HI, "chat_template_kwargs": {str(n): [] for n in range(1_000)}},
+        400,
+    ),
+    "long choices": (TEXT, {"prompt": [1], "choices": [f"{n:1000}" for n in range(1000)]}, 400),
+    "many choices": (TEXT, {"prompt": [1], "choices": [f"{n:08}" for n in range(4096)]}, 200),
+    "one long choice": (TEXT, {"prompt": [1], "choices": ["x" * 900]}, 200),
+    "many long texts": (TEXT, {"prompt": ["long words " * 100] * 300, "max_tokens": 1}, 400),
+    "a long text": ("/tokenize", {"prompt": "word " * 40_000}, 200),
+    "many scores": (
+        "/v1/score",
+        {"prompts": [{"messages": HI, "choices": [f"{n:030}" for n in range(500)]}] * 30},
+        200,
+    ),
+    "a large schema": (
+        CHAT,
+        {
+            "messages": HI,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"schema": {"enum": [f"{n:030}" for n in range(4_000)]}},
+            },
+        },
+        400,
+    ),
+    "many prompts": (TEXT, {"prompt": [[1]] * 2_000, "n": 128}, 400),
+    "deep": (TEXT, {"prompt": [1], "metadata": json.loads('{"a":' * 900 + "1" + "}" * 900)}, 400),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_no_body_holds_the_loop(fake: Any, name: str) -> None:
+    path, body, status = ATTACKS[name]
+    with fake(FakeEngine(), max_queue=200, max_running=50) as server, server.http() as http:
+        http.post(TEXT, json={"prompt": "warm"})
+        with longest_turn(server) as longest:
+            answer = http.post(path, json=body)
+        assert answer.status_code == status, answer.text[:300]
+        assert len(answer.content) < 1000 or status == 200
+        assert longest[0] < 0.1  # CPU seconds; 0.02 on a quiet machine
+
+
+def test_bodies_that_are_larger_than_allowed_marks(fake: Any) -> None:
+    with fake(FakeEngine()) as server, server.http() as http:
+        answer = http.post(TEXT, json={"prompt": [[]] * 70_000})
+        assert answer.status_code == 413
+        assert "65536" in answer.json()["error"]["message"]
+        prose = 'He said: "so be it", [sic] {whatever}. ' * 20_000
+        assert http.post("/tokenize", json={"prompt": prose[:100_000]}).status_code == 200
+
+
+def test_an_upload_takes_memory_as_it_comes(fake: Any) -> None:
+    """Three heads that promise 1 GB each, and a body of which nothing more comes."""
+    with fake(FakeEngine()) as server, server.http() as http:
+        port = int(server.url.rsplit(":", 1)[1])
+        head = (
+            "POST /adapters/load?version=1 HTTP/1.1\r\nHost: x\r\n"
+            f"Content-Type: {BYTES['content-type']}\r\nContent-Length: {2**30}\r\n\r\n"
+        ).encode()
+        tracemalloc.start()
+        try:
+            senders = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+            for sender in senders:
+                sender.sendall(head + b"x" * 1000)
+            time.sleep(0.3)
+            assert http.get("/health").status_code == 200
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            for sender in senders:
+                sender.close()
+    assert peak < 50e6
+
+
+def upload(header: Any, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def _tensors() -> dict[str, np.ndarray]:
+    return {
+        "model.layers.0.self_attn.q_proj.lora_a": np.ones((4, 2), np.float32),
+        "model.layers.0.self_attn.q_proj.lora_b": np.ones((2, 4), np.float32),
+    }
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        '{"scale": "abc"}',
+        '{"scale": [1]}',
+        '{"scale": NaN}',
+        '{"scale": true}',
+        '{"version": 1.5}',
+        '{"name": 5}',
+        "[[1, 2]]",
+        "[" * 100_000,
+        '"text"',
+    ],
+)
+def test_a_record_that_makes_no_sense_is_refused(fake: Any, record: str) -> None:
+    whole = save(_tensors(), metadata={"legos": record})
+    with fake(FakeEngine()) as server, server.http() as http:
+        version = "" if "version" in record else "?version=1"
+        answer = http.post(f"/adapters/load{version}", content=whole, headers=BYTES)
+        assert answer.status_code == 400, answer.text
+        assert not server.service.engine.live
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        upload({"__metadata__": [1, 2]}),
+        upload({"__metadata__": "legos"}),
+        upload({"__metadata__": {"legos": 5}}),
+        upload([1, 2]),
+        upload(b"[" * 100_000),
+        upload({"a.lora_a": {"dtype": ["F32"], "shape": [1, 1], "data_offsets": [0, 4]}}, b"1234"),
+        upload({"a.lora_a": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}}, b"1234"),
+        upload({"a.lora_a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"1234"),
+    ],
+)
+def test_a_header_that_makes_no_sense_is_refused(fake: Any, content: bytes) -> None:
+    with fake(FakeEngine()) as server, server.http() as http:
+        answer = http.post("/adapters/load?version=1&scale=2", content=content, headers=BYTES)
+        assert answer.status_code == 400, answer.text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b'{"config": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}",
+        b'{"weights": "AAAA", "name": "\\ud800"}',
+        b'{"weights": "AAAA", "scale": "abc"}',
+        b'{"weights": "AAAA", "scale": 1e999}',
+        b'{"config": {"r": 1, "lora_alpha": 2, "rank_pattern": [1]}, "weights": "AAAA"}',
+    ],
+)
+def test_a_load_that_makes_no_sense_is_refused(fake: Any, fields: bytes) -> None:
+    kind = {"content-type": "application/json"}
+    with fake(FakeEngine()) as server, server.http() as http:
+        answer = http.post("/adapters/load?version=1", content=fields, headers=kind)
+        assert answer.status_code == 400, answer.text
+
+
+@pytest.mark.parametrize("place", ["content", "model", "stop", "choices", "prompt", "lora_name"])
+def test_half_a_surrogate_pair_is_a_bad_request(fake: Any, place: str) -> None:
+    half = '"a\\ud800b"'
+    bodies = {
+        "content": (CHAT, f'{{"messages": [{{"role": "user", "content": {half}}}]}}'),
+        "model": (TEXT, f'{{"prompt": [1], "model": {half}}}'),
+        "stop": (TEXT, f'{{"prompt": [1], "stop": {half}}}'),
+        "choices": (TEXT, f'{{"prompt": [1], "choices": [{half}]}}'),
+        "prompt": ("/tokenize", f'{{"prompt": {half}}}'),
+        "lora_name": ("/v1/unload_lora_adapter", f'{{"lora_name": {half}}}'),
+    }
+    path, body = bodies[place]
+    with fake(FakeEngine()) as server, server.http() as http:
+        answer = http.post(path, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400
+        assert "surrogate" in answer.json()["error"]["message"]
+
+
+def test_a_bias_that_no_float_holds_is_named(served: Any) -> None:
+    with served.http() as http:
+        for bias in (1e308, -1e39, 1001):
+            body = {"prompt": [1, 20], "logit_bias": {"30": bias}, "max_tokens": 1}
+            answer = http.post(TEXT, json=body)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == "logit_bias"
+            assert "1000" in answer.json()["error"]["message"]
+        body = {"prompt": [1, 20], "logit_bias": {"30": -1000}, "temperature": 1e-3}
+        assert http.post(TEXT, json=body).status_code == 200
+
+
+def test_a_client_that_hangs_up_while_it_sends_is_no_bad_request(
+    fake: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("DEBUG", "legos.server"), fake(FakeEngine(hold=True)) as server:
+        port = int(server.url.rsplit(":", 1)[1])
+        for path in (TEXT, "/adapters/load?version=1"):
+            with socket.create_connection(("127.0.0.1", port)) as sender:
+                sender.sendall(
+                    f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                    'Content-Length: 500\r\n\r\n{"prompt": '.encode()
+                )
+                time.sleep(0.1)
+        with server.http() as http:
+            with pytest.raises(httpx.ReadTimeout):
+                http.post(TEXT, json={"prompt": [5], "max_tokens": 3}, timeout=0.3)
+            until = time.monotonic() + 5
+            while "499" not in caplog.records[-1].getMessage() and time.monotonic() < until:
+                time.sleep(0.01)
+            told = http.get("/metrics").text
+    lines = [(r.levelname, r.getMessage().rsplit(" ", 2)[0]) for r in caplog.records]
+    ours = [line for line in lines if line[1].endswith(("499", "400"))]
+    assert ours == [
+        ("DEBUG", f"POST {TEXT} 499"),
+        ("DEBUG", "POST /adapters/load 499"),
+        ("DEBUG", f"POST {TEXT} 499"),
+    ]
+    assert f'legos_hung_up_total{{route="{TEXT}"}} 2.0' in told
+    assert 'status="400"' not in told
