@@ -249,6 +249,26 @@ def test_a_damaged_checkpoint_is_named_once_and_the_one_before_taken(
     assert newest_whole(run / "checkpoints").name == "step-000006"
 
 
+def test_damaged_and_missing_lines_cost_no_resume(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    train(run, steps=3)
+    for name in ("metrics", "evaluations", "episodes"):
+        first, *others = (run / f"{name}.jsonl").read_text().splitlines(keepends=True)
+        (run / f"{name}.jsonl").write_text(first[: len(first) // 2] + "\n" + "".join(others))
+    assert main(["train", "--resume", str(run), "--steps", "4"]) == 0
+    for name in ("metrics", "evaluations", "episodes"):
+        assert (run / f"{name}.damaged-1.jsonl").exists()
+        read_metrics(run / f"{name}.jsonl")
+        assert any(f"{name}.jsonl: line 1 is no JSON object" in text for text in caplog.messages)
+    assert [line["step"] for line in read_metrics(run / "metrics.jsonl")] == [2, 3, 4]
+    (run / "metrics.jsonl").unlink()
+    assert main(["train", "--resume", str(run), "--steps", "5"]) == 0
+    missing = f"{run / 'metrics.jsonl'} has no line of steps 1 to 4, which the checkpoint holds"
+    assert missing in caplog.messages
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
