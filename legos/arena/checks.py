@@ -5,6 +5,7 @@ import math
 import random
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from legos.arena.answer import Reply
@@ -182,28 +183,37 @@ def checked_choices(choices: Any, role: str) -> tuple[str, ...]:
     Raises:
         ArenaError: there is none, or one that no answer can equal.
     """
-    name = f"the choices for {role!r}"
+    iterable = hasattr(choices, "__iter__") and not isinstance(choices, str)
+    texts: tuple[Any, ...] = tuple(choices) if iterable else ()
+    try:
+        complaint = _complaint(texts)
+    except TypeError:  # one of them cannot be hashed
+        complaint = _complaint.__wrapped__(texts)
+    if iterable and not complaint:
+        return texts
     if isinstance(choices, str):
-        raise ArenaError(f"{name} are the text {choices!r}; expected a list of texts")
-    if not hasattr(choices, "__iter__"):
-        raise ArenaError(f"{name} are {shown(choices)}; expected a list of texts")
-    texts: tuple[Any, ...] = tuple(choices)
+        complaint = f"are the text {choices!r}; expected a list of texts"
+    elif not iterable:
+        complaint = f"are {shown(choices)}; expected a list of texts"
+    raise ArenaError(f"the choices for {role!r} {complaint}")
+
+
+@lru_cache(maxsize=1024)
+def _complaint(texts: tuple[Any, ...]) -> str | None:
+    """What is wrong with choices; None where each answer can equal one of them."""
     if not texts:
-        raise ArenaError(f"{name} are none; offer one, or end the play")
+        return "are none; offer one, or end the play"
     for text in texts:
         if not isinstance(text, str):
-            raise ArenaError(f"{name} hold {shown(text)}; expected texts: [str(x) for x in ...]")
-        if not text or text != text.strip():
-            raise ArenaError(
-                f"{name} hold {text!r}; expected texts with something in them"
-                if not text.strip()
-                else f"{name} hold {text!r}, and blanks around an answer are cut off; write "
-                f"{text.strip()!r}"
-            )
+            return f"hold {shown(text)}; expected texts: [str(x) for x in ...]"
+        if not text.strip():
+            return f"hold {text!r}; expected texts with something in them"
+        if text != text.strip():
+            return f"hold {text!r}, and blanks around an answer are cut off; write {text.strip()!r}"
     if len(set(texts)) < len(texts):
         twice = next(text for text in texts if texts.count(text) > 1)
-        raise ArenaError(f"{name} hold {twice!r} twice; expected each once")
-    return texts
+        return f"hold {twice!r} twice; expected each once"
+    return None
 
 
 def checked_rewards(returned: Any, roles: Sequence[str], source: str) -> dict[str, float]:
@@ -217,24 +227,14 @@ def checked_rewards(returned: Any, roles: Sequence[str], source: str) -> dict[st
     Raises:
         ArenaError: it is no mapping from each role to a finite number.
     """
-    form = dict.fromkeys(roles, 0.0)
-    expected = f"expected a reward for each role: return {form}"
-    if returned is None:
-        raise ArenaError(f"{source} returned None; is a `return` missing? {expected}")
-    if not isinstance(returned, Mapping):
-        raise ArenaError(f"{source} returned {shown(returned)}; {expected}")
-    given = cast("Mapping[str, Any]", returned)
-    if given.keys() != form.keys():
-        none_for = ", ".join(repr(role) for role in roles if role not in given)
-        unknown = ", ".join(repr(role) for role in given if role not in form)
-        complaints = [f"none for {none_for}"] if none_for else []
-        complaints += [f"{unknown} is no role"] if unknown else []
-        names = ", ".join(map(repr, given)) or "no role"
-        raise ArenaError(
-            f"{source} returned rewards for {names}: {', '.join(complaints)}; {expected}"
-        )
-    rewards = {role: number(given[role]) for role in roles}
-    for role, reward in rewards.items():
+    given = cast("Mapping[str, Any]", returned if isinstance(returned, Mapping) else {})
+    if len(given) != len(roles):
+        raise ArenaError(f"{source} returned {_unlike(returned, roles)}")
+    rewards: dict[str, float] = {}
+    for role in roles:
+        if role not in given:
+            raise ArenaError(f"{source} returned {_unlike(returned, roles)}")
+        reward = rewards[role] = number(given[role])
         if not math.isfinite(reward):
             raise ArenaError(
                 f"{source} gives {role!r} the reward {shown(given[role])}; expected a finite number"
@@ -242,8 +242,27 @@ def checked_rewards(returned: Any, roles: Sequence[str], source: str) -> dict[st
     return rewards
 
 
+def _unlike(returned: Any, roles: Sequence[str]) -> str:
+    """How what came differs from one reward for each role."""
+    form = dict.fromkeys(roles, 0.0)
+    expected = f"expected a reward for each role: return {form}"
+    if returned is None:
+        return f"None; is a `return` missing? {expected}"
+    if not isinstance(returned, Mapping):
+        return f"{shown(returned)}; {expected}"
+    given = cast("Mapping[str, Any]", returned)
+    none_for = ", ".join(repr(role) for role in roles if role not in given)
+    unknown = ", ".join(repr(role) for role in given if role not in form)
+    complaints = [f"none for {none_for}"] if none_for else []
+    complaints += [f"{unknown} is no role"] if unknown else []
+    names = ", ".join(map(repr, given)) or "no role"
+    return f"rewards for {names}: {', '.join(complaints)}; {expected}"
+
+
 def number(value: Any) -> float:
     """A plain number, from NumPy's or an array's too; NaN for what is none."""
+    if type(value) is float:
+        return value
     try:
         return math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -17,7 +17,7 @@ _MOVES = "Moves: "
 
 def position(view: str, moves: Sequence[str]) -> str:
     """A view and the moves that may be answered, as a prompt."""
-    return f"{view}\n{_MOVES}{' '.join(moves)}"
+    return f"{view}\n{_MOVES}{' '.join(map(str, moves))}"
 
 
 def split_position(text: str) -> tuple[str, tuple[str, ...]] | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from legos.arena.arena import Arena
-from legos.arena.checks import check_roles, checked_choices, checked_rewards, shown
+from legos.arena.checks import check_roles, checked_rewards, shown
 from legos.arena.game import Game
 from legos.arena.seat import Seat
 from legos.arena.table import Table
@@ -78,7 +78,7 @@ class GameArena(Arena):
         """Ask each seat in turn until the game ends."""
         game, state = self.game, t.task.data
         while (role := game.turn(state)) is not None:
-            legal = checked_choices(tuple(game.legal(state)), role)
+            legal = tuple(game.legal(state))
             reply = await t.ask(role, game.prompt(state, role), choices=legal)
             assert reply.move is not None, "ask returns a legal move or raises Forfeit"
             state = game.play(state, reply.move)

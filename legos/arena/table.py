@@ -139,7 +139,8 @@ class Table:
                 f"ask({role!r}, ...) after the play of task {self.task.id!r} has ended; await "
                 "every ask before play() returns"
             )
-        check_text(prompt, f"the prompt for {role!r}")
+        if type(prompt) is not str:
+            check_text(prompt, f"the prompt for {role!r}")
         if choices is not None and parse is not None:
             raise ArenaError(f"ask({role!r}, ...) has choices and parse; give one of them")
         legal = None if choices is None else checked_choices(choices, role)

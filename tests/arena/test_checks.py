@@ -134,6 +134,7 @@ def asking(*arguments: Any, **options: Any) -> Callable[[Table], Awaitable[Any]]
             {"choices": [1, 2]},
             "the choices for 'ann' hold 1, an int; expected texts: [str(x) for x in ...]",
         ),
+        (("ann", "?"), {"choices": [["a"]]}, "the choices for 'ann' hold ['a'], a list; expected"),
         (("ann", "?"), {"choices": "abc"}, "the choices for 'ann' are the text 'abc'; expected a"),
         (("ann", "?"), {"choices": 3}, "the choices for 'ann' are 3, an int; expected a list of"),
         (("ann", "?"), {"choices": []}, "the choices for 'ann' are none; offer one, or end the pl"),
