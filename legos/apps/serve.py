@@ -96,7 +96,7 @@ def app_of(
     """
     if scale is None and handle.lora is not None:
         scale = handle.lora.scale
-    return make_app(
+    app = make_app(
         EngineClient(engine, handle.tokenizer, use_threads=True),
         engine,
         handle.tokenizer,
@@ -106,6 +106,8 @@ def app_of(
         lora_scale=scale,
         limits=limits,
     )
+    app.openapi()  # which takes a while the first time, and holds whoever asks then
+    return app
 
 
 async def _until_told(

@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
@@ -18,6 +18,7 @@ from legos.server.completions import completion_router
 from legos.server.extras import state_router, text_router
 from legos.server.guard import Guard
 from legos.server.limits import Limits
+from legos.server.page import docs_page
 from legos.server.problems import handle
 from legos.server.service import Service, Source
 from legos.server.shapes import ProblemAnswer
@@ -63,6 +64,7 @@ def make_app(
     app = FastAPI(
         title="legos",
         description=_SUMMARY,
+        docs_url=None,  # these two fetch their scripts from elsewhere
         redoc_url=None,
         responses={status: {"model": ProblemAnswer} for status in _PROBLEMS},
     )
@@ -75,6 +77,11 @@ def make_app(
     app.include_router(adapter_router(service, default_scale=lora_scale), tags=["adapters"])
     app.include_router(state_router(service), tags=["state"])
     app.include_router(text_router(service), tags=["texts"])
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> HTMLResponse:
+        return HTMLResponse(docs_page(app.openapi(), str(request.base_url).rstrip("/")))
+
     app.add_middleware(Guard, service=service)
     if limits.allowed_hosts:
         app.add_middleware(

@@ -1,5 +1,6 @@
 """Whatever the OpenAPI page allows, and much that it does not, is answered without a failure."""
 
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -51,6 +52,23 @@ def test_every_model_on_the_page_has_an_example(served: Any) -> None:
     for body in bodies:
         name = body["schema"].get("$ref", "").rsplit("/", 1)[-1]
         assert body.get("examples") or schemas[name]["examples"], name
+
+
+def test_the_page_needs_nothing_from_elsewhere(served: Any) -> None:
+    with served.http() as http:
+        answer = http.get("/docs")
+        paths = http.get("/openapi.json").json()["paths"]
+        evil = http.get("/docs", headers={"host": "x'><script>alert(1)</script>"})
+    assert answer.headers["content-type"].startswith("text/html")
+    assert re.findall(r"https?://[^\s/'\"<]+", answer.text.replace(served.url, "")) == []
+    assert re.findall(r"(?:src|href|url|import)\s*[=(]\s*['\"]?([^'\">)]+)", answer.text) == [
+        "openapi.json"
+    ]
+    assert "<script" not in answer.text + evil.text
+    for path in paths:
+        assert f"</b> {path}</code>" in answer.text
+    for told in ("temperature", "of each choice as the whole answer", "-1000", "Nim: 5 left"):
+        assert told.lower() in answer.text.lower()
 
 
 @pytest.mark.slow
