@@ -1,6 +1,7 @@
 """What the tests of whole commands share."""
 
 import gc
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -13,3 +14,11 @@ def usual_collector() -> Iterator[None]:
     yield
     gc.set_threshold(*thresholds)
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def usual_interrupt() -> Iterator[None]:
+    """A shell's background jobs ignore SIGINT, and so would all processes that they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
