@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,10 @@ class StepWorker:
     def __init__(self) -> None:
         self._tick: Callable[[], bool] = lambda: False
         self.closed = False
+        self._looks = count()
+
+    def clock(self) -> float:
+        return float(next(self._looks))
 
     def call(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
         future: Future[Any] = Future()

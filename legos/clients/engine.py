@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import cast
 
 from legos.chat.stops import cut_at_stop, stop_test
@@ -21,6 +21,7 @@ __all__ = ["EngineClient"]
 _SHORT = 32  # tokens; longer completions are seldom said twice, and remembering them takes memory
 _SMALL = 256  # characters of choices; the memory of their trees is bounded by size times number
 _SMALL_TREES, _LARGE_TREES = 1024, 8
+_GRAMMARS = 32
 
 
 class EngineClient:
@@ -49,7 +50,7 @@ class EngineClient:
         self._building = threading.Lock()  # n answers with the same large choices need one tree
         self._small_tree = lru_cache(maxsize=_SMALL_TREES)(self._make_tree)
         self._large_tree = lru_cache(maxsize=_LARGE_TREES)(self._make_tree)
-        self._grammar = lru_cache(maxsize=32)(self._make_grammar)
+        self._grammars: dict[str, asyncio.Future[Grammar]] = {}  # the one used last stands last
         self._stops = lru_cache(maxsize=256)(self._make_stops)
         self._short_text = lru_cache(maxsize=65536)(tokenizer.decode)
         self._end_ids = tokenizer.end_ids
@@ -158,16 +159,19 @@ class EngineClient:
         stream: bool,
     ) -> Request:
         """``_request``, on a thread where it may take long and threads are used."""
-        long = sampling.json_schema is not None or _size(sampling.choices) > _SMALL
-        if self._use_threads and long:
-            return await asyncio.to_thread(self._request, prompt, sampling, adapter, stream=stream)
-        return self._request(prompt, sampling, adapter, stream=stream)
+        schema = sampling.json_schema
+        grammar = None if schema is None else await self._grammar(schema)
+        request = partial(self._request, prompt, sampling, adapter, grammar, stream=stream)
+        if self._use_threads and _size(sampling.choices) > _SMALL:
+            return await asyncio.to_thread(request)
+        return request()
 
     def _request(
         self,
         prompt: Sequence[Message] | Sequence[int],
         sampling: Sampling,
         adapter: str,
+        grammar: Grammar | None,
         *,
         stream: bool,
     ) -> Request:
@@ -179,7 +183,6 @@ class EngineClient:
             if tree is None:
                 raise RequestError("max_tokens is none and there are no choices; give a number")
             limit = tree.depth
-        schema = sampling.json_schema
         return Request(
             prompt_ids=prompt_ids,
             max_tokens=limit,
@@ -191,7 +194,7 @@ class EngineClient:
             stops=self._stops(sampling.stop) if sampling.stop else None,
             adapter=adapter,
             filters=sampling.filters,
-            grammar=self._grammar(schema) if schema is not None else None,
+            grammar=grammar,
             num_alternatives=sampling.num_alternatives,
             raw_logprobs=sampling.raw_logprobs,
             stream=stream,
@@ -292,6 +295,29 @@ class EngineClient:
         return choice_tree(
             [self._tokenizer.encode(choice) for choice in choices], end_ids=self._tokenizer.end_ids
         )
+
+    async def _grammar(self, schema: str) -> Grammar:
+        """The grammar of a schema, made once for all who ask; a large one takes seconds.
+
+        Raises:
+            LegosError: the schema cannot be used, or not with this model.
+        """
+        loop = asyncio.get_running_loop()
+        made = self._grammars.pop(schema, None)
+        if made is None or (not made.done() and made.get_loop() is not loop):
+            if self._use_threads:
+                made = loop.run_in_executor(None, self._make_grammar, schema)
+            else:
+                made = loop.create_future()
+                made.set_result(self._make_grammar(schema))
+        self._grammars[schema] = made
+        if len(self._grammars) > _GRAMMARS:
+            del self._grammars[next(iter(self._grammars))]
+        try:
+            return await asyncio.shield(made)  # one that stops waiting ends it for nobody
+        except Exception:
+            self._grammars.pop(schema, None)
+            raise
 
     def _make_grammar(self, schema: str) -> Grammar:
         from legos.chat.grammar import json_grammar  # its library is heavy, and seldom needed

@@ -127,6 +127,29 @@ def test_a_schema_becomes_a_grammar_that_is_made_once() -> None:
         asyncio.run(client.complete([1], Sampling(json_schema="{")))
 
 
+def test_a_large_schema_is_compiled_beside_the_loop_and_once_for_all() -> None:
+    """Whoever asks meanwhile is served; one that stops waiting takes nothing from the others."""
+    keys = ",".join(f'"k{n}": {{"enum": ["x{n}", "y{n}"]}}' for n in range(1000))
+    large = Sampling(json_schema=f'{{"type": "object", "properties": {{{keys}}}}}')
+    engine = FakeEngine()
+    client = EngineClient(engine, WORDS, use_threads=True)
+
+    async def ask() -> int:
+        served = 0
+        waiting = [asyncio.ensure_future(client.complete([1], large)) for _ in range(5)]
+        await asyncio.sleep(0)
+        waiting.pop().cancel()
+        while not all(task.done() for task in waiting):
+            await client.complete([1], Sampling())
+            served += 1
+        assert all([(await task).filtered for task in waiting])
+        return served
+
+    assert asyncio.run(ask()) > 3
+    grammars = {id(request.grammar) for request in engine.requests if request.grammar is not None}
+    assert len(grammars) == 1
+
+
 @given(st.text(max_size=40), st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=3))
 def test_the_window_finds_what_the_whole_text_holds(text: str, stop: list[str]) -> None:
     tokens = WORDS.encode(text)

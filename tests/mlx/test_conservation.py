@@ -38,6 +38,33 @@ def test_rows_that_wait_for_room_do_not_keep_the_bytes_that_their_elders_need(ro
     assert sorted(one.answers) == [*forking, 9]
 
 
+def test_a_long_prompt_has_its_turn_among_short_ones(room: Room) -> None:
+    """Of those that draw for the last time, short rows do not go before the eldest for ever."""
+    one = room("llama", chunk_tokens=16)
+    one.submit({0: Request(prompt_ids=(9, 9), max_tokens=200, seed=1)})  # decoding goes on
+    one.tick()
+    one.submit({1: Request(prompt_ids=tuple(range(50, 64)), max_tokens=1)})
+    for step in range(30):
+        first = 10 + 8 * step
+        short = {n: Request(prompt_ids=(n, 7, 7), max_tokens=1) for n in range(first, first + 8)}
+        one.submit(short)
+        one.tick()
+    assert len(one.answer(1).token_ids) == 1
+    assert 0 not in one.answers
+
+
+def test_a_prompt_is_computed_in_the_end_however_often_weights_come(room: Room) -> None:
+    one = room("llama", chunk_tokens=4, prefill_tokens=4)
+    one.submit({0: Request(prompt_ids=(9, 9), max_tokens=500, seed=1, adapter="base")})
+    one.tick()
+    long = {n: Request(prompt_ids=tuple(range(n, n + 40)), max_tokens=2) for n in range(3, 9)}
+    one.submit(long)
+    for step in range(60):
+        one.tick()
+        one.load(step % 3)
+    assert sorted(one.answers) == sorted(long)
+
+
 def test_a_lost_request_is_an_error_and_not_a_silent_wait(
     room: Room, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -166,8 +166,8 @@ def test_many_wakes_do_not_hold_up_a_call(worker: ThreadWorker) -> None:
 
 
 def test_many_calls_do_not_hold_up_the_ticks(worker: ThreadWorker) -> None:
-    """Calls run for about as long as the last tick took, then it is the tick's turn."""
-    began = busy_ticks(worker, 0.01)
+    """Calls run for about half as long as the last tick took, then it is the tick's turn."""
+    began = busy_ticks(worker, 0.02)
     calls = [worker.call(time.sleep, 0.005) for _ in range(60)]
     calls[0].result(timeout=5)
     before = len(began)

@@ -74,7 +74,12 @@ class MlxEngine:
         self._num_vocabulary = num_vocabulary
         self._context = context
         self._scheduler = worker.call(
-            lambda: Scheduler(model, num_vocabulary=num_vocabulary, limits=limits or EngineLimits())
+            lambda: Scheduler(
+                model,
+                num_vocabulary=num_vocabulary,
+                limits=limits or EngineLimits(),
+                clock=worker.clock,
+            )
         ).result()
         self._inbox: deque[Message] = deque()
         self._inside: set[Member] = set()

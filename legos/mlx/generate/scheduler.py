@@ -1,11 +1,10 @@
 """The scheduler: which rows go through the model next, and what becomes of their members.
 
     step   one token for every row · remembered rows at once · one chunk of what is prefilled
-           · as many tokens of scores as of everything else
+           · scores, for as long as all of this took
 
 Decoding never waits for more than one chunk of prompts, so a long prompt does not stall the rest.
-Nor does it wait until all that a swap has made useless is freed. Scores are counted in tokens, not
-in seconds, so that a deterministic run repeats.
+Nor does it wait until all that a swap has made useless is freed.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,7 +32,6 @@ from legos.weights.adapter import Adapter
 __all__ = ["Outcome", "Scheduler"]
 
 SWEPT = 8  # useless prefixes freed in each step
-STEP_TOKENS = 16  # a step takes about as long as so many tokens, beside those that it computes
 Outcome = tuple[Member, Result]
 """What a member is to be told: some tokens, or what it leaves with."""
 
@@ -46,13 +44,21 @@ class Scheduler:
         sampler: what draws.
     """
 
-    def __init__(self, model: nn.Module, *, num_vocabulary: int, limits: EngineLimits) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        num_vocabulary: int,
+        limits: EngineLimits,
+        clock: Callable[[], float],
+    ) -> None:
         """Take over a module tree without LoRA.
 
         Args:
             model: the tree.
             num_vocabulary: V.
             limits: what may be used.
+            clock: what scores and everything else are measured by.
 
         Raises:
             ModelError: its architecture cannot be served in batches.
@@ -77,7 +83,8 @@ class Scheduler:
         self._rows = DecodingRows(self._slots, limits.max_rows)
         self._scores = ScoreQueue(self._forward, self._slots)
         self._score_tokens = limits.chunk_tokens  # of the next block while nobody else asks
-        self._owed = 0  # tokens that scores may compute while others ask
+        self._clock = clock
+        self._owed = 0.0  # time that scores may take while others ask
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
@@ -174,7 +181,7 @@ class Scheduler:
             hurry: whether somebody waits for the step to end.
             told: is appended to, also where the step fails half-way.
         """
-        computed = self._tokens_computed
+        began = self._clock()
         if self._rows:
             self._decode(told)
         known = self._waiting.known(self.sampler)
@@ -190,30 +197,28 @@ class Scheduler:
         if block is not None:
             self._begin(block, told)
         if self._scores:
-            self._score(self._tokens_computed - computed, alone=not (told or self._busy))
+            self._score(began, alone=not (told or self._busy))
         self._prefixes.sweep(SWEPT)
 
-    @property
-    def _tokens_computed(self) -> int:
-        """Tokens that went through the model for members."""
-        return self._waiting.tokens_computed + self._rows.rows_computed
-
-    def _score(self, computed: int, *, alone: bool) -> None:
-        """Compute as many tokens of scores as the step did of others, and more where it is alone.
+    def _score(self, began: float, *, alone: bool) -> None:
+        """Compute scores for as long as the rest of the step took.
 
         Args:
-            computed: tokens of others in this step.
+            began: when the step did.
             alone: nobody else asks. Blocks grow from step to step then, because somebody might.
         """
         if alone:
-            self._owed = 0
+            self._owed = 0.0
             self._scores.advance(self._score_tokens)
             self._score_tokens = min(2 * self._score_tokens, self._limits.prefill_tokens)
             return
         self._score_tokens = self._limits.chunk_tokens
-        self._owed += computed + STEP_TOKENS
-        if self._owed > 0:
-            self._owed -= self._scores.advance(min(self._owed, self._limits.chunk_tokens))
+        now = self._clock()
+        self._owed = min(self._owed, 0.0) + now - began
+        while self._scores and self._owed > 0.0:
+            self._scores.advance(self._limits.chunk_tokens)
+            before, now = now, self._clock()
+            self._owed -= now - before
 
     def _begin(self, block: Block, told: list[Outcome]) -> None:
         """Draw for freshly computed rows; those that go on are decoded, or wait for room."""

@@ -64,11 +64,12 @@ class Score:
         self._sums: list[list[float]] = []
         self._prefill: tuple[Row, Prefill] | None = None  # of a row too long for one block
 
-    def advance(self, forward: CausalModel, max_tokens: int) -> int:
+    def advance(self, forward: CausalModel, max_tokens: int) -> None:
         """Compute some rows, and answer the future after the last.
 
-        Returns:
-            Padded tokens that went through the model.
+        Args:
+            forward: the model.
+            max_tokens: padded tokens of the forward pass.
 
         Raises:
             RequestError: a prompt or continuation cannot be scored.
@@ -76,19 +77,17 @@ class Score:
         if self._prefill is None:
             self._plan(max_tokens)
             block = next(row_blocks(list(self._rows), max_tokens), [])
-            width = len(block[-1]) if block else 0
-            if width <= max_tokens:
+            if not block or len(block[-1]) <= max_tokens:
                 if block:
                     self._take(block, last_logits(forward, block))
                 self._end()
-                return len(block) * width
+                return
             self._prefill = block[0], Prefill(forward, block, [([], 0)], step=max_tokens)
         row, prefill = self._prefill
         if prefill.advance(max_tokens):
             self._prefill = None
             self._take([row], prefill.logits())
             self._end()
-        return max_tokens
 
     def _plan(self, max_tokens: int) -> None:
         """Make the rows of as many prompts as fill a block."""
@@ -158,26 +157,21 @@ class ScoreQueue:
             if score.live is old:
                 score.live = new
 
-    def advance(self, max_tokens: int) -> int:
-        """Compute a block of the score whose turn it is; a score that fails, fails alone.
-
-        Returns:
-            Padded tokens that went through the model.
-        """
+    def advance(self, max_tokens: int) -> None:
+        """Compute a block of the score whose turn it is; a score that fails, fails alone."""
         while self._scores and self._scores[0].future.done():
             self._scores.popleft()  # it was cancelled
         if not self._scores:
-            return 0
-        score, tokens = self._scores[0], 0
+            return
+        score = self._scores[0]
         try:
             with self._slots.rows([score.live.slot]):  # whose arrays serve any number of rows
-                tokens = score.advance(self._forward, max_tokens)
+                score.advance(self._forward, max_tokens)
         except Exception as error:
             answer(score.future, error)
         self._scores.popleft()
         if not score.future.done():
             self._scores.append(score)
-        return tokens
 
     def fail(self, error: EngineError) -> None:
         """Answer everybody with an error; from any thread."""

@@ -46,7 +46,9 @@ class WaitingRows:
     Members that draw for the last time need no cache: their rows are computed at once and dropped,
     unless that takes longer than decoding may wait. All others start only while there is room for
     them among the decoding rows and their bytes. Only rows that are being computed have bytes set
-    aside, never one that waits, so the eldest can always start once the others have ended.
+    aside, never one that waits, so the eldest can always start once the others have ended. A block
+    that new weights interrupt is begun again smaller, and with twice as many tokens at once, so
+    that it is done in the end however often weights are loaded.
 
     Attributes:
         rows_computed: rows that went through the model.
@@ -87,6 +89,7 @@ class WaitingRows:
         self._last: Members = {}
         self._longer: Members = {}
         self._underway: _Underway | None = None
+        self._interrupted = 0  # blocks in a row
         self.rows_computed = 0
         self.tokens_asked = self.tokens_computed = self.tokens_reused = 0
 
@@ -127,6 +130,7 @@ class WaitingRows:
         if block is None or all(each is not live for each, _ in block.waiting):
             return
         self._underway = None
+        self._interrupted += 1
         later, self._longer = self._longer, {}
         for key, members in (*block.waiting.items(), *later.items()):
             if members:  # others may have come under the tokens of the block
@@ -152,12 +156,16 @@ class WaitingRows:
     def last_draws(self, max_tokens: int) -> Block | None:
         """Compute a block of rows whose members draw for the last time; None where none waits.
 
+        The row that came first is in it, with others of about its length.
+
         Args:
             max_tokens: padded tokens of the forward pass.
         """
         if not self._last:
             return None
-        keys = next(row_blocks(list(self._last), max_tokens, length=_length))
+        eldest = next(iter(self._last))
+        blocks = row_blocks(list(self._last), max_tokens, length=_length)
+        keys = next(block for block in blocks if eldest in block)
         waiting = {key: self._last.pop(key) for key in keys}
         with self._slots.rows([live.slot for live, _ in keys]):
             logits = last_logits(self._forward, [tokens for _, tokens in keys])
@@ -171,6 +179,7 @@ class WaitingRows:
             room: rows that may start.
             max_tokens: padded tokens of the forward pass.
         """
+        max_tokens <<= min(self._interrupted, 10)
         if self._underway is None:
             self._underway = self._next_block(room, max_tokens)
         block = self._underway
@@ -181,18 +190,21 @@ class WaitingRows:
                 return None
             logits = block.prefill.logits()
         self._underway = None
+        self._interrupted = 0
         return Block(rows=_rows(block.waiting), logits=logits, cache=block.prefill.cache)
 
     def _next_block(self, room: int, max_tokens: int) -> _Underway | None:
         """The row that came first, with others of about its length.
 
-        Where pieces cannot be short, only so many rows that the first pieces fit a forward pass.
+        Where pieces cannot be short, or a block was interrupted, only so many rows that the first
+        pieces fit a forward pass.
         """
         admitted = self._admitted(room)
         if not admitted:
             return None
         found = {key: self._prefixes.find(key[0].epoch, key[1]) or ([], 0) for key in admitted}
-        most = self._block_tokens if self._prompt_step == 1 else max_tokens
+        whole = self._prompt_step == 1 and not self._interrupted
+        most = self._block_tokens if whole else max_tokens
         blocks = row_blocks(admitted, most, length=lambda key: len(key[1]) - found[key][1])
         keys = next(block for block in blocks if admitted[0] in block)
         self._put_off(admitted, keys)

@@ -3,8 +3,9 @@
 MLX streams belong to threads, so each module tree has one owner. A ``ThreadWorker`` is that owner
 in normal runs; an ``InlineWorker`` runs everything where it is called, which makes a run repeat.
 Both take calls in order, and both keep calling ``tick`` while it says that there is more to do.
-On a thread the two take turns: calls that wait run before the next tick, for at most as long as the
-last one took (one call at least), so that neither many calls nor long ticks hold up the other.
+On a thread the two take turns: calls that wait run before the next tick, for at most half as long
+as the last one took (one call at least), so that neither many calls nor long ticks hold up the
+other.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ __all__ = ["InlineWorker", "ThreadWorker", "Worker", "answer"]
 T = TypeVar("T")
 Tick = Callable[[], bool]
 Call = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
+CALLS_SHARE = 0.5  # of the time of a tick: a third of the thread for calls, decoding and scores
 logger = logging.getLogger(__name__)
 
 
@@ -52,6 +54,10 @@ class Worker(Protocol):
 
     def wake(self) -> None:
         """There may be something for ``tick`` to do."""
+        ...
+
+    def clock(self) -> float:
+        """What the parts of a tick are measured by, to share its time among them."""
         ...
 
     def close(self) -> None:
@@ -112,6 +118,10 @@ class ThreadWorker:
         self._woken = True
         self._news.set()
 
+    def clock(self) -> float:
+        """Seconds."""
+        return time.monotonic()
+
     def abandon(self) -> None:
         """End now; the thread may never return from what it does."""
         self._stop()
@@ -140,7 +150,7 @@ class ThreadWorker:
             if not (busy or self._calls):
                 self._news.wait()
             self._news.clear()
-            end = time.monotonic() + tick_s
+            end = time.monotonic() + CALLS_SHARE * tick_s
             while self._open and self._calls:
                 self._take(self._calls.popleft())
                 if (busy or self._woken) and time.monotonic() >= end:
@@ -187,6 +197,7 @@ class InlineWorker:
         self._tick: Tick | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # on which a tick is due
         self._open = True
+        self._looks = 0
 
     def call(self, function: Callable[..., T], *args: Any) -> "Future[T]":
         """Run a function now."""
@@ -216,6 +227,11 @@ class InlineWorker:
         if loop is not self._loop:  # one that ended took its tick along
             self._loop = loop
             loop.call_soon(self._run)
+
+    def clock(self) -> float:
+        """How often it was looked at: all parts take equally long, and a run repeats."""
+        self._looks += 1
+        return float(self._looks)
 
     def close(self) -> None:
         """End; later calls raise ``EngineError``."""
