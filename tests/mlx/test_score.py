@@ -77,7 +77,7 @@ def test_decoding_goes_on_beside_a_long_score(room: Room) -> None:
         one.tick()
         assert all(len(one.answers[n]) >= step for n in ask)
         planned = one.engine._scheduler._scores._scores[0]._planned
-        assert planned - before <= 1  # one block of 40 tokens
+        assert planned - before <= 2  # one block of 40 tokens: two prompts of 20 or 21
     assert not scores.done()
     one.finish()
     assert all(isinstance(one.answers[n][-1], Generated) for n in ask)
@@ -94,6 +94,20 @@ def test_scores_have_their_blocks_in_turn(room: Room) -> None:
     assert not long.done()
 
 
+def test_equal_prompts_are_computed_once_and_every_answer_in_one_row(room: Room) -> None:
+    one = room("llama", chunk_tokens=64, prefill_tokens=64)
+    prompt, answers = tuple(range(3, 23)), [tuple(range(30, 60)), (5, 6)]
+    forward, seen = one.engine._scheduler._scores._forward, []
+    trunk = forward.trunk
+    forward.trunk = lambda ids, **given: seen.append(ids.size) or trunk(ids, **given)
+    prompts: Prompts = [(prompt, list(answers))] * 50
+    scores = one.engine.score(prompts, end_ids=(END,))
+    one.finish()
+    forward.trunk = trunk
+    assert sum(seen) == 20 + 29 + 20 + 1  # each answer but its last token, after the prompt
+    check(scores.result(timeout=0), expected(one.tree, prompts[:1]) * 50)
+
+
 def test_a_cancelled_score_ends(room: Room) -> None:
     one = room("llama", prefill_tokens=512)
     scores = one.engine.score(some_prompts(300), end_ids=(END,))
@@ -105,7 +119,7 @@ def test_a_cancelled_score_ends(room: Room) -> None:
 
 @pytest.mark.parametrize("in_flight", ["switch", "pin"])
 def test_a_score_ends_under_the_weights_it_began_with(room: Room, in_flight: str) -> None:
-    one = room("llama", in_flight=in_flight, prefill_tokens=512)
+    one = room("llama", in_flight=in_flight, chunk_tokens=40, prefill_tokens=60)
     prompts = some_prompts(60)
     before = expected(one.tree, prompts)
     scores = one.engine.score(prompts, end_ids=(END,))

@@ -1,29 +1,46 @@
 """Exact log-probabilities of whole answers: what an evaluation of a small game reads.
 
-A score is computed a block of rows at a time, between the steps of those who decode, and several
+Each prompt with an answer is one row, and all tokens of the answer are read from it at once. A
+score is computed a block of rows at a time, between the steps of those who decode, and several
 scores have their blocks in turn. It speaks to its end through the weights that it began with.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
 
 from legos.data.request import Request
 from legos.errors import EngineError, RequestError
 from legos.mlx.generate.live import Live
-from legos.mlx.generate.prefill import Prefill, last_logits, row_blocks
+from legos.mlx.generate.prefill import pad_rows, row_blocks
 from legos.mlx.generate.slots import AdapterSlots
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.worker import answer
 
 __all__ = ["Score", "ScoreQueue"]
 
+LOGITS = 1 << 23  # of one slice of the head: 32 MiB in float32
+MIN_POSITIONS = 64  # of a slice; fewer waste the reading of the head's weights
 Row = tuple[int, ...]
-Term = tuple[int, int, tuple[int, ...]]
+Position = tuple[int, int]  # row and column in a block
+Read = tuple[int, int, tuple[int, ...]]
 """A prompt's and an answer's index, and the tokens one of which comes next in that answer."""
+
+
+@dataclass(slots=True)
+class _LongRow:
+    """A row that is longer than a block, on its way through the model piece by piece."""
+
+    row: Row
+    cache: list[Any]
+    done: int = 0  # tokens
 
 
 class Score:
@@ -60,9 +77,10 @@ class Score:
         self._end_ids = end_ids
         self._refusal = refusal
         self._planned = 0
-        self._rows: dict[Row, list[Term]] = {}  # that are still to be computed
+        self._rows: dict[Row, dict[int, list[Read]]] = {}  # still to be computed: column -> reads
+        self._first: dict[tuple[Row, tuple[Row, ...]], int] = {}  # of equal prompts and answers
         self._sums: list[list[float]] = []
-        self._prefill: tuple[Row, Prefill] | None = None  # of a row too long for one block
+        self._long: _LongRow | None = None
 
     def advance(self, forward: CausalModel, max_tokens: int) -> None:
         """Compute some rows, and answer the future after the last.
@@ -74,61 +92,87 @@ class Score:
         Raises:
             RequestError: a prompt or continuation cannot be scored.
         """
-        if self._prefill is None:
+        if self._long is None:
             self._plan(max_tokens)
             block = next(row_blocks(list(self._rows), max_tokens), [])
-            if not block or len(block[-1]) <= max_tokens:
-                if block:
-                    self._take(block, last_logits(forward, block))
-                self._end()
-                return
-            self._prefill = block[0], Prefill(forward, block, [([], 0)], step=max_tokens)
-        row, prefill = self._prefill
-        if prefill.advance(max_tokens):
-            self._prefill = None
-            self._take([row], prefill.logits())
-            self._end()
+            if block and len(block[-1]) > max_tokens:
+                self._long = _LongRow(block[0], make_prompt_cache(forward.model))
+            elif block:
+                reads = {
+                    (index, column): found
+                    for index, row in enumerate(block)
+                    for column, found in self._rows.pop(row).items()
+                }
+                self._take(forward, forward.trunk(pad_rows(block)[0]), reads)
+        if self._long is not None:
+            self._go_on(self._long, forward, max_tokens)
+        if not self._rows and self._planned == len(self._prompts):
+            first = (self._first[prompt, tuple(answers)] for prompt, answers in self._prompts)
+            answer(self.future, [self._sums[index] for index in first])
+
+    def _go_on(self, long: _LongRow, forward: CausalModel, max_tokens: int) -> None:
+        """Compute the next piece of a long row."""
+        piece = long.row[long.done : long.done + max_tokens]
+        hidden = forward.trunk(mx.array([piece]), cache=long.cache)
+        columns = range(long.done, long.done + len(piece))
+        found = self._rows[long.row]
+        reads = {(0, column - long.done): found[column] for column in columns if column in found}
+        mx.eval([layer.state for layer in long.cache])
+        self._take(forward, hidden, reads)
+        long.done += len(piece)
+        if long.done >= len(long.row):
+            del self._rows[long.row]
+            self._long = None
 
     def _plan(self, max_tokens: int) -> None:
-        """Make the rows of as many prompts as fill a block."""
+        """Make the rows of as many prompts as fill a block; equal prompts are computed once."""
         waiting = sum(map(len, self._rows))
         while waiting < max_tokens and self._planned < len(self._prompts):
             index = self._planned
             prompt, answers = self._prompts[index]
-            for row, term in self._terms(index, prompt, answers):
-                if row not in self._rows:
-                    waiting += len(row)
-                self._rows.setdefault(row, []).append(term)
+            if self._first.setdefault((prompt, tuple(answers)), index) == index:
+                for row, column, read in self._reads(index, prompt, answers):
+                    if row not in self._rows:
+                        waiting += len(row)
+                    self._rows.setdefault(row, {}).setdefault(column, []).append(read)
             self._sums.append([0.0] * len(answers))
             self._planned += 1
 
-    def _terms(self, index: int, prompt: Row, answers: Sequence[Row]) -> Iterator[tuple[Row, Term]]:
-        """Every row whose next token is asked for, and by which answer."""
+    def _reads(
+        self, index: int, prompt: Row, answers: Sequence[Row]
+    ) -> Iterator[tuple[Row, int, Read]]:
+        """The row that each token of each answer is read from, and after which column."""
         for asked in ((*prompt, *max(answers, key=len, default=())), *answers):
             reason = self._refusal(Request(prompt_ids=asked, max_tokens=1)) if asked else None
             if reason is not None or not prompt:
                 raise RequestError(f"cannot score: {reason or 'the prompt is empty'}")
-        begun = {tokens[:length] for tokens in answers for length in range(len(tokens))}
+        ordered = sorted(set(answers))  # what an answer begins comes right after it
+        begun = {a for a, b in pairwise(ordered) if b[: len(a)] == a}
         for number, tokens in enumerate(answers):
-            for length, token in enumerate(tokens):
-                yield prompt + tokens[:length], (index, number, (token,))
+            following: list[Row] = [(token,) for token in tokens]
             if tokens in begun:
-                yield prompt + tokens, (index, number, self._end_ids)
+                following.append(self._end_ids)
+            row = prompt + tokens[: max(0, len(following) - 1)]
+            for offset, next_ids in enumerate(following):
+                yield row, len(prompt) - 1 + offset, (index, number, next_ids)
 
-    def _take(self, rows: Sequence[Row], logits: mx.array) -> None:
-        """Add what comes next in these rows to the answers; an answer's rows come by length."""
-        terms = [(place, term) for place, row in enumerate(rows) for term in self._rows.pop(row)]
-        places = np.array([place for place, (_, _, next_ids) in terms for _ in next_ids], np.int32)
-        tokens = np.array([token for _, (_, _, next_ids) in terms for token in next_ids], np.int32)
-        logprobs = logits - mx.logsumexp(logits, axis=1, keepdims=True)
-        found = iter(np.array(logprobs[mx.array(places), mx.array(tokens)]))
-        for _, (index, number, next_ids) in terms:
-            share = np.logaddexp.reduce([next(found) for _ in next_ids])
-            self._sums[index][number] += float(share)
-
-    def _end(self) -> None:
-        if not self._rows and self._planned == len(self._prompts):
-            answer(self.future, self._sums)
+    def _take(
+        self, forward: CausalModel, hidden: mx.array, reads: Mapping[Position, Sequence[Read]]
+    ) -> None:
+        """Add what comes next at these positions to the answers, some positions at a time."""
+        size = max(MIN_POSITIONS, LOGITS // forward.num_vocabulary)
+        for start in range(0, len(reads), size):
+            part = list(reads.items())[start : start + size]
+            rows, columns = (np.array([at[axis] for at, _ in part], np.int32) for axis in (0, 1))
+            logits = forward.head(hidden[mx.array(rows), mx.array(columns)]).astype(mx.float32)
+            logprobs = logits - mx.logsumexp(logits, axis=1, keepdims=True)
+            each = [(place, read) for place, (_, found) in enumerate(part) for read in found]
+            places = np.array([place for place, (_, _, ids) in each for _ in ids], np.int32)
+            tokens = np.array([token for _, (_, _, ids) in each for token in ids], np.int32)
+            values = iter(np.array(logprobs[mx.array(places), mx.array(tokens)]))
+            for _, (index, number, ids) in each:
+                share = np.logaddexp.reduce([next(values) for _ in ids])
+                self._sums[index][number] += float(share)
 
 
 class ScoreQueue:
