@@ -100,7 +100,8 @@ def test_a_run_goes_on_through_a_judge_that_fails_half_of_its_calls() -> None:
     made, seen = train(reply, steps=4)
     assert made.step == 4
     for metrics in seen:
-        assert metrics["arena/endpoint_failed"] == metrics["arena/failed"] == 8.0
+        assert metrics["arena/endpoint_failed"] == metrics["arena/failed"]
+        assert 4.0 <= metrics["arena/failed"] <= 12.0  # about half of 16, of two batches at once
     assert made.ledger.discarded["endpoint"] > 0
     made.ledger.check(queued=0)
 

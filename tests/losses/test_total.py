@@ -160,7 +160,8 @@ def test_the_sums_are_counted_over_chosen_tokens_alone() -> None:
     assert sums["ratio_squared"] == pytest.approx(sum(math.exp(2 * x) for x in logs))
     assert sums["k3"] == pytest.approx(sum(math.exp(x) - 1 - x for x in logs))
     assert sums["logprob_gap"] == pytest.approx(sum(map(abs, logs)))
-    assert sums["kl"] == pytest.approx(sum(logs) - sum(others))
+    gaps = [log - other for log, other in zip(logs, others, strict=True)]
+    assert sums["kl"] == pytest.approx(sum(min(math.exp(-d) - 1 + d, 10.0) for d in gaps))
     assert sums["ema_kl"] == 0.0
     entropies = [legal_entropy(batch, distribution(batch, logits, p), p) for p, _, _ in chosen]
     assert sums["entropy"] == pytest.approx(sum(entropies))

@@ -86,7 +86,9 @@ filters_ = st.builds(
     presence_penalty=st.sampled_from([0.0, 0.4, -0.5]),
     frequency_penalty=st.sampled_from([0.0, 0.3]),
     logit_bias=st.lists(
-        st.tuples(tokens_, st.floats(-9, 9, width=32)), max_size=3, unique_by=lambda p: p[0]
+        st.tuples(tokens_, st.integers(-576, 576).map(lambda n: n / 64)),
+        max_size=3,
+        unique_by=lambda p: p[0],
     ).map(tuple),
     top_k=st.sampled_from([0, 1, 3, VOCABULARY - 1, VOCABULARY, 50]),
     top_p=st.sampled_from([1.0, 0.3, 0.7, 0.95, 1e-6]),

@@ -61,7 +61,7 @@ def test_a_restored_table_goes_on(tmp_path: Path) -> None:
     for _ in range(4):
         expected = optimiser_step(whole, samples, pull, update=update).metrics
         optimiser_step(first, samples, pull, update=update)
-    assert expected["kl_divergence"] > 1e-4
+    assert expected["kl_divergence"] > 1e-6
     first.save(tmp_path)
     second.restore(tmp_path)
     assert second.version == 4
