@@ -202,15 +202,17 @@ def make_batch(
         out[mask] = np.fromiter((v for row in values for v in row), dtype, int(lengths.sum()))
         return out
 
-    keys = [
-        [
-            (row, column, legal, sample.restricted, sample.temperature)
-            for (row, column), legal in zip(found, sample.legal, strict=True)
-        ]
-        for found, sample in zip(read_at, samples, strict=True)
+    found: dict[tuple[int, int, tuple[int, ...], bool, float], int] = {}  # in order of first use
+    used = [
+        found.setdefault((*at, legal, sample.restricted, sample.temperature), len(found))
+        for sample, of_sample in zip(samples, read_at, strict=True)
+        for at, legal in zip(of_sample, sample.legal, strict=True)
     ]
-    places = sorted({key for of_sample in keys for key in of_sample})
-    number = {key: index for index, key in enumerate(places)}
+    places = sorted(found)
+    number = np.empty(len(found), np.int32)
+    number[[found[key] for key in places]] = np.arange(len(found))
+    sample_place = np.zeros(mask.shape, np.int32)
+    sample_place[mask] = number[used]
     place_legal = np.full((len(places), max(len(key[2]) for key in places)), -1, np.int32)
     for index, key in enumerate(places):
         place_legal[index, : len(key[2])] = key[2]
@@ -221,7 +223,7 @@ def make_batch(
         place_legal=place_legal,
         place_restricted=np.array([key[3] for key in places], np.bool_),
         place_temperature=np.array([key[4] for key in places], np.float32),
-        sample_place=fill([[number[key] for key in of_sample] for of_sample in keys], np.int32),
+        sample_place=sample_place,
         target=fill([[s.token_ids[p] for p in s.positions] for s in samples], np.int32),
         mask=mask,
         behaviour_logprob=fill([s.logprobs for s in samples], np.float32),
