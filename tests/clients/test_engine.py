@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -304,3 +305,21 @@ def test_scores_are_asked_as_whole_answers(tokenizer: ChatTokenizer) -> None:
             "old@3",
         )
     ]
+
+
+def test_a_score_that_nobody_waits_for_is_cancelled(tokenizer: ChatTokenizer) -> None:
+    scores: Future[list[list[float]]] = Future()
+
+    class Slow(Engine):
+        def score(self, *_: object, **__: object) -> Future[list[list[float]]]:
+            return scores
+
+    client = EngineClient(Slow(), tokenizer)
+
+    async def leave() -> None:
+        async with asyncio.timeout(0.01):
+            await client.score([([Message("user", "Well?")], ["yes"])])
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(leave())
+    assert scores.cancelled()
