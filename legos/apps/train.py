@@ -276,6 +276,7 @@ def _run_settings(config: RunConfig) -> RunSettings:
         max_failed_share=loop.max_failed_share,
         evaluate_every=loop.evaluate_every,
         episodes_kept=loop.episodes_kept_per_step,
+        base_model=config.model,
     )
 
 

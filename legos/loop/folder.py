@@ -13,11 +13,9 @@ import gzip
 import json
 import re
 import shutil
-import tomllib
 import zlib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,9 +177,7 @@ class RunFolder:
         """
         place = self.adapters / f"v{adapter.version}"
         if not place.exists():
-            model = tomllib.loads(self.config.read_text(encoding="utf-8")).get("model")
-            known = replace(adapter, base_model=model)
-            write_folder(place, lambda folder: write_adapter(known, folder))
+            write_folder(place, lambda folder: write_adapter(adapter, folder))
         return place
 
     def adapter_folder(self, at: str | None = None) -> Path:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,6 +57,7 @@ class RunSettings:
     keep_best: str | None = None  # figure by which one more is kept; "-x": less of x is better
     evaluate_every: int  # optimiser steps; 0: only first and last
     episodes_kept: int  # plays of each step written to the folder
+    base_model: str | None = None  # what each adapter records as the model it was trained on
 
 
 class Run:
@@ -366,7 +367,8 @@ class Run:
 
     def _save(self) -> None:
         """Adapter and checkpoint of this step."""
-        self._folder.write_adapter(self._trainer.backend.adapter())
+        adapter = self._trainer.backend.adapter()
+        self._folder.write_adapter(replace(adapter, base_model=self._settings.base_model))
         write_checkpoint(
             self._folder.checkpoints,
             self.step,

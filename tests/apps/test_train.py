@@ -22,6 +22,7 @@ from legos.loop.checkpoint import newest_whole, read_state
 from legos.testing import write_tiny_model
 from legos.track import JsonlTracker
 from legos.track.jsonl import read_metrics
+from legos.weights.folder import read_adapter
 
 FAST = ("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16")
 PROMISED = {
@@ -99,6 +100,7 @@ def test_runs_without_a_name_are_numbered(
         "metrics.jsonl",
     ]
     assert sorted(path.name for path in Path("runs/nim-2/adapters").iterdir()) == ["v0", "v2"]
+    assert read_adapter(Path("runs/nim-2/adapters/v2")).base_model == "builtin"
     check_lines(Path("runs/nim-1"), 2)
     assert read_config(Path("runs/nim-1/config.toml")).loop.steps == 2
 

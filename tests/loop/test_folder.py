@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -243,9 +244,9 @@ def test_adapters_are_found_by_number_and_by_name(tmp_path: Path) -> None:
 def skipping(path: Path) -> RunFolder:
     """A run whose fourth step was skipped: from there on, versions are one behind the steps."""
     folder = RunFolder(path)
-    with folder.new_run('model = "some/model"\n'):
+    with folder.new_run("seed = 1\n"):
         for version in (0, 3, 5):
-            folder.write_adapter(adapter(version))
+            folder.write_adapter(replace(adapter(version), base_model="some/model"))
     folder.evaluations.write_text('{"step": 0, "policy_version": 0}\n')
     lines = [{"step": n, "policy_version": n if n < 4 else n - 1} for n in range(1, 8)]
     folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
