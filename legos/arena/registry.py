@@ -37,7 +37,8 @@ def find_arena(name: str) -> type:
         raise ArenaError(f"{name!r} names a file; add its class as {name}:Class (it has {found})")
     installed = _installed()
     if name not in installed:
-        raise ArenaError(f"no arena is called {name!r}{did_you_mean(name, installed)}")
+        hint = f"{did_you_mean(name, installed)}; one of your own is FILE.py:Class"
+        raise ArenaError(f"no arena is called {name!r}{hint}")
     return _load_installed(installed[name])
 
 

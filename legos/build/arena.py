@@ -105,12 +105,18 @@ def _penalise_overlong(arena: Arena, margin: int) -> None:
 
 
 def check_options(name: str, options: Mapping[str, object]) -> None:
-    """Refuse an option that the arena's constructor does not take.
+    """Refuse an option that the arena's constructor does not take, or lacks.
 
     Raises:
         ArenaError: there is one, or no such arena.
     """
     parameters = inspect.signature(find_arena(name)).parameters
+    for key, p in parameters.items():
+        required = p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        if required and key not in _OURS and key not in options:
+            raise ArenaError(
+                f"arena {name!r} needs an option {key!r}; give --play.options.{key} VALUE"
+            )
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     known = [key for key in parameters if key not in _OURS]

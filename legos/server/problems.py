@@ -110,8 +110,11 @@ def first_error(error: BaseException) -> BaseException:
     return error
 
 
-async def handle(_: Request, error: Exception) -> Response:
+async def handle(request: Request, error: Exception) -> Response:
     """Answer with an error."""
+    if isinstance(error, HTTPException) and error.status_code in (404, 405):  # the router's own
+        told = f"there is no {request.method} {request.url.path} here; /docs lists what there is"
+        return Problem(error.status_code, told, headers=error.headers).response()
     return problem_of(error).response()
 
 

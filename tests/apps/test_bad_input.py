@@ -50,6 +50,10 @@ def refused(capsys: pytest.CaptureFixture[str], empty_place: Path) -> Callable[.
     ("options", "messages"),
     [
         (["--arena", "nmi"], ["no arena is called 'nmi'; did you mean 'nim'?"]),
+        (
+            ["--arena", "chess"],
+            ["no arena is called 'chess'; known: kuhn, nim", "one of your own is FILE.py:Class"],
+        ),
         (["--arena", "none.py:Duel"], ["there is no file none.py"]),
         (["--stepz", "3"], ["Unknown option", "--stepz", "Did you mean", "--steps?"]),
         (
@@ -90,6 +94,17 @@ def test_options(options: list[str], messages: list[str], refused: Callable[...,
     told = refused("train", *options)
     for message in messages:
         assert message in told
+
+
+def test_an_option_that_an_arena_needs(empty_place: Path, refused: Callable[..., str]) -> None:
+    (empty_place / "quiz.py").write_text(
+        "from legos import Arena\n"
+        "class Quiz(Arena):\n"
+        "    def __init__(self, client=None, *, path, **common):\n"
+        "        super().__init__(client, **common)\n"
+    )
+    told = refused("train", "--arena", "quiz.py:Quiz")
+    assert "'quiz.py:Quiz' needs an option 'path'; give --play.options.path VALUE" in told
 
 
 def test_a_dry_run_checks_as_much_as_it_can(

@@ -55,6 +55,16 @@ def test_a_key_is_asked_for(fake: Any) -> None:
             client.models.list()
 
 
+def test_a_path_that_is_not_there_names_the_page_of_those_that_are(fake: Any) -> None:
+    with fake(FakeEngine()) as served, served.http() as http:
+        gone, got = http.get("/v1/chat/completion"), http.get("/v1/chat/completions")
+    assert (gone.status_code, got.status_code) == (404, 405)
+    told = gone.json()["error"]["message"]
+    assert told == "there is no GET /v1/chat/completion here; /docs lists what there is"
+    assert got.json()["error"]["message"].startswith("there is no GET /v1/chat/completions here;")
+    assert got.headers["allow"] == "POST"
+
+
 def test_others_than_loopback_need_a_key() -> None:
     with pytest.raises(ConfigError, match="LEGOS_API_KEY"):
         Limits.for_host("0.0.0.0", api_key=None)
