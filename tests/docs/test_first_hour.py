@@ -89,6 +89,19 @@ def test_the_arenas_are_learned_as_the_page_says(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+def test_the_folder_of_step_five_is_trained_without_an_alarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(short(COMMANDS[0])) == 0
+    caplog.clear()
+    for command in COMMANDS[5:7]:
+        assert main(shlex.split(command)) == 0, command
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
 def test_the_game_of_the_readme_is_learned_without_an_alarm(
     seed: str,
