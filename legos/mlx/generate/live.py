@@ -118,14 +118,14 @@ class LiveAdapters:
         self.loaded = loaded
         self.infos = {name: adapter.info for name, adapter in loaded.items()}
 
-    def keep(self, name: str) -> tuple[Live, Live] | None:
+    def keep(self, name: str, used: Collection[Live]) -> tuple[Live, Live] | None:
         """Before a name gets other weights: those it has, and a copy that stays as they are.
 
         Returns:
-            None where nothing is live under the name.
+            None where nothing is live under the name, or it is not among those that are used.
         """
         live = self._by_name.get(name)
-        if live is None or live.info is None:
+        if live is None or live.info is None or live not in used:
             return None
         slot = self._slots.copy(live.slot)
         self._retired.append(Live(name, live.info, slot=slot, epoch=live.epoch))

@@ -126,7 +126,7 @@ class Scheduler:
         Raises:
             AdapterError: it does not fit; what was live before stays.
         """
-        kept = self.adapters.keep(adapter.name) if self._scores else None
+        kept = self.adapters.keep(adapter.name, self._scores.lives)
         if kept is not None:
             self._scores.move(*kept)
         self._waiting.interrupt(self.adapters.load(adapter))
