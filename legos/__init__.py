@@ -11,10 +11,6 @@ if TYPE_CHECKING:
     from legos.arena.game_arena import GameArena
     from legos.arena.seat import Seat
     from legos.arena.table import Table
-    from legos.build.arena import make_arena
-    from legos.build.evaluate import evaluate
-    from legos.build.model import apply_lora, disable_lora, load_model
-    from legos.build.trainer import Trainer
     from legos.clients.openai import OpenAIClient
     from legos.config.schema import TrainingConfig
     from legos.credit.group import GRPOCredit, RLOOCredit
@@ -31,6 +27,10 @@ if TYPE_CHECKING:
     from legos.data.message import Completion, Message, Sampling
     from legos.loop.loop import synchronous_training_loop, training_loop
     from legos.protocols import Client
+    from legos.wiring.arena import make_arena
+    from legos.wiring.evaluate import evaluate
+    from legos.wiring.model import apply_lora, disable_lora, load_model
+    from legos.wiring.trainer import Trainer
 
 _HOMES = {
     "Arena": "legos.arena.arena",
@@ -57,15 +57,15 @@ _HOMES = {
     "Seat": "legos.arena.seat",
     "Table": "legos.arena.table",
     "Task": "legos.data.episode",
-    "Trainer": "legos.build.trainer",
+    "Trainer": "legos.wiring.trainer",
     "TrainingConfig": "legos.config.schema",
     "TurnCredit": "legos.credit.turns",
     "Void": "legos.arena.endings",
-    "apply_lora": "legos.build.model",
-    "disable_lora": "legos.build.model",
-    "evaluate": "legos.build.evaluate",
-    "load_model": "legos.build.model",
-    "make_arena": "legos.build.arena",
+    "apply_lora": "legos.wiring.model",
+    "disable_lora": "legos.wiring.model",
+    "evaluate": "legos.wiring.evaluate",
+    "load_model": "legos.wiring.model",
+    "make_arena": "legos.wiring.arena",
     "make_credit": "legos.credit.registry",
     "synchronous_training_loop": "legos.loop.loop",
     "training_loop": "legos.loop.loop",

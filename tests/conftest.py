@@ -1,6 +1,8 @@
 """What all tests share: Hypothesis's manners, tiny models, an engine that steps when told to."""
 
-from collections.abc import Callable, Mapping, Sequence
+import gc
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
@@ -33,6 +35,23 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         "qwen3": write_tiny_model(root / "qwen3", architecture="qwen3", seed=1),
         "wide": write_tiny_model(root / "wide", vocab=5000, seed=2),
     }
+
+
+@pytest.fixture(autouse=True)
+def usual_collector() -> Iterator[None]:
+    """A run quiets Python's cycle collector for the rest of its process; here others follow."""
+    thresholds = gc.get_threshold()
+    yield
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def usual_interrupt() -> Iterator[None]:
+    """A shell's background jobs ignore SIGINT, and so would all processes that they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class StepWorker:

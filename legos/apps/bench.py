@@ -4,9 +4,9 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from legos.apps.bench_ratios import RATIOS
-from legos.build.machine import blas_hint
+from legos.bench.ratios import RATIOS
 from legos.errors import ConfigError, did_you_mean
+from legos.wiring.machine import blas_hint
 
 __all__ = ["BENCHES", "bench", "explained"]
 

@@ -11,15 +11,15 @@ from typing import Protocol, TextIO
 from rich.console import Console
 
 from legos.arena.game import position, split_position
-from legos.build.model import apply_lora, load_model
-from legos.build.serving import base_of, put_on
 from legos.builtin import BUILTIN, EXAMPLE
 from legos.clients.engine import EngineClient
 from legos.clients.openai import OpenAIClient
 from legos.data.message import Message, Sampling
 from legos.errors import LegosError
-from legos.loop.find import find_adapter
+from legos.run.find import find_adapter
 from legos.weights.folder import read_adapter
+from legos.wiring.model import apply_lora, load_model
+from legos.wiring.serving import base_of, put_on
 
 __all__ = ["Chat", "Speaker", "chat"]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from legos.arena.registry import advice
-from legos.build.bench_models import write_bench_model
-from legos.build.machine import blas_hint
-from legos.build.self_test import CHECKS, Check, SelfTest, device
+from legos.bench.models import write_bench_model
 from legos.config.resolve import resolve
 from legos.errors import LegosError
-from legos.loop.folder import RUNS
+from legos.run.folder import RUNS
+from legos.wiring.machine import blas_hint
+from legos.wiring.self_test import CHECKS, Check, SelfTest, device
 
 __all__ = ["SMALL", "Report", "examine"]
 

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from legos.build.arena import check_options, make_arena
-from legos.build.evaluate import evaluation_of
-from legos.build.model import apply_adapter_shape, load_model
 from legos.clients.engine import EngineClient
 from legos.config.resolve import resolve
 from legos.errors import ConfigError
-from legos.loop.find import find_run, split_place
+from legos.run.find import find_run, split_place
 from legos.weights.folder import read_adapter
+from legos.wiring.arena import check_options, make_arena
+from legos.wiring.evaluate import evaluation_of
+from legos.wiring.model import apply_adapter_shape, load_model
 
 __all__ = ["evaluate_run"]
 

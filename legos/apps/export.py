@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from legos.config.resolve import read_config
 from legos.errors import CheckpointError
-from legos.loop.atomic import write_folder
-from legos.loop.find import find_run, split_place
+from legos.files.atomic import write_folder
+from legos.run.find import find_run, split_place
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter, write_adapter
 from legos.weights.peft import write_peft
@@ -62,7 +62,7 @@ def _write(
     elif form == "peft":
         write_peft(adapter, place, base_model=model)
     else:
-        from legos.build.export import fuse
+        from legos.wiring.export import fuse
 
         return {"largest_logprob_gap": fuse(model, adapter, place)}
     return {"base_model": model}

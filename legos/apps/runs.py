@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from legos.build.replay import Replayed, StoredStep, replay_steps
 from legos.config.resolve import read_config
 from legos.config.toml import read_sources
 from legos.errors import AdapterError, CheckpointError, LegosError
-from legos.loop.checkpoint import checkpoint_at, checkpoint_steps, checkpoints, read_state
-from legos.loop.find import find_run
-from legos.loop.folder import RUNS, RunFolder
+from legos.run.checkpoint import checkpoint_at, checkpoint_steps, checkpoints, read_state
+from legos.run.find import find_run
+from legos.run.folder import RUNS, RunFolder
 from legos.track.jsonl import read_metrics
 from legos.weights.folder import read_adapter
+from legos.wiring.replay import Replayed, StoredStep, replay_steps
 
 __all__ = ["describe_run", "in_brief", "list_runs", "replay_run"]
 

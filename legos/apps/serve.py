@@ -11,21 +11,21 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from legos.build.machine import quiet_collector
-from legos.build.model import ModelHandle, apply_lora, load_model
-from legos.build.serving import base_of, guarded_engine, put_on, tool_format_of
 from legos.builtin import BUILTIN, EXAMPLE
 from legos.clients.engine import EngineClient
 from legos.data.limits import EngineLimits
 from legos.errors import ConfigError
-from legos.loop.find import find_adapter
 from legos.protocols import Engine
+from legos.run.find import find_adapter
 from legos.server.app import make_app
 from legos.server.limits import Limits
 from legos.server.run import serve_app
 from legos.server.uploads import checked_name
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
+from legos.wiring.machine import quiet_collector
+from legos.wiring.model import ModelHandle, apply_lora, load_model
+from legos.wiring.serving import base_of, guarded_engine, put_on, tool_format_of
 
 __all__ = ["app_of", "serve"]
 

@@ -20,24 +20,24 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from legos.apps.shared import SharedEngine
+from legos.apps.shared_engine import SharedEngine
 from legos.apps.signals import StopSignals
-from legos.arena.evaluate import flat_figures
-from legos.build.arena import check_options, make_arena
-from legos.build.evaluate import evaluation_of
-from legos.build.learning_rate import advise_learning_rate
-from legos.build.machine import blas_hint, quiet_collector, share_cores
-from legos.build.trainer import Trainer, trainer_of
 from legos.builtin import BUILTIN
 from legos.config.resolve import ResolvedConfig, is_chosen, read_config
 from legos.config.schema import RunConfig
 from legos.errors import ConfigError, LegosError, TrainerError
-from legos.loop.checkpoint import checkpoints
-from legos.loop.find import find_run, split_place
-from legos.loop.folder import FAILS_AGAIN, RUNS, RunFolder, fresh_folder
-from legos.loop.run import Run, RunSettings
+from legos.loop.evaluation import flat_figures
 from legos.protocols import Tracker
+from legos.run.checkpoint import checkpoints
+from legos.run.find import find_run, split_place
+from legos.run.folder import FAILS_AGAIN, RUNS, RunFolder, fresh_folder
+from legos.run.run import Run, RunSettings
 from legos.track import ConsoleTracker, JsonlTracker, ManyTrackers, WandbTracker
+from legos.wiring.arena import check_options, make_arena
+from legos.wiring.evaluate import evaluation_of
+from legos.wiring.learning_rate import advise_learning_rate
+from legos.wiring.machine import blas_hint, quiet_collector, share_cores
+from legos.wiring.trainer import Trainer, trainer_of
 
 __all__ = ["check", "train"]
 

@@ -1,1 +1,1 @@
-"""Tasks, tables and seats: how a play is written, played and evaluated."""
+"""Tasks, tables and seats: how a play is written and played."""

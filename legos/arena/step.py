@@ -16,8 +16,8 @@ from msgspec.structs import replace as changed
 from legos.arena.arena import Arena
 from legos.arena.checks import check_arena, checked_rewards, checked_seats
 from legos.arena.endings import Draw, Forfeit, Void
-from legos.arena.figures import step_metrics, with_children
 from legos.arena.groups import check_episodes, check_tasks
+from legos.arena.means import step_metrics, with_children
 from legos.arena.seat import Seat
 from legos.arena.table import Table
 from legos.arena.watch import Watch

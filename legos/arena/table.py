@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from legos.arena.answer import Reply, read_answer
 from legos.arena.checks import check_arena, check_text, checked_choices, number, shown
 from legos.arena.endings import Forfeit
-from legos.arena.figures import RESERVED
+from legos.arena.means import RESERVED
 from legos.arena.seat import Seat
 from legos.chat.reply import split_thinking
 from legos.data.episode import Episode, Rollout, Task, Turn

@@ -10,8 +10,8 @@ from legos.config.resolve import ResolvedConfig, is_chosen, knobs, read_config, 
 from legos.config.schema import RunConfig
 from legos.config.toml import read_sources
 from legos.errors import ConfigError
-from legos.loop.checkpoint import read_state
-from legos.loop.find import find_run, split_place
+from legos.run.checkpoint import read_state
+from legos.run.find import find_run, split_place
 
 __all__ = ["resolve_run"]
 

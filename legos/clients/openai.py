@@ -6,8 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 
-from legos.clients.publish import HttpPublisher, api_root
-from legos.clients.transport import Transport
+from legos.clients.transport import Transport, api_root
 from legos.clients.wire import (
     BASE,
     Dialect,
@@ -20,7 +19,6 @@ from legos.clients.wire import (
 )
 from legos.data.message import Completion, Message, Sampling
 from legos.errors import AdapterError, RequestError
-from legos.protocols import Publisher
 
 __all__ = ["OpenAIClient"]
 
@@ -43,8 +41,8 @@ class OpenAIClient:
     asked.
 
     Attributes:
-        publisher: brings new adapters to the same server; the training loop uses it for the client
-            of the arena that it plays. Of our server unless set to another (``VllmPublisher``).
+        base_url: of the server, as it was given.
+        api_key: sent as a bearer token.
     """
 
     def __init__(
@@ -87,8 +85,7 @@ class OpenAIClient:
         self._model = model
         self._dialect: Dialect | None = dialect
         self._processed = processed_logprobs
-        self._own_publisher = HttpPublisher(base_url, api_key=api_key)
-        self.publisher: Publisher = self._own_publisher
+        self.base_url, self.api_key = base_url, api_key
         self._asking: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         self._newest: dict[str, tuple[int, float]] = {}  # name -> newest version, when it was seen
 
@@ -187,7 +184,6 @@ class OpenAIClient:
     async def aclose(self) -> None:
         """Close this event loop's connections."""
         await self._transport.aclose()
-        await self._own_publisher.aclose()
 
     async def __aenter__(self) -> "OpenAIClient":
         """Nothing to do: connections are made when they are needed."""

@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import httpx
@@ -12,11 +13,24 @@ import msgspec
 
 from legos.errors import EndpointError, LegosError, RequestError
 
-__all__ = ["Transport"]
+__all__ = ["Transport", "api_root", "server_root"]
 
 T = TypeVar("T")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
+
+
+def api_root(url: str) -> str:
+    """Where an address has OpenAI's interface: below ``/v1`` where it names no path of its own."""
+    parts = urlsplit(url)
+    return (
+        f"{parts.scheme}://{parts.netloc}/v1" if parts.netloc and parts.path in ("", "/") else url
+    )
+
+
+def server_root(url: str) -> str:
+    """The address of a server itself, without the ``/v1`` of its OpenAI interface."""
+    return url.rstrip("/").removesuffix("/v1")
 
 
 class Transport:

@@ -1,6 +1,6 @@
 """Every setting of a run in a few small groups, each with its meaning, unit and range.
 
-Settings are read by ``resolve`` from TOML files and the command line. Only ``legos.build`` and the
+Settings are read by ``resolve`` from TOML files and the command line. Only ``legos.wiring`` and the
 commands see them; all other parts take explicit arguments.
 """
 

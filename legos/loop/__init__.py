@@ -1,1 +1,1 @@
-"""Playing and training at the same time: queue, trainer, publishing, checkpoints."""
+"""Playing and training at the same time: queue, trainer, loop, evaluation."""

@@ -13,9 +13,10 @@ from contextlib import closing, nullcontext
 
 from legos.arena.arena import Arena
 from legos.data.sample import TrainingBatch
-from legos.loop.publish import publisher_reaching
 from legos.loop.queue import MAX_FAILED_SHARE, SampleQueue, Stopped
 from legos.loop.trainer import Metrics, PolicyTrainer
+from legos.protocols import Publisher
+from legos.publish.engine import publisher_reaching
 from legos.track.console import ConsoleTracker
 
 __all__ = ["AfterStep", "queue_of", "synchronous_training_loop", "training_loop"]
@@ -32,12 +33,13 @@ async def training_loop(
     step_concurrency: int = 2,
     after_step: AfterStep | None = None,
     queue: SampleQueue | None = None,
+    publisher: Publisher | None = None,
     progress: bool = True,
 ) -> None:
     """Play and train at the same time until the trainer has done ``num_steps`` steps in all.
 
     Args:
-        arena: what is played; where its client asks a server, adapters are published there too.
+        arena: what is played.
         trainer: what is trained.
         num_steps: the step at which to end (a resumed trainer goes on from its own).
         episode_concurrency: plays going on at once in each batch.
@@ -45,6 +47,8 @@ async def training_loop(
         after_step: called with each step's metrics and the batches it was made of.
         queue: for callers who end the loop from outside, or resume one; they keep what is left in
             it. Without one, what is left at the end is booked as discarded.
+        publisher: where the adapter of each step is sent; None: the trainer's engine, and the
+            server that the arena's client asks.
         progress: show the steps on the console, as ``legos train`` does; False shows nothing.
 
     Raises:
@@ -52,10 +56,10 @@ async def training_loop(
         Exception: what a play's surroundings or the trainer failed with.
     """
     trainer.num_steps = num_steps
-    trainer.publisher = publisher_reaching(arena.client, trainer.publisher)
+    publisher = publisher or publisher_reaching(arena.client, trainer.publisher)
     given = queue
     queue = queue or queue_of(trainer)
-    await trainer.publish_weights()
+    await publisher.publish(trainer.backend.adapter())
     failure: Exception | None = None
     shown = closing(ConsoleTracker(num_steps=num_steps)) if progress else nullcontext()
     async with asyncio.TaskGroup() as group:
@@ -66,7 +70,7 @@ async def training_loop(
         try:
             with shown as console:
                 while trainer.step < num_steps:
-                    await _whole_step(trainer, queue, _reporting(console, after_step))
+                    await _whole_step(trainer, queue, publisher, _reporting(console, after_step))
         except Exception as error:
             failure = error
         finally:
@@ -155,7 +159,9 @@ async def _play(arena: Arena, queue: SampleQueue, episode_concurrency: int) -> N
         await queue.end(error)
 
 
-async def _one_step(trainer: PolicyTrainer, queue: SampleQueue, after_step: AfterStep) -> None:
+async def _one_step(
+    trainer: PolicyTrainer, queue: SampleQueue, publisher: Publisher, after_step: AfterStep
+) -> None:
     """Take, train, publish, report, and only then let a play start on the new policy.
 
     What ``after_step`` saves is therefore whole: with no lag allowed nothing is being played.
@@ -166,15 +172,17 @@ async def _one_step(trainer: PolicyTrainer, queue: SampleQueue, after_step: Afte
     except Exception:
         queue.put_back(batches)
         raise
-    await trainer.publish_weights()
+    await publisher.publish(trainer.backend.adapter())
     await after_step(metrics, batches)
     if trainer.step < trainer.num_steps:  # nobody would train on what is played after the last
         await queue.release()
 
 
-async def _whole_step(trainer: PolicyTrainer, queue: SampleQueue, after_step: AfterStep) -> None:
+async def _whole_step(
+    trainer: PolicyTrainer, queue: SampleQueue, publisher: Publisher, after_step: AfterStep
+) -> None:
     """One step; a cancellation lets a device call in flight end and the books close first."""
-    step = asyncio.ensure_future(_one_step(trainer, queue, after_step))
+    step = asyncio.ensure_future(_one_step(trainer, queue, publisher, after_step))
     try:
         await asyncio.shield(step)
     except asyncio.CancelledError:

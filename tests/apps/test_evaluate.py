@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from legos.arena.evaluate import flat_figures
 from legos.cli import main
+from legos.loop.evaluation import flat_figures
 from legos.track.jsonl import read_metrics
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.folder import read_adapter, write_adapter

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from legos.apps.export import export
-from legos.build.export import LARGEST_GAP, fuse
-from legos.build.model import apply_lora, load_model
 from legos.cli import main
 from legos.errors import AdapterError, CheckpointError
-from legos.loop.folder import RunFolder
+from legos.run.folder import RunFolder
 from legos.testing import write_tiny_model
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
 from legos.weights.peft import read_peft
+from legos.wiring.export import LARGEST_GAP, fuse
+from legos.wiring.model import apply_lora, load_model
 
 ROWS = np.array([[1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5, 4]])
 
@@ -43,8 +43,8 @@ def logprobs(folder: Path) -> np.ndarray:
 
 
 def applied(folder: Path, adapter: Adapter) -> np.ndarray:
-    from legos.build.model import apply_adapter_shape
     from legos.mlx.model.fuse import probe_logprobs, set_adapter
+    from legos.wiring.model import apply_adapter_shape
 
     model = load_model(folder, inline=True)
     apply_adapter_shape(model, adapter.shape)

@@ -8,7 +8,7 @@ import pytest
 
 from legos.cli import main
 from legos.config.resolve import read_config
-from legos.loop.checkpoint import newest_whole, read_state
+from legos.run.checkpoint import newest_whole, read_state
 from legos.testing.records import TIMES
 from legos.track.jsonl import read_metrics
 from legos.weights.folder import read_adapter

@@ -9,11 +9,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from legos.apps.runs import describe_run
-from legos.arena.evaluate import ArenaEvaluation
 from legos.cli import main
 from legos.config.resolve import read_config
 from legos.credit.registry import CreditName
-from legos.loop.checkpoint import checkpoints, newest_whole, read_state
+from legos.loop.evaluation import ArenaEvaluation
+from legos.run.checkpoint import checkpoints, newest_whole, read_state
 from legos.testing.records import TIMES
 from legos.track.jsonl import read_metrics
 from legos.weights.folder import read_adapter

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from legos.cli import main
-from legos.loop.checkpoint import checkpoints, newest_whole, read_state
+from legos.run.checkpoint import checkpoints, newest_whole, read_state
 from legos.track.jsonl import read_metrics
 
 ROOT = Path(__file__).parents[2]

@@ -13,16 +13,16 @@ import httpx
 import pytest
 
 from legos.apps import train as app
-from legos.build.server_bench import running
-from legos.build.trainer import Trainer, trainer_of
+from legos.bench.peers import running
 from legos.cli import main
 from legos.config.resolve import read_config
 from legos.config.schema import RunConfig
-from legos.loop.checkpoint import newest_whole, read_state
+from legos.run.checkpoint import newest_whole, read_state
 from legos.testing import write_tiny_model
 from legos.track import JsonlTracker
 from legos.track.jsonl import read_metrics
 from legos.weights.folder import read_adapter
+from legos.wiring.trainer import Trainer, trainer_of
 
 FAST = ("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16")
 PROMISED = {

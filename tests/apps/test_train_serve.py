@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from legos import Message, OpenAIClient, Sampling
-from legos.apps.shared import SharedEngine
+from legos.apps.shared_engine import SharedEngine
 from legos.cli import main
 from legos.data.request import Request, Result
 from legos.errors import AdapterError

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arenas.kuhn import Kuhn
-from legos.arena.exact import (
+from legos.exact.figures import (
     GameTree,
     Policy,
     decision_points,

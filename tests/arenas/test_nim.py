@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from arenas.nim import Nim
-from legos.arena.exact import (
+from legos.exact.figures import (
     GameTree,
     decision_points,
     evaluate,

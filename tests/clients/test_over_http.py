@@ -18,18 +18,18 @@ from legos import (
     make_arena,
     training_loop,
 )
-from legos.arena.evaluate import ArenaEvaluation
-from legos.build.model import ModelHandle
 from legos.clients.engine import EngineClient
-from legos.clients.publish import HttpPublisher
 from legos.data.message import Completion
 from legos.data.sample import TrainingBatch
 from legos.errors import AdapterError, RequestError
+from legos.loop.evaluation import ArenaEvaluation
 from legos.loop.trainer import Metrics
 from legos.mlx.generate.engine import MlxEngine
+from legos.publish.http import HttpPublisher
 from legos.server.app import make_app
 from legos.testing import serving
 from legos.weights.adapter import Adapter, AdapterInfo, shape_of
+from legos.wiring.model import ModelHandle
 
 ASK = (Message("user", "Nim: 5 left, last one wins.\nMoves: 1 2 3"),)
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from legos.build.trainer import step_settings
 from legos.config.resolve import resolve
 from legos.config.schema import PlayConfig, RunConfig, TrainingConfig
 from legos.errors import ConfigError
 from legos.losses.corrections import Corrections
 from legos.losses.objective import CLIP_RANGES, RATIO_OF, Objective
+from legos.wiring.trainer import step_settings
 
 
 def objective(**settings: Any) -> Objective:

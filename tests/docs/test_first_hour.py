@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from arenas.kuhn import Kuhn
-from legos.build.server_bench import running
+from legos.bench.peers import running
 from legos.cli import main
 from legos.track.jsonl import read_metrics
 

@@ -17,15 +17,15 @@ import pytest
 
 import legos
 from legos import GRPOCredit
-from legos.arena.exact import GameTree, optimal_move_rate, optimal_policy
 from legos.arena.registry import find_arena
-from legos.build.arena import make_arena
 from legos.cli import main
 from legos.cli.app import app
 from legos.config.schema import CreditName, PlayConfig
 from legos.errors import RecordError
+from legos.exact.figures import GameTree, optimal_move_rate, optimal_policy
 from legos.losses.alarms import PAGE, RULES
 from legos.testing import ScriptedClient
+from legos.wiring.arena import make_arena
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from legos import apply_lora, load_model
-from legos.build.serving import guarded_engine
 from legos.clients.engine import EngineClient
 from legos.data.limits import EngineLimits
 from legos.data.message import Message, Sampling
+from legos.wiring.serving import guarded_engine
 
 CLIENTS = 64
 MOST = 5.0  # times its time alone

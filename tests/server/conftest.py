@@ -12,7 +12,6 @@ from fastapi import FastAPI
 
 from legos import apply_lora, load_model
 from legos.apps.serve import app_of
-from legos.build.model import ModelHandle
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.clients.engine import EngineClient
@@ -22,6 +21,7 @@ from legos.server.limits import Limits
 from legos.server.run import serve_app
 from legos.server.service import Service
 from legos.testing import FakeEngine
+from legos.wiring.model import ModelHandle
 
 
 @dataclass

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from legos.build.model import ModelHandle
 from legos.mlx.generate.engine import MlxEngine
 from legos.testing import FakeEngine
 from legos.weights.adapter import Adapter, pack_adapter
 from legos.weights.folder import write_adapter
 from legos.weights.peft import to_peft, write_peft
+from legos.wiring.model import ModelHandle
 
 BYTES = {"content-type": "application/octet-stream"}
 

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from legos.build.server_bench import running, serve_command, stock_command
+from legos.bench.peers import running, serve_command, stock_command
 from legos.testing import write_tiny_model
 
 pytestmark = pytest.mark.slow

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from legos.build.model import ModelHandle
 from legos.cli import main
-from legos.loop.folder import RunFolder
+from legos.run.folder import RunFolder
 from legos.testing import write_tiny_model
 from legos.weights.adapter import Adapter
+from legos.wiring.model import ModelHandle
 
 ROOT = Path(__file__).parents[2]
 PAGE, README = ROOT / "docs" / "serving.md", ROOT / "README.md"

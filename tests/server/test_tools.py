@@ -9,10 +9,10 @@ import openai
 import pytest
 from openai import OpenAI
 
-from legos.build.model import load_model
-from legos.build.serving import tool_format_of
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.testing import FakeEngine, write_tiny_model
+from legos.wiring.model import load_model
+from legos.wiring.serving import tool_format_of
 
 WEATHER = {
     "type": "function",

@@ -21,11 +21,11 @@ from mlx.optimizers import AdamW, clip_grad_norm
 from mlx.utils import tree_flatten
 from mlx_lm.models.llama import Model, ModelArgs
 
-from legos.arena.exact import GameTree, decision_points
 from legos.arena.registry import find_arena
 from legos.builtin.files import ModelShape, Weights, model_config, random_weights, write_model
 from legos.builtin.practice import Exercise, Exercises, collate, echo, made_up, prompt_ids
 from legos.data.message import Message
+from legos.exact.figures import GameTree, decision_points
 
 __all__ = ["answer_logits", "known_positions", "main", "practise"]
 

@@ -1,0 +1,1 @@
+"""What ``legos bench`` measures: the kit beside bare loops and other programs."""

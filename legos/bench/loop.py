@@ -1,0 +1,178 @@
+"""``legos bench loop``: the whole line, from a play to the next adapter, against its two halves."""
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from legos.arena.registry import advice
+from legos.bench.rounds import in_turn
+from legos.config.resolve import resolve
+from legos.config.schema import RunConfig
+from legos.data.message import Message
+from legos.loop.loop import training_loop
+from legos.wiring.arena import make_arena
+from legos.wiring.bare import DeviceBench
+from legos.wiring.machine import quiet_collector, share_cores
+from legos.wiring.trainer import Trainer, trainer_of
+
+__all__ = ["bench_loop"]
+
+Row = tuple[int, ...]
+ROUNDS = 5
+
+
+def bench_loop(seconds: float) -> Mapping[str, Any]:
+    """Measure the line of ``legos train`` without arguments.
+
+    Args:
+        seconds: how long it may take, about.
+    """
+    config = resolve(recommend=advice).config
+    trainer = trainer_of(config, inline=False)
+    quiet_collector()
+    share_cores(2)  # as `legos train` does; the bare loops run under the same limit
+    try:
+        return _loop(trainer, config, seconds)
+    finally:
+        trainer.close()
+
+
+def _loop(trainer: Trainer, config: RunConfig, seconds: float) -> dict[str, Any]:
+    """The whole line on its default arena, against its two halves alone on the same work.
+
+    The halves compute every row, as loops without sharing do; once more, as the stricter limit,
+    they compute equal rows once.
+    """
+    prompts = _step_prompts(trainer, config)
+    device = DeviceBench(trainer)
+    rows = sorted(set(prompts))
+    budget = config.training.micro_batch_tokens
+    max_rows = config.generation.max_batch
+    bare: dict[str, list[float]] = {
+        "bare_generation_s": [
+            device.bare(prompts, max_tokens=1, rows=max_rows) for _ in range(ROUNDS)
+        ],
+        "bare_training_s": device.bare_training(prompts, updates=ROUNDS, max_tokens=budget)[1:],
+        "bare_generation_shared_s": [
+            device.bare_shared(prompts, rows=max_rows) for _ in range(ROUNDS)
+        ],
+        "bare_training_shared_s": device.bare_training(rows, updates=4 * ROUNDS, max_tokens=budget)[
+            ROUNDS:
+        ],
+    }
+    line = _run_line(trainer, config, device, seconds * 0.4)
+    seconds_of = {name: statistics.median(times) for name, times in bare.items()}
+    slower = max(seconds_of["bare_generation_s"], seconds_of["bare_training_s"])
+    slower_shared = max(
+        seconds_of["bare_generation_shared_s"], seconds_of["bare_training_shared_s"]
+    )
+    engine = _engine(trainer, config, seconds * 0.25)
+    return {
+        **line,
+        "distinct_rows_per_step": len(rows),
+        **seconds_of,
+        "ratios": {
+            **engine["ratios"],
+            "line_vs_slower_half": slower / line["seconds_per_step"],
+            "line_vs_slower_half_shared": slower_shared / line["seconds_per_step"],
+        },
+    }
+
+
+def _engine(trainer: Trainer, config: RunConfig, seconds: float) -> dict[str, Any]:
+    """Generation alone against a bare BatchGenerator: distinct prompts, and repeated ones."""
+    device = DeviceBench(trainer)
+    rows = config.generation.max_batch
+    repeated = _step_prompts(trainer, config)
+    distinct = _distinct_prompts(trainer, 256, len(repeated[0]))
+    cases: Mapping[str, tuple[Callable[[], float], Callable[[], float]]] = {
+        "engine_vs_bare": (
+            lambda: device.engine(distinct, max_tokens=1),
+            lambda: device.bare(distinct, max_tokens=1, rows=rows),
+        ),
+        "engine_vs_bare_long": (
+            lambda: device.engine(distinct[:64], max_tokens=32),
+            lambda: device.bare(distinct[:64], max_tokens=32, rows=rows),
+        ),
+        "engine_vs_bare_repeated": (
+            lambda: device.engine(repeated, max_tokens=1),
+            lambda: device.bare_shared(repeated, rows=rows),
+        ),
+    }
+    ratios: dict[str, float] = {}
+    speeds: dict[str, float] = {}
+    for name, (ours, bare) in cases.items():
+        pairs = in_turn(ours, bare, seconds / len(cases), least=ROUNDS)
+        ratios[name] = statistics.median(b / o for o, b in pairs)
+        speeds[name.replace("engine_vs_bare", "completions_per_s")] = {
+            "engine_vs_bare": 256,
+            "engine_vs_bare_long": 64,
+        }.get(name, len(repeated)) / statistics.median(o for o, _ in pairs)
+    return {**speeds, "ratios": ratios}
+
+
+def _step_prompts(trainer: Trainer, config: RunConfig) -> list[Row]:
+    """The prompts of one training batch of the default arena, as they come, repeats and all."""
+    asyncio.run(_published(trainer))
+    arena = make_arena(config.arena, trainer.client(), play=config.play, seed=1)
+    batch = asyncio.run(arena.step(concurrency=config.play.concurrency))
+    return [sample.token_ids[:-1] for sample in batch.samples]
+
+
+async def _published(trainer: Trainer) -> None:
+    await trainer.publish_weights()
+
+
+def _distinct_prompts(trainer: Trainer, count: int, length: int) -> list[Row]:
+    """Prompts of one length of which no two are equal."""
+    render = trainer.model.tokenizer.render
+    ids = [render((Message("user", f"{number:05d} " + "x" * length),)) for number in range(count)]
+    head = len(render((Message("user", ""),))) // 2
+    return [row[: head + length - 1] + row[-1:] for row in ids]
+
+
+def _run_line(
+    trainer: Trainer, config: RunConfig, device: DeviceBench, seconds: float
+) -> dict[str, float]:
+    """The asynchronous loop for about so many seconds, the first steps not counted."""
+    arena = make_arena(
+        config.arena, trainer.client(), play=config.play, generation=config.generation, seed=2
+    )
+    times: list[float] = []
+    moves: list[float] = []
+    device.record()
+
+    async def after_step(_: Any, batches: Sequence[Any]) -> None:
+        times.append(time.perf_counter())
+        moves.append(sum(batch.metrics["arena/turns"] for batch in batches))
+        if times[-1] - times[0] > seconds:
+            raise _EnoughError
+
+    async def run() -> None:
+        await training_loop(
+            arena,
+            trainer,
+            1_000_000,
+            episode_concurrency=config.play.concurrency,
+            step_concurrency=config.loop.step_concurrency,
+            after_step=after_step,
+            progress=False,
+        )
+
+    with suppress(_EnoughError):
+        asyncio.run(run())
+    warm = min(5, len(times) - 2)
+    wall = times[-1] - times[warm]
+    return {
+        "seconds_per_step": wall / (len(times) - 1 - warm),
+        "moves_per_s": sum(moves[warm + 1 :]) / wall,
+        "moves_per_step": statistics.mean(moves[warm + 1 :]),
+        "outside_device_share": 1.0 - device.recorded(times[warm], times[-1]) / wall,
+    }
+
+
+class _EnoughError(Exception):
+    """The bench has run long enough."""

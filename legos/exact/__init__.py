@@ -1,0 +1,1 @@
+"""Games as graphs: solvers, and figures that are exact instead of sampled."""

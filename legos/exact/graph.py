@@ -1,0 +1,266 @@
+"""A game written out: every state that play can reach, as flat arrays for exact evaluation.
+
+Letters: N states, E edges (a state and one of its legal moves), D decision points, P slots (a
+decision point and one of its moves; a policy is one probability per slot), R roles.
+"""
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isclose
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.arena.checks import check_roles, checked_choices, checked_rewards, shown
+from legos.arena.game import Game, State
+from legos.errors import ArenaError, LegosError
+from legos.exact.layers import IntArray, layered, node_on_cycle
+
+__all__ = ["DecisionPoint", "FloatArray", "GameGraph", "write_out"]
+
+FloatArray = NDArray[np.float64]
+PAIR = 2  # a start and its probability
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionPoint:
+    """One thing that a seat can be asked: all the states that its role cannot tell apart."""
+
+    role: str
+    view: str  # what the role knows; (role, view) is unique in a game
+    prompt: str  # what the role is asked
+    legal: tuple[str, ...]  # the moves it may answer with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GameGraph:
+    """A game as a directed graph without cycles; equal states of different plays are one node."""
+
+    roles: tuple[str, ...]
+    points: tuple[DecisionPoint, ...]  # [D] in the order in which plays meet them
+    chance: FloatArray  # [N] probability that a play starts here
+    payoffs: FloatArray  # [N, R] 0 where the play goes on
+    point_of_node: IntArray  # [N] -1 at ends
+    parent: IntArray  # [E] node
+    child: IntArray  # [E] node
+    slot: IntArray  # [E]
+    edge_role: IntArray  # [E] who moves
+    point_of_slot: IntArray  # [P] ascending: the slots of one point stand together
+    role_of_slot: IntArray  # [P]
+    layers: tuple[tuple[IntArray, ...], ...]  # [R] edges from the starts down: _layers_of_role
+
+    @property
+    def zero_sum(self) -> bool:
+        """Whether there are two or more roles and their payoffs add up to 0 at every end."""
+        return len(self.roles) > 1 and bool(np.allclose(self.payoffs.sum(axis=1), 0.0, atol=1e-9))
+
+    @property
+    def perfect_information(self) -> bool:
+        """Whether every decision point is one state: nobody ever has to guess."""
+        return len(self.points) == int((self.point_of_node >= 0).sum())
+
+
+def write_out(game: Game, *, max_states: int) -> GameGraph:
+    """Visit every state of a game, and check that it can be evaluated exactly.
+
+    Args:
+        game: must list its ``starts``.
+        max_states: the largest number of different states.
+
+    Raises:
+        ArenaError: the starts are not listed or do not sum to 1, the game is too large, a state
+            can come back, one view offers different moves, a view forgets, or its code fails.
+    """
+    try:
+        starts = _checked_starts(game)
+        walk = _Walk(game)
+        walk.visit_all([state for state, _ in starts], max_states)
+    except LegosError:
+        raise
+    except Exception as error:  # the game's own code may raise anything
+        story = "".join(traceback.format_exception(error, limit=-4))
+        raise ArenaError(
+            f"game {game.name!r} failed while its states were written out:\n{story}"
+        ) from error
+    num_nodes = len(walk.states)
+    points = tuple(point for _, point in walk.points.values())
+    if not points:
+        raise ArenaError(f"game {game.name!r} ends before anyone moves; check turn()")
+    point_of_slot = np.repeat(np.arange(len(points)), [len(point.legal) for point in points])
+    role_of_point = np.array([game.roles.index(point.role) for point in points], dtype=np.intp)
+    edges = np.array(walk.edges, dtype=np.intp).reshape(-1, 3)
+    parent, child, slot = (np.ascontiguousarray(column) for column in edges.T)
+    point_of_node = np.full(num_nodes, -1, dtype=np.intp)
+    point_of_node[parent] = point_of_slot[slot]
+    chance = np.zeros(num_nodes)
+    np.add.at(chance, [walk.index[state] for state, _ in starts], [share for _, share in starts])
+    payoffs = np.zeros((num_nodes, len(game.roles)))
+    for node, row in walk.payoffs.items():
+        payoffs[node] = row
+    top_down = layered(parent, child, np.arange(num_nodes))
+    if sum(map(len, top_down)) < len(parent):
+        state = walk.states[node_on_cycle(parent, child, top_down)]
+        raise ArenaError(
+            f"game {game.name!r}: state {state!r} can come back in the same play, so play has no"
+            " last move to reason back from; count the moves in the state, or end the play"
+        )
+    role_of_slot = role_of_point[point_of_slot]
+    graph = GameGraph(
+        roles=tuple(game.roles),
+        points=points,
+        chance=chance,
+        payoffs=payoffs,
+        point_of_node=point_of_node,
+        parent=parent,
+        child=child,
+        slot=slot,
+        edge_role=role_of_slot[slot],
+        point_of_slot=point_of_slot,
+        role_of_slot=role_of_slot,
+        layers=tuple(
+            _layers_of_role(parent, child, point_of_node, role_of_point == role, top_down)
+            for role in range(len(game.roles))
+        ),
+    )
+    _check_recall(game, graph, top_down)
+    return graph
+
+
+def _checked_starts(game: Game) -> Sequence[tuple[State, float]]:
+    starts = game.starts()
+    if starts is None:
+        raise ArenaError(f"game {game.name!r} does not list its starts; write starts()")
+    for start in starts:
+        if not isinstance(start, tuple) or len(start) != PAIR:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArenaError(
+                f"starts() of game {game.name!r} holds {shown(start)}; expected pairs "
+                "(state, probability)"
+            )
+    total = sum(share for _, share in starts)
+    if not all(share > 0 for _, share in starts) or not isclose(total, 1.0, abs_tol=1e-9):
+        raise ArenaError(
+            f"game {game.name!r}: the probabilities of its {len(starts)} starts sum to {total};"
+            " expected positive ones that sum to 1"
+        )
+    check_roles(game.roles, f"game {game.name!r}")
+    return starts
+
+
+class _Walk:
+    """What a walk through a game has met so far; breadth first, so points come in playing order."""
+
+    def __init__(self, game: Game) -> None:
+        self.game = game
+        self.states: list[State] = []  # [N]
+        self.index: dict[State, int] = {}  # state -> node
+        self.payoffs: dict[int, tuple[float, ...]] = {}  # end node -> [R]
+        self.points: dict[tuple[str, str], tuple[int, DecisionPoint]] = {}  # -> first slot, point
+        self.edges: list[tuple[int, int, int]] = []  # parent, child, slot
+        self.num_slots = 0
+
+    def visit_all(self, starts: Sequence[State], max_states: int) -> None:
+        for state in starts:
+            self._number(state)
+        node = 0
+        while node < len(self.states):
+            if len(self.states) > max_states:
+                raise ArenaError(
+                    f"game {self.game.name!r} has more than {max_states} states; make it smaller,"
+                    " or raise max_states where memory and time allow"
+                )
+            self._visit(node, self.states[node])
+            node += 1
+
+    def _number(self, state: State) -> int:
+        node = self.index.setdefault(state, len(self.states))
+        if node == len(self.states):
+            self.states.append(state)
+        return node
+
+    def _visit(self, node: int, state: State) -> None:
+        role = self.game.turn(state)
+        if role is None:
+            self.payoffs[node] = self._payoff_row(state)
+            return
+        first, point = self._point(state, role)
+        for slot, move in enumerate(point.legal, start=first):
+            self.edges.append((node, self._number(self.game.play(state, move)), slot))
+
+    def _point(self, state: State, role: str) -> tuple[int, DecisionPoint]:
+        name = self.game.name
+        if role not in self.game.roles:
+            raise ArenaError(
+                f"game {name!r}: turn({state!r}) is {role!r}; expected one of {self.game.roles}"
+            )
+        view = self.game.view(state, role)
+        legal = checked_choices(tuple(self.game.legal(state)), role)
+        prompt = self.game.prompt(state, role)
+        point = DecisionPoint(role=role, view=view, prompt=prompt, legal=legal)
+        first, known = self.points.setdefault((role, view), (self.num_slots, point))
+        if first == self.num_slots:
+            self.num_slots += len(legal)
+        if known.legal != legal:
+            raise ArenaError(
+                f"game {name!r}: {role} has legal moves {known.legal} and {legal} with one view"
+                f" {view!r}; a role must have the same moves where it cannot tell states apart"
+            )
+        if known.prompt != prompt:
+            raise ArenaError(
+                f"game {name!r}: {role} is asked {known.prompt!r} and {prompt!r} with one view"
+                f" {view!r}; a prompt must not tell more than the view"
+            )
+        return first, known
+
+    def _payoff_row(self, state: State) -> tuple[float, ...]:
+        source = f"payoff({state!r}) of game {self.game.name!r}"
+        return tuple(checked_rewards(self.game.payoff(state), self.game.roles, source).values())
+
+
+def _layers_of_role(
+    parent: IntArray,
+    child: IntArray,
+    point_of_node: IntArray,
+    own_point: NDArray[np.bool_],
+    top_down: tuple[IntArray, ...],
+) -> tuple[IntArray, ...]:
+    """Layers in which all states of one decision point of a role stand together.
+
+    A role decides once for all states of a point, so what follows each of them must be known first,
+    even where plays come to them after different numbers of moves.
+    """
+    num_nodes = len(point_of_node)
+    own_node = (point_of_node >= 0) & own_point[point_of_node]
+    joined = np.where(own_node, num_nodes + point_of_node, np.arange(num_nodes))
+    names, group = np.unique(joined, return_inverse=True)
+    return top_down if len(names) == num_nodes else layered(parent, child, group)
+
+
+def _check_recall(game: Game, graph: GameGraph, top_down: tuple[IntArray, ...]) -> None:
+    """Refuse a view that forgets: reasoning back from it would not find the best response.
+
+    All plays that come to a point must share the role's last move before it. A point that is a
+    single state may forget: what follows it is the same whatever came before.
+    """
+    seats, never, unknown = np.arange(len(graph.roles)), -1, np.iinfo(np.intp).max
+    lowest = np.where(graph.chance[:, None] > 0, never, np.full(graph.payoffs.shape, unknown))
+    highest = np.full(graph.payoffs.shape, never)
+    for edges in top_down:
+        parent, child, slot = graph.parent[edges], graph.child[edges], graph.slot[edges, None]
+        own = graph.edge_role[edges, None] == seats
+        np.minimum.at(lowest, child, np.where(own, slot, lowest[parent]))
+        np.maximum.at(highest, child, np.where(own, slot, highest[parent]))
+    nodes = np.flatnonzero(graph.point_of_node >= 0)
+    place = graph.point_of_node[nodes]
+    mover = np.array([graph.roles.index(point.role) for point in graph.points])[place]
+    first, last = np.full(len(graph.points), unknown), np.full(len(graph.points), never)
+    np.minimum.at(first, place, lowest[nodes, mover])
+    np.maximum.at(last, place, highest[nodes, mover])
+    shared = np.bincount(place) > 1
+    for forgetful in np.flatnonzero(shared & (first < last))[:1].tolist():
+        point = graph.points[int(forgetful)]
+        raise ArenaError(
+            f"game {game.name!r}: {point.role} comes to the view {point.view!r} after different"
+            " moves of its own, and the view does not tell which; put what the role has seen and"
+            " done in the view, or leave the past out of the state where it no longer matters"
+        )

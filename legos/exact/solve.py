@@ -1,0 +1,201 @@
+"""Exact play on a game that is written out: reach, values, best responses, optimal policies.
+
+A policy is one probability per slot, [P]. Letters are those of ``graph``.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.exact.graph import FloatArray, GameGraph
+from legos.exact.layers import IntArray
+
+__all__ = [
+    "best_response",
+    "cfr_plus",
+    "expected",
+    "minimax",
+    "nash_conv_of",
+    "normalised",
+    "reach",
+]
+
+SAME = 1e-9
+"""Payoffs that differ by less are equal: rounding, not a better move."""
+
+
+def normalised(graph: GameGraph, weights: FloatArray) -> FloatArray:
+    """Scale weights to probabilities at every decision point; uniform where all are 0.
+
+    Args:
+        graph: the game.
+        weights: [P] not negative.
+    """
+    total = _per_point(graph, weights)
+    even = 1.0 / _per_point(graph, np.ones_like(weights))
+    share = weights / np.where(total > 0, total, 1.0)[graph.point_of_slot]
+    return np.where(total[graph.point_of_slot] > 0, share, even[graph.point_of_slot])
+
+
+def reach(graph: GameGraph, chances: FloatArray) -> FloatArray:
+    """Probability that a play comes to each state.
+
+    Args:
+        graph: the game.
+        chances: [P] of each move where it can be made; a role's moves may all count 1, which leaves
+            its own choices out of the result (the counterfactual reach).
+
+    Returns:
+        [N].
+    """
+    reached = graph.chance.copy()
+    for edges in graph.layers[0]:
+        flow = reached[graph.parent[edges]] * chances[graph.slot[edges]]
+        np.add.at(reached, graph.child[edges], flow)
+    return reached
+
+
+def expected(graph: GameGraph, policy: FloatArray) -> FloatArray:
+    """[R] expected payoff of each role where everyone moves by the policy."""
+    return reach(graph, policy) @ graph.payoffs
+
+
+def best_response(graph: GameGraph, policy: FloatArray, role: int) -> tuple[float, FloatArray]:
+    """The most that one role can get against a policy of all others, and how.
+
+    At each decision point, from the last to the first, the role takes the move with the largest
+    ``sum over states s of the point of w(s) * value(after the move in s)``, where w(s) is how
+    likely the others and chance make s; it is uniform where they never come there.
+
+    Args:
+        graph: the game.
+        policy: [P] what the others do; the role's own part is not read.
+        role: index of the role that responds.
+
+    Returns:
+        Its expected payoff, and [P] the policy with its moves replaced (equally good ones share).
+    """
+    mine = graph.role_of_slot == role
+    weight = _point_weight(graph, reach(graph, np.where(mine, 1.0, policy)))
+    value = graph.payoffs[:, role].copy()
+    answer = np.where(mine, 0.0, policy)
+    for edges in reversed(graph.layers[role]):
+        own = edges[graph.edge_role[edges] == role]
+        _choose(graph, own, weight[graph.parent[own]] * value[graph.child[own]], answer, 0.0)
+        _carry_up(graph, edges, answer, value)
+    return float(graph.chance @ value), answer
+
+
+def nash_conv_of(graph: GameGraph, policy: FloatArray) -> float:
+    """NashConv: what all roles together could gain by each responding alone; 0 at an equilibrium.
+
+    Source: Lanctot et al., A unified game-theoretic approach, 2017, arXiv:1711.00832.
+    """
+    have = expected(graph, policy)
+    could = [best_response(graph, policy, role)[0] for role in range(len(graph.roles))]
+    return float(sum(max(0.0, most - now) for most, now in zip(could, have, strict=True)))
+
+
+def minimax(graph: GameGraph) -> tuple[FloatArray, FloatArray]:
+    """Reason back from the ends of a two-player zero-sum game of perfect information.
+
+    Returns:
+        [P] uniform over the optimal moves of every decision point, and [P] what each move is worth
+        to the one who makes it, when both play optimally from there.
+    """
+    sign = np.where(graph.edge_role == 0, 1.0, -1.0)
+    value = graph.payoffs[:, 0].copy()
+    policy, worth = np.zeros(len(graph.point_of_slot)), np.zeros(len(graph.point_of_slot))
+    for edges in reversed(graph.layers[0]):
+        gain = sign[edges] * value[graph.child[edges]]
+        worth[graph.slot[edges]] = gain
+        _choose(graph, edges, gain, policy, SAME)
+        _carry_up(graph, edges, policy, value)
+    return policy, worth
+
+
+def cfr_plus(graph: GameGraph, *, target: float, max_rounds: int) -> FloatArray | None:
+    """An approximate equilibrium of a two-player zero-sum game by regret matching.
+
+    The roles take turns; regrets never fall below 0; round t counts t times in the average, which
+    is the result.
+
+    Args:
+        graph: the game.
+        target: stop when the exploitability of the average (NashConv / 2) is below this.
+        max_rounds: give up after this many.
+
+    Returns:
+        [P], or None where the target was not met.
+
+    Source: Tammelin, Solving large imperfect information games using CFR+, arXiv:1407.5042.
+    """
+    regret = np.zeros(len(graph.point_of_slot))
+    average = np.zeros_like(regret)
+    even = policy = normalised(graph, regret)
+    for t in range(1, max_rounds + 1):
+        for role in (0, 1):
+            mine = graph.role_of_slot == role
+            worth = _counterfactual(graph, policy, role)
+            mean = _per_point(graph, policy * worth)[graph.point_of_slot]
+            regret = np.where(mine, np.maximum(regret + worth - mean, 0.0), regret)
+            policy = np.where(mine, normalised(graph, regret), policy)
+            coming = _at_points(graph, reach(graph, np.where(mine, policy, even)))
+            average += np.where(mine, t * coming[graph.point_of_slot] * policy, 0.0)
+        if t % 50 == 0 or t == max_rounds:
+            result = normalised(graph, average)
+            if nash_conv_of(graph, result) / 2 < target:
+                return result
+    return None
+
+
+def _counterfactual(graph: GameGraph, policy: FloatArray, role: int) -> FloatArray:
+    """[P] worth of each move of a role, times how likely the others make it possible."""
+    mine = graph.role_of_slot == role
+    weight = reach(graph, np.where(mine, 1.0, policy))
+    value = graph.payoffs[:, role].copy()
+    for edges in reversed(graph.layers[0]):
+        _carry_up(graph, edges, policy, value)
+    own = graph.edge_role == role
+    gain = weight[graph.parent[own]] * value[graph.child[own]]
+    return _sums(graph.slot[own], gain, len(policy))
+
+
+def _carry_up(graph: GameGraph, edges: IntArray, policy: FloatArray, value: FloatArray) -> None:
+    """Add what follows to the states that the edges leave, in place."""
+    np.add.at(value, graph.parent[edges], policy[graph.slot[edges]] * value[graph.child[edges]])
+
+
+def _choose(
+    graph: GameGraph, edges: IntArray, gain: FloatArray, policy: FloatArray, margin: float
+) -> None:
+    """Give all probability of the edges' decision points to their best moves, in place."""
+    slots = np.unique(graph.slot[edges])
+    worth = _sums(graph.slot[edges], gain, len(policy))[slots]
+    place = graph.point_of_slot[slots]
+    best = np.full(len(graph.points), -np.inf)
+    np.maximum.at(best, place, worth)
+    chosen: NDArray[np.bool_] = worth >= best[place] - margin
+    policy[slots] = chosen / np.bincount(place[chosen])[place]
+
+
+def _sums(index: IntArray, values: FloatArray, size: int) -> FloatArray:
+    """[size] sum of the values that share an index."""
+    total = np.zeros(size)
+    np.add.at(total, index, values)
+    return total
+
+
+def _per_point(graph: GameGraph, values: FloatArray) -> FloatArray:
+    return _sums(graph.point_of_slot, values, len(graph.points))
+
+
+def _at_points(graph: GameGraph, values: FloatArray) -> FloatArray:
+    """[D] sum over the states of each decision point."""
+    inner = graph.point_of_node >= 0
+    return _sums(graph.point_of_node[inner], values[inner], len(graph.points))
+
+
+def _point_weight(graph: GameGraph, reached: FloatArray) -> FloatArray:
+    """[N] reach, or 1 for every state of a decision point that is never come to."""
+    never = _at_points(graph, reached) == 0
+    return np.where((graph.point_of_node >= 0) & never[graph.point_of_node], 1.0, reached)

@@ -1,0 +1,138 @@
+"""How good a policy is at an arena: exactly where the game can be written out, else by play."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any, cast
+
+from legos.arena.arena import Arena
+from legos.arena.game_arena import GameArena
+from legos.arena.means import play_figures, with_children
+from legos.arena.step import failures, play_all
+from legos.data.message import Message
+from legos.errors import ArenaError
+from legos.exact.figures import GameReport, GameTree, decision_points, evaluate
+from legos.protocols import Scorer
+
+__all__ = ["ArenaEvaluation", "flat_figures"]
+
+logger = logging.getLogger(__name__)
+
+SEED = 0x5EED  # plays of an evaluation never meet those of training
+UNDEFINED = (  # where an arena is not written out
+    "optimal_move_rate",
+    "exploitability",
+    "illegal_probability",
+    "vs_random",
+    "vs_optimal",
+)
+
+
+class ArenaEvaluation:
+    """Evaluates one arena again and again; what does not depend on the policy is computed once.
+
+    Attributes:
+        tokens_generated: tokens that evaluations by play have had sampled so far.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        scorer: Scorer,
+        *,
+        plays: int = 64,
+        temperature: float | None = None,
+        concurrency: int = 256,
+    ) -> None:
+        """Write the game out, where it is one whose starts are listed.
+
+        Args:
+            arena: what is evaluated.
+            scorer: reports the policy's probabilities.
+            plays: how many plays stand for an arena that cannot be written out.
+            temperature: of trained seats in these plays, 0: greedy; None: as in training.
+            concurrency: how many of them go on at once.
+
+        Raises:
+            ArenaError: the game contradicts itself, or is too large to be written out.
+        """
+        self._arena = arena
+        self._scorer = scorer
+        self._plays = plays
+        self._temperature = temperature
+        self._concurrency = concurrency
+        self.tokens_generated = 0
+        self._tree: GameTree | None = None
+        if isinstance(arena, GameArena) and arena.game.starts() is not None:
+            try:
+                self._tree = GameTree(arena.game)
+            except ArenaError as error:
+                error.add_note("a game whose starts() returns None is evaluated by play instead")
+                raise
+
+    @property
+    def exact(self) -> bool:
+        """Whether the figures are computed, and nothing is played for them."""
+        return self._tree is not None
+
+    async def figures(self) -> dict[str, Any]:
+        """The evaluation as JSON values; a figure that the arena does not define is None."""
+        if self._tree is not None:
+            return (await self.report()).as_dict()
+        return await self._played()
+
+    async def report(self) -> GameReport:
+        """Every figure of the game, from the policy's own move probabilities.
+
+        Raises:
+            ArenaError: the arena is no game that can be written out.
+        """
+        if self._tree is None:
+            raise ArenaError(
+                f"arena {self._arena.name!r} cannot be evaluated exactly; it lists no starts"
+            )
+        points = decision_points(self._tree)
+        prompts = [([Message("user", point.prompt)], point.legal) for point in points]
+        policy: dict[tuple[str, str], dict[str, float]] = {}
+        illegal: dict[tuple[str, str], float] = {}
+        for point, scores in zip(points, await self._scorer.score(prompts), strict=True):
+            chances = [math.exp(score) for score in scores]
+            total = sum(chances)
+            key = (point.role, point.view)
+            illegal[key] = max(0.0, 1.0 - total)
+            policy[key] = {
+                move: chance / total if total else 1.0 / len(chances)
+                for move, chance in zip(point.legal, chances, strict=True)
+            }
+        return evaluate(self._tree, policy, illegal)
+
+    async def _played(self) -> dict[str, Any]:
+        """Means of plays that nothing is trained on, and how many of them did not end."""
+        arena = self._arena
+        episodes = await play_all(
+            arena,
+            arena.plays_from(SEED, self._plays),
+            asyncio.Semaphore(self._concurrency),
+            temperature=self._temperature,
+        )
+        self.tokens_generated += sum(episode.num_tokens for episode in episodes)
+        if failure := failures(arena, episodes):
+            logger.warning("in an evaluation %s", failure)
+        return {
+            "arena": arena.name,
+            **dict.fromkeys(UNDEFINED),
+            **play_figures(list(with_children(episodes))),
+        }
+
+
+def flat_figures(figures: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of an evaluation under flat names: ``eval/vs_random_win``."""
+    flat: dict[str, float] = {}
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            numbers = cast("Mapping[str, float | None]", value)
+            flat |= {f"eval/{name}_{k}": n for k, n in numbers.items() if n is not None}
+        elif isinstance(value, int | float):
+            flat[f"eval/{name}"] = value
+    return flat

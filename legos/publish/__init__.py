@@ -1,0 +1,1 @@
+"""How a new adapter reaches the engines that serve it."""

@@ -1,0 +1,64 @@
+"""How a new adapter reaches the engine of this process, and several places at once."""
+
+import asyncio
+from collections.abc import Sequence
+
+from legos.clients.openai import OpenAIClient
+from legos.errors import EngineError
+from legos.protocols import Engine, Publisher
+from legos.publish.http import HttpPublisher
+from legos.weights.adapter import Adapter, AdapterInfo
+
+__all__ = ["EnginePublisher", "ManyPublishers", "publisher_reaching"]
+
+
+class EnginePublisher:
+    """Hands the evaluated arrays over: no file, no copy of any weight."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def publish(self, adapter: Adapter) -> AdapterInfo:
+        """Return once the adapter is live, with what is live.
+
+        Raises:
+            EngineError: something else is live afterwards.
+        """
+        await asyncio.to_thread(getattr, adapter, "digest")  # decoding need not wait for it
+        live = await asyncio.wrap_future(self._engine.load_adapter(adapter))
+        if live != adapter.info:
+            raise EngineError(f"published {adapter.info} but {live} is live")
+        return live
+
+
+class ManyPublishers:
+    """Publishes to all of several places at once."""
+
+    def __init__(self, publishers: Sequence[Publisher]) -> None:
+        self.publishers = tuple(publishers)
+
+    async def publish(self, adapter: Adapter) -> AdapterInfo:
+        """Return once the adapter is live everywhere.
+
+        Raises:
+            EngineError: a place cannot be reached, or has something else live afterwards.
+        """
+        lives = await asyncio.gather(
+            *(publisher.publish(adapter) for publisher in self.publishers), return_exceptions=True
+        )
+        for live in lives:
+            if isinstance(live, BaseException):
+                raise live
+        return adapter.info
+
+
+def publisher_reaching(client: object, publisher: Publisher) -> Publisher:
+    """A publisher that also reaches the server that a client asks, where there is one.
+
+    Args:
+        client: who answers an arena.
+        publisher: reaches what the trainer reaches anyway.
+    """
+    if not isinstance(client, OpenAIClient):
+        return publisher
+    return ManyPublishers([publisher, HttpPublisher(client.base_url, api_key=client.api_key)])

@@ -1,0 +1,108 @@
+"""How a new adapter reaches servers: one request to each, acknowledged with version and digest."""
+
+import asyncio
+from collections.abc import Sequence
+from urllib.parse import urlencode
+
+import msgspec
+
+from legos.clients.transport import Transport, server_root
+from legos.errors import AdapterError, EndpointError, EngineError, LegosError, RequestError
+from legos.weights.adapter import Adapter, AdapterInfo, pack_adapter
+
+__all__ = ["HttpPublisher"]
+
+
+class _Live(msgspec.Struct):
+    """What a server says is live."""
+
+    version: int
+    digest: str
+
+
+class HttpPublisher:
+    """Sends adapters to servers (``legos serve``), all at once.
+
+    An adapter is live when every server has said so, with the version and digest that were sent. A
+    server that was reached keeps the new adapter where another one fails.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 120.0,
+        retries: int = 4,
+    ) -> None:
+        """Make a publisher; nothing is sent yet.
+
+        Args:
+            urls: of one server or several, such as ``http://localhost:8000``.
+            api_key: sent as a bearer token, to all of them.
+            timeout_s: longest wait for one acknowledgement, seconds.
+            retries: how often a request that failed is sent again.
+
+        Raises:
+            RequestError: an address is no HTTP address.
+        """
+        given = [urls] if isinstance(urls, str) else list(urls)
+        self._servers = [
+            Transport(
+                server_root(url),
+                api_key=api_key,
+                timeout_s=timeout_s,
+                max_connections=2,
+                retries=retries,
+            )
+            for url in given
+        ]
+
+    async def publish(self, adapter: Adapter) -> AdapterInfo:
+        """Return once the adapter is live at every server.
+
+        Raises:
+            AdapterError: a server refuses it; what was live there stays.
+            EngineError: a server cannot be reached, or has something else live afterwards.
+        """
+        info = adapter.info
+        body = await asyncio.to_thread(pack_adapter, adapter)
+        answers = await asyncio.gather(
+            *(_send(server, info, body) for server in self._servers), return_exceptions=True
+        )
+        failures = [answer for answer in answers if answer is not None]
+        for failure in failures:
+            if len(failures) > 1 and isinstance(failure, LegosError):
+                failure.add_note(f"{len(failures)} of {len(answers)} servers failed")
+            raise failure
+        return info
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections."""
+        for server in self._servers:
+            await server.aclose()
+
+
+async def _send(server: Transport, info: AdapterInfo, body: bytes) -> None:
+    path = "/adapters/load?" + urlencode({"name": info.name, "version": info.version})
+    try:
+        live = await server.request(
+            "POST",
+            path,
+            msgspec.json.Decoder(_Live).decode,
+            content=body,
+            headers={"content-type": "application/octet-stream"},
+        )
+    except EndpointError as error:  # it serves the policy
+        raise EngineError(str(error)) from error
+    except RequestError as error:
+        raise AdapterError(
+            f"adapter {info.name}@{info.version} is not published: {error}"
+        ) from error
+    except msgspec.MsgspecError as error:
+        raise EngineError(f"{server.url} acknowledges no version and digest: {error}") from error
+    if (live.version, live.digest) != (info.version, info.digest):
+        raise EngineError(
+            f"{info.name}@{info.version} with digest {info.digest} was sent to {server.url}, but "
+            f"version {live.version} with digest {live.digest} is live there"
+        )

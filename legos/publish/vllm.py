@@ -1,0 +1,101 @@
+"""How a new adapter reaches a vLLM server: through a folder that both see, loaded by name."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from legos.clients.transport import Transport, server_root
+from legos.errors import AdapterError, EndpointError, EngineError, RequestError
+from legos.files.atomic import write_folder
+from legos.weights.adapter import Adapter, AdapterInfo
+from legos.weights.peft import write_peft
+
+__all__ = ["VllmPublisher"]
+
+
+class VllmPublisher:
+    """Loads adapters into a vLLM server, each version under its own name (``policy@12``).
+
+    A name is never used twice, because vLLM keeps what it has computed by name. It has to be
+    started with ``--enable-lora --max-lora-rank RANK --max-cpu-loras KEEP`` and
+    ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=True``, and has to see ``folder`` under the same path.
+
+    Folders stay where they are: a vLLM server whose adapter's folder is gone can die of it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        folder: Path,
+        *,
+        api_key: str | None = None,
+        keep: int = 4,
+        timeout_s: float = 120.0,
+        retries: int = 4,
+    ) -> None:
+        """Make a publisher; nothing is sent yet.
+
+        Args:
+            url: of the server, such as ``http://localhost:8000``.
+            folder: where the adapters are written, one folder each.
+            api_key: sent as a bearer token.
+            keep: newest versions that stay loaded, so that what is being sampled can end.
+            timeout_s: longest wait for one acknowledgement, seconds.
+            retries: how often a request that failed is sent again.
+        """
+        self._server = Transport(
+            server_root(url),
+            api_key=api_key,
+            timeout_s=timeout_s,
+            max_connections=2,
+            retries=retries,
+        )
+        self._folder = folder
+        self._keep = keep
+        self._loaded: dict[str, str] = {}  # served name -> digest, in the order of loading
+
+    async def publish(self, adapter: Adapter) -> AdapterInfo:
+        """Return once the adapter is live.
+
+        Raises:
+            AdapterError: the server refuses it, it is DoRA, or the same version was published
+                otherwise.
+            EngineError: the server cannot be reached.
+        """
+        info = adapter.info
+        if adapter.shape.use_dora:
+            raise AdapterError(
+                f"adapter {info.name}@{info.version} is DoRA, which vLLM does not serve; set "
+                "training.use_dora to false, or serve the merged model of `legos export --format "
+                "fused`"
+            )
+        served = f"{info.name}@{info.version}"
+        if self._loaded.get(served, info.digest) != info.digest:
+            raise AdapterError(
+                f"{served} is live with digest {self._loaded[served]}, not {info.digest}; "
+                "give the new adapter a version of its own"
+            )
+        if served in self._loaded:
+            return info
+        place = (self._folder / served).absolute()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(write_folder, place, lambda folder: write_peft(adapter, folder))
+        try:
+            await self._tell("load", {"lora_name": served, "lora_path": str(place)})
+        except RequestError as error:
+            raise AdapterError(f"adapter {served} is not published: {error}") from error
+        self._loaded[served] = info.digest
+        for old in list(self._loaded)[: -self._keep]:
+            await self._tell("unload", {"lora_name": old})
+            del self._loaded[old]
+        return info
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections."""
+        await self._server.aclose()
+
+    async def _tell(self, verb: str, body: dict[str, Any]) -> None:
+        try:
+            await self._server.request("POST", f"/v1/{verb}_lora_adapter", bytes, json=body)
+        except EndpointError as error:  # it serves the policy
+            raise EngineError(str(error)) from error

@@ -1,0 +1,149 @@
+"""Checkpoints: folders whose files are verified by digest; the newest whole one wins."""
+
+import hashlib
+import json
+import logging
+import re
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, cast
+
+from legos.errors import CheckpointError
+from legos.files.atomic import write_folder
+
+__all__ = [
+    "checkpoint_at",
+    "checkpoint_steps",
+    "checkpoints",
+    "newest_whole",
+    "numbered",
+    "read_state",
+    "write_checkpoint",
+]
+
+logger = logging.getLogger(__name__)
+MANIFEST = "manifest.json"
+STATE = "state.json"
+_NAME = re.compile(r"step-(\d+)")
+
+
+def write_checkpoint(
+    parent: Path,
+    step: int,
+    write: Callable[[Path], dict[str, Any]],
+    *,
+    keep: int,
+    also: Collection[int] = (),
+) -> Path:
+    """Write ``parent/step-000123`` and remove all but the newest ``keep`` and those named.
+
+    Checkpoints of later steps belong to a course of the run that was given up, and go too.
+
+    Args:
+        parent: the run's ``checkpoints`` folder.
+        step: optimiser steps done.
+        write: puts arrays into the folder it is given and returns the rest as JSON values.
+        keep: how many of the newest checkpoints stay.
+        also: steps whose checkpoints stay beside them.
+
+    Returns:
+        The new checkpoint's folder.
+
+    Raises:
+        CheckpointError: the disk is full or refuses; nothing is left half-written.
+    """
+
+    def fill(folder: Path) -> None:
+        (folder / STATE).write_text(json.dumps(write(folder)))
+        digests = {path.name: _digest(path) for path in sorted(folder.iterdir())}
+        (folder / MANIFEST).write_text(json.dumps(digests, indent=2))
+
+    place = parent / f"step-{step:06d}"
+    write_folder(place, fill)
+    steps = checkpoint_steps(parent)
+    newest = [other for other in steps if other <= step][-keep:]
+    for other, old in steps.items():
+        if other > step or other not in (*newest, *also):
+            shutil.rmtree(old, ignore_errors=True)
+    return place
+
+
+def checkpoints(parent: Path) -> list[Path]:
+    """Checkpoint folders, oldest first."""
+    return list(checkpoint_steps(parent).values())
+
+
+def numbered(parent: Path, form: re.Pattern[str]) -> dict[int, Path]:
+    """What stands in a folder under names with a number, by that number, in its order.
+
+    Args:
+        parent: the folder; empty where it does not exist.
+        form: of the whole name; its first group is the number.
+    """
+    names = ((path, form.fullmatch(path.name)) for path in parent.glob("*"))
+    return dict(sorted((int(name[1]), path) for path, name in names if name))
+
+
+def checkpoint_steps(parent: Path) -> dict[int, Path]:
+    """Step -> checkpoint folder, oldest first."""
+    return numbered(parent, _NAME)
+
+
+def checkpoint_at(parent: Path, step: int) -> Path:
+    """The checkpoint of one step, whole.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    steps = checkpoint_steps(parent)
+    if step not in steps:
+        told = ", ".join(map(str, steps)) or "none at all"
+        raise CheckpointError(
+            f"{parent.parent} has no checkpoint of step {step}; it has {told} "
+            "(see loop.checkpoint_every and loop.keep_checkpoints)"
+        )
+    problem = _problem(steps[step])
+    if problem is not None:
+        raise CheckpointError(f"checkpoint {steps[step]} is damaged ({problem}); take another step")
+    return steps[step]
+
+
+def newest_whole(parent: Path) -> Path:
+    """The newest checkpoint whose files match their digests; damaged ones are named in the log.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    for folder in reversed(checkpoints(parent)):
+        problem = _problem(folder)
+        if problem is None:
+            return folder
+        logger.warning(
+            "checkpoint %s is damaged (%s); going back to the one before", folder, problem
+        )
+    raise CheckpointError(f"{parent} holds no whole checkpoint; start a new run with another --out")
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """The JSON part of a checkpoint."""
+    return json.loads((folder / STATE).read_text())
+
+
+def _problem(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, or None."""
+    try:
+        listed: object = json.loads((folder / MANIFEST).read_text())
+        if not isinstance(listed, dict) or STATE not in listed:
+            return f"{MANIFEST} lists no {STATE}"
+        for name, digest in cast("dict[str, str]", listed).items():
+            if _digest(folder / name) != digest:
+                return f"{name} does not match its digest"
+    except (OSError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

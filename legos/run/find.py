@@ -1,0 +1,51 @@
+"""Runs and adapters by the names that a user gives them."""
+
+from pathlib import Path
+
+from legos.errors import CheckpointError
+from legos.run.folder import CONFIG, RUNS, RunFolder
+from legos.weights.folder import is_adapter_folder
+
+__all__ = ["find_adapter", "find_run", "split_place"]
+
+
+def find_run(text: str | Path, parent: Path = RUNS, *, purpose: str = "") -> RunFolder:
+    """A run by its folder, or by its name among the runs in ``parent``.
+
+    Args:
+        text: folder or name.
+        parent: folder of runs.
+        purpose: what it is wanted for, in the words of the error.
+
+    Raises:
+        CheckpointError: neither holds a run.
+    """
+    for path in (Path(text), parent / text):
+        if (path / CONFIG).is_file():
+            return RunFolder(path)
+    raise CheckpointError(
+        f"{text} holds no run{purpose}: it has no {CONFIG}; `legos runs` lists those in {parent}"
+    )
+
+
+def find_adapter(text: str, parent: Path = RUNS) -> Path:
+    """An adapter's folder by its path, or by the run that it belongs to.
+
+    Args:
+        text: an adapter folder; or a run, its folder or its name in ``parent``, for its newest
+            adapter; or ``RUN@STEP``, ``RUN@best`` or ``RUN@vN``.
+        parent: folder of runs.
+
+    Raises:
+        CheckpointError: there is no such run, or it has no such adapter.
+    """
+    if is_adapter_folder(Path(text)):
+        return Path(text)
+    run, at = split_place(text)
+    return find_run(run, parent, purpose=" and no adapter").adapter_folder(at)
+
+
+def split_place(text: str) -> tuple[str, str | None]:
+    """``RUN@STEP`` as run and step; None where no step is given."""
+    run, at, step = text.rpartition("@")
+    return (run, step) if at and "/" not in step else (text, None)

@@ -1,0 +1,369 @@
+"""The run folder: everything of one run in one portable place.
+
+config.toml         the resolved settings, each with its source
+metrics.jsonl       one object per optimiser step
+evaluations.jsonl   one object per evaluation
+episodes.jsonl      some plays of each step, as text
+adapters/vN/        adapters in mlx-lm's format
+checkpoints/        what a resumed run needs
+batches/            the samples of every step, where they are kept
+"""
+
+import gzip
+import json
+import re
+import shutil
+import zlib
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from legos.data.episode import Episode
+from legos.errors import ArenaError, CheckpointError, ConfigError, RecordError, RequestError
+from legos.files.atomic import clear_unfinished, refusals_named, write_file, write_folder
+from legos.files.lines import rewind_lines
+from legos.run.checkpoint import checkpoint_at, checkpoints, newest_whole, numbered, read_state
+from legos.run.lock import check_unheld, hold
+from legos.run.stored import episode_to_json
+from legos.track.jsonl import append_whole, read_metrics
+from legos.weights.adapter import Adapter
+from legos.weights.folder import write_adapter
+
+__all__ = ["CONFIG", "FAILS_AGAIN", "RUNS", "RunFolder", "fresh_folder"]
+
+RUNS = Path("runs")  # where runs stand unless they are told otherwise
+BEST = "best"
+CONFIG = "config.toml"
+FAILS_AGAIN = (ArenaError, ConfigError, RecordError, RequestError)  # unless something changes
+_ADAPTER = re.compile(r"v(\d+)")
+_BATCHES = re.compile(r"step-(\d+)\.json\.gz")
+
+
+class RunFolder:
+    """One run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / CONFIG
+        self.metrics = path / "metrics.jsonl"
+        self.evaluations = path / "evaluations.jsonl"
+        self.episodes = path / "episodes.jsonl"
+        self.adapters = path / "adapters"
+        self.checkpoints = path / "checkpoints"
+        self.batches = path / "batches"
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether the run has done a step."""
+        return self.metrics.exists() and self.metrics.stat().st_size > 0
+
+    def check_free(self) -> None:
+        """Refuse a place where a new run cannot stand or would mix with another; writes nothing.
+
+        What is left of a run that was killed before its first checkpoint is no hindrance.
+
+        Raises:
+            CheckpointError: a run, or a part of one, is there already, or the place is no folder.
+        """
+        with refusals_named(self.path):
+            for place in (self.path, *self.path.parents):
+                if place.exists() and not place.is_dir():
+                    raise CheckpointError(
+                        f"--out is {self.path} but {place} is a file; give the folder of a run, "
+                        f"such as {RUNS / 'mine'}"
+                    )
+            self._refuse_parts(left_behind=check_unheld(self.path))
+
+    @contextmanager
+    def new_run(self, config: str) -> Generator[None]:
+        """Make and hold the folder of a new run; all is as before where the block comes to nothing.
+
+        It comes to nothing where it fails before the first checkpoint, or before the first step by
+        something that would fail again (``FAILS_AGAIN``).
+
+        Args:
+            config: the resolved settings, as TOML.
+
+        Raises:
+            CheckpointError: a run is there already, or the disk refuses.
+        """
+        self.check_free()
+        try:
+            with hold(self.path) as left_behind:
+                if left_behind:
+                    self.tidy()
+                self._refuse_parts(left_behind=left_behind)
+                try:
+                    self._forget()
+                    write_file(self.config, config)
+                    yield
+                except BaseException as error:
+                    again = isinstance(error, FAILS_AGAIN) and not self.has_steps
+                    if again or self._came_to_nothing:
+                        self._forget()
+                    raise
+        finally:
+            with suppress(OSError):  # it holds something, or was never made
+                self.path.rmdir()
+
+    @contextmanager
+    def resumed_run(self) -> Generator[Path | None]:
+        """Hold the folder of a run that goes on, and tidy up what a killed process left in it.
+
+        Yields:
+            Its newest whole checkpoint; None where it was killed before its first one, so that it
+            starts anew.
+
+        Raises:
+            CheckpointError: another process trains in it, no checkpoint is whole, or the disk
+                refuses.
+        """
+        with hold(self.path):
+            self.tidy()
+            if self._came_to_nothing:
+                self._forget(but=self.config)
+                yield None
+            else:
+                yield newest_whole(self.checkpoints)
+
+    def write_config(self, config: str) -> None:
+        """Replace the settings by those that the run goes on with.
+
+        Raises:
+            CheckpointError: the disk refuses; the old ones stay.
+        """
+        write_file(self.config, config)
+
+    def tidy(self) -> None:
+        """Remove what a killed process has not finished; only for who holds the folder.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
+        with refusals_named(self.path):
+            for parent in (self.path, self.adapters, self.checkpoints, self.batches):
+                clear_unfinished(parent)
+
+    def rewind(self, *, step: int, version: int) -> tuple[set[int], set[int]]:
+        """Forget all that is of later steps than a resumed run goes on from.
+
+        Args:
+            step: optimiser steps done.
+            version: policy version after them.
+
+        Returns:
+            The steps whose metrics are there, and the later ones whose metrics were.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
+        for path in (self.episodes, self.evaluations):
+            rewind_lines(path, step)
+        with refusals_named(self.path):
+            for number, path in self._adapters().items():
+                if number > version:
+                    shutil.rmtree(path)
+            for number, path in self._batch_files().items():
+                if number > step:
+                    path.unlink()
+        return rewind_lines(self.metrics, step)
+
+    def write_adapter(self, adapter: Adapter) -> Path:
+        """Write ``adapters/vN``, whole or not at all; one that is there already stays.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
+        place = self.adapters / f"v{adapter.version}"
+        if not place.exists():
+            write_folder(place, lambda folder: write_adapter(adapter, folder))
+        return place
+
+    def adapter_folder(self, at: str | None = None) -> Path:
+        """The folder of an adapter.
+
+        Args:
+            at: a step, "best" as for ``checkpoint``, or the folder's own name, such as ``v100``;
+                None: the newest. The names count the steps that were applied, so that they differ
+                from the steps of a run that has skipped some.
+
+        Raises:
+            CheckpointError: there is no such adapter, or none at all.
+        """
+        if not self.config.exists():
+            raise CheckpointError(
+                f"{self.path} holds no run: it has no {CONFIG}; give the folder of a run, "
+                "such as runs/nim-1"
+            )
+        found = self._adapters()
+        if not found:
+            raise CheckpointError(f"{self.path} holds no adapter yet; train it first")
+        if at is None:
+            return found[max(found)]
+        known = {path.name: path for _, path in sorted(found.items())}
+        if at in known:
+            return known[at]
+        if at != BEST and not at.isdecimal():
+            raise CheckpointError(f"{self.path} has no adapter {at!r}; it has {', '.join(known)}")
+        versions = self._versions()
+        step = self._best_step() if at == BEST else int(at)
+        if step not in versions or versions[step] not in found:
+            kept = ", ".join(str(s) for s, version in versions.items() if version in found)
+            raise CheckpointError(
+                f"{self.path} keeps no adapter of step {step}; it has those of steps "
+                f"{kept or '(none)'} as {', '.join(known)} (see loop.checkpoint_every)"
+            )
+        return found[versions[step]]
+
+    def checkpoint(self, at: str | None = None) -> Path:
+        """A whole checkpoint of the run.
+
+        Args:
+            at: a step, or "best": of the best evaluation, where the run keeps that; None: the
+                newest.
+
+        Raises:
+            CheckpointError: there is none, it is damaged, or ``at`` is neither.
+        """
+        if at is None:
+            return newest_whole(self.checkpoints)
+        if at == BEST:
+            return checkpoint_at(self.checkpoints, self._best_step())
+        if not at.isdecimal():
+            raise CheckpointError(f"{at!r} is no step of {self.path}; give a number, or {BEST}")
+        return checkpoint_at(self.checkpoints, int(at))
+
+    def write_batches(self, step: int, record: Mapping[str, Any]) -> None:
+        """Keep what a step was made of, as JSON values.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
+        data = gzip.compress(json.dumps(record).encode(), compresslevel=1, mtime=0)
+        write_file(self.batches / f"step-{step:06d}.json.gz", data)
+
+    def read_batches(self, step: int) -> dict[str, Any]:
+        """What ``write_batches`` kept.
+
+        Raises:
+            CheckpointError: it is not there, or damaged.
+        """
+        path = self._batch_files().get(step)
+        if path is None:
+            kept = self.batch_steps
+            raise CheckpointError(
+                f"{self.path} keeps no samples of step {step}; "
+                + (
+                    f"it has those of {len(kept)} steps, {kept[0]} to {kept[-1]}"
+                    if kept
+                    else "train with --loop.keep-batches to have them"
+                )
+            )
+        try:
+            return json.loads(gzip.decompress(path.read_bytes()))
+        except (OSError, EOFError, ValueError, zlib.error) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}; take another step") from error
+
+    @property
+    def batch_steps(self) -> list[int]:
+        """The steps whose samples are kept."""
+        return sorted(self._batch_files())
+
+    @property
+    def adapter_versions(self) -> list[int]:
+        """The versions of the adapters that are kept."""
+        return sorted(self._adapters())
+
+    def add_episodes(self, step: int, episodes: Sequence[Episode]) -> None:
+        """Append plays as text, one JSON object a line.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
+        lines = [
+            json.dumps({"step": step, **episode_to_json(episode)}) + "\n" for episode in episodes
+        ]
+        append_whole(self.episodes, "".join(lines).encode())
+
+    @property
+    def _parts(self) -> tuple[Path, ...]:
+        files = (self.config, self.metrics, self.evaluations, self.episodes)
+        return (*files, self.adapters, self.checkpoints, self.batches, self.path / "wandb")
+
+    def _batch_files(self) -> dict[int, Path]:
+        """Files of kept samples by step."""
+        return numbered(self.batches, _BATCHES)
+
+    def _best_step(self) -> int:
+        """The step of the best evaluation, where the run keeps that."""
+        best = read_state(newest_whole(self.checkpoints))["best"]
+        if best is None:
+            raise CheckpointError(
+                f"{self.path} keeps no best checkpoint; give a step, or train with "
+                "--loop.keep-best and a figure of the evaluation"
+            )
+        return best[1]
+
+    def _versions(self) -> dict[int, int]:
+        """Step -> policy version after it."""
+        files = (file for file in (self.evaluations, self.metrics) if file.exists())
+        lines = (line for file in files for line in read_metrics(file))
+        known = {int(line["step"] or 0): int(line["policy_version"] or 0) for line in lines}
+        return dict(sorted(known.items()))
+
+    def _adapters(self) -> dict[int, Path]:
+        """Adapter folders by version."""
+        return numbered(self.adapters, _ADAPTER)
+
+    @property
+    def _came_to_nothing(self) -> bool:
+        """Whether there is neither a checkpoint nor a step."""
+        return not checkpoints(self.checkpoints) and not self.has_steps
+
+    def _refuse_parts(self, *, left_behind: bool) -> None:
+        """Refuse parts of a run, but for what is left of one that came to nothing.
+
+        Args:
+            left_behind: whether a killed process left its lock file.
+
+        Raises:
+            CheckpointError: saying how to go on.
+        """
+        if any(part.exists() for part in self._parts):
+            if left_behind and self._came_to_nothing:
+                return
+            raise CheckpointError(
+                f"{self.path} already holds a run; go on with --resume {self.path}, "
+                "or choose another --out"
+            )
+
+    def _forget(self, *, but: Path | None = None) -> None:
+        """Remove all parts, but for one."""
+        for part in self._parts:
+            if part.is_dir():
+                shutil.rmtree(part, ignore_errors=True)
+            elif part != but:
+                with suppress(OSError):
+                    part.unlink()
+
+
+def fresh_folder(parent: Path, name: str) -> Path:
+    """Make ``parent/name-1``, ``-2``, ...: the first that is not taken.
+
+    Raises:
+        CheckpointError: the disk refuses.
+    """
+    number = 1
+    while True:
+        place = parent / f"{name}-{number}"
+        try:
+            place.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot make the run folder {place}: {error}; choose another place with --out"
+            ) from error
+        else:
+            return place

@@ -1,0 +1,123 @@
+"""The lock on a run folder: at most one process trains in it."""
+
+import errno
+import fcntl
+import logging
+import os
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from legos.errors import CheckpointError
+from legos.files.atomic import refusals_named
+
+__all__ = ["check_unheld", "hold"]
+
+logger = logging.getLogger(__name__)
+LOCK = ".lock"
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+@contextmanager
+def hold(folder: Path) -> Generator[bool]:
+    """Hold a run folder, which is made where it does not exist, until the block ends.
+
+    The system releases the lock when the process ends, whatever ends it. The lock file is removed
+    at the end of the block only, so one that nobody holds shows that a process was killed.
+
+    Yields:
+        Whether a killed process left its lock file.
+
+    Raises:
+        CheckpointError: another process holds the folder, or the disk refuses.
+    """
+    path = folder / LOCK
+    with refusals_named(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = _locked(path)
+        try:
+            left_behind = os.fstat(descriptor).st_size > 0
+            os.truncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        except BaseException:
+            path.unlink()
+            os.close(descriptor)
+            raise
+    try:
+        yield left_behind
+    finally:
+        with suppress(OSError):
+            if _stands_at(path, descriptor):
+                path.unlink()
+        os.close(descriptor)
+
+
+def check_unheld(folder: Path) -> bool:
+    """Refuse a folder that another process trains in; nothing is written.
+
+    Returns:
+        Whether a killed process left its lock file.
+
+    Raises:
+        CheckpointError: another process holds the folder, or the lock file cannot be read.
+    """
+    path = folder / LOCK
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        _lock(descriptor, path, fcntl.LOCK_SH)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _locked(path: Path) -> int:
+    """Descriptor of the locked file at a path, which is made where it does not exist."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _lock(descriptor, path, fcntl.LOCK_EX)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if _stands_at(path, descriptor):
+            return descriptor
+        os.close(descriptor)  # its holder removed it between the two calls
+
+
+def _lock(descriptor: int, path: Path, kind: int) -> None:
+    """Lock an open file without waiting.
+
+    Raises:
+        CheckpointError: another process holds it.
+    """
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(descriptor, 500).decode(errors="replace") or "another process"
+        run = path.parent
+        raise CheckpointError(
+            f"{run} is in use: {holder} trains in it; wait until it ends or stop it, and then go "
+            f"on with --resume {run}; for another run, choose another --out"
+        ) from None
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        logger.warning(
+            "%s cannot be locked (%s): see to it that no second process trains there",
+            path.parent,
+            error.strerror,
+        )
+
+
+def _stands_at(path: Path, descriptor: int) -> bool:
+    """Whether the open file is the one that the path names."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

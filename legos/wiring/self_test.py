@@ -1,0 +1,275 @@
+"""Checks of the device at hand that no test elsewhere can make, on one model."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.data.request import Generated, Request
+from legos.data.sample import Sample
+from legos.weights.adapter import Adapter
+from legos.wiring.asking import submit_all
+from legos.wiring.model import apply_lora, load_model
+
+if TYPE_CHECKING:
+    from legos.mlx.checks.step_check import StepRun
+
+__all__ = ["CHECKS", "Check", "SelfTest", "device", "memory"]
+
+Row = tuple[int, ...]
+Status = Literal["pass", "fail", "skip"]
+
+PROMPTS, GROUP = 2, 8  # prompts, and completions of each
+PROMPT_TOKENS, COMPLETION_TOKENS = 128, 16
+LOAD = 12  # completions that run while weights are swapped
+LARGEST_GAP = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.3}  # nats, of one token
+LARGEST_DISTANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.1}  # of gradients, relative
+HINT = "; MLX_ENABLE_TF32=0 tells an error from the rounding of devices that multiply in TF32"
+TIMEOUT_S = 120.0
+EFFECT = 0.05  # size of the random LoRA arrays: plain to see in every log-probability
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """What came of one check."""
+
+    name: str
+    status: Status
+    figures: Mapping[str, float]
+    reason: str = ""  # why it failed or was left out
+    seconds: float = 0.0
+
+
+def device() -> dict[str, str | int | float | bool]:
+    """Versions of MLX, and the device with its kind and memory."""
+    from legos.mlx.model.facts import device_facts
+
+    return device_facts()
+
+
+def memory() -> dict[str, float]:
+    """MiB that the device library holds now and held at the most."""
+    from legos.mlx.model.facts import memory_facts
+
+    return memory_facts()
+
+
+class SelfTest:
+    """One model with its engine and a trainer's tree; make it, run its checks, close it."""
+
+    def __init__(self, model: str) -> None:
+        """Load a model and make an adapter of version 1 live in its engine and in its tree.
+
+        Raises:
+            LegosError: the model cannot be loaded.
+        """
+        from legos.mlx.model.fuse import weights_dtype
+        from legos.mlx.model.load import base_arrays
+
+        self._model = load_model(model)
+        self.dtype = weights_dtype(base_arrays(self._model.tree))
+        apply_lora(self._model, rank=4, alpha=8.0)
+        self._engine = self._model.make_engine()
+        self._adapter = self._random_adapter(1)
+        self._live(self._adapter)
+
+    def close(self) -> None:
+        """End both threads."""
+        self._engine.close()
+        self._model.close()
+
+    def parity(self) -> Check:
+        """Whether the engine reports what a forward pass of the trainer's tree gives."""
+        gaps = self._gaps(self._answers)
+        figures = {
+            "largest_gap_nats": float(gaps.max()),
+            "mean_gap_nats": float(gaps.mean()),
+            "tokens": float(gaps.size),
+        }
+        return _judged("parity", figures, "largest_gap_nats", LARGEST_GAP[self.dtype])
+
+    def swap(self) -> Check:
+        """Whether weights that change under load leave every token with its own version."""
+        streamed = threading.Event()
+        load = self._requests(LOAD, tokens=4 * COMPLETION_TOKENS)
+        running = submit_all(self._engine, load, on_progress=streamed.set)
+        running.add_done_callback(lambda _: streamed.set())
+        streamed.wait(TIMEOUT_S)
+        newer = self._random_adapter(2)
+        started = time.perf_counter()
+        info = self._engine.load_adapter(newer).result(TIMEOUT_S)
+        swap_s = time.perf_counter() - started
+        answers = running.result(TIMEOUT_S)
+        versions = [answer.versions for answer in answers]
+        spanning = sum(len(set(of_one)) > 1 for of_one in versions)
+        self._live(newer)
+        fresh = self._ask(self._requests(PROMPTS, tokens=4))
+        new_gap = float(self._gaps(fresh).max())
+        self._live(self._adapter)
+        figures = {
+            "swap_s": swap_s,
+            "spanning_requests": float(spanning),
+            "largest_gap_nats": new_gap,
+        }
+        wrong = [v for v in versions if list(v) != sorted(v) or not set(v) <= {1, 2}]
+        if wrong or info.version != 2 or info.digest != newer.digest:
+            reason = f"versions {wrong[:1]} or what is live ({info}) are not those asked for"
+            return Check(name="swap", status="fail", figures=figures, reason=reason)
+        if any(set(answer.versions) != {2} for _, answer in fresh):
+            reason = "a request that came after the swap was answered under the old weights"
+            return Check(name="swap", status="fail", figures=figures, reason=reason)
+        if not spanning:
+            reason = "no request ran across the swap; the device is too fast for this load"
+            return Check(name="swap", status="skip", figures=figures, reason=reason)
+        return _judged("swap", figures, "largest_gap_nats", LARGEST_GAP[self.dtype])
+
+    def checkpointing(self) -> Check:
+        """Whether a step with gradient checkpointing has the gradients of one without."""
+        plain, again = self._plain, self._step(checkpoint=True)
+        figures = {
+            "distance": _distance(again.gradients, plain.gradients),
+            "time_ratio": again.seconds / plain.seconds,
+            "memory_ratio": again.peak_bytes / max(plain.peak_bytes, 1),
+        }
+        return _judged("checkpointing", figures, "distance", LARGEST_DISTANCE[self.dtype])
+
+    def shared_prefix(self) -> Check:
+        """Whether a step whose rows share prefixes has the gradients of one row per sample."""
+        shared, rows = self._plain, self._step(share=False)
+        figures = {
+            "distance": _distance(shared.gradients, rows.gradients),
+            "speed_up": rows.seconds / shared.seconds,
+            "memory_ratio": shared.peak_bytes / max(rows.peak_bytes, 1),
+        }
+        if not shared.shared:
+            reason = "this architecture keeps a state and shares no prefixes"
+            return Check(name="shared_prefix", status="skip", figures=figures, reason=reason)
+        return _judged("shared_prefix", figures, "distance", LARGEST_DISTANCE[self.dtype])
+
+    def speed(self) -> Check:
+        """How fast tokens are sampled and trained, and what that holds; nothing to fail."""
+        requests = self._requests(PROMPTS * GROUP, tokens=2 * COMPLETION_TOKENS, seed=1)
+        started = time.perf_counter()
+        answers = self._ask(requests)
+        seconds = time.perf_counter() - started
+        tokens = sum(len(answer.token_ids) for _, answer in answers)
+        step = self._plain
+        rows = sum(len(sample.token_ids) for sample in self._samples)
+        figures = {
+            "sampled_tokens_per_s": tokens / seconds,
+            "trained_tokens_per_s": rows / step.seconds,
+            "step_peak_mib": step.peak_bytes / 2**20,
+            "parameters": float(self._model.num_parameters),
+            **memory(),
+        }
+        return Check(name="speed", status="pass", figures=figures)
+
+    @cached_property
+    def _answers(self) -> list[tuple[Row, Generated]]:
+        return self._ask(self._requests(PROMPTS * GROUP))
+
+    @cached_property
+    def _samples(self) -> list[Sample]:
+        """The answers as a step's samples, the advantages of each group around 0."""
+        return [
+            Sample(
+                token_ids=prompt + answer.token_ids,
+                positions=tuple(range(len(prompt), len(prompt) + len(answer.token_ids))),
+                logprobs=answer.logprobs,
+                versions=answer.versions,
+                advantages=((-1.0) ** number,) * len(answer.token_ids),
+                legal=((),) * len(answer.token_ids),
+            )
+            for number, (prompt, answer) in enumerate(self._answers)
+        ]
+
+    @cached_property
+    def _plain(self) -> "StepRun":
+        """A step as it is trained by default."""
+        return self._step()
+
+    def _step(self, *, share: bool = True, checkpoint: bool = False) -> "StepRun":
+        from legos.mlx.checks.step_check import run_step
+
+        return run_step(
+            self._model.folder, self._adapter, self._samples, share=share, checkpoint=checkpoint
+        )
+
+    def _requests(
+        self, count: int, *, tokens: int = COMPLETION_TOKENS, seed: int = 0
+    ) -> list[Request]:
+        """Requests in groups of equal prompts, the first of them streamed."""
+        rng = np.random.default_rng(seed)
+        size = (PROMPTS, PROMPT_TOKENS)
+        prompts = rng.integers(1, self._model.tokenizer.vocab_size, size).tolist()
+        return [
+            Request(
+                prompt_ids=tuple(prompts[number % PROMPTS]),
+                max_tokens=tokens,
+                seed=number,
+                stream=number == 0,
+            )
+            for number in range(count)
+        ]
+
+    def _ask(self, requests: Sequence[Request]) -> list[tuple[Row, Generated]]:
+        """Prompts and answers, in order."""
+        answers = submit_all(self._engine, requests).result(TIMEOUT_S)
+        return [(r.prompt_ids, answer) for r, answer in zip(requests, answers, strict=True)]
+
+    def _gaps(self, answers: Sequence[tuple[Row, Generated]]) -> NDArray[np.float64]:
+        """[N] distance of each token's log-probability from a forward pass of the tree."""
+        from legos.mlx.model.fuse import probe_logprobs
+
+        gaps: list[NDArray[np.float64]] = []
+        for prompt, answer in answers:
+            row = np.array([prompt + answer.token_ids])
+            found = self._model.worker.call(probe_logprobs, self._model.tree, row).result()
+            own = found[0, len(prompt) - 1 :].astype(np.float64)
+            gaps.append(np.abs(own - np.array(answer.logprobs)))
+        return np.concatenate(gaps)
+
+    def _random_adapter(self, version: int) -> Adapter:
+        base = self._model.base_adapter()
+        rng = np.random.default_rng(version)
+        arrays: dict[str, Any] = {
+            name: np.asarray(EFFECT * rng.standard_normal(array.shape), np.float32)
+            for name, array in base.arrays.items()
+        }
+        return Adapter(name="policy", version=version, shape=base.shape, arrays=arrays)
+
+    def _live(self, adapter: Adapter) -> None:
+        """Load an adapter into the engine and into the trainer's tree."""
+        from legos.mlx.model.fuse import set_adapter
+
+        self._model.worker.call(set_adapter, self._model.tree, adapter).result()
+        self._engine.load_adapter(adapter).result(TIMEOUT_S)
+
+
+CHECKS: Mapping[str, Callable[[SelfTest], Check]] = {
+    "parity": SelfTest.parity,
+    "swap": SelfTest.swap,
+    "checkpointing": SelfTest.checkpointing,
+    "shared_prefix": SelfTest.shared_prefix,
+    "speed": SelfTest.speed,
+}
+"""Every check by its name, in the order in which they run."""
+
+
+def _judged(name: str, figures: Mapping[str, float], judged: str, limit: float) -> Check:
+    """A check that passes while one of its figures stays below a limit."""
+    value = figures[judged]
+    if value <= limit:
+        return Check(name=name, status="pass", figures=figures)
+    reason = f"{judged} is {value:.3g}; at most {limit:g} is expected{HINT}"
+    return Check(name=name, status="fail", figures=figures, reason=reason)
+
+
+def _distance(found: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
+    """Norm of the difference over the norm."""
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))

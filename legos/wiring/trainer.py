@@ -1,0 +1,260 @@
+"""From configuration to trainers, engines and clients."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from legos.clients.engine import EngineClient
+from legos.config.schema import RunConfig, TrainingConfig
+from legos.data.limits import EngineLimits
+from legos.data.sample import Sample
+from legos.data.select import selection
+from legos.data.step import Update
+from legos.errors import AdapterError, ConfigError
+from legos.loop.trainer import PolicyTrainer, StepSettings
+from legos.losses.objective import Objective
+from legos.losses.schedule import linear
+from legos.publish.engine import EnginePublisher
+from legos.publish.http import HttpPublisher
+from legos.weights.adapter import AdapterInfo
+from legos.weights.folder import read_adapter
+from legos.wiring.model import ModelHandle, apply_lora, load_model
+
+if TYPE_CHECKING:
+    from legos.mlx.model.spans import Spans
+
+__all__ = ["Trainer", "step_settings", "trainer_of"]
+
+
+class Trainer(PolicyTrainer):
+    """A trainer with its engine: backend, engine and publisher of one model, put together.
+
+    Attributes:
+        model: the handle it was made of.
+        engine: generates with the adapter that was published last.
+        rank: number of this process among those that ``mlx.launch`` started together, all of which
+            make the same steps on what all have played; let each play with another seed.
+        num_processes: how many there are.
+        spans: when device code ran, in the engine and in the trainer; off unless set to record.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: ModelHandle,
+        config: TrainingConfig | None = None,
+        limits: EngineLimits | None = None,
+        seed: int = 0,
+        restored: bool = False,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        """Build everything that trains one adapter.
+
+        Args:
+            model: LoRA is put on it as ``config`` says, unless ``apply_lora`` did so before.
+            config: the settings of training.
+            limits: what the engine may use.
+            seed: of LoRA's first matrices.
+            restored: whether a checkpoint is taken up next; the adapter of ``kl_reference`` is in
+                there, and need not stand in its folder any more.
+            tell: is given the plan of the memory before the first step; None: it is logged.
+
+        Raises:
+            AdapterError: the adapter of ``kl_reference`` does not exist, or does not fit.
+        """
+        from legos.mlx.train.backend import MlxBackend
+        from legos.mlx.train.parallel import exchange_samples, process_group
+
+        config = config or TrainingConfig()
+        if model.lora is None:
+            apply_lora(
+                model,
+                rank=config.lora_rank,
+                layers=config.lora_layers,
+                alpha=config.lora_alpha,
+                head=config.lora_head,
+                use_dora=config.use_dora,
+                seed=seed,
+            )
+        assert model.lora is not None, "apply_lora has set it"
+        self.model = model
+        self.engine = model.make_engine(limits)
+        group = process_group()
+        self.rank, self.num_processes = (group.rank(), group.size()) if group else (0, 1)
+
+        def gather(samples: Sequence[Sample], version: int) -> "Future[list[Sample]]":
+            return model.worker.call(exchange_samples, samples, version, group)
+
+        limit = config.memory_limit_gib
+        backend = MlxBackend(
+            model.worker,
+            model.tree,
+            model.lora,
+            betas=(config.adam_beta1, config.adam_beta2),
+            weight_decay=config.weight_decay,
+            micro_batch_tokens=config.micro_batch_tokens,
+            gradient_checkpointing=config.gradient_checkpointing,
+            reference=config.kl_reference,
+            group=group,
+            memory_limit_bytes=None if limit is None else int(limit * (1 << 30)),
+            tell=tell,
+        )
+        if not restored:
+            backend.read_reference()
+        settings = step_settings(config, num_vocabulary=model([0]).shape[-1])
+        self.spans: tuple[Spans, ...] = (self.engine.spans, backend.spans)
+        super().__init__(
+            backend, EnginePublisher(self.engine), settings, gather=gather if group else None
+        )
+
+    async def publish_weights(
+        self, urls: str | Sequence[str] | None = None, *, api_key: str | None = None
+    ) -> AdapterInfo:
+        """Make the adapter as trained so far live in this process's engine, or at servers.
+
+        Args:
+            urls: of one or several (``legos serve``); None: where the loop publishes to.
+            api_key: of the servers.
+
+        Returns:
+            What is live, once every server has acknowledged it.
+
+        Raises:
+            AdapterError: a server refuses the adapter.
+            EngineError: a server cannot be reached, or has something else live afterwards.
+        """
+        if urls is None:
+            return await super().publish_weights()
+        publisher = HttpPublisher(urls, api_key=api_key)
+        try:
+            return await publisher.publish(self.backend.adapter())
+        finally:
+            await publisher.aclose()
+
+    def load_adapter(self, folder: str | Path, *, name: str) -> AdapterInfo:
+        """Make a saved adapter live beside the policy, for seats that name it.
+
+        Args:
+            folder: such as ``runs/nim-1/adapters/v500``, or one in PEFT's format.
+            name: what ``Seat.adapter`` calls it.
+
+        Raises:
+            AdapterError: it cannot be read, does not fit the model, or has the policy's name.
+        """
+        trained = self.backend.adapter().name
+        if name == trained:
+            raise AdapterError(
+                f"adapter {name!r} is being trained here; load yours as another name"
+            )
+        adapter = replace(read_adapter(Path(folder)), name=name)
+        return self.engine.load_adapter(adapter).result()
+
+    def client(self) -> EngineClient:
+        """A client that asks the engine in this process."""
+        return EngineClient(self.engine, self.model.tokenizer)
+
+    async def tokens_generated(self) -> int:
+        """Tokens that the engine has sampled since it was made, cancelled requests included.
+
+        Raises:
+            EngineError: the engine has died or was closed.
+        """
+        engine = self.engine
+        return await asyncio.wrap_future(engine.run(lambda _: engine.tokens_generated))
+
+    def close(self) -> None:
+        """End the engine's and the trainer's threads."""
+        self.engine.close()
+        self.model.close()
+
+
+def trainer_of(
+    config: RunConfig,
+    *,
+    inline: bool,
+    restored: bool = False,
+    tell: Callable[[str], None] | None = None,
+) -> Trainer:
+    """A run's model, loaded, with all that trains it.
+
+    Args:
+        config: of the run.
+        inline: run the model and its engine on the calling thread.
+        restored: whether a checkpoint is taken up next.
+        tell: is given the plan of the memory before the first step; None: it is logged.
+
+    Raises:
+        AdapterError: the adapter of ``kl_reference`` does not exist, or does not fit.
+        ModelError: the model cannot be loaded.
+        ConfigError: completions may be longer than the model can read.
+    """
+    model = load_model(config.model, inline=inline)
+    longest = config.generation.max_tokens
+    if longest is not None and longest >= model.context:
+        raise ConfigError(
+            f"generation.max_tokens is {longest} but model {config.model!r} has a context of "
+            f"{model.context} tokens for prompt and completion together; give a smaller number"
+        )
+    return Trainer(
+        model=model,
+        config=config.training,
+        limits=config.generation.limits(),
+        seed=config.seed,
+        restored=restored,
+        tell=tell,
+    )
+
+
+def step_settings(config: TrainingConfig, *, num_vocabulary: int | None = None) -> StepSettings:
+    """The trainer's settings, with schedules over the run's steps."""
+
+    def objective(step: int, num_steps: int) -> Objective:
+        return Objective(
+            loss=config.policy_loss,
+            anchor=config.anchor,
+            corrections=config.corrections,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            dual_clip=config.dual_clip,
+            sapo_tau=config.sapo_taus[0],
+            sapo_tau_negative=config.sapo_taus[1],
+            kl_estimator=config.kl_estimator,
+            kl_in=config.kl_in,
+            kl_coef=config.kl_coef,
+            ema_kl_coef=config.ema_kl_coef,
+            entropy_coef=linear(
+                config.entropy_coef,
+                config.entropy_coef_end,
+                step=step,
+                num_steps=config.entropy_steps or num_steps,
+            ),
+            entropy_over=config.entropy_over,
+        )
+
+    def update(step: int, num_steps: int) -> Update:
+        warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+        end = config.learning_rate * config.learning_rate_end_fraction
+        return Update(
+            learning_rate=warm * linear(config.learning_rate, end, step=step, num_steps=num_steps),
+            max_grad_norm=config.max_grad_norm,
+            ema_decay=config.ema_decay if config.ema_kl_coef else None,
+            kl_refresh_steps=config.kl_refresh_steps,
+        )
+
+    return StepSettings(
+        min_samples=config.min_samples_per_step,
+        staleness_limit=config.staleness_limit,
+        normalisation=config.loss_normalisation,
+        constant_length=config.constant_length or 1,
+        objective=objective,
+        update=update,
+        clip_skip_threshold=config.skip_threshold,
+        select=selection(
+            overlong=config.overlong_filter,
+            zero_advantage=config.zero_advantage == "remove",
+            num_vocabulary=num_vocabulary,
+        ),
+    )

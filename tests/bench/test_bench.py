@@ -1,0 +1,66 @@
+"""The benches end, and hold the figures that they promise."""
+
+import inspect
+from importlib import import_module
+
+import pytest
+
+from legos.apps.bench import BENCHES, bench, explained
+from legos.bench.ratios import RATIOS
+from legos.errors import ConfigError
+
+
+def test_an_unknown_bench_is_named() -> None:
+    with pytest.raises(ConfigError, match="'loops'; did you mean 'loop'"):
+        bench("loops", 1.0)
+
+
+def test_each_ratio_has_its_meaning_its_target_and_a_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured = {"engine_vs_bare": 0.91, "adapters4_vs_1": 0.5, "group_prefill_share": None}
+    monkeypatch.setattr(
+        "legos.bench.engine.bench_engine", lambda _: {"engine_s": 2.0, "ratios": measured}
+    )
+    figures = bench("engine", 1.0)
+    assert figures["ratios"] == measured
+    assert figures["targets"]["engine_vs_bare"] == {
+        "meaning": RATIOS["engine"]["engine_vs_bare"].meaning,
+        "good": ">= 0.9",
+        "met": True,
+    }
+    told = explained(figures)
+    assert told["engine_s"] == 2.0
+    assert "targets" not in told
+    assert told["ratios"]["engine_vs_bare"].startswith("0.91     (target >= 0.9, met) speed ")
+    assert told["ratios"]["adapters4_vs_1"].startswith("0.5      (target >= 0.8, missed) speed ")
+    assert told["ratios"]["group_prefill_share"].startswith(
+        "-        (target <= 0.15, not measured) prompt tokens"
+    )
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_no_ratio_is_explained_that_is_not_measured(name: str) -> None:
+    source = inspect.getsource(import_module(f"legos.apps.bench_{name}"))
+    stems = {ratio.removesuffix("_memory").removesuffix("_fastest") for ratio in RATIOS[name]}
+    assert {stem for stem in stems if stem not in source} == set()
+
+
+@pytest.mark.slow
+def test_the_loop_bench_measures_both_halves_and_the_line() -> None:
+    figures = bench("loop", 6.0)
+    ratios = figures["ratios"]
+    assert set(ratios) == {
+        "engine_vs_bare",
+        "engine_vs_bare_long",
+        "engine_vs_bare_repeated",
+        "line_vs_slower_half",
+        "line_vs_slower_half_shared",
+    }
+    assert all(ratio > 0.0 for ratio in ratios.values())
+    assert ratios["line_vs_slower_half"] > 1.0  # what computing equal rows once is for
+    assert 0.0 <= figures["outside_device_share"] <= 1.0
+    assert figures["distinct_rows_per_step"] == 21
+    assert figures["moves_per_s"] == pytest.approx(
+        figures["moves_per_step"] / figures["seconds_per_step"], rel=0.05
+    )

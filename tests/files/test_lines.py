@@ -1,0 +1,103 @@
+"""JSON lines of a run: cut where it goes on, freed of damage, and gaps reported."""
+
+import errno
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legos.errors import CheckpointError
+from legos.files.lines import report_steps, rewind_lines
+
+
+def line(step: int) -> bytes:
+    return json.dumps({"step": step, "loss": step / 7}).encode() + b"\n"
+
+
+@given(
+    parts=st.lists(st.integers(1, 9) | st.sampled_from([b"{\n", b"[1]\n", b"\0\0\n", b'"\xff"\n'])),
+    end=st.sampled_from([b"", b'{"step": 3, "lo', b"\0\0\0"]),
+)
+def test_good_lines_up_to_the_step_stay(
+    parts: list[int | bytes], end: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("lines") / "metrics.jsonl"
+    content = b"".join(line(part) if isinstance(part, int) else part for part in parts) + end
+    path.write_bytes(content)
+    good = [part for part in parts if isinstance(part, int)]
+    kept, cut = rewind_lines(path, 5)
+    assert path.read_bytes() == b"".join(line(step) for step in good if step <= 5)
+    assert (kept, cut) == ({n for n in good if n <= 5}, {n for n in good if n > 5})
+    others = [other for other in path.parent.iterdir() if other != path]
+    assert [other.read_bytes() for other in others] == [content] * (len(good) < len(parts))
+
+
+def test_a_damaged_file_is_kept_aside_each_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "episodes.jsonl"
+    for number in (1, 2):
+        path.write_bytes(line(1) + b"nonsense\n" + b"[" * 99_999 + b"\n" + line(2) + line(3))
+        rewind_lines(path, 2)
+        assert path.read_bytes() == line(1) + line(2)
+        assert "episodes.jsonl: line 2, 3 is no JSON object" in caplog.messages[-1]
+        assert f"kept as episodes.damaged-{number}.jsonl" in caplog.messages[-1]
+        assert (tmp_path / f"episodes.damaged-{number}.jsonl").read_bytes().endswith(line(3))
+
+
+def test_a_last_line_without_its_line_break_stays(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(line(1) + line(2)[:-1])
+    assert rewind_lines(path, 2) == ({1, 2}, set())
+    assert path.read_bytes() == line(1) + line(2)
+
+
+def test_an_absent_file_has_no_lines(tmp_path: Path) -> None:
+    assert rewind_lines(tmp_path / "metrics.jsonl", 5) == (set(), set())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_the_file_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(line(1) + b"nonsense\n" + line(2))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl cannot be written: .*free some"):
+        rewind_lines(path, 2)
+    assert path.read_bytes() == line(1) + b"nonsense\n" + line(2)
+
+
+@pytest.mark.parametrize(
+    ("kept", "again", "messages"),
+    [
+        (range(1, 51), range(51, 64), ["not in a checkpoint and made again: steps 51 to 63"]),
+        (range(1, 51), [51], ["not in a checkpoint and made again: step 51"]),
+        (range(21, 51), [], []),  # a fork's
+        (range(1, 41), [], ["m.jsonl has no line of steps 41 to 50, which the checkpoint holds"]),
+        ([], [], ["m.jsonl has no line of steps 1 to 50, which the checkpoint holds"]),
+        (
+            {*range(1, 51)} - {3, 7, 8, 50},
+            [52],
+            [
+                "not in a checkpoint and made again: step 52",
+                "m.jsonl has no line of steps 3, 7 to 8, 50, which the checkpoint holds",
+            ],
+        ),
+    ],
+)
+def test_steps_that_are_made_again_or_are_missing_are_named(
+    kept: range, again: range, messages: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        report_steps(Path("m.jsonl"), 50, kept=set(kept), again=set(again))
+    assert caplog.messages == messages

@@ -1,0 +1,72 @@
+"""What waits in the queue comes back from a checkpoint as it was."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from legos.data.episode import Task
+from legos.data.sample import TrainingBatch
+from legos.run.stored import batches_from_json, batches_to_json, episode_to_json
+from legos.testing import make_episode, make_sample, random_samples
+
+
+@given(seed=st.integers(0, 2**32 - 1), num=st.integers(0, 12))
+def test_samples_come_back_bit_for_bit(seed: int, num: int) -> None:
+    samples = tuple(random_samples(np.random.default_rng(seed), num_samples=num))
+    tokens = sum(len(sample.positions) for sample in samples)
+    batch = TrainingBatch(
+        samples=samples,
+        episodes=(),
+        tokens_generated=tokens,
+        metrics={"reward_mean": 1 / 3, "arena/turns": 7.0},
+    )
+    text = json.dumps(batches_to_json([batch, batch]))
+    assert batches_from_json(json.loads(text)) == [batch, batch]
+
+
+def test_what_is_booked_already_is_not_generated_again() -> None:
+    sample = make_sample()
+    batch = TrainingBatch(
+        samples=(sample,),
+        episodes=(make_episode({"player": 1.0}),),
+        tokens_generated=len(sample.positions) + 5,
+        tokens_discarded={"failed": 5},
+    )
+    [again] = batches_from_json(batches_to_json([batch]))
+    assert again.tokens_generated == len(sample.positions)
+    assert not again.tokens_discarded
+    assert not again.episodes
+
+
+def test_plays_of_what_waits_come_back_as_they_are_written() -> None:
+    children = (make_episode({"player": -1.0}),)
+    plays = [replace(make_episode({"player": reward}), children=children) for reward in (1.0, 2.0)]
+    played = replace(plays[0], task=Task(id="a", data=object()), metrics={"m": np.float64(0.1)})
+    sample = make_sample()
+    batch = TrainingBatch(
+        samples=(sample,),
+        episodes=(played, *plays),
+        tokens_generated=len(sample.positions),
+    )
+    text = json.dumps(batches_to_json([batch], num_episodes=2))
+    [again] = batches_from_json(json.loads(text))
+    written = [json.dumps(episode_to_json(episode)) for episode in batch.episodes[:2]]
+    assert [json.dumps(episode_to_json(episode)) for episode in again.episodes] == written
+
+
+def test_a_play_with_values_of_other_types_costs_no_resume(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sample = make_sample()
+    odd = replace(make_episode({"player": 1.0}), notes=(3,))  # pyright: ignore[reportArgumentType]
+    batch = TrainingBatch(
+        samples=(sample,), episodes=(odd,), tokens_generated=len(sample.positions)
+    )
+    [again] = batches_from_json(batches_to_json([batch], num_episodes=8))
+    assert again.samples == batch.samples
+    assert not again.episodes
+    assert "plays in the checkpoint will not be in the run's episodes" in caplog.text

@@ -1,0 +1,33 @@
+"""A trainer's own doors: adapters beside the policy."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from legos.errors import AdapterError
+from legos.weights.folder import write_adapter
+from legos.wiring.model import load_model
+from legos.wiring.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Iterator[Trainer]:
+    made = Trainer(model=load_model("builtin", inline=True))
+    yield made
+    made.close()
+
+
+def test_a_saved_adapter_is_live_beside_the_policy(trainer: Trainer, tmp_path: Path) -> None:
+    (tmp_path / "v0").mkdir()
+    write_adapter(trainer.backend.adapter(), tmp_path / "v0")
+    live = trainer.load_adapter(tmp_path / "v0", name="old")
+    assert (live.name, live.digest) == ("old", trainer.backend.adapter().digest)
+    assert trainer.engine.adapters()["old"] == live
+
+
+def test_the_policy_is_not_replaced_by_a_saved_adapter(trainer: Trainer, tmp_path: Path) -> None:
+    with pytest.raises(AdapterError, match="adapter 'policy' is being trained here; load yours as"):
+        trainer.load_adapter(tmp_path, name="policy")
+    with pytest.raises(AdapterError, match="nowhere"):
+        trainer.load_adapter(tmp_path / "nowhere", name="old")
