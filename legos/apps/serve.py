@@ -25,7 +25,7 @@ from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
 from legos.wiring.machine import quiet_collector
 from legos.wiring.model import ModelHandle, apply_lora, load_model
-from legos.wiring.serving import base_of, guarded_engine, put_on, tool_format_of
+from legos.wiring.serving import base_of, put_on, tool_format_of, watched_engine
 
 __all__ = ["app_of", "serve"]
 
@@ -67,7 +67,7 @@ def serve(
         if not loaded:
             apply_lora(handle)
             loaded = [handle.base_adapter()]
-        engine = guarded_engine(handle, EngineLimits(max_rows=limits.max_running))
+        engine = watched_engine(handle, EngineLimits(max_rows=limits.max_running))
         stack.callback(engine.close)
         for adapter in loaded:
             put_on(engine, adapter, model)

@@ -12,9 +12,9 @@ from legos.weights.adapter import Adapter
 from legos.wiring.model import ModelHandle
 
 if TYPE_CHECKING:
-    from legos.mlx.generate.guard import GuardedEngine
+    from legos.mlx.generate.watchdog import WatchedEngine
 
-__all__ = ["base_of", "guarded_engine", "put_on", "tool_format_of"]
+__all__ = ["base_of", "put_on", "tool_format_of", "watched_engine"]
 
 
 def base_of(model: str | None, adapters: Sequence[Adapter]) -> str:
@@ -49,11 +49,11 @@ def put_on(engine: Engine, adapter: Adapter, model: str) -> None:
         ) from error
 
 
-def guarded_engine(model: ModelHandle, limits: EngineLimits) -> "GuardedEngine":
+def watched_engine(model: ModelHandle, limits: EngineLimits) -> "WatchedEngine":
     """An engine of the model that is replaced, its adapters with it, when it dies or hangs."""
-    from legos.mlx.generate.guard import GuardedEngine
+    from legos.mlx.generate.watchdog import WatchedEngine
 
-    return GuardedEngine(lambda: model.make_engine(limits))
+    return WatchedEngine(lambda: model.make_engine(limits))
 
 
 def tool_format_of(model: ModelHandle) -> ToolFormat:

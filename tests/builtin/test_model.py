@@ -16,7 +16,7 @@ from legos.builtin.files import ModelShape, weight_shapes
 from legos.builtin.practice import Exercise, made_up, prompt_ids, text_ids
 from legos.builtin.vocabulary import END, token_id
 from legos.data.message import Message
-from legos.mlx.train.warmup import known_positions
+from legos.mlx.pretraining import known_positions
 
 
 @pytest.fixture(scope="module")

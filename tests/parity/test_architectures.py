@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from legos.errors import EngineError, ModelError
 from legos.mlx.generate.capabilities import Capabilities, probe
-from legos.mlx.generate.slots import AdapterSlots
+from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
 from legos.weights.adapter import Adapter

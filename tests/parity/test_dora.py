@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from legos.data.limits import EngineLimits
 from legos.data.request import Generated, Request, Result
 from legos.mlx.generate.engine import MlxEngine
-from legos.mlx.generate.slots import AdapterSlots
+from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
 from legos.mlx.model.worker import InlineWorker

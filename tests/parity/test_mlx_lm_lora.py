@@ -15,8 +15,8 @@ from legos.losses.objective import Objective
 from legos.mlx.checks.mlx_lm_lora_step import mlx_lm_lora_gradients
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
-from legos.mlx.train.gradients import StepGradients
-from legos.mlx.train.regroup import StepSamples
+from legos.mlx.train.packing import StepSamples
+from legos.mlx.train.step_gradients import StepGradients
 from legos.testing import make_sample, write_tiny_model
 
 pytestmark = [pytest.mark.optional, pytest.mark.filterwarnings("ignore")]

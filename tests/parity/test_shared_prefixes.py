@@ -16,11 +16,11 @@ from legos.losses.objective import Objective
 from legos.losses.total import BatchArrays, total_loss
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays, without_lora
-from legos.mlx.train.checkpoint import checkpoint_layers
-from legos.mlx.train.gradients import StepGradients
-from legos.mlx.train.passes import plan_passes
-from legos.mlx.train.regroup import StepSamples, step_rows
-from legos.mlx.train.trie import token_trie
+from legos.mlx.train.packing import StepSamples, step_rows
+from legos.mlx.train.prefix_sharing.plan import plan_passes
+from legos.mlx.train.prefix_sharing.trie import token_trie
+from legos.mlx.train.rematerialisation import rematerialise_layers
+from legos.mlx.train.step_gradients import StepGradients
 from legos.testing import make_sample, write_tiny_model
 
 VOCAB = 40
@@ -244,7 +244,7 @@ def check_exact(tree: Any, *, shares: bool, checkpointed: bool) -> None:
     average = random_arrays(tree, seed=2)
     _, _, expected = plain(tree, samples, Objective(), average)
     if checkpointed:
-        assert checkpoint_layers(tree) == checkpoint_layers(tree) == len(tree.layers)
+        assert rematerialise_layers(tree) == rematerialise_layers(tree) == len(tree.layers)
     for max_tokens in (60, 10_000) if shares else (1000,):
         gradients = StepGradients(tree, max_tokens=max_tokens, max_places=13)
         assert gradients.shares == shares
@@ -256,7 +256,7 @@ def test_only_the_layers_asked_for_are_computed_again(tiny_models: Mapping[str, 
     one, other = (trained_tree(tiny_models["llama"]) for _ in range(2))
     kind = type(one.layers[0])
     names = list(lora_arrays(one))
-    assert checkpoint_layers(one) == 2
+    assert rematerialise_layers(one) == 2
     assert list(lora_arrays(one)) == names
     assert type(one.layers[0]) is not kind
     assert isinstance(one.layers[0], kind)

@@ -15,10 +15,10 @@ from legos.losses.objective import Objective
 from legos.mlx.model.fuse import set_adapter
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora
-from legos.mlx.train.checkpoint import checkpoint_layers
-from legos.mlx.train.gradients import StepGradients
 from legos.mlx.train.memory import peak_bytes
-from legos.mlx.train.regroup import StepSamples
+from legos.mlx.train.packing import StepSamples
+from legos.mlx.train.rematerialisation import rematerialise_layers
+from legos.mlx.train.step_gradients import StepGradients
 from legos.weights.adapter import Adapter
 
 __all__ = ["StepRun", "run_step"]
@@ -55,7 +55,7 @@ def run_step(
     add_lora(tree, adapter.shape, seed=0)
     set_adapter(tree, adapter)
     if checkpoint:
-        checkpoint_layers(tree)
+        rematerialise_layers(tree)
     longest = max(len(sample.token_ids) for sample in samples)
     step = StepGradients(tree, max_tokens=4 * longest)
     step.shares = step.shares and share

@@ -1,7 +1,7 @@
 """The engine: continuous batching in which every distinct row of tokens is computed once.
 
-Requests whose tokens so far are equal, under the same weights, are *members* of one row. A row is
-prefilled once, and each member draws its own next token from the row's distribution; where members
+Sequences whose tokens so far are equal, under the same weights, share one row. A row is prefilled
+once, and each of its sequences draws its own next token from the row's distribution; where they
 draw different tokens the row forks. Games that repeat a few prompts thousands of times, groups of
 samples of one prompt, and plain batches are all the same case.
 
@@ -26,9 +26,9 @@ import mlx.nn as nn
 from legos.data.limits import EngineLimits
 from legos.data.request import Progress, Request, Result
 from legos.errors import EngineError, RequestError
-from legos.mlx.generate.members import Member, refusal
 from legos.mlx.generate.scheduler import Outcome, Scheduler
 from legos.mlx.generate.score import Score
+from legos.mlx.generate.sequences import SequenceState, refusal
 from legos.mlx.model.worker import Worker, answer
 from legos.protocols import Deliver
 from legos.weights.adapter import Adapter, AdapterInfo
@@ -82,7 +82,7 @@ class MlxEngine:
             )
         ).result()
         self._inbox: deque[Message] = deque()
-        self._inside: set[Member] = set()
+        self._inside: set[SequenceState] = set()
         self._closed = False
         self._checked = 0.0
         self._accepted = self._answered = 0
@@ -158,11 +158,11 @@ class MlxEngine:
         return self._worker.call(self._drop, name)
 
     def versions(self) -> Mapping[str, int]:
-        """Live adapter name -> policy version."""
+        """LiveAdapter adapter name -> policy version."""
         return {name: info.version for name, info in self._scheduler.adapters.infos.items()}
 
     def adapters(self) -> Mapping[str, AdapterInfo]:
-        """Live adapter name -> its version and digest."""
+        """LiveAdapter adapter name -> its version and digest."""
         return self._scheduler.adapters.infos
 
     def loaded(self) -> Collection[Adapter]:
@@ -261,7 +261,7 @@ class MlxEngine:
                 "a step of the engine failed; its requests are answered with the error"
             )
             failure = EngineError(f"a step of the engine failed: {error!r}")
-            told += [(member, failure) for member in self._inside]
+            told += [(sequence, failure) for sequence in self._inside]
             self._scheduler.clear()
         self._answer(told)
         self._find_lost()
@@ -283,26 +283,26 @@ class MlxEngine:
                 cancelled |= {(deliver, number) for number in requests}
                 continue
             for number, request in requests:
-                member = Member(number, request, deliver)
-                self._inside.add(member)
+                sequence = SequenceState(number, request, deliver)
+                self._inside.add(sequence)
                 self._accepted += 1
-                reason = self._refusal(request, member)
+                reason = self._refusal(request, sequence)
                 if reason is None:
-                    self._scheduler.add(member)
+                    self._scheduler.add(sequence)
                 else:
-                    told.append((member, RequestError(reason)))
+                    told.append((sequence, RequestError(reason)))
         if cancelled:
             gone = {m for m in self._inside if (m.deliver, m.number) in cancelled}
             self._scheduler.remove(gone)
-            told += [(member, member.generated("cancelled")) for member in gone]
+            told += [(sequence, sequence.generated("cancelled")) for sequence in gone]
 
     def _refusal(
-        self, request: Request, member: Member | None = None, *, room: int = 0
+        self, request: Request, sequence: SequenceState | None = None, *, room: int = 0
     ) -> str | None:
-        """Why a request cannot be served, or None; finds a member's adapter."""
+        """Why a request cannot be served, or None; finds a sequence's adapter."""
         try:
-            if member is not None:
-                member.live = self._scheduler.adapters.find(request.adapter)
+            if sequence is not None:
+                sequence.live = self._scheduler.adapters.find(request.adapter)
             return refusal(
                 request, num_vocabulary=self._num_vocabulary, context=self._context + room
             )
@@ -312,15 +312,15 @@ class MlxEngine:
             return f"the request is broken: {error!r}"
 
     def _answer(self, told: Sequence[Outcome]) -> None:
-        """Hand out what there is; a member that has all it will get leaves, once."""
+        """Hand out what there is; a sequence that has all it will get leaves, once."""
         by_receiver: dict[Deliver, list[tuple[int, Result]]] = {}
-        for member, result in told:
-            if member in self._inside:
+        for sequence, result in told:
+            if sequence in self._inside:
                 if not isinstance(result, Progress):
-                    self._inside.remove(member)
+                    self._inside.remove(sequence)
                     self._answered += 1
-                    self._scheduler.left(member)
-                by_receiver.setdefault(member.deliver, []).append((member.number, result))
+                    self._scheduler.left(sequence)
+                by_receiver.setdefault(sequence.deliver, []).append((sequence.number, result))
         for deliver, results in by_receiver.items():
             try:
                 deliver(results)
@@ -342,14 +342,14 @@ class MlxEngine:
             )
             sizes = [(len(m.request.prompt_ids), m.request.max_tokens) for m in lost]
             logger.error("%s; (prompt tokens, max_tokens): %s", error, sorted(sizes)[:8])
-            self._answer([(member, error) for member in lost])
+            self._answer([(sequence, error) for sequence in lost])
 
     def _end(self) -> None:
         """Answer everybody inside, and whoever came before the worker closed."""
         self._scheduler.clear()
         closed = EngineError("the engine was closed")
         self._scheduler.fail_scores(closed)
-        self._answer([(member, closed) for member in self._inside])
+        self._answer([(sequence, closed) for sequence in self._inside])
         self._refuse_inbox()
 
     def _refuse_inbox(self) -> None:

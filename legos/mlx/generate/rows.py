@@ -1,23 +1,23 @@
-"""The rows being decoded: their members and their key-value cache, kept in step."""
+"""The rows being decoded: their sequences and their key-value cache, kept in step."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import mlx.core as mx
 
-from legos.mlx.generate.members import Member
-from legos.mlx.generate.sampler import Row
-from legos.mlx.generate.slots import AdapterSlots
+from legos.mlx.generate.multi_lora.slots import AdapterSlots
+from legos.mlx.generate.sampling.sampler import Row
+from legos.mlx.generate.sequences import SequenceState
 from legos.mlx.model.forward import CausalModel
 
 __all__ = ["DecodingRows", "Fork"]
 
-Fork = tuple[int, list[Member]]
-"""Members that drew the same token in one row, and the index of that row."""
+Fork = tuple[int, list[SequenceState]]
+"""Sequences that drew the same token in one row, and the index of that row."""
 
 
 class DecodingRows:
-    """Rows of a batch cache; members of one row have sampled the same tokens.
+    """Rows of a batch cache; sequences of one row have sampled the same tokens.
 
     Attributes:
         cache: one batch cache per layer; empty where there is no row.
@@ -27,27 +27,27 @@ class DecodingRows:
     def __init__(self, slots: AdapterSlots, max_rows: int) -> None:
         self._slots = slots
         self._max_rows = max_rows
-        self._members: list[list[Member]] = []
+        self._sequences: list[list[SequenceState]] = []
         self.cache: list[Any] = []
         self.rows_computed = 0
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self._sequences)
 
     @property
     def room(self) -> int:
         """Rows that may join."""
-        return max(self._max_rows - len(self._members), 0)
+        return max(self._max_rows - len(self._sequences), 0)
 
     def listed(self) -> list[Row]:
         """Every row, as the sampler wants it; without keys, which would copy all their tokens."""
-        return [(None, members, index) for index, members in enumerate(self._members)]
+        return [(None, sequences, index) for index, sequences in enumerate(self._sequences)]
 
     def next_logits(self, forward: CausalModel) -> mx.array:
         """[B, V] logits after the last token of every row, which goes into the cache."""
-        inputs = mx.array([members[0].tokens[-1] for members in self._members])
-        self.rows_computed += len(self._members)
-        with self._slots.rows([members[0].live.slot for members in self._members]):
+        inputs = mx.array([sequences[0].tokens[-1] for sequences in self._sequences])
+        self.rows_computed += len(self._sequences)
+        with self._slots.rows([sequences[0].live.slot for sequences in self._sequences]):
             return forward.next_logits(inputs, self.cache)
 
     def fork(self, forks: Sequence[Fork]) -> Sequence[Fork]:
@@ -57,8 +57,8 @@ class DecodingRows:
             The forks for which there is no room.
         """
         fit = forks[: self._max_rows]
-        _reorder(self.cache, [index for index, _ in fit], len(self._members))
-        self._put([members for _, members in fit])
+        _reorder(self.cache, [index for index, _ in fit], len(self._sequences))
+        self._put([sequences for _, sequences in fit])
         return forks[self._max_rows :]
 
     def join(self, cache: list[Any], forks: Sequence[Fork], count: int) -> Sequence[Fork]:
@@ -80,21 +80,21 @@ class DecodingRows:
                     old.extend(new)
             else:
                 self.cache = cache
-            self._members += [members for _, members in forks[:room]]
+            self._sequences += [sequences for _, sequences in forks[:room]]
         return forks[room:]
 
-    def remove(self, gone: Collection[Member]) -> None:
-        """Take members out of the rows they share; a row without members goes."""
-        rows = [[m for m in members if m not in gone] for members in self._members]
-        self.fork([(index, members) for index, members in enumerate(rows) if members])
+    def remove(self, gone: Collection[SequenceState]) -> None:
+        """Take sequences out of the rows they share; a row without sequences goes."""
+        rows = [[m for m in sequences if m not in gone] for sequences in self._sequences]
+        self.fork([(index, sequences) for index, sequences in enumerate(rows) if sequences])
 
     def clear(self) -> None:
         """Drop everything."""
         self._put([])
 
-    def _put(self, members: list[list[Member]]) -> None:
-        self._members = members
-        if not members:
+    def _put(self, sequences: list[list[SequenceState]]) -> None:
+        self._sequences = sequences
+        if not sequences:
             self.cache = []
 
 

@@ -1,4 +1,4 @@
-"""The scheduler: which rows go through the model next, and what becomes of their members.
+"""The scheduler: which rows go through the model next, and what becomes of their sequences.
 
     step   one token for every row · remembered rows at once · one chunk of what is prefilled
            · scores, for as long as all of this took
@@ -16,28 +16,28 @@ import mlx.nn as nn
 from legos.data.limits import EngineLimits
 from legos.data.request import Result
 from legos.errors import EngineError, LegosError
-from legos.mlx.generate.admission import KeyValueBudget
+from legos.mlx.generate.adapter_table import AdapterTable
 from legos.mlx.generate.capabilities import probe
-from legos.mlx.generate.live import LiveAdapters
-from legos.mlx.generate.members import Member
-from legos.mlx.generate.prefix import PrefixCache
+from legos.mlx.generate.kv_budget import KeyValueBudget
+from legos.mlx.generate.multi_lora.slots import AdapterSlots
+from legos.mlx.generate.prefill_queue import Block, PrefillQueue
+from legos.mlx.generate.prefix_cache import PrefixCache
 from legos.mlx.generate.rows import DecodingRows, Fork
-from legos.mlx.generate.sampler import Drawn, Row, Sampler
+from legos.mlx.generate.sampling.sampler import Drawn, Row, Sampler
 from legos.mlx.generate.score import Score, ScoreQueue
-from legos.mlx.generate.slots import AdapterSlots
-from legos.mlx.generate.waiting import Block, WaitingRows
+from legos.mlx.generate.sequences import SequenceState
 from legos.mlx.model.forward import CausalModel
 from legos.weights.adapter import Adapter
 
 __all__ = ["Outcome", "Scheduler"]
 
 SWEPT = 8  # useless prefixes freed in each step
-Outcome = tuple[Member, Result]
-"""What a member is to be told: some tokens, or what it leaves with."""
+Outcome = tuple[SequenceState, Result]
+"""What a sequence is to be told: some tokens, or what it leaves with."""
 
 
 class Scheduler:
-    """Takes members in, and lets them out with what was sampled; for the thread of the tree.
+    """Takes sequences in, and lets them out with what was sampled; for the thread of the tree.
 
     Attributes:
         adapters: what is live.
@@ -67,11 +67,11 @@ class Scheduler:
         self._forward = CausalModel(model)
         capabilities = probe(model)
         self._slots = AdapterSlots(model)
-        self.adapters = LiveAdapters(self._slots, in_flight=limits.in_flight)
+        self.adapters = AdapterTable(self._slots, in_flight=limits.in_flight)
         self.sampler = Sampler(num_vocabulary)
         self._prefixes = PrefixCache(limits.prefix_bytes)
         self._budget = KeyValueBudget(limits.cache_bytes, capabilities)
-        self._waiting = WaitingRows(
+        self._waiting = PrefillQueue(
             self._forward,
             self._slots,
             self._prefixes,
@@ -97,7 +97,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Members that wait for a forward pass."""
+        """Sequences that wait for a forward pass."""
         return len(self._waiting)
 
     @property
@@ -120,8 +120,8 @@ class Scheduler:
             "reserved_cache_bytes": self._budget.taken,
         }
 
-    def load(self, adapter: Adapter, inside: Collection[Member]) -> None:
-        """Make an adapter live; ``inside`` are the members that run or wait.
+    def load(self, adapter: Adapter, inside: Collection[SequenceState]) -> None:
+        """Make an adapter live; ``inside`` are the sequences that run or wait.
 
         Raises:
             AdapterError: it does not fit; what was live before stays.
@@ -132,32 +132,32 @@ class Scheduler:
         self._waiting.interrupt(self.adapters.load(adapter))
         self.tidy(inside)
 
-    def tidy(self, inside: Collection[Member]) -> None:
+    def tidy(self, inside: Collection[SequenceState]) -> None:
         """Let go of weights that nobody speaks through, and of what they made."""
-        self.adapters.free_unused({member.live for member in inside} | self._scores.lives)
+        self.adapters.free_unused({sequence.live for sequence in inside} | self._scores.lives)
         self._prefixes.keep_only(self.adapters.epochs)
         if not self._busy:
             self._prefixes.sweep()
 
-    def add(self, member: Member) -> None:
-        """Take a member in; its adapter is found already."""
-        self._waiting.add(member)
+    def add(self, sequence: SequenceState) -> None:
+        """Take a sequence in; its adapter is found already."""
+        self._waiting.add(sequence)
 
-    def held(self) -> set[Member]:
+    def held(self) -> set[SequenceState]:
         """Everybody who waits or is decoded."""
-        return {*self._waiting, *(m for _, members, _ in self._rows.listed() for m in members)}
+        return {*self._waiting, *(m for _, sequences, _ in self._rows.listed() for m in sequences)}
 
-    def left(self, member: Member) -> None:
-        """A member has been answered; what was set aside for it is free."""
-        self._budget.give_back(member)
+    def left(self, sequence: SequenceState) -> None:
+        """A sequence has been answered; what was set aside for it is free."""
+        self._budget.give_back(sequence)
 
-    def remove(self, gone: Collection[Member]) -> None:
-        """Take members out of wherever they are; they are still to be answered."""
+    def remove(self, gone: Collection[SequenceState]) -> None:
+        """Take sequences out of wherever they are; they are still to be answered."""
         self._waiting.remove(gone)
         self._rows.remove(gone)
 
     def clear(self) -> None:
-        """Drop all members."""
+        """Drop all sequences."""
         self._rows.clear()
         self._waiting.clear()
 
@@ -230,9 +230,9 @@ class Scheduler:
         self._wait(self._rows.join(block.cache, forks, block.logits.shape[0]))
 
     def _decode(self, told: list[Outcome]) -> None:
-        """One more token for every member of every row."""
+        """One more token for every sequence of every row."""
         rows = self._rows.listed()
-        before = [members[0].tokens for _, members, _ in rows]
+        before = [sequences[0].tokens for _, sequences, _ in rows]
         logits = self._rows.next_logits(self._forward)
         forks = self._advance(rows, self.sampler.draw(rows, logits), told)
         on = {index for index, _ in forks}
@@ -245,31 +245,31 @@ class Scheduler:
         self._wait(self._rows.fork(forks))
 
     def _advance(self, rows: Sequence[Row], drawn: Drawn, told: list[Outcome]) -> list[Fork]:
-        """Give every member its token; returns the rows that go on."""
-        forks: dict[tuple[int, int], list[Member]] = {}
+        """Give every sequence its token; returns the rows that go on."""
+        forks: dict[tuple[int, int], list[SequenceState]] = {}
         tokens = zip(*drawn, strict=True)
-        for _, members, index in rows:
-            version = members[0].live.version
-            for member in members:
+        for _, sequences, index in rows:
+            version = sequences[0].live.version
+            for sequence in sequences:
                 token, logprob = next(tokens)
                 try:
-                    reason = member.add(token, logprob, version)
+                    reason = sequence.add(token, logprob, version)
                 except LegosError as error:  # its draw, its grammar or its stop test failed
-                    told.append((member, error))
+                    told.append((sequence, error))
                     continue
-                if member.request.stream and (progress := member.progress()) is not None:
-                    told.append((member, progress))
+                if sequence.request.stream and (progress := sequence.progress()) is not None:
+                    told.append((sequence, progress))
                 if reason is None:
-                    forks.setdefault((index, token), []).append(member)
+                    forks.setdefault((index, token), []).append(sequence)
                 else:
-                    told.append((member, member.generated(reason)))
-        return [(index, members) for (index, _), members in forks.items()]
+                    told.append((sequence, sequence.generated(reason)))
+        return [(index, sequences) for (index, _), sequences in forks.items()]
 
     def _keep(self, rows: Sequence[Row], cache: Sequence[Any]) -> None:
         """Keep keys and values of rows for prompts that begin with their tokens."""
         kept: list[Any] = []
-        for key, members, index in rows if cache else ():
-            if key and members[0].live.epoch == key[0] and self._prefixes.wants(*key):
+        for key, sequences, index in rows if cache else ():
+            if key and sequences[0].live.epoch == key[0] and self._prefixes.wants(*key):
                 row = [layer.extract(index) for layer in cache]
                 self._prefixes.add(*key, row)
                 kept += [layer.state for layer in row]
@@ -278,6 +278,6 @@ class Scheduler:
 
     def _wait(self, forks: Sequence[Fork]) -> None:
         """Have rows that do not fit computed again later."""
-        for _, members in forks:
-            for member in members:
-                self._waiting.add(member)
+        for _, sequences in forks:
+            for sequence in sequences:
+                self._waiting.add(sequence)

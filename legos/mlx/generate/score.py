@@ -18,9 +18,9 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from legos.data.request import Request
 from legos.errors import EngineError, RequestError
-from legos.mlx.generate.live import Live
+from legos.mlx.generate.adapter_table import LiveAdapter
+from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.prefill import pad_rows, row_blocks
-from legos.mlx.generate.slots import AdapterSlots
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.worker import answer
 
@@ -52,7 +52,7 @@ class Score:
         live: the weights it speaks through, once it was taken in.
     """
 
-    live: Live
+    live: LiveAdapter
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class ScoreQueue:
         return len(self._scores)
 
     @property
-    def lives(self) -> set[Live]:
+    def lives(self) -> set[LiveAdapter]:
         """The weights that scores speak through."""
         return {score.live for score in self._scores}
 
@@ -195,7 +195,7 @@ class ScoreQueue:
         """Take a score in; its adapter is found already."""
         self._scores.append(score)
 
-    def move(self, old: Live, new: Live) -> None:
+    def move(self, old: LiveAdapter, new: LiveAdapter) -> None:
         """Have the scores of some weights go on under a copy of them."""
         for score in self._scores:
             if score.live is old:

@@ -20,10 +20,10 @@ from legos.losses.objective import Objective
 from legos.mlx.model.lora import check_fits, lora_arrays, set_lora_arrays
 from legos.mlx.model.spans import Spans
 from legos.mlx.model.worker import Worker
-from legos.mlx.train.checkpoint import checkpoint_layers
-from legos.mlx.train.gradients import StepGradients
+from legos.mlx.train.packing import StepSamples
 from legos.mlx.train.reference import Lora, Reference
-from legos.mlx.train.regroup import StepSamples
+from legos.mlx.train.rematerialisation import rematerialise_layers
+from legos.mlx.train.step_gradients import StepGradients
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.policy_state import PolicyState, read_policy_state, write_policy_state
 
@@ -81,7 +81,7 @@ class MlxBackend:
         self._worker = worker
         self._model = model
         if gradient_checkpointing:
-            worker.call(checkpoint_layers, model).result()
+            worker.call(rematerialise_layers, model).result()
         self._gradients = worker.call(
             partial(
                 StepGradients,

@@ -1,0 +1,151 @@
+"""Which adapters are live, under which names, and what becomes of those that are replaced."""
+
+from collections.abc import Collection, Mapping
+from itertools import count
+
+from legos.data.limits import InFlight
+from legos.errors import AdapterError, RequestError, did_you_mean
+from legos.mlx.generate.multi_lora.slots import AdapterSlots
+from legos.weights.adapter import Adapter, AdapterInfo
+
+__all__ = ["BASE", "AdapterTable", "LiveAdapter"]
+
+BASE = "base"  # the name of the model without an adapter
+
+
+class LiveAdapter:
+    """Weights that requests speak through.
+
+    Attributes:
+        name: what they are called; "base" for the model alone.
+        info: version and digest; None for the base.
+        slot: where the adapter lies in the module tree.
+        epoch: a number that changes with the weights; no two weights share one.
+    """
+
+    __slots__ = ("epoch", "info", "name", "slot")
+
+    def __init__(self, name: str, info: AdapterInfo | None, *, slot: int, epoch: int) -> None:
+        self.name = name
+        self.info = info
+        self.slot = slot
+        self.epoch = epoch
+
+    @property
+    def version(self) -> int:
+        """Policy version; 0 for the base."""
+        return self.info.version if self.info else 0
+
+
+class AdapterTable:
+    """The adapters of one module tree by name; for the thread that owns the tree.
+
+    Attributes:
+        loaded: name -> the adapter that is live under it.
+        infos: name -> its version and digest. Neither is changed in place, so any thread may read
+            them.
+    """
+
+    def __init__(self, slots: AdapterSlots, *, in_flight: InFlight) -> None:
+        self._slots = slots
+        self._in_flight = in_flight
+        self._epochs = count()
+        self._by_name = {BASE: LiveAdapter(BASE, None, slot=0, epoch=next(self._epochs))}
+        self._retired: list[LiveAdapter] = []
+        self.loaded: Mapping[str, Adapter] = {}
+        self.infos: Mapping[str, AdapterInfo] = {}
+
+    def find(self, asked: str) -> LiveAdapter:
+        """The weights that a request asks for.
+
+        Args:
+            asked: a name, or ``NAME@VERSION`` to insist on a version.
+
+        Raises:
+            RequestError: nothing is live under that name, or another version is.
+        """
+        live = self._by_name.get(asked)
+        if live is not None:
+            return live
+        name, _, version = asked.partition("@")
+        live = self._by_name.get(name)
+        versions = {known: each.version for known, each in self._by_name.items()}
+        if live is None:
+            hint = did_you_mean(name, self._by_name)
+            raise RequestError(f"adapter {asked!r} is not live{hint}; live: {versions}")
+        if version != str(live.version):
+            raise RequestError(f"adapter {asked!r} is not live; {name!r} is at {live.version}")
+        return live
+
+    def load(self, adapter: Adapter) -> LiveAdapter:
+        """Put an adapter under its name, in the way that was chosen at the start.
+
+        Returns:
+            What is live under the name now. In a switch it is the object that was there before,
+            with another epoch.
+
+        Raises:
+            AdapterError: it does not fit; nothing has changed then.
+        """
+        name = adapter.name
+        if name == BASE or "@" in name:
+            raise AdapterError(f"an adapter cannot be called {name!r}; choose another name")
+        live = self._by_name.get(name)
+        if live is not None and self._in_flight == "switch":
+            self._slots.replace(live.slot, adapter)
+            live.info, live.epoch = adapter.info, next(self._epochs)
+        else:
+            slot = self._slots.load(adapter)
+            if live is not None:
+                self._retired.append(live)
+            live = LiveAdapter(name, adapter.info, slot=slot, epoch=next(self._epochs))
+            self._by_name[name] = live
+        self._show({**self.loaded, name: adapter})
+        return live
+
+    def drop(self, name: str) -> None:
+        """Take an adapter from its name; requests that run on it end under it.
+
+        Raises:
+            AdapterError: no adapter is live under that name.
+        """
+        if name not in self.infos:
+            raise AdapterError(f"adapter {name!r} is not live; live: {sorted(self.infos)}")
+        self._retired.append(self._by_name.pop(name))
+        self._show({key: adapter for key, adapter in self.loaded.items() if key != name})
+
+    def _show(self, loaded: Mapping[str, Adapter]) -> None:
+        self.loaded = loaded
+        self.infos = {name: adapter.info for name, adapter in loaded.items()}
+
+    def keep(
+        self, name: str, used: Collection[LiveAdapter]
+    ) -> tuple[LiveAdapter, LiveAdapter] | None:
+        """Before a name gets other weights: those it has, and a copy that stays as they are.
+
+        Returns:
+            None where nothing is live under the name, or it is not among those that are used.
+        """
+        live = self._by_name.get(name)
+        if live is None or live.info is None or live not in used:
+            return None
+        slot = self._slots.copy(live.slot)
+        self._retired.append(LiveAdapter(name, live.info, slot=slot, epoch=live.epoch))
+        return live, self._retired[-1]
+
+    @property
+    def epochs(self) -> set[int]:
+        """The epochs of all weights that new requests may speak through."""
+        return {live.epoch for live in self._by_name.values()}
+
+    @property
+    def any_retired(self) -> bool:
+        """Whether weights without a name still lie in the tree."""
+        return bool(self._retired)
+
+    def free_unused(self, used: Collection[LiveAdapter]) -> None:
+        """Let go of weights without a name that no request speaks through any more."""
+        for live in self._retired:
+            if live not in used:
+                self._slots.free(live.slot)
+        self._retired = [live for live in self._retired if live in used]

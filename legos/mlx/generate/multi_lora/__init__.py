@@ -1,0 +1,1 @@
+"""Several LoRA adapters in one batch, each row with its own."""

@@ -1,0 +1,266 @@
+"""Linear modules that add, row by row, the LoRA pair of the slot which the row uses.
+
+A module is not wrapped but becomes an instance of a subclass of its own class, so every name, array
+and reference in the tree stays what it was: the base arrays may be shared with other trees.
+
+A batch whose rows use one slot multiplies with this slot's own arrays. Rows of several slots share
+one product with the pairs of all of them side by side, ``((x @ [A_1 .. A_n]) * mask) @ [B_1; ..]``,
+where the mask [B, ranks] holds a slot's scale in its own columns and zero elsewhere. For tokens
+that experts sorted, the mask is sorted with them. DoRA multiplies the sum, but for the bias, by the
+gain of each row's slot.
+
+B rows of a batch, E experts, M experts of each token.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.switch_layers import (
+    QuantizedSwitchLinear,
+    SwitchGLU,
+    SwitchLinear,
+    SwitchMLP,
+    _gather_sort,  # the order in which experts get their tokens is decided there
+)
+
+from legos.errors import EngineError
+from legos.mlx.generate.multi_lora.slot_batch import Current, Layout, SlotBatch
+from legos.mlx.model.dora import with_gain
+
+__all__ = [
+    "EXPERTS",
+    "SWITCH",
+    "Pair",
+    "Site",
+    "become_experts",
+    "become_slotted",
+]
+
+SWITCH = (SwitchLinear, QuantizedSwitchLinear)
+EXPERTS = (SwitchGLU, SwitchMLP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One slot's arrays in one module, laid out as mlx-lm has them."""
+
+    a: mx.array  # [in, rank], or [E, rank, in]
+    b: mx.array  # [rank, out], or [E, out, rank]
+    scale: float
+    rank: int
+    gain: mx.array | None = None  # [out] of DoRA: multiplies the output but for the bias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """The pairs of several slots side by side in one module."""
+
+    slots: tuple[int, ...]  # that were asked for
+    layout: Layout
+    a: mx.array
+    b: mx.array
+    gains: mx.array | None  # [1 + pairs, out] ones, then each pair's; None where no pair has any
+
+
+class Site:
+    """One module and the pairs that slots have there.
+
+    Attributes:
+        name: of the module in its tree.
+        module: the module.
+        pairs: slot -> pair; replaced as a whole, never changed.
+    """
+
+    def __init__(self, name: str, module: nn.Module, current: Current) -> None:
+        self.name = name
+        self.module = module
+        self.pairs: Mapping[int, Pair] = {}
+        self._current = current
+        self._stack: Stack | None = None
+
+    def put(self, slot: int, pair: Pair | None) -> None:
+        """Give a slot this pair, or none."""
+        pairs = {other: kept for other, kept in self.pairs.items() if other != slot}
+        if pair is not None:
+            pairs[slot] = pair
+        self.pairs = pairs
+        self._stack = None
+
+    def linear(self, plain: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
+        """The output of a linear module for ``x``, with LoRA.
+
+        Args:
+            plain: the module without LoRA.
+            x: [B, .., in]
+
+        Source: mlx-lm's ``LoRALinear`` and our ``DoraLinear``, whose arithmetic a uniform batch
+        repeats.
+        """
+        batch = self._current.batch
+        if batch is None:
+            return plain(x)
+        if batch.uniform is not None:
+            pair = self.pairs.get(batch.uniform)
+            if pair is None:
+                return plain(x)
+            delta = pair.scale * ((x @ pair.a) @ pair.b)
+            return self._sum(plain, x, delta, pair.gain)
+        stack = self._stacked(batch)
+        if stack is None:
+            return plain(x)
+        lead = x.shape[:-1]
+        delta = ((x @ stack.a) * batch.mask(stack.layout, lead, self.name)) @ stack.b
+        if stack.gains is None:
+            return self._sum(plain, x, delta, None)
+        gains = stack.gains[batch.numbers(stack.layout, lead, self.name)]
+        return self._sum(plain, x, delta, gains)
+
+    def _sum(
+        self,
+        plain: Callable[[mx.array], mx.array],
+        x: mx.array,
+        delta: mx.array,
+        gain: mx.array | None,
+    ) -> mx.array:
+        """Output and what LoRA adds to it, times a gain where there is one."""
+        if gain is None:
+            return plain(x) + delta.astype(x.dtype)
+        return with_gain(self.module, x, delta, gain)
+
+    def switch(self, y: mx.array, x: mx.array, indices: mx.array, sorted_indices: bool) -> mx.array:
+        """Add LoRA to ``y``, the output of the experts ``indices`` for ``x``.
+
+        Source: mlx-lm's ``LoRASwitchLinear``, whose arithmetic a uniform batch repeats.
+        """
+        batch = self._current.batch
+        if batch is None:
+            return y
+
+        def chosen(z: mx.array, experts: mx.array) -> mx.array:
+            return mx.gather_mm(
+                z, experts.swapaxes(-1, -2), rhs_indices=indices, sorted_indices=sorted_indices
+            )
+
+        if batch.uniform is not None:
+            pair = self.pairs.get(batch.uniform)
+            if pair is None:
+                return y
+            return y + (pair.scale * chosen(chosen(x, pair.a), pair.b)).astype(x.dtype)
+        stack = self._stacked(batch)
+        if stack is None:
+            return y
+        mask = self._expert_mask(batch, stack.layout, indices)
+        return y + chosen(chosen(x, stack.a) * mask, stack.b).astype(x.dtype)
+
+    def _expert_mask(self, batch: SlotBatch, layout: Layout, indices: mx.array) -> mx.array:
+        """[.., 1 or M, 1, ranks] the mask of every token and expert, in the experts' order."""
+        unsorted = self._current.indices
+        if unsorted is None:
+            raise EngineError(f"{self.name} was called outside its block of experts")
+        lead = unsorted.shape[:-1]
+        mask = mx.expand_dims(batch.mask(layout, lead, self.name), (-2, -3))
+        if indices.shape == unsorted.shape:
+            return mask
+        return _gather_sort(mx.broadcast_to(mask, (*lead, *mask.shape[-3:])), unsorted)[0]
+
+    def _stacked(self, batch: SlotBatch) -> Stack | None:
+        """The pairs of the batch's slots side by side; kept until a pair or the slots change."""
+        stack = self._stack
+        if stack is None or stack.slots != batch.stacked:
+            found = [(slot, self.pairs[slot]) for slot in batch.stacked if slot in self.pairs]
+            if not found:
+                return None
+            switch = isinstance(self.module, SWITCH)
+            stack = self._stack = Stack(
+                slots=batch.stacked,
+                layout=tuple((slot, pair.rank, pair.scale) for slot, pair in found),
+                a=_join([pair.a for _, pair in found], axis=-2 if switch else -1),
+                b=_join([pair.b for _, pair in found], axis=-1 if switch else -2),
+                gains=_gains([pair.gain for _, pair in found]),
+            )
+        return stack
+
+
+def become_slotted(site: Site) -> None:
+    """Make a linear module, or linear experts, compute through its site from here on."""
+    module = site.module
+    kind = (_switch_class if isinstance(module, SWITCH) else _linear_class)(type(module))
+    _become(module, kind, legos_site=site)
+
+
+def become_experts(block: nn.Module, current: Current) -> None:
+    """Make a block of experts say which row each token belongs to; a second time: nothing."""
+    if not hasattr(block, "legos_current"):
+        _become(block, _experts_class(type(block)), legos_current=current)
+
+
+def _become(module: nn.Module, kind: type, **attributes: Any) -> None:
+    for name, value in attributes.items():
+        object.__setattr__(module, name, value)
+    module.__class__ = kind
+
+
+def _join(arrays: list[mx.array], *, axis: int) -> mx.array:
+    return arrays[0] if len(arrays) == 1 else mx.concatenate(arrays, axis=axis)
+
+
+def _gains(gains: Sequence[mx.array | None]) -> mx.array | None:
+    """[1 + pairs, out] ones, and the gain of each pair; None where no pair has any."""
+    known = [gain for gain in gains if gain is not None]
+    if not known:
+        return None
+    one = mx.ones_like(known[0])
+    return mx.stack([one, *(one if gain is None else gain for gain in gains)])
+
+
+@cache
+def _linear_class(kind: type[nn.Module]) -> type[nn.Module]:
+    base = cast(Any, kind)
+
+    class SlotLinear(base):
+        """A linear module whose rows have adapters of their own."""
+
+        legos_site: Site
+
+        def __call__(self, x: mx.array) -> mx.array:
+            return self.legos_site.linear(super().__call__, x)
+
+    return SlotLinear
+
+
+@cache
+def _switch_class(kind: type[nn.Module]) -> type[nn.Module]:
+    base = cast(Any, kind)
+
+    class SlotSwitchLinear(base):
+        """Linear experts whose tokens have adapters of their own."""
+
+        legos_site: Site
+
+        def __call__(
+            self, x: mx.array, indices: mx.array, sorted_indices: bool = False
+        ) -> mx.array:
+            y = super().__call__(x, indices, sorted_indices=sorted_indices)
+            return self.legos_site.switch(y, x, indices, sorted_indices)
+
+    return SlotSwitchLinear
+
+
+@cache
+def _experts_class(kind: type[nn.Module]) -> type[nn.Module]:
+    base = cast(Any, kind)
+
+    class SlotExperts(base):
+        """A block of experts that remembers which row a token belongs to."""
+
+        legos_current: Current
+
+        def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
+            with self.legos_current.routed(indices):
+                return super().__call__(x, indices)
+
+    return SlotExperts

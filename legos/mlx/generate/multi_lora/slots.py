@@ -1,0 +1,295 @@
+"""Several LoRA adapters in one module tree, each row of a batch with its own."""
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from legos.errors import AdapterError
+from legos.mlx.generate.multi_lora.slot_batch import Current, SlotBatch
+from legos.mlx.generate.multi_lora.slot_layers import (
+    EXPERTS,
+    SWITCH,
+    Pair,
+    Site,
+    become_experts,
+    become_slotted,
+)
+from legos.mlx.model.dora import check_dora, gain_of, squared_lengths
+from legos.weights.adapter import Adapter
+
+__all__ = ["BASE", "AdapterSlots"]
+
+BASE = 0
+"""The slot of the base model, which is always there."""
+
+LINEAR = (nn.Linear, nn.QuantizedLinear)
+
+
+class AdapterSlots:
+    """Per-row LoRA on one module tree; slot 0 is the base model.
+
+    The tree's names and base arrays stay as they are. Arrays of an adapter that are already on the
+    device are used, not copied. All methods are for the thread that owns the tree.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Look at a tree; nothing in it changes until an adapter is loaded.
+
+        Raises:
+            AdapterError: the tree has LoRA already, or slots of another owner.
+        """
+        self._modules: dict[str, nn.Module] = dict(model.named_modules())
+        for name, module in self._modules.items():
+            if "lora_a" in module or hasattr(module, "legos_site"):
+                raise AdapterError(f"{name} has LoRA already; give a tree as it was loaded")
+        self._sites: dict[str, Site] = {}
+        self._squared: dict[str, mx.array] = {}  # of the lengths of rows, where DoRA asked for them
+        self._slots: dict[int, frozenset[str]] = {BASE: frozenset()}
+        self._next = BASE + 1
+        self._current = Current()
+        self._batch: SlotBatch | None = (
+            None  # the last one, so that the next step need not plan again
+        )
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """The slots there are, the base first."""
+        return tuple(self._slots)
+
+    def load(self, adapter: Adapter) -> int:
+        """Put an adapter into a new slot.
+
+        Returns:
+            Its number, which no other slot has had.
+
+        Raises:
+            AdapterError: naming the first tensor that does not fit; nothing has changed then.
+        """
+        pairs = self._checked(adapter)
+        slot = self._next
+        self._next += 1
+        self._put(slot, pairs)
+        return slot
+
+    def replace(self, slot: int, adapter: Adapter) -> None:
+        """Put other weights, also of another rank or for other modules, into a slot.
+
+        Raises:
+            AdapterError: no such slot, or a tensor does not fit; nothing has changed then.
+        """
+        self._check_adapted(slot)
+        self._put(slot, self._checked(adapter))
+
+    def copy(self, slot: int) -> int:
+        """Put what a slot holds into a new one as well; its arrays are shared.
+
+        Returns:
+            The new slot's number.
+
+        Raises:
+            AdapterError: no such slot.
+        """
+        self._check_adapted(slot)
+        copied = self._next
+        self._next += 1
+        self._put(copied, {name: self._sites[name].pairs[slot] for name in self._slots[slot]})
+        return copied
+
+    def free(self, slot: int) -> None:
+        """Forget a slot and its arrays.
+
+        Raises:
+            AdapterError: no such slot.
+        """
+        self._check_adapted(slot)
+        self._put(slot, {})
+        del self._slots[slot]
+
+    def rows(self, slots: Sequence[int]) -> AbstractContextManager[None]:
+        """Within it, row i of every batch [B, ...] uses the adapter in ``slots[i]``.
+
+        Contexts nest; outside of all, every row uses the base model. Where the output head is
+        called on places [P, hidden] instead of rows, give it a context with the slots of the
+        places, unless all are one.
+
+        Args:
+            slots: [B] the slot of each row.
+
+        Raises:
+            AdapterError: no such slot.
+        """
+        wanted = tuple(slots)
+        if self._batch is None or self._batch.slots != wanted:
+            distinct = frozenset(wanted)
+            for slot in distinct - self._slots.keys():
+                raise AdapterError(f"no adapter in slot {slot}; there are {list(self._slots)}")
+            if not wanted or distinct == {BASE}:
+                return self._current.using(None)
+            self._batch = SlotBatch(wanted, self._stacked(distinct - {BASE}))
+        return self._current.using(self._batch)
+
+    def _stacked(self, distinct: frozenset[int]) -> tuple[int, ...]:
+        """Slots to multiply: those before, if not many more, so that stacks need not be rebuilt."""
+        before = frozenset(self._batch.stacked if self._batch else ()) & self._slots.keys()
+        union = before | distinct
+        return tuple(sorted(union if len(union) <= 2 * len(distinct) else distinct))
+
+    def _check_adapted(self, slot: int) -> None:
+        if slot == BASE:
+            raise AdapterError("slot 0 is the base model; load the adapter into a slot of its own")
+        if slot not in self._slots:
+            raise AdapterError(f"no adapter in slot {slot}; there are {list(self._slots)}")
+
+    def _put(self, slot: int, pairs: Mapping[str, Pair]) -> None:
+        """Give a slot exactly these pairs; the caller has checked them."""
+        for name in self._slots.get(slot, frozenset()) - pairs.keys():
+            self._sites[name].put(slot, None)
+        for name, pair in pairs.items():
+            self._site(name).put(slot, pair)
+        self._slots[slot] = frozenset(pairs)
+        self._batch = None
+
+    def _site(self, name: str) -> Site:
+        site = self._sites.get(name)
+        if site is None:
+            site = self._sites[name] = Site(name, self._modules[name], self._current)
+            if isinstance(site.module, SWITCH):
+                become_experts(self._modules[_parent(name)], self._current)
+            become_slotted(site)
+        return site
+
+    def _checked(self, adapter: Adapter) -> dict[str, Pair]:
+        """Module name -> pair, all of which fit; nothing in the tree is touched.
+
+        Pairs that change nothing, as all do before the first step, are left out.
+        """
+        title, shape = f"adapter {adapter.name!r} v{adapter.version}", adapter.shape
+        if not adapter.arrays or not math.isfinite(shape.scale):
+            raise AdapterError(
+                f"{title} has {len(adapter.arrays)} arrays and scale {shape.scale}; "
+                "expected pairs of lora_a and lora_b, and a finite scale"
+            )
+        parts = ("lora_a", "lora_b", "m") if shape.use_dora else ("lora_a", "lora_b")
+        arrays = {key: _on_device(adapter.arrays[key]) for key in sorted(adapter.arrays)}
+        names = dict.fromkeys(self._module_name(key, parts, title) for key in arrays)
+        taken: dict[int, str] = {}
+        found: dict[str, list[mx.array]] = {}
+        for name in names:
+            first = taken.setdefault(id(self._modules[name]), name)
+            if first != name:
+                raise AdapterError(f"{title}: {name} and {first} are one module; adapt one of them")
+            found[name] = self._fitting(name, arrays, parts, shape.rank, title)
+        for key, array in arrays.items():
+            if not np.isfinite(_on_host(array)).all():
+                raise AdapterError(f"{title}: {key} holds values that are not finite")
+        gains = self._gains(found, shape.scale) if shape.use_dora else {}
+        return {
+            name: Pair(a=a, b=b, scale=shape.scale, rank=shape.rank, gain=gains.get(name))
+            for name, (a, b, *_) in found.items()
+            if _on_host(b).any() or (name in gains and (_on_host(gains[name]) != 1).any())
+        }
+
+    def _gains(self, found: Mapping[str, Sequence[mx.array]], scale: float) -> dict[str, mx.array]:
+        """Module name -> [out] what DoRA multiplies by, computed once for every load."""
+        gains: dict[str, mx.array] = {}
+        for name, (a, b, m) in found.items():
+            module = self._modules[name]
+            check_dora({name: module})
+            if name not in self._squared:
+                self._squared[name] = squared_lengths(module)
+                mx.eval(self._squared[name])  # one dequantised matrix at a time
+            gains[name] = gain_of(module, self._squared[name], (a, b, m), scale)
+        mx.eval(gains)
+        return gains
+
+    def _module_name(self, key: str, parts: Sequence[str], title: str) -> str:
+        """The module that a tensor adapts."""
+        name, _, part = key.rpartition(".")
+        if part not in parts:
+            told = " nor ".join(f"<module>.{part}" for part in parts)
+            raise AdapterError(f"{title}: {key} is neither {told}")
+        module = self._modules.get(name)
+        if module is None:
+            raise AdapterError(f"{title}: {key} adapts what this model has not{self._hint(name)}")
+        if isinstance(module, (nn.Embedding, nn.QuantizedEmbedding)):
+            raise AdapterError(
+                f"{title}: {key} adapts an embedding, which may be the output head as well and is "
+                "not served; train without it"
+            )
+        if not isinstance(module, (*LINEAR, *SWITCH)):
+            raise AdapterError(
+                f"{title}: {key} adapts a {type(module).__name__}; expected a linear module"
+            )
+        parent = self._modules.get(_parent(name))
+        if isinstance(module, SWITCH) and not isinstance(parent, EXPERTS):
+            raise AdapterError(
+                f"{title}: {key} adapts experts of a {type(parent).__name__}; served are those of "
+                f"{' and '.join(kind.__name__ for kind in EXPERTS)}: train without it"
+            )
+        return name
+
+    def _hint(self, name: str) -> str:
+        if name == "lm_head":
+            return ": its output head is tied to the embedding; train without the head"
+        known = [other for other, module in self._modules.items() if isinstance(module, LINEAR)]
+        near = difflib.get_close_matches(name, known, n=1)
+        return f"; did you mean {near[0]}?" if near else "; was it trained on another model?"
+
+    def _fitting(
+        self,
+        name: str,
+        arrays: Mapping[str, mx.array],
+        parts: Sequence[str],
+        rank: int,
+        title: str,
+    ) -> list[mx.array]:
+        """The arrays of a module, their shapes and kinds checked."""
+        found: list[mx.array] = []
+        for part, want in zip(parts, _shapes(self._modules[name], rank), strict=False):
+            key = f"{name}.{part}"
+            array = arrays.get(key)
+            if array is None:
+                raise AdapterError(f"{title} lacks {key}; expected {' and '.join(parts)}")
+            if array.shape != want:
+                raise AdapterError(
+                    f"{title}: {key} has shape {array.shape}, expected {want} at rank {rank}"
+                )
+            if not mx.issubdtype(array.dtype, mx.floating):
+                raise AdapterError(f"{title}: {key} has type {array.dtype}, expected a float type")
+            found.append(array)
+        return found
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _on_device(array: Any) -> mx.array:
+    """The array itself where it is on the device, else a copy there."""
+    return array if isinstance(array, mx.array) else mx.array(np.asarray(array))
+
+
+def _on_host(array: mx.array) -> Any:
+    """An evaluated array for NumPy: looked at in place where memory is shared, else a copy.
+
+    A look on the host takes a twentieth of the device's time for many small arrays.
+    """
+    return np.asarray(array.astype(mx.float32) if array.dtype == mx.bfloat16 else array)
+
+
+def _shapes(module: Any, rank: int) -> Iterator[tuple[int, ...]]:
+    """Shapes of lora_a, lora_b and m for a linear module or linear experts, as in mlx-lm."""
+    if isinstance(module, SWITCH):
+        experts, inputs, outputs = module.num_experts, module.input_dims, module.output_dims
+        yield from ((experts, rank, inputs), (experts, outputs, rank), (experts, outputs))
+        return
+    outputs, inputs = module.weight.shape
+    if isinstance(module, nn.QuantizedLinear):
+        inputs = inputs * 32 // module.bits
+    yield from ((inputs, rank), (rank, outputs), (outputs,))

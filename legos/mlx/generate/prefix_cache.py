@@ -1,0 +1,172 @@
+"""The prefix cache: keys and values of prompts and answers, for prompts that begin with them.
+
+An entry belongs to one epoch of weights (``LiveAdapter.epoch``): keys and values of other weights
+are never used. A cache that can be trimmed serves every prompt that shares its beginning, and is
+found by its blocks of tokens; one that cannot (state-space layers, a sliding window that has moved
+on) serves prompts that go on where it ends, and is found by all of its tokens.
+"""
+
+import copy
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from mlx_lm.models.cache import can_trim_prompt_cache, trim_prompt_cache
+from numpy.typing import NDArray
+
+__all__ = ["BLOCK", "PrefixCache"]
+
+BLOCK = 64  # tokens; a shorter beginning is computed faster than it is looked up and joined
+Tokens = tuple[int, ...]
+Key = tuple[int, Tokens]
+
+
+class _Entry:
+    """One row's cache, one object per layer, and the tokens that are in it."""
+
+    def __init__(self, key: Key, cache: list[Any]) -> None:
+        self.key = key
+        self.tokens: NDArray[np.int64] = np.array(key[1])
+        self.cache = cache
+        self.num_bytes = sum(int(layer.nbytes) for layer in cache)
+        self.trimmable: bool = can_trim_prompt_cache(cache)
+        self.places = list(_blocks(*key)) if self.trimmable else [hash(key)]
+
+    def begins(self, tokens: NDArray[np.int64]) -> bool:
+        """Whether all of it is the beginning of these tokens."""
+        return _shared(self.tokens, tokens) == len(self.tokens)
+
+
+class PrefixCache:
+    """Least recently used entries go first once the budget of bytes is spent.
+
+    Attributes:
+        num_bytes: what the entries hold, those that are still to be swept out included.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
+        self._places: dict[int, dict[Key, None]] = {}  # hash -> entries found there
+        self._whole: dict[int, int] = {}  # length -> number of entries that cannot be trimmed
+        self._useless: deque[Key] = deque()
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def wants(self, epoch: int, tokens: Tokens) -> bool:
+        """Whether an entry of these tokens would be new and worth its bytes."""
+        return self._max_bytes > 0 and len(tokens) >= BLOCK and (epoch, tokens) not in self._entries
+
+    def add(self, epoch: int, tokens: Tokens, cache: list[Any]) -> None:
+        """Keep a row's cache; what it makes superfluous goes, and what is over the budget.
+
+        Args:
+            epoch: of the weights that made it.
+            tokens: what is in it.
+            cache: one row's cache per layer, evaluated and never changed again.
+        """
+        entry = _Entry((epoch, tokens), cache)
+        if entry.num_bytes > self._max_bytes or entry.key in self._entries:
+            return
+        if entry.trimmable:
+            shorter = self._nearest(epoch, tokens)
+            if shorter is not None and shorter.begins(entry.tokens):
+                self._remove(shorter)
+        else:
+            self._whole[len(tokens)] = self._whole.get(len(tokens), 0) + 1
+        self._entries[entry.key] = entry
+        for place in entry.places:
+            self._places.setdefault(place, {})[entry.key] = None
+        self.num_bytes += entry.num_bytes
+        while self.num_bytes > self._max_bytes:
+            self._remove(next(iter(self._entries.values())))
+
+    def find(self, epoch: int, tokens: Tokens) -> tuple[list[Any], int] | None:
+        """The cache that holds most of the beginning of a prompt, all but its last token at most.
+
+        Returns:
+            One row's cache per layer, not to be changed in place, and how many tokens are in it;
+            None where no entry holds enough.
+        """
+        found: tuple[int, _Entry] | None = None
+        near = self._nearest(epoch, tokens)
+        if near is not None:
+            found = _shared(near.tokens, np.array(tokens[:-1])), near
+        whole = self._longest_whole(epoch, tokens)
+        if whole is not None and (found is None or len(whole.tokens) > found[0]):
+            found = len(whole.tokens), whole
+        if found is None or found[0] < BLOCK:
+            return None
+        length, entry = found
+        self._entries.move_to_end(entry.key)
+        cache = [copy.copy(layer) for layer in entry.cache]
+        if length < len(entry.tokens):
+            trim_prompt_cache(cache, len(entry.tokens) - length)
+        return cache, length
+
+    def keep_only(self, epochs: Collection[int]) -> None:
+        """Have what other weights made swept out."""
+        self._useless = deque(key for key in self._entries if key[0] not in epochs)
+
+    @property
+    def dusty(self) -> bool:
+        """Whether there is something to be swept out."""
+        return bool(self._useless)
+
+    def sweep(self, count: int | None = None) -> None:
+        """Free so many useless entries, or all: a thousand of them take a decode step or two."""
+        while self._useless and count != 0:
+            entry = self._entries.get(self._useless.popleft())
+            if entry is not None:
+                self._remove(entry)
+            count = None if count is None else count - 1
+
+    def _nearest(self, epoch: int, tokens: Tokens) -> _Entry | None:
+        """An entry that can be trimmed and shares the most blocks."""
+        key: Key | None = None
+        for place in _blocks(epoch, tokens):
+            here = self._places.get(place)
+            if not here:
+                break
+            key = next(reversed(here))
+        return self._entries[key] if key is not None else None
+
+    def _longest_whole(self, epoch: int, tokens: Tokens) -> _Entry | None:
+        """The longest entry that cannot be trimmed and that the prompt goes on from."""
+        for length in sorted(self._whole, reverse=True):
+            entry = self._entries.get((epoch, tokens[:length])) if length < len(tokens) else None
+            if entry is not None and not entry.trimmable:
+                return entry
+        return None
+
+    def _remove(self, entry: _Entry) -> None:
+        del self._entries[entry.key]
+        self.num_bytes -= entry.num_bytes
+        for place in entry.places:
+            here = self._places[place]
+            del here[entry.key]
+            if not here:
+                del self._places[place]
+        if not entry.trimmable:
+            length = len(entry.tokens)
+            self._whole[length] -= 1
+            if not self._whole[length]:
+                del self._whole[length]
+
+
+def _blocks(epoch: int, tokens: Sequence[int]) -> Iterator[int]:
+    """A hash for every whole block of tokens, which holds all that stands before it too."""
+    chain = epoch
+    for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+        chain = hash((chain, *tokens[start : start + BLOCK]))
+        yield chain
+
+
+def _shared(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:
+    """The number of tokens with which both begin."""
+    length = min(len(left), len(right))
+    differ = np.flatnonzero(left[:length] != right[:length])
+    return int(differ[0]) if differ.size else length

@@ -1,0 +1,238 @@
+"""Drawing: next-token distributions, made once each, and many draws from each.
+
+A draw inverts the cumulative distribution at a number that depends on the request's (seed,
+position) alone, so it does not change with batch mates. There are two ways to do it:
+
+- ``CumulativeTable``, for small vocabularies: the cumulative distribution in whole numbers, kept
+  in host memory, searched once for all draws. It can be remembered row by row.
+- ``draw``, for large ones: sums of blocks first, then one block of each draw, so that neither a
+  cumulative distribution nor log-probabilities of whole rows are ever made.
+
+What both start from is written once over an array namespace: NumPy where the device is the
+processor, ``mlx.core`` elsewhere.
+
+D distributions, N draws, A of them that ask for more, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.data.message import Alternatives
+from legos.data.seeds import uniforms
+from legos.mlx.generate.sampling.cuts import cut
+from legos.mlx.generate.sampling.filters import Recipe, bent, exponentials, put, take
+
+__all__ = [
+    "HOST_VOCABULARY",
+    "CumulativeTable",
+    "Distributions",
+    "Recipe",
+    "alternatives",
+    "distributions",
+    "draw",
+    "draw_from_table",
+    "logprobs_of",
+    "namespace",
+    "raw_logprobs",
+    "table",
+]
+
+HOST_VOCABULARY = 4096  # up to this vocabulary, tables are made in host memory
+BLOCK = 128  # tokens
+BITS = 24  # of the numbers that are drawn
+
+
+class Distributions(NamedTuple):
+    """D distributions on the device: the probability of a token is its weight over the total."""
+
+    scaled: Any  # [D, V] logits after everything but the cuts
+    weights: Any  # [D, V] 0 where a token cannot be drawn
+    top: Any  # [D, 1] largest of ``scaled``
+    total: Any  # [D, 1] sum of ``weights``
+
+
+class CumulativeTable(NamedTuple):
+    """D distributions in host memory, ready to be searched."""
+
+    logprobs: NDArray[np.float32]  # [D, V] nats; minus infinity where a token cannot be drawn
+    steps: NDArray[np.int32]  # [D, V] cumulative probabilities in units of 2 ** -24, rounded up
+
+
+def namespace(num_vocabulary: int) -> Any:
+    """The array namespace that draws for a vocabulary of this size.
+
+    NumPy's exponential is some thirty times as fast as that of ``mlx.core`` on a processor, and
+    small rows are drawn from before a graphics processor has heard of them.
+    """
+    on_processor = mx.default_device().type == mx.DeviceType.cpu
+    return np if num_vocabulary <= HOST_VOCABULARY or on_processor else mx
+
+
+@np.errstate(invalid="ignore", over="ignore", divide="ignore")  # a row without numbers stays one
+def distributions(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> Distributions:
+    """Make what is drawn from.
+
+    Args:
+        xp: array namespace.
+        logits: [D, V] float32.
+        recipes: [D].
+
+    Returns:
+        D distributions. Where the logits of a row are not numbers, or nothing is left to draw, the
+        log-probabilities of that row are no numbers either.
+    """
+    scaled = bent(xp, logits, recipes)
+    top = xp.max(scaled, axis=1, keepdims=True)
+    greedy = [row for row, recipe in enumerate(recipes) if recipe.temperature == 0.0]
+    weights = scaled
+    if len(greedy) < len(recipes):
+        weights = cut(xp, scaled, exponentials(xp, scaled, top), recipes)
+    if greedy:
+        best = xp.argmax(take(xp, scaled, greedy), axis=1)[:, None]
+        best = best == xp.arange(scaled.shape[1])[None, :]
+        weights = put(xp, weights, greedy, best.astype(xp.float32))
+    return Distributions(scaled, weights, top, xp.sum(weights, axis=1, keepdims=True))
+
+
+@np.errstate(invalid="ignore", divide="ignore")
+def logprobs_of(xp: Any, made: Distributions, rows: Sequence[int] | None = None) -> Any:
+    """[R, V] log-probabilities of some rows, or of all; minus infinity for what cannot be drawn."""
+    if rows is not None:
+        made = Distributions(*(take(xp, array, rows) for array in made))
+    logprobs = made.scaled - (made.top + xp.log(made.total))
+    if xp is np:
+        logprobs[made.weights == 0.0] = -np.inf
+        return logprobs
+    return xp.where(made.weights == 0.0, -np.inf, logprobs)
+
+
+@np.errstate(invalid="ignore", divide="ignore")
+def table(made: Distributions) -> CumulativeTable:
+    """What to search for small vocabularies; rows without numbers keep log-probabilities of NaN."""
+    shares = np.cumsum(made.weights, axis=1, dtype=np.float64)
+    sound = shares[:, -1:] > 0.0
+    shares /= shares[:, -1:]  # exactly 1 from the last token that can be drawn
+    steps = np.ceil(np.where(sound, shares, 1.0) * 2.0**BITS)
+    return CumulativeTable(logprobs_of(np, made), steps.astype(np.int32))
+
+
+def draw_from_table(
+    made: CumulativeTable,
+    *,
+    which: NDArray[np.intp],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+) -> tuple[list[int], list[float]]:
+    """Draw N tokens from the D distributions of a table; arguments and results as of ``draw``."""
+    count, num_vocabulary = made.steps.shape
+    numbers = (_numbers(seeds, positions) * np.float32(1 << BITS)).astype(np.int64)
+    sorted_steps = made.steps + (np.arange(count, dtype=np.int64) << BITS)[:, None]
+    found = np.searchsorted(sorted_steps.ravel(), numbers + (which << BITS), side="right")
+    logprobs = made.logprobs.ravel()[found]
+    return (found - which * num_vocabulary).tolist(), logprobs.tolist()
+
+
+@np.errstate(invalid="ignore", divide="ignore")
+def draw(
+    xp: Any,
+    made: Distributions,
+    *,
+    which: NDArray[np.intp],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+) -> tuple[list[int], list[float]]:
+    """Draw N tokens from D distributions.
+
+    Args:
+        xp: array namespace.
+        made: from ``distributions``.
+        which: [N] distribution of each draw.
+        seeds: [N] seed of each request.
+        positions: [N] how many tokens the request has already.
+
+    Returns:
+        [N] token ids, and [N] their log-probabilities: NaN where the distribution has no numbers.
+    """
+    weights = made.weights
+    count, num_vocabulary = weights.shape
+    if num_vocabulary % BLOCK:
+        weights = xp.pad(weights, ((0, 0), (0, BLOCK - num_vocabulary % BLOCK)))
+    blocks = weights.reshape(count, -1, BLOCK)
+    index = xp.array(which)
+    sums = xp.cumsum(xp.sum(blocks, axis=2), axis=1)[index]
+    goals = xp.array(_numbers(seeds, positions))[:, None] * sums[:, -1:]
+    block = _reached(xp, sums, goals)
+    before = xp.take_along_axis(sums, xp.maximum(block - 1, 0), axis=1)
+    inside = xp.cumsum(blocks[index, block[:, 0]], axis=1)
+    place = _reached(xp, inside, goals - xp.where(block > 0, before, 0.0))
+    tokens = xp.minimum((block * BLOCK + place)[:, 0], num_vocabulary - 1)
+    norm = (made.top + xp.log(made.total))[index, 0]
+    logprobs = made.scaled[index, tokens] - norm
+    if xp is mx:
+        mx.eval(tokens, logprobs)  # one wait for the device instead of two
+    return tokens.tolist(), logprobs.tolist()
+
+
+def _reached(xp: Any, cumulative: Any, goals: Any) -> Any:
+    """[N, 1] the first place above the goal, but never one that adds nothing to the sum."""
+    last = xp.sum(cumulative < cumulative[:, -1:], axis=1, keepdims=True)
+    return xp.minimum(xp.sum(cumulative <= goals, axis=1, keepdims=True), last)
+
+
+def _numbers(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
+    return uniforms(np.array(seeds, np.uint64), np.array(positions, np.uint64))
+
+
+def raw_logprobs(
+    xp: Any, logits: Any, rows: NDArray[np.intp], tokens: Sequence[int]
+) -> NDArray[np.float32]:
+    """[A] log-probabilities of tokens under the model's own distributions at temperature 1.
+
+    Args:
+        xp: array namespace.
+        logits: [D, V] float32.
+        rows: [A] row of each token.
+        tokens: [A] token ids.
+    """
+    asked, place = np.unique(rows, return_inverse=True)
+    some = take(xp, logits, asked.tolist())
+    top = xp.max(some, axis=1, keepdims=True)
+    norm = (top + xp.log(xp.sum(exponentials(xp, some, top), axis=1, keepdims=True)))[:, 0]
+    return np.array(some[xp.array(place), xp.array(np.array(tokens))] - norm[xp.array(place)])
+
+
+def alternatives(xp: Any, logprobs: Any, count: int) -> list[Alternatives]:
+    """The most probable tokens of each row, most probable first, equal ones by ascending id.
+
+    Args:
+        xp: array namespace.
+        logprobs: [R, V] from ``logprobs_of``.
+        count: how many; a row in which fewer tokens can be drawn has fewer.
+    """
+    size = logprobs.shape[1]
+    count = min(count, size)
+    if xp is np:
+        least = np.partition(logprobs, size - count, axis=1)[:, size - count]
+        found = [np.flatnonzero(row >= edge) for row, edge in zip(logprobs, least, strict=True)]
+        return [_ordered(ids, row[ids], count) for ids, row in zip(found, logprobs, strict=True)]
+    ids = xp.argpartition(logprobs, size - count, axis=1)[:, size - count :]
+    values = xp.take_along_axis(logprobs, ids, axis=1)
+    tied = np.array(xp.sum(logprobs >= xp.min(values, axis=1, keepdims=True), axis=1) > count)
+    result = [
+        _ordered(some, likely, count)
+        for some, likely in zip(np.array(ids), np.array(values), strict=True)
+    ]
+    for row in np.flatnonzero(tied).tolist():  # which of the equal ones came is anybody's guess
+        result[row] = alternatives(np, np.array(logprobs[row])[None], count)[0]
+    return result
+
+
+def _ordered(ids: NDArray[Any], values: NDArray[np.float32], count: int) -> Alternatives:
+    """The largest values and their ids, without those of minus infinity."""
+    order = np.lexsort((ids, -values))[:count]
+    pairs = zip(ids[order].tolist(), values[order].tolist(), strict=True)
+    return tuple((token, logprob) for token, logprob in pairs if logprob > -np.inf)

@@ -1,0 +1,237 @@
+"""The sampler: one draw for each sequence of each row, equal distributions made once.
+
+Distributions of rows that were computed under the live weights alone are remembered for as long as
+these stand, so a prompt that comes again is not computed again.
+
+A sequence whose grammar fails, or whose row is not made of numbers, fails alone: its ``failure`` is
+set, its token is -1, and its ``add`` raises the failure.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.errors import EngineError, LegosError
+from legos.mlx.generate.sampling.draw import (
+    HOST_VOCABULARY,
+    CumulativeTable,
+    Distributions,
+    Recipe,
+    alternatives,
+    distributions,
+    draw,
+    draw_from_table,
+    logprobs_of,
+    namespace,
+    raw_logprobs,
+    table,
+)
+from legos.mlx.generate.sequences import SequenceState
+from legos.mlx.model.spans import Spans
+
+__all__ = ["Drawn", "Row", "Sampler"]
+
+RowKey = tuple[int, tuple[int, ...]]
+"""The epoch of the weights, and the tokens so far."""
+Row = tuple[RowKey | None, list[SequenceState], int]
+"""What a row is, the sequences that share it, and the index of its logits.
+
+None where it is not to be remembered: a row that goes on may have been begun under other weights,
+and has their keys and values in its cache then.
+"""
+Drawn = tuple[list[int], list[float]]
+"""Token ids and their log-probabilities, sequences of the first row first.
+
+Where a sequence failed they are -1 and NaN, and ``SequenceState.add`` raises the reason.
+"""
+Key = tuple[Any, tuple[Any, ...]]
+"""A row (its tokens, or the index of its logits) and a setting of its sequences."""
+UNBENT = (1.0, None)  # the setting under which the model's own distribution is sampled
+KNOWN_BYTES = 64 << 20  # of remembered distributions
+
+
+class Sampler:
+    """Draws next tokens.
+
+    Attributes:
+        draws: tokens drawn so far.
+        spans: when the device computed what is drawn from.
+    """
+
+    def __init__(self, num_vocabulary: int, *, xp: Any = None) -> None:
+        """Take the vocabulary's size, and the array namespace if it is not to be the fastest."""
+        self._xp = xp or namespace(num_vocabulary)
+        self._tabled = self._xp is np and num_vocabulary <= HOST_VOCABULARY
+        self._known: OrderedDict[Key, tuple[NDArray[np.float32], NDArray[np.int32]]] = OrderedDict()
+        self._known_limit = KNOWN_BYTES // (8 * num_vocabulary) if self._tabled else 0
+        self.draws = 0
+        self.spans = Spans()
+
+    def knows(self, tokens: RowKey, sequences: Sequence[SequenceState]) -> bool:
+        """Whether all sequences of a row can draw without its logits."""
+        known, last = self._known, None
+        if not known:
+            return False
+        for sequence in sequences:
+            if sequence.setting != last:
+                last = sequence.setting
+                if (tokens, last) not in known:
+                    return False
+            if sequence.request.raw_logprobs:
+                return False
+        return True
+
+    def draw_known(self, rows: Sequence[Row]) -> Drawn:
+        """One token for each sequence of rows that ``knows`` said yes to."""
+        places = _places(rows, [tokens for tokens, _, _ in rows])
+        pairs = [self._known[key] for key in places.firsts]
+        made = CumulativeTable(
+            np.array([pair[0] for pair in pairs]), np.array([pair[1] for pair in pairs])
+        )
+        return self._finish(places, draw_from_table(made, **places.draws()), made, {})
+
+    def draw(self, rows: Sequence[Row], logits: mx.array) -> Drawn:
+        """One token for each sequence.
+
+        Args:
+            rows: at least one; their indices point into ``logits``.
+            logits: [B, V] float32.
+        """
+        places = _places(rows, [index for _, _, index in rows])
+        recipes, failures = _recipes([sequence for _, sequence in places.firsts.values()])
+        with self.spans:
+            values = np.asarray(logits) if self._xp is np else logits
+        indices = [index for index, _ in places.firsts]
+        same = indices == list(range(values.shape[0]))
+        some = values if same else values[self._xp.array(np.array(indices))]
+        made: Distributions | CumulativeTable = distributions(self._xp, some, recipes)
+        if self._tabled:
+            made = table(made)
+            drawn = draw_from_table(made, **places.draws())
+            self._remember(places, made)
+        else:
+            drawn = draw(self._xp, made, **places.draws())
+        self._record_raw(places, some, drawn)
+        return self._finish(places, drawn, made, failures)
+
+    def _remember(self, places: "_Places", made: CumulativeTable) -> None:
+        sound = ~np.isnan(made.logprobs.max(axis=1))
+        for number, ((_, setting), (tokens, sequence)) in enumerate(places.firsts.items()):
+            if tokens is None or not sound[number]:
+                continue
+            if sequence.last_draw and sequence.request.grammar is None:
+                row = made.logprobs[number].copy(), made.steps[number].copy()
+                self._known[(tokens, setting)] = row
+        while len(self._known) > self._known_limit:
+            self._known.popitem(last=False)
+
+    def _record_raw(self, places: "_Places", logits: Any, drawn: Drawn) -> None:
+        """Tell the sequences that ask what the model itself thinks of their tokens."""
+        asking = [n for n, m in enumerate(places.sequences) if m.request.raw_logprobs]
+        found = {n: drawn[1][n] for n in asking if places.sequences[n].setting == UNBENT}
+        others = [number for number in asking if number not in found]
+        if others:
+            rows, chosen = places.which[others], [drawn[0][number] for number in others]
+            raw = raw_logprobs(self._xp, logits, rows, chosen).tolist()
+            found |= zip(others, raw, strict=True)
+        for number in asking:
+            places.sequences[number].raw_logprobs.append(found[number])
+
+    def _record_alternatives(
+        self, places: "_Places", made: Distributions | CumulativeTable
+    ) -> None:
+        """Tell the sequences that ask what else could have come."""
+        asking = [(n, m) for n, m in enumerate(places.sequences) if m.request.num_alternatives]
+        if asking:
+            count = max(sequence.request.num_alternatives for _, sequence in asking)
+            numbers = places.which[[number for number, _ in asking]]
+            rows, place = np.unique(numbers, return_inverse=True)
+            if isinstance(made, CumulativeTable):
+                found = alternatives(np, made.logprobs[rows], count)
+            else:
+                found = alternatives(self._xp, logprobs_of(self._xp, made, rows.tolist()), count)
+            for (_, sequence), row in zip(asking, place, strict=True):
+                sequence.alternatives.append(found[row][: sequence.request.num_alternatives])
+
+    def _finish(
+        self,
+        places: "_Places",
+        drawn: Drawn,
+        made: Distributions | CumulativeTable,
+        failures: Mapping[int, LegosError],
+    ) -> Drawn:
+        """Record what is asked for, and mark the sequences that failed."""
+        tokens, logprobs = drawn
+        self._record_alternatives(places, made)
+        self.draws += len(tokens)
+        if failures or not all(map(math.isfinite, logprobs)):
+            for number, (sequence, which) in enumerate(
+                zip(places.sequences, places.which.tolist(), strict=True)
+            ):
+                failure = failures.get(which)
+                if failure is None and not math.isfinite(logprobs[number]):
+                    failure = EngineError(
+                        "the model's logits are not numbers; its weights or adapter are bad"
+                    )
+                if failure is not None:
+                    sequence.failure = failure
+                    tokens[number], logprobs[number] = -1, math.nan
+                    self.draws -= 1
+        return tokens, logprobs
+
+
+class _Places(NamedTuple):
+    """Who draws, and from what; N sequences, D distributions."""
+
+    sequences: list[SequenceState]  # [N]
+    which: NDArray[np.intp]  # [N] distribution of each sequence
+    firsts: dict[
+        Key, tuple[RowKey | None, SequenceState]
+    ]  # [D] the first sequence of each, and its row
+
+    def draws(self) -> dict[str, Any]:
+        """What ``draw`` wants to know of them."""
+        return {
+            "which": self.which,
+            "seeds": [sequence.request.seed for sequence in self.sequences],
+            "positions": [len(sequence.tokens) for sequence in self.sequences],
+        }
+
+
+def _places(rows: Sequence[Row], names: Sequence[Any]) -> _Places:
+    """Find the distinct distributions of rows; those of rows of different names differ."""
+    numbers: dict[Key, int] = {}
+    firsts: dict[Key, tuple[RowKey | None, SequenceState]] = {}
+    which: list[int] = []
+    number = -1
+    for (tokens, sequences, _), name in zip(rows, names, strict=True):
+        last = None
+        for sequence in sequences:
+            setting = sequence.setting
+            if setting != last:
+                last = setting
+                key = (name, setting)
+                number = numbers.setdefault(key, len(numbers))
+                if number == len(firsts):
+                    firsts[key] = (tokens, sequence)
+            which.append(number)
+    sequences = [sequence for _, sharing, _ in rows for sequence in sharing]
+    return _Places(sequences, np.array(which), firsts)
+
+
+def _recipes(sequences: Sequence[SequenceState]) -> tuple[list[Recipe], dict[int, LegosError]]:
+    """What each distribution is made of, and which cannot be made."""
+    recipes: list[Recipe] = []
+    failures: dict[int, LegosError] = {}
+    for number, sequence in enumerate(sequences):
+        try:
+            recipes.append(sequence.recipe())
+        except LegosError as error:
+            failures[number] = error
+            recipes.append(Recipe())
+    return recipes, failures

@@ -1,0 +1,250 @@
+"""Requests on their way: what each has sampled so far, and when it ends."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from legos.data.message import (
+    MAX_ALTERNATIVES,
+    MIN_TEMPERATURE,
+    Alternatives,
+    FinishReason,
+    filter_complaints,
+)
+from legos.data.request import Generated, GrammarState, Progress, Request
+from legos.errors import LegosError, RequestError
+from legos.mlx.generate.adapter_table import LiveAdapter
+from legos.mlx.generate.sampling.filters import Recipe, Seen
+from legos.protocols import Deliver
+
+__all__ = ["SequenceState", "refusal"]
+
+
+def refusal(request: Request, *, num_vocabulary: int, context: int) -> str | None:
+    """Why a model cannot serve a request, or None.
+
+    Args:
+        request: what is asked.
+        num_vocabulary: token ids are below it.
+        context: longest prompt plus completion, tokens.
+    """
+    return next(_complaints(request, num_vocabulary, context), None)
+
+
+def _complaints(request: Request, num_vocabulary: int, context: int) -> Iterator[str]:
+    """What is wrong with a request; only the first one means anything."""
+    prompt, choices = request.prompt_ids, request.choices
+    if not prompt:
+        yield "the prompt is empty; expected at least one token"
+    if min(prompt) < 0 or max(prompt) >= num_vocabulary:
+        bad = min(prompt) if min(prompt) < 0 else max(prompt)
+        yield f"the prompt holds token {bad}; the vocabulary has {num_vocabulary}"
+    if request.max_tokens < 1:
+        yield f"max_tokens is {request.max_tokens}; expected at least 1"
+    if len(prompt) + request.max_tokens > context:
+        yield (
+            f"{len(prompt)} prompt tokens and max_tokens {request.max_tokens} exceed the "
+            f"context of {context}; shorten one of them"
+        )
+    if not (request.temperature == 0.0 or MIN_TEMPERATURE <= request.temperature < math.inf):
+        yield f"temperature is {request.temperature}; expected 0, or at least {MIN_TEMPERATURE}"
+    if not 0 <= request.seed < 1 << 64:
+        yield f"seed is {request.seed}; expected 64 bits, without a sign"
+    if request.restrict and choices is None:
+        yield "restrict=True needs choices"
+    if choices is not None and choices.largest >= num_vocabulary:
+        yield f"a choice holds token {choices.largest}; the vocabulary has {num_vocabulary}"
+    yield from _sampling_complaints(request, num_vocabulary)
+
+
+def _sampling_complaints(request: Request, num_vocabulary: int) -> Iterator[str]:
+    """What is wrong with how it is to be drawn."""
+    if request.restrict and request.grammar is not None:
+        yield "both restrict=True and a grammar say what is legal; give one of them"
+    if not 0 <= request.num_alternatives <= MAX_ALTERNATIVES:
+        yield f"num_alternatives is {request.num_alternatives}; expected 0 to {MAX_ALTERNATIVES}"
+    if request.filters is not None:
+        yield from filter_complaints(request.filters)
+        for token, _ in request.filters.logit_bias:
+            if not 0 <= token < num_vocabulary:
+                yield f"logit_bias names token {token}; the vocabulary has {num_vocabulary}"
+
+
+class SequenceState:
+    """One request inside the engine; sequences with equal tokens share one row.
+
+    Attributes:
+        setting: what its next distribution depends on beside the row's tokens and logits; sequences
+            of one row with equal settings share a distribution.
+        failure: why no token could be drawn for it, set by the sampler.
+        live: the weights it speaks through.
+        epoch: of these weights when its row was begun.
+    """
+
+    __slots__ = (
+        "_grammar",
+        "_seen",
+        "_told",
+        "alternatives",
+        "deliver",
+        "epoch",
+        "failure",
+        "legal",
+        "live",
+        "logprobs",
+        "node",
+        "number",
+        "raw_logprobs",
+        "request",
+        "setting",
+        "tokens",
+        "versions",
+    )
+
+    live: LiveAdapter
+    epoch: int
+
+    def __init__(self, number: int, request: Request, deliver: Deliver) -> None:
+        self.number = number
+        self.request = request
+        self.deliver = deliver
+        self.node = request.choices
+        self.tokens: tuple[int, ...] = ()
+        self.logprobs: list[float] = []
+        self.versions: list[int] = []
+        self.legal: list[tuple[int, ...]] = []
+        self.raw_logprobs: list[float] = []
+        self.alternatives: list[Alternatives] = []
+        self.failure: LegosError | None = None
+        self._grammar: GrammarState | None = None
+        self._seen: Seen | None = None
+        self._told = 0
+        self.setting: tuple[Any, ...] = self._setting()
+
+    @property
+    def allowed(self) -> tuple[int, ...] | None:
+        """Token ids of the choices that may come next, or None for any."""
+        if self.request.restrict and self.node is not None:
+            return self.node.legal
+        return None
+
+    @property
+    def last_draw(self) -> bool:
+        """Whether the next token is the last one for sure, so that no cache need be kept."""
+        return len(self.tokens) + 1 >= self.request.max_tokens
+
+    def recipe(self) -> Recipe:
+        """What its next distribution is made of.
+
+        Raises:
+            RequestError: the grammar fails, or allows nothing.
+        """
+        request = self.request
+        if request.grammar is None:
+            allowed = self.allowed
+        else:
+            try:
+                self._grammar = self._grammar or request.grammar.begin()
+                allowed = np.asarray(self._grammar.allowed(), np.bool_)
+            except Exception as error:
+                raise RequestError(f"its grammar failed: {error!r}") from error
+            if not allowed.any():
+                raise RequestError(
+                    f"its grammar allows no token after {len(self.tokens)}; loosen the schema"
+                )
+        return Recipe(request.temperature, allowed, request.filters, self._history())
+
+    def add(self, token: int, logprob: float, version: int) -> FinishReason | None:
+        """Take a sampled token; returns the finish reason if it was the last one.
+
+        Raises:
+            LegosError: no token could be drawn, or the request's own grammar or stop test failed.
+        """
+        if self.failure is not None:
+            raise self.failure
+        request = self.request
+        self.tokens += (token,)
+        self.logprobs.append(logprob)
+        self.versions.append(version)
+        if self._seen is not None:
+            self._seen.add(token)
+        if request.choices is not None:
+            node = self.node
+            self.legal.append(node.legal if node else ())
+            self.node = node = node.children.get(token) if node else None
+            if node is not None and not node.children:
+                return "stop"
+        if token in request.end_ids:
+            return "stop"
+        if self._grammar is not None and self._advance(self._grammar, token):
+            return "stop"
+        if request.stops is not None and self._stopped():
+            return "stop"
+        if len(self.tokens) >= request.max_tokens:
+            return "length"
+        if request.restrict:
+            self.setting = self._setting()
+        return None
+
+    def generated(self, finish_reason: FinishReason) -> Generated:
+        """What was sampled."""
+        return Generated(
+            token_ids=self.tokens,
+            logprobs=tuple(self.logprobs),
+            versions=tuple(self.versions),
+            legal=tuple(self.legal),
+            finish_reason=finish_reason,
+            raw_logprobs=tuple(self.raw_logprobs),
+            alternatives=tuple(self.alternatives),
+        )
+
+    def progress(self) -> Progress | None:
+        """What was sampled since this was asked last; None where nothing was."""
+        start, self._told = self._told, len(self.tokens)
+        if start == self._told:
+            return None
+        return Progress(
+            token_ids=self.tokens[start:],
+            logprobs=tuple(self.logprobs[start:]),
+            versions=tuple(self.versions[start:]),
+            raw_logprobs=tuple(self.raw_logprobs[start:]),
+            alternatives=tuple(self.alternatives[start:]),
+        )
+
+    def _setting(self) -> tuple[Any, ...]:
+        request = self.request
+        if request.filters is None and request.grammar is None:
+            return request.temperature, self.allowed
+        own = None if request.grammar is None else self
+        start = len(request.prompt_ids)  # penalties tell the prompt from the completion
+        return request.temperature, self.allowed, request.filters, start, own
+
+    def _history(self) -> Seen | None:
+        """The tokens that penalties are for; None where nobody asks.
+
+        Those of the prompt alone matter to the repetition penalty only.
+        """
+        filters = self.request.filters
+        if filters is None or not filters.penalised:
+            return None
+        if self._seen is None:
+            repeated = filters.repetition_penalty != 1.0
+            self._seen = Seen(self.request.prompt_ids if repeated else (), self.tokens)
+        return self._seen
+
+    def _advance(self, grammar: GrammarState, token: int) -> bool:
+        """Tell the grammar; True if the text is whole."""
+        try:
+            grammar.advance(token)
+            closed = grammar.closed
+        except Exception as error:
+            raise RequestError(f"its grammar failed at token {token}: {error!r}") from error
+        return closed
+
+    def _stopped(self) -> bool:
+        try:
+            return bool(self.request.stops and self.request.stops(self.tokens))
+        except Exception as error:
+            raise RequestError(f"its stop test failed: {error!r}") from error

@@ -1,0 +1,234 @@
+"""The loss at the places of a pass without the logits of all of them at once.
+
+Where the logits are many, the head runs in chunks of places, each to the gradient of its hidden
+states before the next one starts, and the trunk then takes the gradients of all chunks at once.
+Peak memory is that of one chunk, whatever the vocabulary.
+
+P places, C places of a chunk, N tokens of a chunk, V vocabulary, H hidden size, S samples, A chosen
+tokens.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten, tree_map
+from numpy.typing import NDArray
+
+from legos.data.batch import PLACE_FIELDS, SAMPLE_FIELDS, Batch
+from legos.losses.objective import RATIO_OF, Objective
+from legos.losses.total import BatchArrays, Terms, token_loss, token_terms
+from legos.mlx.model.forward import CausalModel
+from legos.mlx.train.fused_logprob.open_terms import open_terms
+
+__all__ = ["OtherLogits", "head_loss"]
+
+OtherLogits = Callable[[mx.array], mx.array]
+"""[C] places -> [C, V] logits of another policy, without gradient."""
+Indices = NDArray[np.int64]
+
+
+def head_loss(
+    forward: CausalModel,
+    hidden: mx.array,
+    batch: Batch,
+    objective: Objective,
+    others: Mapping[str, OtherLogits],
+    *,
+    num_places: int,
+) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    """Loss, metric sums and log-probabilities of one batch, and a number with the loss's gradient.
+
+    Args:
+        forward: the model; its head may hold trained parameters.
+        hidden: [P, H] the trunk's output at the batch's places.
+        batch: places and samples.
+        objective: what to minimise.
+        others: "reference" and "average" logits, where the objective reads them.
+        num_places: places of a chunk, at most.
+
+    Returns:
+        What to differentiate (it is not the loss where chunks were made, but its gradient is), the
+        loss, ``total_loss``'s sums, and [S, A] log-probabilities of the chosen tokens (nats).
+    """
+    if len(batch.place_row) > num_places:
+        return _Chunked(forward, batch, objective, others, num_places).loss(hidden)
+    at = mx.arange(len(batch.place_row))
+    logits = forward.head(hidden).astype(mx.float32)
+    arrays = BatchArrays(mx, batch)
+    of_others = {name: other(at) for name, other in others.items()}
+    terms = _terms(logits, of_others, arrays, objective)
+    value, sums = token_loss(mx, terms, arrays, objective)
+    return value, value, sums, terms["logprob"]
+
+
+class _Chunk:
+    """Some tokens of a batch, and the places that they read.
+
+    Attributes:
+        places: [C] among the whole batch's.
+        arrays: of the tokens, each a sample of its own, so that A is 1.
+        count: tokens.
+    """
+
+    def __init__(self, batch: Batch, sample: Indices, column: Indices) -> None:
+        read, number = np.unique(batch.sample_place[sample, column], return_inverse=True)
+        fields: dict[str, Any] = {
+            **{name: getattr(batch, name)[read] for name in ("place_row", *PLACE_FIELDS)},
+            **{
+                name: getattr(batch, name)[sample, column, None]
+                for name in (*SAMPLE_FIELDS, "mask")
+            },
+        }
+        fields["sample_place"] = number.astype(np.int32).reshape(-1, 1)
+        self.places = mx.array(read)
+        self.arrays = BatchArrays(mx, Batch(input_ids=batch.input_ids, **fields))
+        self.count = len(sample)
+
+
+class _Chunked:
+    """The same, one chunk after the other.
+
+    A chunk starts when everything of the one before it is there; else the graph may be evaluated
+    breadth first, or one number of a chunk may keep its logits until the end.
+    """
+
+    def __init__(
+        self,
+        forward: CausalModel,
+        batch: Batch,
+        objective: Objective,
+        others: Mapping[str, OtherLogits],
+        num_places: int,
+    ) -> None:
+        self._forward = forward
+        self._batch = batch
+        self._objective = objective
+        self._others = others
+        self._sloped = ["logprob"]  # the terms along which the loss has a slope at all
+        if objective.entropy_coef:
+            self._sloped.append("spread")
+        if objective.kl_estimator == "exact":
+            self._sloped += others
+        sample, column = np.nonzero(batch.mask)
+        place = batch.sample_place[sample, column]
+        order = np.argsort(place, kind="stable")
+        cuts = np.searchsorted(place[order], np.arange(0, len(batch.place_row), num_places)[1:])
+        tokens = np.split(order, cuts)
+        self._chunks = [_Chunk(batch, sample[t], column[t]) for t in tokens if len(t)]
+        number = np.zeros(batch.mask.shape, np.int32)
+        number[sample[order], column[order]] = np.arange(len(order))
+        self._number = mx.array(number)  # [S, A] of each token among those of all chunks
+
+    def loss(self, hidden: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+        """What ``head_loss`` returns."""
+        module = self._forward.head_module
+        outer: Any = module.trainable_parameters() if module is not None else {}
+        of_chunks = self._by_token if _is_by_token(self._objective) else self._by_sample
+        value, sums, logprob, slopes = of_chunks(
+            tree_map(mx.stop_gradient, outer), mx.stop_gradient(hidden)
+        )
+        if module is not None:
+            module.update(outer)
+        surrogate: Any = mx.array(0.0)
+        for chunk, (for_head, for_hidden) in zip(self._chunks, slopes, strict=True):
+            surrogate = surrogate + mx.sum(hidden[chunk.places] * for_hidden)
+            products = tree_map(lambda array, slope: mx.sum(array * slope), outer, for_head)
+            surrogate = sum((product for _, product in tree_flatten(products)), surrogate)
+        return surrogate, value, sums, logprob[self._number, 0]
+
+    def _by_token(
+        self, parameters: Any, states: mx.array
+    ) -> tuple[mx.array, mx.array, mx.array, list[Any]]:
+        """Where a token's loss reads that token alone: each chunk to its loss and back."""
+        value = sums = mx.array(0.0)
+        logprobs: list[mx.array] = []
+        slopes: list[Any] = []
+        for chunk in self._chunks:
+
+            def loss(parameters: Any, states: mx.array, chunk: _Chunk = chunk) -> Any:
+                terms = self._terms(parameters, states, chunk)
+                return *token_loss(mx, terms, chunk.arrays, self._objective), terms["logprob"]
+
+            found = mx.value_and_grad(loss, argnums=(0, 1))(parameters, states[chunk.places])
+            (part, counted, logprob), back = tree_map(mx.stop_gradient, found)
+            states = _after((part, counted, logprob, back), states)
+            value, sums = value + part, sums + counted
+            logprobs.append(logprob)
+            slopes.append(back)
+        return value, sums, mx.concatenate(logprobs), slopes
+
+    def _by_sample(
+        self, parameters: Any, states: mx.array
+    ) -> tuple[mx.array, mx.array, mx.array, list[Any]]:
+        """Where it reads the whole sample, the head runs twice.
+
+        First what the loss reads of each token (its log-probability, the entropy of its place,
+        divergences), then the loss of these few numbers and its slope along each, then each slope
+        back through the head.
+        """
+        known: list[Terms] = []
+        for chunk in self._chunks:
+            terms = self._terms(parameters, states[chunk.places], chunk)
+            states = _after(terms, states)
+            known.append(terms)
+        together = {name: mx.concatenate([t[name] for t in known]) for name in known[0]}
+        arrays = BatchArrays(mx, self._batch)
+
+        def loss(together: Terms) -> tuple[mx.array, mx.array]:
+            whole = {name: array[self._number, 0] for name, array in together.items()}
+            return token_loss(mx, whole, arrays, self._objective)
+
+        (value, sums), along = tree_map(mx.stop_gradient, mx.value_and_grad(loss)(together))
+        states = _after(along, states)
+        slopes: list[Any] = []
+        first = 0
+        for chunk in self._chunks:
+            mine = {name: along[name][first : first + chunk.count] for name in self._sloped}
+
+            def weighed(
+                parameters: Any, states: mx.array, chunk: _Chunk = chunk, mine: Terms = mine
+            ) -> Any:
+                terms = self._terms(parameters, states, chunk)
+                return sum((mx.sum(terms[name] * mine[name]) for name in mine), mx.array(0.0))
+
+            first += chunk.count
+            found = mx.grad(weighed, argnums=(0, 1))(parameters, states[chunk.places])
+            back = tree_map(mx.stop_gradient, found)
+            states = _after(back, states)
+            slopes.append(back)
+        return value, sums, mx.stop_gradient(together["logprob"]), slopes
+
+    def _terms(self, parameters: Any, states: mx.array, chunk: _Chunk) -> Terms:
+        """[N, 1] what the loss reads of each of a chunk's tokens, the head's parameters given."""
+        if self._forward.head_module is not None:
+            self._forward.head_module.update(parameters)
+        logits = self._forward.head(states).astype(mx.float32)
+        others = {name: other(chunk.places) for name, other in self._others.items()}
+        return _terms(logits, others, chunk.arrays, self._objective)
+
+
+def _is_by_token(objective: Objective) -> bool:
+    """Whether each token's loss can be known without the other tokens of its sample."""
+    corrections = objective.corrections
+    of_samples = (
+        corrections.truncation == "sequence"
+        or corrections.geometric_mask is not None
+        or corrections.outlier_veto
+        or corrections.opsm_delta is not None
+    )
+    return RATIO_OF[objective.policy_loss] == "token" and not of_samples
+
+
+def _terms(logits: mx.array, others: Terms, arrays: BatchArrays, objective: Objective) -> Terms:
+    """``token_terms``, where it can be with fewer arrays of [C, V] on the way."""
+    if arrays.places.any_legal or objective.kl_estimator == "exact":
+        return token_terms(mx, logits, others, arrays, objective)
+    return open_terms(logits, others, arrays)
+
+
+def _after(done: Any, states: mx.array) -> mx.array:
+    """The hidden states, not to be read before every array of a tree is there."""
+    arrays: list[Any] = [array for _, array in tree_flatten(done)]
+    return mx.depends([states], arrays)[0]

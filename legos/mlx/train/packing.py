@@ -1,0 +1,131 @@
+"""The samples of one optimiser step as distinct rows, and those of a pass as one batch.
+
+The backend plans which rows are computed together and which prefixes they share, and makes one
+batch of samples for each pass.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.data.batch import Batch, make_batch, pad_rows
+from legos.data.sample import Sample
+from legos.mlx.train.prefix_sharing.plan import Pass
+from legos.mlx.train.prefix_sharing.trie import Trie
+
+__all__ = ["StepRows", "StepSamples", "pass_batch", "probe_samples", "step_rows"]
+
+Ints = NDArray[np.int32]
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSamples:
+    """What one optimiser step, or a part of it, is computed on."""
+
+    samples: Sequence[Sample]  # [S] at least one
+    weights: Sequence[float]  # [S] of each sample's tokens in the loss of the step
+
+    def no_longer_than(self, limit: int) -> "StepSamples":
+        """Those with at most ``limit`` tokens before their last chosen one, weights unchanged."""
+        kept = [index for index, s in enumerate(self.samples) if s.positions[-1] <= limit]
+        return StepSamples(
+            samples=[self.samples[index] for index in kept],
+            weights=[self.weights[index] for index in kept],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRows:
+    """The distinct rows of a step, each cut after the last logit position that is read."""
+
+    tokens: tuple[Ints, ...]  # of each row
+    samples: tuple[tuple[int, ...], ...]  # of each row: the indices of the samples that read it
+
+
+def step_rows(samples: Sequence[Sample]) -> StepRows:
+    """All distinct rows of a step."""
+    readers: dict[Tokens, list[int]] = {}
+    for index, sample in enumerate(samples):
+        readers.setdefault(sample.token_ids[:-1], []).append(index)
+    rows: dict[Tokens, list[int]] = {}
+    for tokens, members in readers.items():
+        length = max(samples[index].positions[-1] for index in members)
+        rows.setdefault(tokens[:length], []).extend(members)
+    return StepRows(
+        tokens=tuple(np.array(tokens, np.int32) for tokens in rows),
+        samples=tuple(tuple(members) for members in rows.values()),
+    )
+
+
+def probe_samples(
+    samples: Sequence[Sample], rows: StepRows, row: int, num_tokens: int, *, num_vocabulary: int
+) -> StepSamples:
+    """Samples like those of one row, read at as many positions, that share no prefix.
+
+    Args:
+        samples: of the step.
+        rows: of the samples.
+        row: number of the row.
+        num_tokens: of all rows together, about; fewer than the row has: the row's beginning.
+        num_vocabulary: token ids are below it.
+    """
+    tokens = rows.tokens[row].tolist()
+    read = {position for index in rows.samples[row] for position in samples[index].positions}
+    length = min(len(tokens), num_tokens)
+    count = min(len(read), length)
+    first, *rest = tokens[:length]
+    made = [
+        Sample(
+            token_ids=((first + number) % num_vocabulary, *rest, first),
+            positions=tuple(range(length + 1 - count, length + 1)),
+            logprobs=(-1.0,) * count,
+            versions=(0,) * count,
+            advantages=(1.0,) * count,
+            legal=((),) * count,
+        )
+        for number in range(max(1, num_tokens // length))
+    ]
+    return StepSamples(samples=made, weights=[1.0 / (count * len(made))] * len(made))
+
+
+def pass_batch(step: StepSamples, rows: StepRows, trie: Trie, one: Pass) -> tuple[Batch, list[int]]:
+    """The samples of one pass as a batch, and their indices in the step.
+
+    The batch's rows are those of the pass's blocks, one block after the other, and then the carried
+    segments. Places that read the same distribution are one.
+
+    Args:
+        step: all samples.
+        rows: of the samples.
+        trie: of those rows.
+        one: which of them, and where their tokens are computed.
+    """
+    computed = [*(number for block in one.blocks for number in block.segments), *one.carried]
+    row_of = {segment: row for row, segment in enumerate(computed)}
+    members: list[int] = []
+    read_at: list[list[tuple[int, int]]] = []
+    for row in one.rows:
+        path = trie.path(trie.row_segment[row])
+        starts = [trie.segments[segment].start for segment in path]
+        for index in rows.samples[row]:
+            members.append(index)
+            columns = [position - 1 for position in step.samples[index].positions]
+            levels = [bisect_right(starts, column) - 1 for column in columns]
+            read_at.append(
+                [
+                    (row_of[path[level]], column - starts[level])
+                    for column, level in zip(columns, levels, strict=True)
+                ]
+            )
+    blocks = [row for block in one.blocks for row in block.input_ids]
+    batch = make_batch(
+        pad_rows([*blocks, *(trie.segments[segment].tokens for segment in one.carried)]),
+        [step.samples[index] for index in members],
+        [step.weights[index] for index in members],
+        read_at,
+    )
+    return batch, members

@@ -1,0 +1,1 @@
+"""Every distinct prefix of a step is computed once, forward and backward."""

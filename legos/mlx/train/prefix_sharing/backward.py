@@ -1,0 +1,209 @@
+"""Gradients of the passes of one step, and of the prefixes that several of them continue.
+
+P places, V vocabulary, H hidden size.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten, tree_map
+from numpy.typing import NDArray
+
+from legos.data.batch import Batch
+from legos.losses.metrics import SUMS
+from legos.losses.objective import Objective
+from legos.mlx.model.forward import CausalModel
+from legos.mlx.train.fused_logprob.head_loss import head_loss
+from legos.mlx.train.packing import StepRows, StepSamples, pass_batch
+from legos.mlx.train.prefix_sharing.kv import Outputs, run_pass
+from legos.mlx.train.prefix_sharing.plan import Pass, pass_of_carried
+from legos.mlx.train.prefix_sharing.trie import Trie
+
+__all__ = ["Found", "PassGradients", "Policy", "Runner"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """A module tree, and how it can be run."""
+
+    model: nn.Module
+    forward: CausalModel
+    num_caches: int  # that the trunk takes; 0 where it takes none of ours
+    max_places: int  # whose logits are in memory at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What a tree computes within a block, and what it has computed of carried segments."""
+
+    within: Callable[[], AbstractContextManager[None]]
+    outputs: dict[int, Outputs] = field(default_factory=dict)
+
+
+class Found(NamedTuple):
+    """What the passes of a step found."""
+
+    loss: float
+    sums: NDArray[np.float64]  # [len(SUMS)] for the metrics
+    gradients: Any  # tree of the trainable parameters
+    logprobs: NDArray[np.float32]  # [N] nats of the chosen tokens, one sample after the other
+
+
+class PassGradients:
+    """One step's samples, and the gradients of its passes."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        step: StepSamples,
+        rows: StepRows,
+        trie: Trie,
+        *,
+        objective: Objective,
+        policy: Policy,
+        others: Mapping[str, Policy],
+    ) -> None:
+        """Nothing is computed yet.
+
+        Args:
+            runner: the model.
+            step: its samples.
+            rows: of the samples.
+            trie: of the rows.
+            objective: what to minimise.
+            policy: the one being trained.
+            others: "reference" and "average", where the objective reads them.
+        """
+        self._runner = runner
+        self._step = step
+        self._rows = rows
+        self._trie = trie
+        self._objective = objective
+        self._policy = policy
+        self._others = others
+
+    def of_passes(self, passes: Sequence[Pass]) -> Found:
+        """What some passes find.
+
+        A prefix that several passes continue is computed before them, without gradient. Each pass
+        gives the slope of its loss along what it read of the prefix, and the slopes of all passes
+        go back through the prefix at once.
+        """
+        carried = sorted({number for one in passes for number in one.carried})
+        self._carry(carried)
+        loss, sums = 0.0, np.zeros(len(SUMS))
+        gradients: Any = tree_map(mx.zeros_like, self._runner.model.trainable_parameters())
+        ends = np.cumsum([len(sample.positions) for sample in self._step.samples])
+        logprobs = np.zeros(ends[-1], np.float32)
+        slopes: dict[int, Any] = {}
+        for one in passes:
+            batch, members = pass_batch(self._step, self._rows, self._trie, one)
+            value, counted, logprob, found, back = self._of_pass(one, batch)
+            gradients = tree_map(mx.add, gradients, found)
+            _add(slopes, one, back)
+            mx.eval(value, counted, logprob, gradients, list(slopes.values()))
+            loss += float(np.array(value))
+            sums += np.array(counted, np.float64)
+            starts = ends[members] - batch.mask.sum(axis=1)
+            places = (starts[:, None] + np.arange(batch.mask.shape[1]))[batch.mask]
+            logprobs[places] = np.array(logprob)[batch.mask]
+        for number in reversed(carried):
+            one = pass_of_carried(self._trie, number)
+            found, back = self._back(one, slopes.pop(number))
+            gradients = tree_map(mx.add, gradients, found)
+            _add(slopes, one, back)
+            mx.eval(gradients, list(slopes.values()))
+        return Found(loss, sums, gradients, logprobs)
+
+    def _carry(self, carried: Sequence[int]) -> None:
+        """Compute the outputs of carried segments, parents first, under every policy."""
+        for policy in (self._policy, *self._others.values()):
+            with policy.within():
+                for number in carried:
+                    one = pass_of_carried(self._trie, number)
+                    policy.outputs[number] = self._outputs(one, _given(one, policy))
+                    mx.eval(policy.outputs[number])
+
+    def _outputs(self, one: Pass, given: Sequence[Outputs]) -> Outputs:
+        """Of the only segment of a pass."""
+        hidden, kept = run_pass(self._runner.forward.trunk, one, self._runner.num_caches, given)
+        return kept[one.blocks[0].segments[0]], hidden[0][0]
+
+    def _of_pass(
+        self, one: Pass, batch: Batch
+    ) -> tuple[mx.array, mx.array, mx.array, Any, list[Outputs]]:
+        """Loss, sums, [S, A] logprobs, gradients, and cotangents of carried segments' outputs."""
+        model = self._runner.model
+        others = {name: self._other(policy, one, batch) for name, policy in self._others.items()}
+
+        def loss(parameters: Any, given: list[Outputs]) -> tuple[mx.array, ...]:
+            model.update(parameters)
+            return head_loss(
+                self._runner.forward,
+                self._hidden(one, batch, given),
+                batch,
+                self._objective,
+                others,
+                num_places=self._runner.max_places,
+            )
+
+        (_, value, counted, logprob), (found, back) = mx.value_and_grad(loss, argnums=(0, 1))(
+            model.trainable_parameters(), _given(one, self._policy)
+        )
+        return value, counted, mx.stop_gradient(logprob), found, back
+
+    def _back(self, one: Pass, slope: Outputs) -> tuple[Any, list[Outputs]]:
+        """Gradients, and slopes along what comes before, of a carried segment's own slopes."""
+        model = self._runner.model
+
+        def weighed(parameters: Any, given: list[Outputs]) -> mx.array:
+            model.update(parameters)
+            products: Any = tree_map(lambda a, b: mx.sum(a * b), self._outputs(one, given), slope)
+            terms: list[Any] = [product for _, product in tree_flatten(products)]
+            return mx.sum(mx.stack(terms))
+
+        return mx.grad(weighed, argnums=(0, 1))(
+            model.trainable_parameters(), _given(one, self._policy)
+        )
+
+    def _other(self, policy: Policy, one: Pass, batch: Batch) -> Callable[[mx.array], mx.array]:
+        """Logits of another policy: its hidden states at once, its head when asked."""
+        with policy.within():
+            hidden = self._hidden(one, batch, _given(one, policy))
+            mx.eval(hidden)
+
+        def logits(places: mx.array) -> mx.array:
+            with policy.within():
+                found = self._runner.forward.head(hidden[places])
+                return mx.stop_gradient(found.astype(mx.float32))
+
+        return logits
+
+    def _hidden(self, one: Pass, batch: Batch, given: Sequence[Outputs]) -> mx.array:
+        """[P, H] the trunk's output at the places of a pass."""
+        runner = self._runner
+        blocks, _ = run_pass(runner.forward.trunk, one, runner.num_caches, given)
+        found: list[mx.array] = []
+        first = start = 0
+        for hidden in (*blocks, *(outputs[None] for _, outputs in given)):
+            first, before = first + hidden.shape[0], first
+            start, end = int(np.searchsorted(batch.place_row, first)), start
+            if end < start:
+                rows = mx.array(batch.place_row[end:start] - before)
+                found.append(hidden[rows, mx.array(batch.place_column[end:start])])
+        return found[0] if len(found) == 1 else mx.concatenate(found)
+
+
+def _given(one: Pass, policy: Policy) -> list[Outputs]:
+    return [policy.outputs[number] for number in one.carried]
+
+
+def _add(slopes: dict[int, Any], one: Pass, back: Sequence[Outputs]) -> None:
+    """Add the slopes along what a pass carried to those of other passes."""
+    for number, slope in zip(one.carried, back, strict=True):
+        slopes[number] = tree_map(mx.add, slopes[number], slope) if number in slopes else slope

@@ -1,0 +1,189 @@
+"""Shared prefixes: rows that continue other rows, exact in both directions.
+
+A block's rows get the keys and values of what stands before them as the cache of an unmodified
+mlx-lm model. Nothing in that cache is updated in place, so gradients flow through it into the rows
+that computed the prefix, summed over all that continue it.
+
+R rows, T tokens of the block's longest row, P tokens of the longest prefix, H key-value heads, D
+size of a head.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
+
+from legos.mlx.train.prefix_sharing.plan import Block, Pass, plan_passes
+from legos.mlx.train.prefix_sharing.trie import NO_PARENT, token_trie
+
+__all__ = ["Outputs", "PrefixKV", "can_share", "run_pass"]
+
+logger = logging.getLogger(__name__)
+Trunk = Callable[..., mx.array]
+KeysValues = tuple[mx.array, mx.array]  # [1, H, P, D] each
+Outputs = tuple[list[KeysValues], mx.array]
+"""Of a segment that is computed outside of a pass: keys and values of its own L tokens, per layer,
+and the trunk's output [L, ...]."""
+_TRUNK = tuple(number % 7 + 1 for number in range(130))
+_PROBE = (  # a prefix behind a prefix, and rows of one block behind prefixes of several lengths
+    *((*_TRUNK, 1, *_TRUNK[:64], end, 2) for end in (2, 3, 4)),
+    *((*_TRUNK, 5, *_TRUNK, end, 1) for end in (2, 3, 4)),
+)
+
+
+class PrefixKV:
+    """One layer's cache for one block: reads a prefix, remembers what the rows add.
+
+    Attributes:
+        prefix: keys and values [R, H, P, D] of what stands before the rows, or None.
+        starts: [R] tokens before each row.
+        offset: position of the rows' first token, one number or [R].
+        fresh: keys and values [R, H, T, D] that the layer computed, once it has run.
+    """
+
+    def __init__(self, prefix: KeysValues | None, starts: Sequence[int]) -> None:
+        self.prefix = prefix
+        self.starts = tuple(starts)
+        self._even = len(set(starts)) == 1
+        self.offset: Any = starts[0] if self._even else mx.array(self.starts)
+        self.fresh: KeysValues | None = None
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> KeysValues:
+        """[R, H, P + T, D] keys and values of the prefix and of the rows."""
+        self.fresh = keys, values
+        if self.prefix is None:
+            return keys, values
+        before, old = self.prefix
+        return mx.concatenate([before, keys], axis=2), mx.concatenate([old, values], axis=2)
+
+    def make_mask(
+        self,
+        N: int,  # noqa: N803 - as mlx-lm's models pass it
+        return_array: bool = False,
+        window_size: int | None = None,
+    ) -> mx.array | str | None:
+        """Which of P + N keys each of N queries reads: those before it, within a window if given.
+
+        Where all prefixes have one length this is the plain causal mask, which needs no array.
+        """
+        starts = np.array(self.starts)
+        longest = int(starts.max())
+        if self._even and not return_array and (window_size is None or longest + N <= window_size):
+            return "causal" if N > 1 else None
+        queries = starts[:, None] + np.arange(N)
+        before = np.broadcast_to(np.arange(longest), (len(starts), longest))
+        keys = np.concatenate([before, queries], axis=1)
+        real = np.ones(keys.shape, np.bool_)
+        real[:, :longest] = before < starts[:, None]
+        mask = (keys[:, None, :] <= queries[:, :, None]) & real[:, None, :]
+        if window_size is not None:
+            mask &= queries[:, :, None] < keys[:, None, :] + window_size
+        return mx.array(cast("Any", mask[:, None]))
+
+
+def run_pass(
+    trunk: Trunk, one: Pass, num_layers: int, given: Sequence[Outputs] = ()
+) -> tuple[list[mx.array], dict[int, list[KeysValues]]]:
+    """The trunk's output of every block of a pass, differentiable.
+
+    Args:
+        trunk: called as mlx-lm's models are: token ids, and ``cache=`` one cache per layer.
+        one: the pass.
+        num_layers: caches that the trunk wants.
+        given: outputs of the segments that the pass takes as carried.
+
+    Returns:
+        [R, T, ...] of each block, and per layer the keys and values of the segments that others
+        continue: of their own tokens.
+    """
+    known: dict[int, list[KeysValues]] = {}  # of everything up to and with the segment
+    for segment, parent, (own, _) in zip(one.carried, one.carried_parents, given, strict=True):
+        known[segment] = _joined(known.get(parent), own)
+    found: list[mx.array] = []
+    kept: dict[int, list[KeysValues]] = {}
+    for block in one.blocks:
+        input_ids = mx.array(block.input_ids)
+        if block.parents[0] == NO_PARENT and not block.continued:
+            found.append(trunk(input_ids))
+            continue
+        caches = [PrefixKV(_prefix(block, known, n), block.starts) for n in range(num_layers)]
+        found.append(trunk(input_ids, cache=caches))
+        for row in block.continued:
+            segment = block.segments[row]
+            kept[segment] = _own(caches, row, block.lengths[row])
+            known[segment] = _joined(known.get(block.parents[row]), kept[segment])
+    return found, kept
+
+
+def _prefix(
+    block: Block, known: Mapping[int, Sequence[KeysValues]], layer: int
+) -> KeysValues | None:
+    """[R, H, P, D] keys and values before each row, right-padded to the longest prefix."""
+    if block.parents[0] == NO_PARENT:
+        return None
+    longest = max(block.starts)
+    parts: tuple[list[mx.array], list[mx.array]] = ([], [])
+    for parent, members in groupby(block.parents):
+        count = len(list(members))
+        for part, array in zip(parts, known[parent][layer], strict=True):
+            _, heads, length, size = array.shape
+            repeated = mx.broadcast_to(array, (count, heads, length, size))
+            if length < longest:
+                repeated = mx.pad(repeated, [(0, 0), (0, 0), (0, longest - length), (0, 0)])
+            part.append(repeated)
+    keys, values = (part[0] if len(part) == 1 else mx.concatenate(part) for part in parts)
+    return keys, values
+
+
+def _own(caches: Sequence[PrefixKV], row: int, length: int) -> list[KeysValues]:
+    """Keys and values that the layers computed for one row, without its padding."""
+    kept: list[KeysValues] = []
+    for cache in caches:
+        assert cache.fresh is not None, "the layer has run"
+        keys, values = (array[row : row + 1, :, :length] for array in cache.fresh)
+        kept.append((keys, values))
+    return kept
+
+
+def _joined(before: Sequence[KeysValues] | None, own: Sequence[KeysValues]) -> list[KeysValues]:
+    """Keys and values of a segment behind those of what stands before it, per layer."""
+    if before is None:
+        return list(own)
+    return [
+        (mx.concatenate([old[0], new[0]], axis=2), mx.concatenate([old[1], new[1]], axis=2))
+        for old, new in zip(before, own, strict=True)
+    ]
+
+
+def can_share(trunk: Trunk, model: Any) -> bool:
+    """Whether rows behind a shared prefix come out as they do alone, found out on a probe.
+
+    They do not where a layer keeps a state instead of keys and values, or reads positions elsewhere
+    than from its cache. Such a model is trained row by row, which is as exact and slower.
+    """
+    rows = [np.array(row, np.int32) for row in _PROBE]
+    trie = token_trie(rows)
+    (one,) = plan_passes(trie, max_tokens=1 << 20)
+    try:
+        shared, _ = run_pass(trunk, one, len(make_prompt_cache(model)))
+        mx.eval(shared)
+    except Exception as error:  # whatever a foreign architecture raises means that it cannot
+        logger.info("shared prefixes are off: %s: %s", type(error).__name__, error)
+        return False
+    for row, tokens in enumerate(rows):
+        segment = trie.row_segment[row]
+        where = next(i for i, block in enumerate(one.blocks) if segment in block.segments)
+        block = one.blocks[where]
+        index = block.segments.index(segment)
+        found = shared[where][index, : block.lengths[index]]
+        expected = trunk(mx.array(tokens[None]))[0, block.starts[index] :]
+        error = np.array(mx.linalg.norm((found - expected).astype(mx.float32)))
+        size = np.array(mx.linalg.norm(expected.astype(mx.float32)))
+        if not error <= (1e-3 if expected.dtype == mx.float32 else 3e-2) * size:
+            logger.info("shared prefixes are off: the model reads more than its cache")
+            return False
+    return True

@@ -1,0 +1,228 @@
+"""From the token trie to forward and backward passes: what is computed together, and in what order.
+
+A pass is one forward and backward pass under the token budget. It is made of blocks, each one call
+of the model: rows of segments of about one length, every block after those its rows continue.
+
+R rows of a block, T tokens of its longest row.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.data.batch import pad_rows
+from legos.mlx.train.prefix_sharing.trie import NO_PARENT, Trie
+
+__all__ = ["Block", "Pass", "pass_of_carried", "plan_passes"]
+
+Ints = NDArray[np.int32]
+CALL_TOKENS = 128  # one more call of the model costs about as much as so many padded tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Segments that go through the model in one call."""
+
+    input_ids: Ints  # [R, T] right-padded with 0
+    segments: tuple[int, ...]  # [R]
+    parents: tuple[int, ...]  # [R] the segment before each, or NO_PARENT; equal ones stand together
+    starts: tuple[int, ...]  # [R] tokens before each
+    lengths: tuple[int, ...]  # [R] tokens of each
+    continued: tuple[int, ...]  # rows whose keys and values later blocks of the pass need
+
+    @property
+    def num_tokens(self) -> int:
+        """Padded tokens."""
+        return self.input_ids.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What is computed together, and the rows of the step that find their tokens in it."""
+
+    blocks: tuple[Block, ...]
+    rows: tuple[int, ...]
+    carried: tuple[int, ...]  # segments before its own that are computed outside, parents first
+    carried_parents: tuple[int, ...]  # the segment before each, or NO_PARENT
+
+    @property
+    def num_tokens(self) -> int:
+        """Padded tokens, shared ones counted once."""
+        return sum(block.num_tokens for block in self.blocks)
+
+
+def plan_passes(trie: Trie, *, max_tokens: int) -> list[Pass]:
+    """Split the step's segments into passes of at most ``max_tokens`` padded tokens.
+
+    Rows of one prefix stay together as far as the budget allows. A prefix that several passes
+    continue is carried: it is computed on its own, once before and taken back once after them all.
+    A row that alone exceeds the budget is a pass of its own.
+
+    Args:
+        trie: segments and rows of the step.
+        max_tokens: budget of padded tokens, shared ones counted once.
+    """
+    ends = set(trie.row_segment)
+    targets = [segment for segment in _depth_first(trie) if segment in ends]
+    carried: set[int] = set()
+    while True:
+        parts = _partition(trie, targets, carried, max_tokens)
+        uses = Counter(number for part in parts for number in _needed(trie, part, carried))
+        repeated = {number for number, count in uses.items() if count > 1}
+        if not repeated:
+            return [_pass(trie, part, carried) for part in parts]
+        carried |= repeated
+
+
+def pass_of_carried(trie: Trie, segment: int) -> Pass:
+    """One carried segment by itself, everything before it carried."""
+    before = trie.path(segment)[:-1]
+    return Pass(
+        blocks=(_block(trie, [segment], {segment}),),
+        rows=(),
+        carried=tuple(before),
+        carried_parents=tuple(trie.segments[number].parent for number in before),
+    )
+
+
+def _partition(
+    trie: Trie, targets: Sequence[int], carried: set[int], max_tokens: int
+) -> list[Sequence[int]]:
+    """Cut the targets, in order, into parts that fit into one pass each."""
+    parts: list[Sequence[int]] = []
+    first = 0
+    while first < len(targets):
+        count = _fitting(trie, targets[first:], carried, max_tokens)
+        parts.append(targets[first : first + count])
+        first += count
+    return parts
+
+
+def _pass(trie: Trie, targets: Sequence[int], carried: set[int]) -> Pass:
+    """The rows that end in some segments."""
+    ends = set(targets)
+    before = sorted({n for target in targets for n in trie.path(target) if n in carried})
+    return Pass(
+        blocks=_blocks(trie, _needed(trie, targets, carried)),
+        rows=tuple(row for row, segment in enumerate(trie.row_segment) if segment in ends),
+        carried=tuple(before),
+        carried_parents=tuple(trie.segments[number].parent for number in before),
+    )
+
+
+def _depth_first(trie: Trie) -> list[int]:
+    """All segments, children after their parent, shorter subtrees first."""
+    children: dict[int, list[int]] = {}
+    longest = [segment.end for segment in trie.segments]
+    for number in reversed(range(len(trie.segments))):
+        parent = trie.segments[number].parent
+        children.setdefault(parent, []).append(number)
+        if parent != NO_PARENT:
+            longest[parent] = max(longest[parent], longest[number])
+    ordered: list[int] = []
+    work = [NO_PARENT]
+    while work:
+        number = work.pop()
+        if number != NO_PARENT:
+            ordered.append(number)
+        below = sorted(children.get(number, ()), key=lambda child: (longest[child], child))
+        work += reversed(below)
+    return ordered
+
+
+def _fitting(trie: Trie, targets: Sequence[int], carried: set[int], max_tokens: int) -> int:
+    """How many of the first targets fit into one pass, at least one."""
+
+    def fits(count: int) -> bool:
+        levels = _levels(trie, _needed(trie, targets[:count], carried))
+        lengths = [[len(trie.segments[number].tokens) for number in level] for level in levels]
+        return (
+            sum(rows * length for level in lengths for rows, length in _cuts(level)) <= max_tokens
+        )
+
+    if fits(len(targets)):
+        return len(targets)
+    low, high = 1, len(targets)  # low fits or is 1, high does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _needed(trie: Trie, targets: Sequence[int], carried: set[int]) -> list[int]:
+    """The targets and everything before them that is not carried, each once."""
+    needed: dict[int, None] = {}
+    for target in targets:
+        number = target
+        while number != NO_PARENT and number not in needed and number not in carried:
+            needed[number] = None
+            number = trie.segments[number].parent
+    return list(needed)
+
+
+def _levels(trie: Trie, needed: Sequence[int]) -> list[list[int]]:
+    """Per depth of the trie, the segments there, sorted by length and parent."""
+    of_depth: dict[int, list[int]] = {}
+    for number in needed:
+        of_depth.setdefault(len(trie.path(number)), []).append(number)
+    levels = [of_depth[depth] for depth in sorted(of_depth)]
+    segments = trie.segments
+    return [
+        sorted(level, key=lambda n: (len(segments[n].tokens), segments[n].parent, n))
+        for level in levels
+    ]
+
+
+def _cuts(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Split sorted lengths into blocks such that padding and calls together cost least.
+
+    Args:
+        lengths: increasing.
+
+    Returns:
+        Number of rows and padded length of each block, shortest first.
+    """
+    distinct, counts = np.unique(np.asarray(lengths, np.int64), return_counts=True)
+    before = np.concatenate([[0], np.cumsum(counts)])
+    best = np.zeros(len(distinct) + 1)
+    cut = np.zeros(len(distinct) + 1, np.int64)
+    for end in range(1, len(distinct) + 1):
+        cost = best[:end] + (before[end] - before[:end]) * distinct[end - 1]
+        cut[end] = int(cost.argmin())
+        best[end] = cost[cut[end]] + CALL_TOKENS
+    blocks: list[tuple[int, int]] = []
+    end = len(distinct)
+    while end:
+        start = int(cut[end])
+        blocks.append((int(before[end] - before[start]), int(distinct[end - 1])))
+        end = start
+    return blocks[::-1]
+
+
+def _blocks(trie: Trie, needed: Sequence[int]) -> tuple[Block, ...]:
+    has_children = {trie.segments[number].parent for number in needed}
+    blocks: list[Block] = []
+    for level in _levels(trie, needed):
+        first = 0
+        for count, _ in _cuts([len(trie.segments[number].tokens) for number in level]):
+            members = sorted(
+                level[first : first + count], key=lambda n: (trie.segments[n].parent, n)
+            )
+            blocks.append(_block(trie, members, has_children))
+            first += count
+    return tuple(blocks)
+
+
+def _block(trie: Trie, members: Sequence[int], has_children: set[int]) -> Block:
+    segments = [trie.segments[number] for number in members]
+    return Block(
+        input_ids=pad_rows([segment.tokens for segment in segments]),
+        segments=tuple(members),
+        parents=tuple(segment.parent for segment in segments),
+        starts=tuple(segment.start for segment in segments),
+        lengths=tuple(len(segment.tokens) for segment in segments),
+        continued=tuple(row for row, number in enumerate(members) if number in has_children),
+    )

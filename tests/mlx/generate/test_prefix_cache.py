@@ -1,0 +1,180 @@
+"""The prefix cache: what is computed once stays computed, and never under other weights."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from legos.data.request import Request
+
+LONG = tuple(5 + (7 * n) % 90 for n in range(100))
+
+
+def computed(one: Any) -> int:
+    return int(one.engine.stats()["prefill_tokens_total"])
+
+
+def reused(one: Any) -> int:
+    return int(one.engine.stats()["prefix_tokens_total"])
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen3"])
+def test_a_conversation_computes_only_what_is_new(room: Callable[..., Any], model: str) -> None:
+    one, plain = room(model), room(model, prefix_bytes=0)
+    tokens, new = LONG, len(LONG)
+    for turn in range(5):
+        request = Request(prompt_ids=tokens, max_tokens=20, seed=turn)
+        (answer,) = one.ask([request])
+        (expected,) = plain.ask([request])
+        assert answer.token_ids == expected.token_ids
+        assert answer.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+        tokens = tokens + answer.token_ids + LONG[: 10 + turn]
+        new += 1 + 10 + turn
+    # of every answer only the last token is not in the cache
+    assert computed(one) == new - 1 - 14
+    assert computed(plain) > 4 * computed(one) / 2
+    assert reused(plain) == 0
+
+
+def test_samples_of_one_prompt_are_prefilled_once(room: Callable[..., Any]) -> None:
+    one = room("llama")
+    group = [Request(prompt_ids=LONG, max_tokens=5, seed=n) for n in range(8)]
+    together = one.ask(group)
+    assert computed(one) == len(LONG)
+    late = one.ask([replace(group[0], seed=99)])
+    assert computed(one) == len(LONG) + 1  # an exact hit computes its last token
+    alone = [room("llama").ask([request])[0] for request in (*group, replace(group[0], seed=99))]
+    for shared, single in zip((*together, *late), alone, strict=True):
+        assert shared.token_ids == single.token_ids
+        assert shared.logprobs == pytest.approx(single.logprobs, abs=1e-5)
+
+
+def test_another_end_of_a_known_prompt_starts_where_they_part(room: Callable[..., Any]) -> None:
+    one = room("llama")
+    one.ask([Request(prompt_ids=LONG, max_tokens=3)])
+    before = computed(one)
+    other = Request(prompt_ids=(*LONG[:70], 3, 4, 5), max_tokens=6, seed=1)
+    (answer,) = one.ask([other])
+    assert computed(one) == before + 3
+    (expected,) = room("llama", prefix_bytes=0).ask([other])
+    assert answer.token_ids == expected.token_ids
+    assert answer.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+
+
+def test_other_weights_know_nothing(room: Callable[..., Any]) -> None:
+    one = room("llama")
+    request = Request(prompt_ids=LONG, max_tokens=4, seed=2)
+    one.ask([request])
+    one.engine.load_adapter(one.adapter(3, name="rival")).result()
+    (rival,) = one.ask([replace(request, adapter="rival")])
+    assert computed(one) == 2 * len(LONG)
+    one.load(5)
+    (after,) = one.ask([request])
+    assert computed(one) == 3 * len(LONG)
+    fresh = room("llama", prefix_bytes=0)
+    fresh.load(5)
+    assert after == fresh.ask([request])[0]
+    assert rival.logprobs != after.logprobs
+
+
+def test_a_row_that_saw_a_switch_is_not_kept(room: Callable[..., Any]) -> None:
+    one = room("llama")
+    one.submit({0: Request(prompt_ids=LONG, max_tokens=10, seed=1)})
+    one.tick(4)
+    one.load(1)
+    one.finish()
+    assert one.engine.stats()["prefix_entries"] == 0
+    said = LONG + one.answer(0).token_ids
+    (answer,) = one.ask([Request(prompt_ids=said, max_tokens=3, seed=5)])
+    fresh = room("llama", prefix_bytes=0)
+    fresh.load(1)
+    assert answer == fresh.ask([Request(prompt_ids=said, max_tokens=3, seed=5)])[0]
+
+
+def test_a_prefill_that_a_switch_interrupts_begins_again(room: Callable[..., Any]) -> None:
+    one = room("llama", chunk_tokens=8, prefill_tokens=128)
+    one.submit({0: Request(prompt_ids=(1, 2), max_tokens=50, seed=1)})
+    one.tick(2)
+    request = Request(prompt_ids=LONG, max_tokens=3, seed=2)
+    one.submit({1: request})
+    one.tick(4)  # a third of the prompt is in
+    assert 1 not in one.answers
+    one.load(1)
+    one.finish()
+    fresh = room("llama", prefix_bytes=0)
+    fresh.load(1)
+    (expected,) = fresh.ask([request])
+    assert one.answer(1).token_ids == expected.token_ids
+    assert one.answer(1).logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+    assert one.answer(1).versions == (1, 1, 1)
+
+
+def test_decoding_goes_on_while_a_long_prompt_comes_in(room: Callable[..., Any]) -> None:
+    one = room("llama", chunk_tokens=10, prefill_tokens=1000)
+    one.submit({0: Request(prompt_ids=(1, 2), max_tokens=30, seed=1)})
+    one.tick()
+    one.submit({1: Request(prompt_ids=LONG, max_tokens=2, seed=1)})
+    one.tick(6)
+    (sequence,) = (m for m in one.engine._inside if m.number == 0)
+    assert len(sequence.tokens) == 7
+    one.finish()
+    alone = room("llama")
+    assert (
+        one.answer(1).token_ids
+        == alone.ask([Request(prompt_ids=LONG, max_tokens=2, seed=1)])[0].token_ids
+    )
+
+
+def test_nor_does_it_wait_for_a_long_prompt_of_which_one_token_is_asked(
+    room: Callable[..., Any],
+) -> None:
+    one = room("llama", chunk_tokens=10, prefill_tokens=1000)
+    request = Request(prompt_ids=LONG, max_tokens=1, seed=1)
+    one.submit({0: Request(prompt_ids=(1, 2), max_tokens=30, seed=1)})
+    one.tick()
+    one.submit({1: request})
+    one.tick(6)
+    (sequence,) = (m for m in one.engine._inside if m.number == 0)
+    assert len(sequence.tokens) == 7
+    assert 1 not in one.answers
+    one.finish()
+    (expected,) = room("llama").ask([request])
+    assert one.answer(1).token_ids == expected.token_ids
+    assert one.answer(1).logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+    before = computed(one)
+    one.ask([Request(prompt_ids=(*LONG, 3, 4), max_tokens=1)])
+    assert computed(one) == before + 2
+
+
+def test_what_a_swap_makes_useless_is_freed_little_by_little(room: Callable[..., Any]) -> None:
+    one = room("llama")
+    one.ask([Request(prompt_ids=(n, *LONG), max_tokens=2) for n in range(30)])
+    one.submit({100: Request(prompt_ids=(1, 2), max_tokens=60, seed=1)})
+    one.tick()
+    one.load(5)
+    left = [one.engine.stats()["prefix_entries"]]
+    for _ in range(5):
+        one.tick()
+        left.append(one.engine.stats()["prefix_entries"])
+    assert left == [30, 22, 14, 6, 0, 0]
+    one.load(6)
+    one.submit({101: Request(prompt_ids=(7, *LONG), max_tokens=2)})
+    one.finish()
+    assert computed(one) == 30 * 101 + 2 + 101
+    one.load(7)  # nobody waits
+    assert one.engine.stats()["prefix_entries"] == one.engine.stats()["prefix_bytes"] == 0
+
+
+def test_the_budget_of_bytes_holds_and_the_oldest_go(room: Callable[..., Any]) -> None:
+    one = room("llama", prefix_bytes=60_000)
+    for n in range(12):
+        one.ask([Request(prompt_ids=(n, *LONG), max_tokens=2)])
+    stats = one.engine.stats()
+    assert 0 < stats["prefix_bytes"] <= 60_000
+    assert 0 < stats["prefix_entries"] < 12
+    before = computed(one)
+    one.ask([Request(prompt_ids=(11, *LONG), max_tokens=2, seed=1)])
+    assert computed(one) == before + 1
+    one.ask([Request(prompt_ids=(0, *LONG), max_tokens=2, seed=1)])
+    assert computed(one) == before + 1 + 101

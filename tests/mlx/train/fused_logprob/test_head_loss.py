@@ -1,0 +1,87 @@
+"""The loss of a pass in chunks of places is that of all places at once, whatever it reads."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from legos.data.batch import Batch, normalisation_weights, pack
+from legos.losses.corrections import Corrections
+from legos.losses.metrics import SUMS
+from legos.losses.objective import Objective
+from legos.mlx.model.forward import CausalModel
+from legos.mlx.model.load import load_tree
+from legos.mlx.train.fused_logprob.head_loss import OtherLogits, head_loss
+from legos.testing import random_samples
+
+VOCAB = 358
+HIDDEN = 32
+CHUNK = 3  # places
+
+PULLED: Any = {"kl_coef": 0.3, "ema_kl_coef": 0.2, "entropy_coef": 0.1}
+OBJECTIVES: Mapping[str, Objective] = {
+    "token": Objective(loss="ppo", **PULLED),
+    "token_exact": Objective(loss="cispo", kl_estimator="exact", **PULLED),
+    "token_mask": Objective(corrections=Corrections(icepop=(0.2, 2.0))),
+    "gspo": Objective(loss="gspo", **PULLED),
+    "gmpo_exact": Objective(loss="gmpo", kl_estimator="exact", **PULLED),
+    "truncated": Objective(
+        anchor="proximal", corrections=Corrections(truncation="sequence", truncation_cap=1.5)
+    ),
+    "geometric": Objective(corrections=Corrections(geometric_mask=(0.2, 2.0))),
+    "veto": Objective(corrections=Corrections(outlier_veto=True)),
+    "opsm": Objective(corrections=Corrections(opsm_delta=0.2)),
+}
+
+
+def case() -> tuple[Batch, mx.array, dict[str, OtherLogits]]:
+    """A batch, hidden states at its places, and logits of the other policies there."""
+    rng = np.random.default_rng(4)
+    samples = random_samples(rng, num_samples=12, vocab=VOCAB, support="open")
+    (batch,) = pack(samples, normalisation_weights(samples, "token"), max_tokens=1000)
+    behaviour = np.where(batch.mask, rng.normal(-np.log(VOCAB), 1.0, batch.mask.shape), 0.0)
+    longest = batch.mask.sum(axis=1).argmax()
+    behaviour[longest, 0] = -np.log(VOCAB) - 16.0  # far enough to be an outlier
+    batch = replace(batch, behaviour_logprob=behaviour.astype(np.float32))
+    num_places = len(batch.place_row)
+    hidden = mx.array(rng.normal(size=(num_places, HIDDEN)).astype(np.float32))
+    drawn = rng.normal(size=(2, num_places, VOCAB)).astype(np.float32)
+    reference, average = (mx.array(logits) for logits in drawn)
+    return batch, hidden, {"reference": lambda at: reference[at], "average": lambda at: average[at]}
+
+
+def computed(
+    folder: Path, objective: Objective, num_places: int
+) -> tuple[float, NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """Loss, sums, the gradient along the hidden states, and log-probabilities of the tokens."""
+    forward = CausalModel(load_tree(folder))
+    batch, hidden, policies = case()
+    used = {"reference": objective.kl_coef, "average": objective.ema_kl_coef}
+    others = {name: policies[name] for name, coefficient in used.items() if coefficient}
+
+    def loss(hidden: mx.array) -> Any:
+        return head_loss(forward, hidden, batch, objective, others, num_places=num_places)
+
+    (_, value, sums, logprob), gradient = mx.value_and_grad(loss)(hidden)
+    chosen = np.array(logprob)[batch.mask]
+    return float(np.array(value)), np.array(sums), np.array(gradient), chosen
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_chunks_change_nothing(tiny_models: Mapping[str, Path], name: str) -> None:
+    folder, objective = tiny_models["llama"], OBJECTIVES[name]
+    value, sums, gradient, logprobs = computed(folder, objective, 1000)
+    assert np.abs(gradient).max() > 1e-3
+    if objective.corrections.masks:
+        counts = dict(zip(SUMS, sums.tolist(), strict=True))
+        assert 0 < counts["masked"] < counts["tokens"]
+    in_chunks = computed(folder, objective, CHUNK)
+    assert in_chunks[0] == pytest.approx(value, rel=1e-5)
+    assert in_chunks[1] == pytest.approx(sums, rel=1e-5, abs=1e-5)
+    assert in_chunks[3] == pytest.approx(logprobs, abs=1e-5)
+    assert np.abs(in_chunks[2] - gradient).max() < 2e-6 * np.abs(gradient).max()

@@ -1,0 +1,307 @@
+"""Memory is planned before the first step, and passes shrink to stay below the ceiling."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from legos import Trainer, TrainingConfig, load_model
+from legos.data.batch import normalisation_weights
+from legos.data.sample import Sample, TrainingBatch
+from legos.errors import TrainerError
+from legos.losses.objective import Objective
+from legos.mlx.model.load import load_tree
+from legos.mlx.model.lora import add_lora, lora_shape
+from legos.mlx.train.memory import (
+    MARGIN,
+    STEP_UP,
+    MemoryPlan,
+    peak_bytes,
+    plan_memory,
+    usable_bytes,
+)
+from legos.mlx.train.packing import StepSamples, step_rows
+from legos.mlx.train.step_gradients import StepGradients
+from legos.testing import make_sample
+
+KEEP = Objective()
+
+
+def plan(**changed: int) -> MemoryPlan:
+    numbers = {"held_bytes": 1000, "token_bytes": 8, "ceiling_bytes": 11_000}
+    return MemoryPlan(**{"probed": 100, "longest": 100} | numbers | changed)
+
+
+def test_what_fits_is_done_at_once() -> None:
+    assert plan().max_tokens(1000) == 1000
+    assert plan().peak_bytes(1000) == 11_000
+
+
+@pytest.mark.parametrize(("ceiling", "tokens"), [(10_999, 500), (6000, 500), (5999, 250), (0, 100)])
+def test_what_does_not_fit_is_halved_down_to_the_longest_row(ceiling: int, tokens: int) -> None:
+    assert plan(ceiling_bytes=ceiling).max_tokens(1000) == tokens
+
+
+def test_rows_that_do_not_fit_are_told() -> None:
+    assert plan(ceiling_bytes=2000).fits
+    assert "do not fit" not in plan().describe(1000)
+    assert not plan(ceiling_bytes=1999).fits
+    told = plan(probed=100, longest=300, row_limit=100).describe(1000)
+    assert "samples of more than 100 tokens do not fit and are left out (the longest has" in told
+    assert "training.gradient_checkpointing, where it is off, or a higher" in told
+
+
+def test_what_is_held_makes_passes_smaller() -> None:
+    assert plan().holding(500).max_tokens(1000) == 1000
+    assert plan().holding(2000).max_tokens(1000) == 500
+
+
+def test_a_step_that_took_more_makes_the_next_ones_smaller() -> None:
+    assert plan().corrected(11_000, tokens=1000) == plan()
+    took_double = plan().corrected(21_000, tokens=1000)
+    assert took_double.token_bytes == 16
+    assert took_double.max_tokens(1000) == 500
+    assert plan().corrected(12_000, tokens=2000).token_bytes == 8  # never less than measured
+
+
+class Probe:
+    """Allocates bytes by the tokens of a pass, and remembers what it was asked for."""
+
+    def __init__(self, need: Callable[[int], int]) -> None:
+        self.need = need
+        self.asked: list[int] = []
+
+    def __call__(self, tokens: int) -> None:
+        self.asked.append(tokens)
+        mx.eval(mx.zeros(self.need(tokens), mx.uint8))
+
+
+def quadratic(tokens: int) -> int:
+    return 4096 * tokens + 32 * tokens**2
+
+
+def linear(tokens: int) -> int:
+    return 16384 * tokens
+
+
+def planned(probe: Probe, longest: int, room: int, asked: int = 4096) -> MemoryPlan:
+    ceiling = mx.get_active_memory() + room
+    return plan_memory(probe, longest=longest, asked_tokens=asked, ceiling_bytes=ceiling)
+
+
+@pytest.mark.parametrize(
+    ("longest", "asked", "first"), [(30, 4096, 512), (30, 64, 64), (70, 8, 70)]
+)
+def test_short_rows_are_probed_several_at_once(longest: int, asked: int, first: int) -> None:
+    probe = Probe(linear)
+    found = planned(probe, longest, 1 << 40, asked)
+    assert probe.asked == [first]
+    assert found.row_limit is None
+    assert found.token_bytes == pytest.approx(16384, rel=0.05)
+
+
+def test_with_enough_memory_the_longest_row_is_the_second_probe() -> None:
+    probe = Probe(quadratic)
+    found = planned(probe, 5000, 1 << 40)
+    assert probe.asked == [512, 5000]
+    assert found.row_limit is None
+    assert found.token_bytes == pytest.approx(quadratic(5000) / 5000, rel=0.05)
+
+
+@pytest.mark.parametrize("need", [linear, quadratic])
+@pytest.mark.parametrize("room", [20 << 20, 60 << 20, 200 << 20])
+def test_long_rows_are_approached_and_no_probe_passes_the_ceiling(
+    need: Callable[[int], int], room: int
+) -> None:
+    probe = Probe(need)
+    found = planned(probe, 100_000, room)
+    assert probe.asked == sorted(probe.asked)
+    assert max(map(need, probe.asked)) <= room
+    longest = probe.asked[-1]
+    assert found.row_limit == longest
+    assert need(longest) > room / MARGIN / STEP_UP**2.1  # most of the room is used
+    assert found.max_tokens(4096) >= min(longest, 4096)
+
+
+def test_where_the_first_probe_does_not_fit_shorter_ones_are_tried() -> None:
+    probe = Probe(linear)
+    found = planned(probe, 5000, 3 << 20)
+    assert probe.asked == [512, 256, 128]
+    assert found.row_limit == 128
+    assert planned(Probe(linear), 5000, 0).row_limit == 0
+
+
+def test_there_is_memory() -> None:
+    assert 2**28 < usable_bytes() < 2**44
+
+
+def test_a_low_ceiling_makes_passes_smaller_and_changes_nothing_else(
+    tiny_models: Mapping[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    tree = lora_tree(tiny_models["llama"])
+    rng = np.random.default_rng(0)
+    samples = [make_sample(rng.integers(1, 40, 100).tolist()) for _ in range(32)]
+    step = whole(samples)
+    found: list[dict[str, mx.array]] = []
+    peaks: list[int] = []
+    for ceiling in (1 << 40, mx.get_active_memory() + (16 << 20)):
+        gradients = StepGradients(tree, max_tokens=4096, ceiling_bytes=ceiling)
+        with caplog.at_level(logging.INFO):
+            gradients.of_step(step, Objective(), {})  # the plan
+        peaks.append(
+            peak_bytes(
+                lambda gradients=gradients: found.append(
+                    dict(tree_flatten(gradients.of_step(step, Objective(), {}).gradients))
+                )
+            )
+        )
+        assert gradients.memory is not None
+    assert "4096 of 4096 tokens at once" in caplog.text
+    assert "1024 of 4096 tokens at once" in caplog.text
+    assert peaks[1] < 0.5 * peaks[0]
+    assert peaks[1] < 16 << 20
+    for name, array in found[0].items():
+        assert np.array(found[1][name]) == pytest.approx(np.array(array), rel=1e-4, abs=1e-8)
+
+
+def whole(samples: Sequence[Sample]) -> StepSamples:
+    return StepSamples(samples=samples, weights=normalisation_weights(samples, "token"))
+
+
+def lora_tree(folder: Path) -> Any:
+    tree: Any = load_tree(folder)
+    add_lora(tree, lora_shape(tree, rank=4, alpha=8.0, num_layers=2, head=True), seed=0)
+    return tree
+
+
+def random_samples_of(lengths: Sequence[int]) -> list[Sample]:
+    rng = np.random.default_rng(0)
+    return [make_sample(rng.integers(1, 40, length).tolist()) for length in lengths]
+
+
+def test_rows_that_do_not_fit_alone_are_left_out_and_counted(
+    tiny_models: Mapping[str, Path],
+) -> None:
+    tree = lora_tree(tiny_models["llama"])
+    samples = random_samples_of([60, 3000, 80, 2900])
+    step = whole(samples)
+    told: list[str] = []
+    gradients = StepGradients(
+        tree,
+        max_tokens=4096,
+        ceiling_bytes=mx.get_active_memory() + (40 << 20),
+        tell=told.append,
+    )
+    peak = peak_bytes(lambda: gradients.of_step(step, KEEP, {}))
+    assert peak < 40 << 20
+    assert 512 < (gradients.row_limit or 0) < 2900
+    assert len(told) == 1
+    assert "do not fit and are left out (the longest has 2999)" in told[0]
+    found = gradients.of_step(step, KEEP, {})
+    assert len(told) == 1  # the plan holds
+    short = step.no_longer_than(100)
+    assert short == StepSamples(samples=samples[::2], weights=step.weights[::2])
+    # What the others weighed is not shared out among those that are left.
+    expected = StepGradients(tree, max_tokens=4096).of_step(short, KEEP, {})
+    assert found.loss == pytest.approx(expected.loss, abs=1e-7)
+    assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+    named = dict(tree_flatten(found.gradients))
+    for name, array in dict(tree_flatten(expected.gradients)).items():
+        assert np.array(named[name]) == pytest.approx(np.array(array), rel=1e-4, abs=1e-8)
+
+
+def test_only_samples_that_read_too_far_go_and_what_nobody_else_reads() -> None:
+    row = tuple(range(1, 12))
+    near, far = make_sample(row, positions=(2, 5)), make_sample(row, positions=(2, 10))
+    own, short = make_sample(range(20, 30)), make_sample((7, 8))
+    step = StepSamples(samples=[near, far, own, short], weights=[0.1, 0.2, 0.3, 0.4])
+    kept = step.no_longer_than(5)
+    assert kept == StepSamples(samples=[near, short], weights=[0.1, 0.4])
+    rows = step_rows(kept.samples)
+    assert [tuple(tokens.tolist()) for tokens in rows.tokens] == [row[:5], (7,)]
+    assert rows.samples == ((0,), (1,))
+    assert step_rows(step.samples).samples == ((0, 1), (2,), (3,))
+    assert step.no_longer_than(0).samples == []
+
+
+def test_a_row_longer_than_the_budget_is_a_pass_of_its_own(
+    tiny_models: Mapping[str, Path],
+) -> None:
+    tree = lora_tree(tiny_models["llama"])
+    samples = random_samples_of([300, 20, 20, 700])
+    split = StepGradients(tree, max_tokens=64)
+    found = split.of_step(whole(samples), KEEP, {})
+    assert split.row_limit is None
+    together = StepGradients(tree, max_tokens=4096).of_step(whole(samples), KEEP, {})
+    assert found.loss == pytest.approx(together.loss, abs=1e-7)
+    assert found.sums == pytest.approx(together.sums, rel=1e-5)
+    assert found.logprobs == pytest.approx(together.logprobs, abs=1e-5)
+
+
+def test_a_step_of_which_nothing_fits_tells_what_to_do(tiny_models: Mapping[str, Path]) -> None:
+    tree = lora_tree(tiny_models["llama"])
+    step = whole(random_samples_of([60]))
+    gradients = StepGradients(tree, max_tokens=64, ceiling_bytes=1)
+    with pytest.raises(TrainerError, match=r"no sample of this step fits into memory: .*higher"):
+        gradients.of_step(step, KEEP, {})
+
+
+def test_what_a_step_took_corrects_the_plan(
+    tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = lora_tree(tiny_models["llama"])
+    step = whole(random_samples_of([60] * 40))
+    told: list[str] = []
+    ceiling = mx.get_active_memory() + (60 << 20)
+    gradients = StepGradients(tree, max_tokens=4096, ceiling_bytes=ceiling, tell=told.append)
+    gradients.of_step(step, KEEP, {})
+    monkeypatch.setattr(mx, "get_peak_memory", lambda: 2 * ceiling)  # as if another had taken it
+    gradients.of_step(step, KEEP, {})
+    assert [text.partition(":")[0] for text in told] == [
+        "training memory",
+        "a step took more than was planned; now training memory",
+    ]
+    assert gradients.memory is not None
+    assert gradients.memory.max_tokens(4096) < 4096
+    assert gradients.memory.row_limit is None
+
+
+def trainer(folder: Path, **options: Any) -> Trainer:
+    config = TrainingConfig(learning_rate=1e-3, lora_head=True, **options)
+    return Trainer(model=load_model(folder, inline=True), config=config)
+
+
+def batch_of(samples: Sequence[Sample]) -> TrainingBatch:
+    tokens = sum(len(sample.positions) for sample in samples)
+    return TrainingBatch(samples=tuple(samples), episodes=(), tokens_generated=tokens)
+
+
+def test_a_trainer_books_what_did_not_fit(tiny_models: Mapping[str, Path]) -> None:
+    samples = random_samples_of([60, 3000, 80])
+    held = mx.get_active_memory()
+    made = trainer(tiny_models["llama"], memory_limit_gib=(held + (64 << 20)) / 2**30)
+    try:
+        metrics = made.train_step(batch_of(samples))
+        assert (metrics["applied"], metrics["tokens_trained"]) == (1, 2)
+        assert metrics["filtered/too_long_tokens"] == 1
+        assert 0 < (metrics["memory/peak_gib"] or 0) * 2**30 < held + (64 << 20)
+        with pytest.raises(TrainerError, match="no sample of this step fits into memory"):
+            made.train_step(batch_of(samples[1:2]))
+    finally:
+        made.close()
+
+
+def test_a_sample_longer_than_a_micro_batch_is_trained_on(
+    tiny_models: Mapping[str, Path],
+) -> None:
+    made = trainer(tiny_models["llama"], micro_batch_tokens=64)
+    try:
+        metrics = made.train_step(batch_of(random_samples_of([60, 300])))
+    finally:
+        made.close()
+    assert (metrics["tokens_trained"], metrics["tokens_filtered"]) == (2, 0)

@@ -1,0 +1,76 @@
+"""Two processes on one machine make the step that one makes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from legos.testing import write_tiny_model
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from legos.data.batch import normalisation_weights
+from legos.losses.objective import Objective
+from legos.mlx.train.step_gradients import StepGradients
+from legos.mlx.model.load import load_tree
+from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
+from legos.mlx.train.parallel import exchange_samples
+from legos.mlx.train.packing import StepSamples
+from legos.testing import random_samples
+
+group = mx.distributed.init()
+tree = load_tree(Path(sys.argv[1]))
+add_lora(tree, lora_shape(tree, rank=4, alpha=8.0, num_layers=2, head=True), seed=0)
+rng = np.random.default_rng(1)
+set_lora_arrays(tree, {
+    name: mx.array((0.1 * rng.standard_normal(array.shape)).astype(np.float32))
+    for name, array in lora_arrays(tree).items()
+})
+samples = random_samples(np.random.default_rng(0), num_samples=20, vocab=20, max_length=12)
+share = len(samples) // group.size()
+own = samples[group.rank() * share : (group.rank() + 1) * share]
+everything = exchange_samples(own, 0, group)
+assert everything == samples
+weights = normalisation_weights(everything, "sample")
+gradients = StepGradients(tree, group=group)
+step = StepSamples(samples=everything, weights=weights)
+loss, sums, found, logprobs = gradients.of_step(step, Objective(kl_coef=0.1), {})
+flat = np.concatenate([np.array(a).reshape(-1) for _, a in tree_flatten(found)])
+out = Path(sys.argv[2]) / f"{group.size()}.{group.rank()}.npz"
+np.savez(out, loss=[loss], sums=sums, logprobs=logprobs, gradients=flat)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_gradient_of_one(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "model")
+    script = tmp_path / "step.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), str(tmp_path / "model"), str(tmp_path)]
+    run(command)
+    run([launcher(), "-n", "2", "--backend", "ring", *command])
+    alone = np.load(tmp_path / "1.0.npz")
+    assert np.abs(alone["gradients"]).max() > 1e-3
+    for rank in range(2):
+        together = np.load(tmp_path / f"2.{rank}.npz")
+        gap = np.linalg.norm(together["gradients"] - alone["gradients"])
+        assert gap < 1e-6 * np.linalg.norm(alone["gradients"])
+        for name in ("loss", "sums", "logprobs"):  # sums of exponentials: float32's rounding
+            np.testing.assert_allclose(together[name], alone[name], rtol=1e-5, atol=1e-5)
+
+
+def launcher() -> str:
+    return str(Path(sys.executable).with_name("mlx.launch"))
+
+
+def run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
