@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from legos.data.episode import Episode
 from legos.data.message import Completion, Message, Sampling
+from legos.data.names import POLICY
 from legos.data.request import Request, Result
 from legos.data.sample import Sample
 from legos.data.step import PassResult, Update
@@ -41,7 +42,7 @@ class Client(Protocol):
         prompt: Sequence[Message] | Sequence[int],
         sampling: Sampling,
         *,
-        adapter: str = "policy",
+        adapter: str = POLICY,
     ) -> Completion:
         """Sample one completion of chat messages or of token ids.
 
@@ -60,7 +61,7 @@ class Scorer(Protocol):
         self,
         prompts: Sequence[tuple[Sequence[Message], Sequence[str]]],
         *,
-        adapter: str = "policy",
+        adapter: str = POLICY,
     ) -> Sequence[Sequence[float]]:
         """Log-probability (nats, temperature 1) of each choice as the whole answer to a prompt."""
         ...
@@ -114,7 +115,7 @@ class Engine(Protocol):
         prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
         *,
         end_ids: Sequence[int],
-        adapter: str = "policy",
+        adapter: str = POLICY,
     ) -> "Future[list[list[float]]]":
         """Log-probability of each continuation as the whole answer to its prompt."""
         ...

@@ -15,6 +15,7 @@ from legos.builtin import BUILTIN, EXAMPLE
 from legos.clients.engine import EngineClient
 from legos.clients.openai import OpenAIClient
 from legos.data.message import Message, Sampling
+from legos.data.names import BASE, POLICY
 from legos.errors import LegosError
 from legos.run.find import find_adapter
 from legos.weights.folder import read_adapter
@@ -32,7 +33,6 @@ BUILTIN_CAN = (
     "the built-in model has 0.15 million parameters and plays games; it knows no language, and "
     "what is no position of a game it copies at best"
 )
-POLICY, BASE = "policy", "base"
 LIVE = (POLICY, BASE)  # adapters of a model in this process that are no files
 LONGEST = 512  # tokens of an answer, unless told otherwise
 BUILTIN_LONGEST = 32  # an answer of the built-in model that has not ended by then never ends
@@ -43,7 +43,7 @@ class Speaker(Protocol):
     """Answers a chat, piece by piece."""
 
     def stream(
-        self, messages: Sequence[Message], sampling: Sampling, *, adapter: str = "policy"
+        self, messages: Sequence[Message], sampling: Sampling, *, adapter: str = POLICY
     ) -> AsyncGenerator[str]:
         """The text of one answer as it comes."""
         ...
@@ -248,7 +248,7 @@ class _Whole:
         self._client = client
 
     async def stream(
-        self, messages: Sequence[Message], sampling: Sampling, *, adapter: str = "policy"
+        self, messages: Sequence[Message], sampling: Sampling, *, adapter: str = POLICY
     ) -> AsyncGenerator[str]:
         """The answer."""
         yield (await self._client.complete(messages, sampling, adapter=adapter)).text

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from legos.builtin import BUILTIN, EXAMPLE
 from legos.clients.engine import EngineClient
 from legos.data.limits import EngineLimits
+from legos.data.names import POLICY
 from legos.errors import ConfigError
 from legos.protocols import Engine
 from legos.run.find import find_adapter
@@ -28,8 +29,6 @@ from legos.wiring.model import ModelHandle, apply_lora, load_model
 from legos.wiring.serving import base_of, put_on, tool_format_of, watched_engine
 
 __all__ = ["app_of", "serve"]
-
-POLICY = "policy"
 
 
 def serve(

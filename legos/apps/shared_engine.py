@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from legos.data.names import POLICY
 from legos.data.request import Generated, Request, Result
 from legos.errors import AdapterError
 from legos.protocols import Deliver, Engine
@@ -19,7 +20,7 @@ class SharedEngine:
         tokens_generated: of requests that have ended.
     """
 
-    def __init__(self, engine: Engine, *, trained: str = "policy") -> None:
+    def __init__(self, engine: Engine, *, trained: str = POLICY) -> None:
         """Share an engine.
 
         Args:
@@ -68,7 +69,7 @@ class SharedEngine:
         prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
         *,
         end_ids: Sequence[int],
-        adapter: str = "policy",
+        adapter: str = POLICY,
     ) -> "Future[list[list[float]]]":
         """Log-probability of each continuation as the whole answer to its prompt."""
         return self._engine.score(prompts, end_ids=end_ids, adapter=adapter)

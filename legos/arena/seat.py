@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from legos.data.message import Sampling
+from legos.data.names import POLICY
 from legos.protocols import Client
 
 __all__ = ["Seat"]
@@ -14,7 +15,7 @@ class Seat:
 
     role: str
     client: Client
-    name: str = "policy"  # the policy being trained, an older adapter, a bot, an outside endpoint
-    adapter: str = "policy"  # which of the client's adapters speaks
+    name: str = POLICY  # the policy being trained, an older adapter, a bot, an outside endpoint
+    adapter: str = POLICY  # which of the client's adapters speaks
     trainable: bool = True  # False: its turns are recorded and never trained on
     sampling: Sampling = field(default_factory=Sampling)  # what an ask does not say otherwise

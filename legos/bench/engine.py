@@ -15,6 +15,7 @@ from typing import Any
 from legos.bench.models import write_bench_model
 from legos.bench.rounds import in_turn
 from legos.data.limits import EngineLimits
+from legos.data.names import BASE, POLICY
 from legos.data.request import Request
 from legos.wiring.asking import submit_all
 from legos.wiring.engine_bench import EngineBench
@@ -54,7 +55,7 @@ def _against_bare(model: Path, seconds: float) -> dict[str, float]:
     bench = EngineBench(model, EngineLimits(max_rows=ROWS, prefix_bytes=0))
     prompts = bench.prompts(2 * ROWS, PROMPT)
     requests = [
-        Request(prompt_ids=prompt, max_tokens=TOKENS, seed=number, adapter="base")
+        Request(prompt_ids=prompt, max_tokens=TOKENS, seed=number, adapter=BASE)
         for number, prompt in enumerate(prompts)
     ]
 
@@ -76,10 +77,7 @@ def _group_share(bench: EngineBench) -> float:
     (prompt,) = bench.prompts(1, 512, seed=1)
     before = bench.computed()
     bench.run(
-        [
-            Request(prompt_ids=prompt, max_tokens=8, seed=number, adapter="base")
-            for number in range(8)
-        ]
+        [Request(prompt_ids=prompt, max_tokens=8, seed=number, adapter=BASE) for number in range(8)]
     )
     return (bench.computed() - before) / (8 * len(prompt))
 
@@ -91,7 +89,7 @@ def _multiturn_share(bench: EngineBench) -> float:
     before = bench.computed()
     for turn, words in enumerate(said):
         prompt += words
-        request = Request(prompt_ids=prompt, max_tokens=32, seed=turn, adapter="base")
+        request = Request(prompt_ids=prompt, max_tokens=32, seed=turn, adapter=BASE)
         (answer,) = submit_all(bench.engine, [request]).result()
         prompt += answer.token_ids
     return (bench.computed() - before) / sum(len(words) for words in said)
@@ -124,7 +122,7 @@ def _four_adapters(bench: EngineBench, seconds: float) -> float:
 
 def _swaps(bench: EngineBench, seconds: float) -> dict[str, float]:
     """Decoding with and without one swap a second; and how long ten a second hold up a stream."""
-    bench.engine.load_adapter(bench.adapter("policy", version=1)).result()
+    bench.engine.load_adapter(bench.adapter(POLICY, version=1)).result()
     requests = [
         Request(prompt_ids=prompt, max_tokens=256, seed=number, stream=number == 0)
         for number, prompt in enumerate(bench.prompts(ROWS, 8, seed=4))
@@ -158,7 +156,7 @@ def _with_swaps(
 ) -> tuple[float, list[float]]:
     """Seconds of the requests while adapters are swapped, and when each swap was acknowledged."""
     ended, swapped = threading.Event(), list[float]()
-    adapters = [bench.adapter("policy", version=version) for version in (2, 3)]
+    adapters = [bench.adapter(POLICY, version=version) for version in (2, 3)]
     _ = [adapter.digest for adapter in adapters]  # whoever publishes has made it before
 
     def swap() -> None:

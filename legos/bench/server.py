@@ -26,6 +26,7 @@ from legos.bench.peers import (
 )
 from legos.bench.rounds import in_turn
 from legos.data.limits import EngineLimits
+from legos.data.names import BASE, POLICY
 from legos.weights.adapter import pack_adapter
 from legos.wiring.engine_bench import EngineBench
 
@@ -128,7 +129,7 @@ def _against_stock(
 def _swaps(folder: Path, seconds: float) -> dict[str, float]:
     """A swap of about 20 MB over HTTP, against a handler that drops the bytes; and what waits."""
     bench = EngineBench(folder, EngineLimits())
-    data = pack_adapter(bench.adapter("policy", rank=56))
+    data = pack_adapter(bench.adapter(POLICY, rank=56))
     bench.close()
     path = "/adapters/load?name=policy&version=2"
     octets = {"content-type": "application/octet-stream"}
@@ -183,7 +184,7 @@ def _by_ids(prompt: tuple[int, ...], tokens: int, seed: int) -> Body:
         "temperature": 1.0,
         "seed": seed,
         "logprobs": 0,
-        "model": "base",
+        "model": BASE,
         "return_token_ids": True,
         "ignore_eos": True,  # the bare loop goes on as well
     }

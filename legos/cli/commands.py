@@ -17,6 +17,7 @@ from legos.cli.overrides import (
     dotted,
 )
 from legos.cli.settings import resolve_run
+from legos.data.names import POLICY
 
 __all__ = ["arenas", "bench", "chat", "doctor", "evaluate", "export", "serve", "train"]
 
@@ -198,7 +199,7 @@ def chat(
     url: str | None = None,
     model: str | None = None,
     api_key: Annotated[str | None, Parameter(env_var="LEGOS_API_KEY", show_default=False)] = None,
-    adapter: str = "policy",
+    adapter: str = POLICY,
     system: str = "",
     temperature: float = 1.0,
     max_tokens: int | None = None,

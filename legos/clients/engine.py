@@ -12,6 +12,7 @@ from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer
 from legos.data.choices import ChoiceNode, choice_tree
 from legos.data.message import Completion, Message, Sampling, is_chat
+from legos.data.names import POLICY
 from legos.data.request import Generated, Grammar, Progress, Request, Result
 from legos.errors import RequestError
 from legos.protocols import Engine
@@ -67,7 +68,7 @@ class EngineClient:
         prompt: Sequence[Message] | Sequence[int],
         sampling: Sampling,
         *,
-        adapter: str = "policy",
+        adapter: str = POLICY,
     ) -> Completion:
         """Sample one completion of chat messages or token ids.
 
@@ -90,7 +91,7 @@ class EngineClient:
         prompt: Sequence[Message] | Sequence[int],
         sampling: Sampling,
         *,
-        adapter: str = "policy",
+        adapter: str = POLICY,
     ) -> AsyncGenerator[Progress | Completion]:
         """Sample one completion and tell its tokens as they come.
 
@@ -127,7 +128,7 @@ class EngineClient:
         self,
         prompts: Sequence[tuple[Sequence[Message], Sequence[str]]],
         *,
-        adapter: str = "policy",
+        adapter: str = POLICY,
     ) -> list[list[float]]:
         """Log-probability (nats, temperature 1) of each choice as the whole answer to its prompt.
 

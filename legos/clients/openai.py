@@ -8,7 +8,6 @@ from types import TracebackType
 
 from legos.clients.transport import Transport, api_root
 from legos.clients.wire import (
-    BASE,
     Dialect,
     completion_of,
     dialect_of,
@@ -18,6 +17,7 @@ from legos.clients.wire import (
     text_of_event,
 )
 from legos.data.message import Completion, Message, Sampling
+from legos.data.names import BASE, POLICY
 from legos.errors import AdapterError, RequestError
 
 __all__ = ["OpenAIClient"]
@@ -94,7 +94,7 @@ class OpenAIClient:
         prompt: Sequence[Message] | Sequence[int],
         sampling: Sampling,
         *,
-        adapter: str = "policy",
+        adapter: str = POLICY,
     ) -> Completion:
         """Sample one completion of chat messages or token ids.
 
@@ -123,7 +123,7 @@ class OpenAIClient:
         return await self._transport.request("POST", path, read, json=body)
 
     async def stream(
-        self, messages: Sequence[Message], sampling: Sampling, *, adapter: str = "policy"
+        self, messages: Sequence[Message], sampling: Sampling, *, adapter: str = POLICY
     ) -> AsyncGenerator[str]:
         """The text of one answer, piece by piece as it is sampled.
 
@@ -145,7 +145,7 @@ class OpenAIClient:
         self,
         prompts: Sequence[tuple[Sequence[Message], Sequence[str]]],
         *,
-        adapter: str = "policy",
+        adapter: str = POLICY,
     ) -> list[list[float]]:
         """Log-probability (nats, temperature 1) of each choice as the whole answer to its prompt.
 

@@ -25,7 +25,6 @@ from legos.data.message import (
 from legos.errors import AdapterError, EndpointError, RequestError
 
 __all__ = [
-    "BASE",
     "Dialect",
     "completion_of",
     "dialect_of",
@@ -36,7 +35,6 @@ __all__ = [
 ]
 
 Dialect = Literal["legos", "vllm", "openai"]
-BASE = "base"  # the adapter that is none
 LARGEST_SEED = (1 << 63) - 1  # of servers other than ours
 
 _REASONS: Mapping[str | None, FinishReason] = {

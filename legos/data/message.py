@@ -6,6 +6,7 @@ from typing import Any, Literal, SupportsIndex
 
 from msgspec import Struct
 
+from legos.data.names import POLICY
 from legos.errors import RecordError, RequestError
 
 __all__ = [
@@ -180,7 +181,7 @@ class Completion(Struct, frozen=True, kw_only=True):
     legal: tuple[tuple[int, ...], ...] = ()  # [C] legal next token ids, () where unknown
     restricted: bool = False  # True: sampled from `legal` only
     temperature: float = 1.0  # the temperature it was sampled at
-    adapter: str = "policy"  # whose weights spoke
+    adapter: str = POLICY  # whose weights spoke
     elapsed_s: float = 0.0  # from submission to the last token, seconds
     filtered: bool = False  # True: sampled through filters or a grammar, so never trained on
     raw_logprobs: tuple[float, ...] = ()  # [C] the model's own at temperature 1; () unless asked

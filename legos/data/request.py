@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from legos.data.choices import ChoiceNode
 from legos.data.message import Alternatives, Filters, FinishReason
+from legos.data.names import POLICY
 
 __all__ = ["Generated", "Grammar", "GrammarState", "Progress", "Request", "Result"]
 
@@ -49,7 +50,7 @@ class Request(Struct, frozen=True, kw_only=True):
     choices: ChoiceNode | None = None  # legal answers; generation ends when one is whole
     restrict: bool = False  # True: sample legal tokens only
     stops: Callable[[tuple[int, ...]], bool] | None = None  # asked after each token: end here?
-    adapter: str = "policy"  # "base" is the model without any; "NAME@VERSION" insists on a version
+    adapter: str = POLICY  # "base" is the model without any; "NAME@VERSION" insists on a version
     filters: Filters | None = None  # what bends the distribution beside the temperature
     grammar: Grammar | None = None  # what the completion must look like
     num_alternatives: int = 0  # most probable tokens to report at every place

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from legos.data.message import Message
+from legos.data.names import BASE
 from legos.errors import EngineError
 from legos.server.bodies import JsonRoute
 from legos.server.chat import render_prompt
@@ -94,7 +95,7 @@ def state_router(service: Service) -> APIRouter:
     @router.get("/v1/models/{model}")
     async def model(model: str) -> OneModel:
         """One of them."""
-        asked = service.model if model == "base" else model
+        asked = service.model if model == BASE else model
         found = next((one for one in _models(service) if one.id == asked), None)
         if found is None:
             raise Problem(404, f"model {model!r} does not exist here", code="model_not_found")

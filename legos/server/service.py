@@ -11,16 +11,15 @@ from starlette.types import Receive
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import ToolFormat
 from legos.data.message import Completion, Message, Sampling
+from legos.data.names import BASE, POLICY
 from legos.data.request import Progress
 from legos.protocols import Engine
 from legos.server.limits import Limits
 from legos.server.metrics import Metrics
 from legos.server.problems import GoneError, Problem, first_error
 
-__all__ = ["BASE", "LONG", "Service", "Source", "encode_texts", "together"]
+__all__ = ["LONG", "Service", "Source", "encode_texts", "together"]
 
-BASE = "base"  # the adapter that is none
-POLICY = "policy"
 LONG = 4096  # characters that take a while to be taken apart
 T = TypeVar("T")
 
@@ -33,7 +32,7 @@ class Source(Protocol):
         prompt: Sequence[Message] | Sequence[int],
         sampling: Sampling,
         *,
-        adapter: str = "policy",
+        adapter: str = POLICY,
     ) -> Completion:
         """Sample one completion."""
         ...
@@ -43,7 +42,7 @@ class Source(Protocol):
         prompt: Sequence[Message] | Sequence[int],
         sampling: Sampling,
         *,
-        adapter: str = "policy",
+        adapter: str = POLICY,
     ) -> AsyncGenerator[Progress | Completion]:
         """Sample one completion and tell its tokens as they come, then the whole."""
         ...
@@ -52,7 +51,7 @@ class Source(Protocol):
         self,
         prompts: Sequence[tuple[Sequence[Message], Sequence[str]]],
         *,
-        adapter: str = "policy",
+        adapter: str = POLICY,
     ) -> Sequence[Sequence[float]]:
         """Log-probability of each choice as the whole answer to its prompt."""
         ...

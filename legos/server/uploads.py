@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from legos.data.names import BASE, POLICY
 from legos.errors import AdapterError
 from legos.server.bodies import broken
 from legos.server.problems import Problem
@@ -25,7 +26,6 @@ __all__ = ["Named", "from_folder", "parse_load", "read_json_load"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_VERSION = 2**53  # the largest number that every JSON reader keeps
-POLICY = "policy"
 _WEIGHTS_KEY = re.compile(rb'"weights"\s*:\s*"')
 _PIECE = 1 << 20  # base64 characters decoded at once; a multiple of 4
 
@@ -154,7 +154,7 @@ def checked_name(name: Any) -> str:
     Raises:
         AdapterError: it does not.
     """
-    if not isinstance(name, str) or NAME.fullmatch(name) is None or name == "base":
+    if not isinstance(name, str) or NAME.fullmatch(name) is None or name == BASE:
         raise AdapterError(
             "an adapter's name has 1 to 64 letters, digits, points, dashes or underscores, "
             "begins with a letter or digit, and is not 'base'"

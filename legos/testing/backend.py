@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from legos.data.batch import normalisation_weights
+from legos.data.names import POLICY
 from legos.data.sample import Sample
 from legos.data.step import PassResult, Update
 from legos.errors import CheckpointError
@@ -137,7 +138,7 @@ class FakeBackend:
             "mlp.lora_a": np.full((2, 1), self._version, np.float32),
             "mlp.lora_b": np.full((1, 2), self._version, np.float32),
         }
-        return Adapter(name="policy", version=self._version, shape=SHAPE, arrays=arrays)
+        return Adapter(name=POLICY, version=self._version, shape=SHAPE, arrays=arrays)
 
     def save(self, folder: Path) -> None:
         """Write the number of steps and the trail."""

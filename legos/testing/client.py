@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from legos.data.choices import ChoiceNode, choice_tree
 from legos.data.message import Completion, Message, Sampling
+from legos.data.names import POLICY
 from legos.errors import RequestError
 
 __all__ = ["Asked", "ScriptedClient"]
@@ -65,7 +66,7 @@ class ScriptedClient:
         prompt: Sequence[Message] | Sequence[int],
         sampling: Sampling,
         *,
-        adapter: str = "policy",
+        adapter: str = POLICY,
     ) -> Completion:
         """Answer after one turn of the event loop.
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from legos.data.message import FinishReason
+from legos.data.names import POLICY
 from legos.data.request import Generated, Progress, Request
 from legos.errors import AdapterError
 from legos.protocols import Deliver
@@ -116,7 +117,7 @@ class FakeEngine:
         prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
         *,
         end_ids: Sequence[int],
-        adapter: str = "policy",
+        adapter: str = POLICY,
     ) -> "Future[list[list[float]]]":
         """One nat less for every token of a continuation."""
         future: Future[list[list[float]]] = Future()

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legos.data.batch import Batch, make_batch, pad_rows
+from legos.data.names import POLICY
 from legos.data.request import Generated, Request, Result
 from legos.data.sample import Sample
 from legos.data.step import PassResult, Update
@@ -95,7 +96,7 @@ class TableEngine:
         prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
         *,
         end_ids: Sequence[int],
-        adapter: str = "policy",
+        adapter: str = POLICY,
     ) -> "Future[list[list[float]]]":
         """Log-probability (nats) of each continuation among those of its prompt."""
         table = self._live[adapter].arrays
@@ -228,7 +229,7 @@ class TableBackend:
 
     def adapter(self) -> Adapter:
         """The table as it is."""
-        return Adapter(name="policy", version=self._version, shape=NO_LORA, arrays=self._table)
+        return Adapter(name=POLICY, version=self._version, shape=NO_LORA, arrays=self._table)
 
     def save(self, folder: Path) -> None:
         """Write the table, its EMA and the reference."""

@@ -9,6 +9,7 @@ import numpy as np
 from legos.data.batch import Batch
 from legos.data.episode import Episode, Rollout, Task, Turn
 from legos.data.message import Completion, Message
+from legos.data.names import POLICY
 from legos.data.sample import Sample
 
 __all__ = [
@@ -129,7 +130,7 @@ def make_episode(
         rollouts=tuple(
             Rollout(
                 role=role,
-                seat="bot" if role in untrained else "policy",
+                seat="bot" if role in untrained else POLICY,
                 trainable=role not in untrained,
                 turns=tuple(of_role),
             )

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from legos.data.names import POLICY
 from legos.errors import AdapterError
 from legos.weights.adapter import (
     HEADER_ENTRY,
@@ -192,7 +193,7 @@ def read_peft(folder: Path) -> Adapter:
         adapter = from_peft(
             tensors,
             config,
-            name=record.get("name", "policy"),
+            name=record.get("name", POLICY),
             version=record.get("version", FOREIGN_VERSION),
         )
     except (OSError, TypeError, ValueError) as error:

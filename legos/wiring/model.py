@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from legos.builtin import BUILTIN, builtin_path
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.data.limits import EngineLimits
+from legos.data.names import POLICY
 from legos.errors import ModelError
 from legos.weights.adapter import Adapter, LoraShape
 
@@ -93,7 +94,7 @@ class ModelHandle:
         if self.lora is None:
             raise ModelError("the model has no LoRA; call apply_lora first")
         arrays = self.worker.call(lora_arrays, self.tree).result()
-        return Adapter(name="policy", version=0, shape=self.lora, arrays=arrays)
+        return Adapter(name=POLICY, version=0, shape=self.lora, arrays=arrays)
 
     def close(self) -> None:
         """End the owning thread."""

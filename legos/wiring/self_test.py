@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from legos.data.names import POLICY
 from legos.data.request import Generated, Request
 from legos.data.sample import Sample
 from legos.weights.adapter import Adapter
@@ -241,7 +242,7 @@ class SelfTest:
             name: np.asarray(EFFECT * rng.standard_normal(array.shape), np.float32)
             for name, array in base.arrays.items()
         }
-        return Adapter(name="policy", version=version, shape=base.shape, arrays=arrays)
+        return Adapter(name=POLICY, version=version, shape=base.shape, arrays=arrays)
 
     def _live(self, adapter: Adapter) -> None:
         """Load an adapter into the engine and into the trainer's tree."""

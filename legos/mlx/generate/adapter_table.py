@@ -4,13 +4,12 @@ from collections.abc import Collection, Mapping
 from itertools import count
 
 from legos.data.limits import InFlight
+from legos.data.names import BASE
 from legos.errors import AdapterError, RequestError, did_you_mean
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["BASE", "AdapterTable", "LiveAdapter"]
-
-BASE = "base"  # the name of the model without an adapter
+__all__ = ["AdapterTable", "LiveAdapter"]
 
 
 class LiveAdapter:

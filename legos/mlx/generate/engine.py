@@ -24,6 +24,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from legos.data.limits import EngineLimits
+from legos.data.names import POLICY
 from legos.data.request import Progress, Request, Result
 from legos.errors import EngineError, RequestError
 from legos.mlx.generate.scheduler import Outcome, Scheduler
@@ -183,7 +184,7 @@ class MlxEngine:
         prompts: Sequence[tuple[Tokens, Sequence[Tokens]]],
         *,
         end_ids: Sequence[int],
-        adapter: str = "policy",
+        adapter: str = POLICY,
     ) -> "Future[list[list[float]]]":
         """Log-probability (nats, temperature 1) of each continuation as the whole answer.
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
+from legos.data.names import POLICY
 from legos.data.request import Progress, Request, Result
 from legos.errors import EngineError
 from legos.mlx.generate.engine import MlxEngine
@@ -106,7 +107,7 @@ class WatchedEngine:
         prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
         *,
         end_ids: Sequence[int],
-        adapter: str = "policy",
+        adapter: str = POLICY,
     ) -> "Future[list[list[float]]]":
         """As of ``MlxEngine``."""
         return self._engine.score(prompts, end_ids=end_ids, adapter=adapter)

@@ -13,6 +13,7 @@ import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
+from legos.data.names import POLICY
 from legos.data.sample import Sample
 from legos.data.step import PassResult, Update
 from legos.errors import AdapterError, CheckpointError, TrainerError
@@ -210,7 +211,7 @@ class MlxBackend:
     def _trained(self, version: int) -> Adapter:
         """What the tree holds, as a record that does not change with it."""
         arrays = lora_arrays(self._model)
-        return Adapter(name="policy", version=version, shape=self._shape, arrays=arrays)
+        return Adapter(name=POLICY, version=version, shape=self._shape, arrays=arrays)
 
     def _load(self, arrays: Mapping[str, Any], version: int) -> None:
         fresh = {name: mx.array(array) for name, array in arrays.items()}
