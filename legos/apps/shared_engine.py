@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from legos.data.names import POLICY
+from legos.data.names import POLICY, adapter_name
 from legos.data.request import Generated, Request, Result
 from legos.errors import AdapterError
 from legos.protocols import Deliver, Engine
@@ -14,10 +14,10 @@ __all__ = ["SharedEngine"]
 
 
 class SharedEngine:
-    """Passes everything on but changes of one adapter, and counts what was sampled for outsiders.
+    """Passes on everything but changes of the trained adapter; counts its tokens for outsiders.
 
     Attributes:
-        tokens_generated: of requests that have ended.
+        tokens_generated: tokens of the trained adapter in requests that have ended.
     """
 
     def __init__(self, engine: Engine, *, trained: str = POLICY) -> None:
@@ -34,11 +34,17 @@ class SharedEngine:
 
     def submit(self, requests: Sequence[tuple[int, Request]], deliver: Deliver) -> None:
         """Queue requests."""
-        self._engine.submit(requests, self._counted(deliver))
+        trained = [(n, r) for n, r in requests if adapter_name(r.adapter) == self._trained]
+        others = [(n, r) for n, r in requests if adapter_name(r.adapter) != self._trained]
+        if trained:
+            self._engine.submit(trained, self._counted(deliver))
+        if others:
+            self._engine.submit(others, deliver)
 
     def cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
         """End requests early."""
-        self._engine.cancel(numbers, self._counted(deliver))
+        for receiver in (self._counted(deliver), deliver):
+            self._engine.cancel(numbers, receiver)
 
     def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
         """Make a rival live; the future raises ``AdapterError`` for the trained name."""

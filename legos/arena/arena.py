@@ -10,6 +10,7 @@ from legos.arena.seat import Seat
 from legos.arena.table import Table
 from legos.data.episode import Task
 from legos.data.message import Sampling
+from legos.data.names import POLICY
 from legos.data.sample import TrainingBatch
 from legos.data.seeds import mix
 from legos.errors import ArenaError
@@ -40,6 +41,7 @@ class Arena:
     play_timeout_s: float | None = 600.0  # seconds that a play may take; None: any number
     report_after_s: float = 60.0  # seconds without an ended play before the log says what waits
     max_tokens: int | None = 256  # of one reply, where `ask` does not say; None: its longest choice
+    policies: tuple[str, ...] = (POLICY,)  # names of the adapters that are trained
     recommended: Mapping[str, object] = {}  # settings that suit it, dotted names
 
     def __init__(
@@ -88,7 +90,7 @@ class Arena:
         raise ArenaError(f"arena {self.name!r} has no play; write async def play(self, t)")
 
     def seats(self, task: Task) -> Mapping[str, Seat]:
-        """Who sits where for this play; by default the policy sits everywhere.
+        """Who sits where for this play; by default the first policy sits everywhere.
 
         Raises:
             ArenaError: there is no client to ask.
@@ -98,7 +100,11 @@ class Arena:
                 f"arena {self.name!r} has no client; make it with {type(self).__name__}(client)"
             )
         sampling = Sampling(temperature=self.temperature, max_tokens=self.max_tokens)
-        return {role: Seat(role=role, client=self.client, sampling=sampling) for role in self.roles}
+        first = self.policies[0]
+        return {
+            role: Seat(role=role, client=self.client, name=first, adapter=first, sampling=sampling)
+            for role in self.roles
+        }
 
     def forfeit(self, role: str) -> Mapping[str, float]:
         """Rewards of a play that ``role`` forfeits."""

@@ -143,11 +143,17 @@ def _check_task(task: object, source: str) -> None:
         raise ArenaError(f"{source} yielded a Task whose id is {shown(task.id)}; expected text")
 
 
-def checked_seats(seats: Any, source: str) -> Mapping[str, Seat]:
+def checked_seats(seats: Any, policies: Sequence[str], source: str) -> Mapping[str, Seat]:
     """Who sits where.
 
+    Args:
+        seats: what was returned.
+        policies: the adapters that are trained.
+        source: what returned it, for the message.
+
     Raises:
-        ArenaError: it is no mapping from roles to seats.
+        ArenaError: it is no mapping from roles to seats, or a seat is to be trained whose adapter
+            is not.
     """
     expected = "expected role -> Seat, as dict(super().seats(task)) is"
     if seats is None:
@@ -157,6 +163,12 @@ def checked_seats(seats: Any, source: str) -> Mapping[str, Seat]:
     for role, seat in cast("Mapping[str, object]", seats).items():
         if not isinstance(seat, Seat):
             raise ArenaError(f"{source} put {shown(seat)} in seat {role!r}; {expected}")
+        if seat.policy is not None and seat.policy not in policies:
+            raise ArenaError(
+                f"{source} put adapter {seat.adapter!r} in seat {role!r} to be trained; the "
+                f"arena's policies are {', '.join(map(repr, policies))}, so write trainable=False, "
+                "or name the adapter in policies"
+            )
     return cast("Mapping[str, Seat]", seats)
 
 

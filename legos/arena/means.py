@@ -44,7 +44,7 @@ def _reward_means(played: Sequence[Episode]) -> tuple[RewardMeans, dict[str, Rew
             rollout = rollouts.get(role)
             parts = (reward, rollout.turn_rewards if rollout else 0.0)
             by_role[role].append(parts)
-            if rollout and rollout.trainable:
+            if rollout and rollout.policy:
                 trained.append(parts)
     return _means(trained), {role: _means(parts) for role, parts in by_role.items()}
 
@@ -105,7 +105,7 @@ def play_figures(episodes: Sequence[Episode]) -> dict[str, Any]:
         figures[name] = {role: means[name] for role, means in by_role.items()} if shown else None
     metrics = _metric_means(played)
     forfeited = metrics.pop("forfeit", 0.0) if played else None
-    cut = [t.completion.finish_reason == "length" for r in rollouts if r.trainable for t in r.turns]
+    cut = [t.completion.finish_reason == "length" for r in rollouts if r.policy for t in r.turns]
     return figures | {
         "metric": metrics,
         "forfeit_share": forfeited,

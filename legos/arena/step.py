@@ -22,6 +22,7 @@ from legos.arena.seat import Seat
 from legos.arena.table import Table
 from legos.arena.watch import Watch
 from legos.data.episode import Episode, Failure, Rollout, Task
+from legos.data.names import adapter_name
 from legos.data.sample import Sample, TrainingBatch, samples_of_rollout
 from legos.errors import (
     ArenaError,
@@ -177,7 +178,7 @@ async def _play_one(together: _Round, arena: Arena, task: Task, seed: int) -> Ep
 
 
 def _table(together: _Round, arena: Arena, task: Task, seed: int) -> Table:
-    seats = checked_seats(arena.seats(task), f"seats() of arena {arena.name!r}")
+    seats = checked_seats(arena.seats(task), arena.policies, f"seats() of arena {arena.name!r}")
     if (temperature := together.temperature) is not None:
         seats = {role: _tempered(seat, temperature) for role, seat in seats.items()}
     return Table(
@@ -196,7 +197,7 @@ def _table(together: _Round, arena: Arena, task: Task, seed: int) -> Table:
 
 def _tempered(seat: Seat, temperature: float) -> Seat:
     """A trained seat at another temperature; any other one as it is."""
-    if not seat.trainable:
+    if seat.policy is None:
         return seat
     return replace(seat, sampling=changed(seat.sampling, temperature=temperature))
 
@@ -278,7 +279,7 @@ def batch_of(episodes: Sequence[Episode], credit: CreditAssigner) -> TrainingBat
     alone = getattr(credit, "singletons", 0)
     for episode, advantages in zip(played, _assigned(credit, played), strict=True):
         for rollout in episode.rollouts:
-            if not rollout.trainable or not rollout.turns:
+            if not rollout.policy or not rollout.turns:
                 continue
             reason = _untrainable(rollout)
             why = reason or ""
@@ -300,7 +301,7 @@ def batch_of(episodes: Sequence[Episode], credit: CreditAssigner) -> TrainingBat
     singletons = {"credit/singletons": float(getattr(credit, "singletons", 0) - alone)}
     for episode in flat:
         if episode.error or episode.void:
-            tokens = sum(r.num_tokens for r in episode.rollouts if r.trainable)
+            tokens = sum(r.num_tokens for r in episode.rollouts if r.policy)
             discarded[episode.failure or "void"] += tokens
     return TrainingBatch(
         samples=tuple(samples),
@@ -359,6 +360,8 @@ def _per_turn(
 
 def _untrainable(rollout: Rollout) -> str | None:
     """Why a rollout's completions cannot be trained on, or None."""
+    if any(adapter_name(turn.completion.adapter) != rollout.policy for turn in rollout.turns):
+        return "wrong_adapter"
     if any(turn.completion.filtered for turn in rollout.turns):
         return "sampling_filters"
     if not all(turn.completion.trainable for turn in rollout.turns):

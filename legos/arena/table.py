@@ -270,7 +270,7 @@ class Table:
             Rollout(
                 role=role,
                 seat=chair.seat.name,
-                trainable=chair.seat.trainable,
+                policy=chair.seat.policy,
                 turns=tuple(chair.turns),
             )
             for role, chair in self._chairs.items()
@@ -363,6 +363,6 @@ def _untrained(episode: Episode) -> Episode:
     """The same episode with no seat to train."""
     return replace(
         episode,
-        rollouts=tuple(replace(rollout, trainable=False) for rollout in episode.rollouts),
+        rollouts=tuple(replace(rollout, policy=None) for rollout in episode.rollouts),
         children=tuple(_untrained(child) for child in episode.children),
     )

@@ -47,4 +47,4 @@ def returns_to_go(rollout: Rollout, final: float, *, discount: float = 1.0) -> l
 
 def trained(episode: Episode) -> list[Rollout]:
     """The rollouts of seats that are trained, which alone get credit."""
-    return [rollout for rollout in episode.rollouts if rollout.trainable]
+    return [rollout for rollout in episode.rollouts if rollout.policy]

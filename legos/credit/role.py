@@ -34,7 +34,7 @@ class RAECredit:
         for episode in episodes:
             advantages: dict[str, float] = {}
             for rollout in episode.rollouts:
-                if not rollout.trainable:
+                if not rollout.policy:
                     continue
                 key = (episode.arena, rollout.role)
                 reward = episode.rewards[rollout.role]

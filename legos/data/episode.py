@@ -33,7 +33,7 @@ class Rollout(Struct, frozen=True, kw_only=True):
 
     role: str
     seat: str  # who sat there: "policy", an adapter's name, a bot's name
-    trainable: bool  # False: recorded, never trained on
+    policy: str | None  # the trained adapter that its tokens belong to; None: never trained on
     turns: tuple[Turn, ...]
 
     @property
@@ -69,6 +69,6 @@ class Episode(Struct, frozen=True, kw_only=True):
 
     @property
     def num_tokens(self) -> int:
-        """Sampled tokens of trainable seats, children included."""
-        own = sum(r.num_tokens for r in self.rollouts if r.trainable)
+        """Sampled tokens that belong to a trained adapter, children included."""
+        own = sum(r.num_tokens for r in self.rollouts if r.policy)
         return own + sum(child.num_tokens for child in self.children)

@@ -7,7 +7,9 @@ from typing import Any, SupportsFloat
 
 from msgspec import Struct, field
 
-from legos.data.episode import Episode, Rollout, Turn
+from legos.data.episode import Episode, Rollout
+from legos.data.message import Completion
+from legos.data.names import POLICY
 from legos.errors import RecordError
 
 __all__ = ["Sample", "TrainingBatch", "samples_of_rollout"]
@@ -32,6 +34,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     group: str = ""  # arena and task of the plays compared with each other
     rollout: str = ""  # samples that are parts of one rollout carry the same name
     role: str = ""
+    policy: str = POLICY  # the trained adapter that sampled it
     truncated: bool = False  # True: the token limit cut one of its completions short
 
     def __post_init__(self) -> None:
@@ -133,77 +136,63 @@ def samples_of_rollout(
     """Merge turns into samples; a turn joins where its prompt extends the tokens so far.
 
     Args:
-        rollout: the turns of one trainable seat.
-        advantages: [number of turns] one advantage per turn, spread over the turn's tokens.
+        rollout: the turns of one seat that is trained.
+        advantages: [number of turns] one advantage per turn, which each of its tokens gets.
         group: task id of the plays compared with each other.
         name: name of the rollout, the same for all its samples.
 
     Returns:
-        The samples, and the number of breaks (places where a prompt did not extend what was said).
+        The samples, and the number of breaks (turns whose prompt did not extend what was said).
     """
-    samples: list[Sample] = []
-    breaks = 0
-    run: list[tuple[Turn, float]] = []
+    runs: list[list[tuple[Completion, float]]] = []
     seen: tuple[int, ...] = ()
     for turn, advantage in zip(rollout.turns, advantages, strict=True):
-        completion = turn.completion
-        joins = run and _continues(run[-1][0], turn, seen)
-        if run and not joins:
-            samples.append(_sample_of_turns(run, seen, group=group, role=rollout.role, name=name))
-            breaks += 1
-            run = []
-        run.append((turn, advantage))
-        seen = completion.prompt_ids + completion.token_ids
-    if run:
-        samples.append(_sample_of_turns(run, seen, group=group, role=rollout.role, name=name))
-    return samples, breaks
+        said = turn.completion
+        if not runs or not _continues(runs[-1][-1][0], said, seen):
+            runs.append([])
+        runs[-1].append((said, advantage))
+        seen = said.prompt_ids + said.token_ids
+    samples = [_sample_of_turns(run, rollout, group=group, name=name) for run in runs]
+    return samples, max(0, len(runs) - 1)
 
 
-def _continues(last: Turn, turn: Turn, seen: tuple[int, ...]) -> bool:
-    """Whether ``turn``'s prompt starts with all tokens seen so far, sampled in the same way."""
-    completion = turn.completion
-    same = (completion.restricted, completion.temperature) == (
-        last.completion.restricted,
-        last.completion.temperature,
-    )
-    return same and completion.prompt_ids[: len(seen)] == seen
+def _continues(last: Completion, said: Completion, seen: tuple[int, ...]) -> bool:
+    """Whether a prompt starts with all tokens seen so far, and the answer was sampled as the last.
+
+    A sample has one temperature, and its tokens are restricted to the legal ones or none of them.
+    """
+    same = (said.restricted, said.temperature) == (last.restricted, last.temperature)
+    return same and said.prompt_ids[: len(seen)] == seen
 
 
 def _sample_of_turns(
-    run: Sequence[tuple[Turn, float]],
-    token_ids: tuple[int, ...],
-    *,
-    group: str,
-    role: str,
-    name: str,
+    run: Sequence[tuple[Completion, float]], rollout: Rollout, *, group: str, name: str
 ) -> Sample:
-    first = run[0][0].completion
-    positions: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
-    versions: tuple[int, ...] = ()
-    advantages: tuple[float, ...] = ()
-    legal: tuple[tuple[int, ...], ...] = ()
-    truncated = False
-    for turn, advantage in run:
-        completion = turn.completion
-        start, count = len(completion.prompt_ids), len(completion.token_ids)
-        positions += tuple(range(start, start + count))
-        logprobs += completion.logprobs
-        versions += completion.versions
-        advantages += (advantage,) * count
-        legal += completion.legal or ((),) * count
-        truncated |= completion.finish_reason == "length"
+    positions: list[int] = []
+    logprobs: list[float] = []
+    versions: list[int] = []
+    advantages: list[float] = []
+    legal: list[tuple[int, ...]] = []
+    for said, advantage in run:
+        start, count = len(said.prompt_ids), len(said.token_ids)
+        positions += range(start, start + count)
+        logprobs += said.logprobs
+        versions += said.versions
+        advantages += [advantage] * count
+        legal += said.legal or [()] * count
+    last = run[-1][0]
     return Sample(
-        token_ids=token_ids,
-        positions=positions,
-        logprobs=logprobs,
-        versions=versions,
-        advantages=advantages,
-        legal=legal,
-        restricted=first.restricted,
-        temperature=first.temperature,
+        token_ids=last.prompt_ids + last.token_ids,
+        positions=tuple(positions),
+        logprobs=tuple(logprobs),
+        versions=tuple(versions),
+        advantages=tuple(advantages),
+        legal=tuple(legal),
+        restricted=last.restricted,
+        temperature=last.temperature,
         group=group,
         rollout=name,
-        role=role,
-        truncated=truncated,
+        role=rollout.role,
+        policy=rollout.policy or POLICY,
+        truncated=any(said.finish_reason == "length" for said, _ in run),
     )

@@ -73,6 +73,7 @@ def episode_to_json(episode: Episode) -> dict[str, Any]:
             {
                 "role": rollout.role,
                 "seat": rollout.seat,
+                "policy": rollout.policy,
                 "turns": [
                     {
                         "asked": turn.messages[-1].content,

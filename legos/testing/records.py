@@ -131,7 +131,7 @@ def make_episode(
             Rollout(
                 role=role,
                 seat="bot" if role in untrained else POLICY,
-                trainable=role not in untrained,
+                policy=None if role in untrained else POLICY,
                 turns=tuple(of_role),
             )
             for role, of_role in said.items()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from legos.clients.engine import EngineClient
 from legos.config.schema import RunConfig, TrainingConfig
 from legos.data.limits import EngineLimits
+from legos.data.names import POLICY
 from legos.data.sample import Sample
 from legos.data.select import selection
 from legos.data.step import Update
@@ -156,14 +157,16 @@ class Trainer(PolicyTrainer):
         """A client that asks the engine in this process."""
         return EngineClient(self.engine, self.model.tokenizer)
 
-    async def tokens_generated(self) -> int:
-        """Tokens that the engine has sampled since it was made, cancelled requests included.
+    async def tokens_generated(self, policy: str = POLICY) -> int:
+        """Tokens that the engine has sampled for a policy, those of cancelled requests included.
+
+        Tokens of other adapters are of rivals that are not trained, so no ledger has them.
 
         Raises:
             EngineError: the engine has died or was closed.
         """
         engine = self.engine
-        return await asyncio.wrap_future(engine.run(lambda _: engine.tokens_generated))
+        return await asyncio.wrap_future(engine.run(lambda _: engine.tokens_generated(policy)))
 
     def close(self) -> None:
         """End the engine's and the trainer's threads."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from legos.apps import train as app
@@ -149,11 +150,50 @@ def test_the_books_are_those_of_the_engine(options: list[str], trainers: list[Tr
     [trainer] = trainers
     state = read_state(newest_whole(Path("run/checkpoints")))
     ledger = state["trainer"]["ledger"]
-    assert ledger["generated"] == trainer.engine.tokens_generated
+    assert ledger["generated"] == trainer.engine.tokens_generated("policy")
     queued = sum(len(sample[1]) for batch in state["queued"] for sample in batch["samples"])
     lost = sum(ledger["filtered"].values()) + sum(ledger["discarded"].values())
     assert ledger["generated"] == ledger["trained"] + lost + queued
     assert "too_long" not in ledger["filtered"]
+
+
+RIVALS = """
+from legos import Arena, Seat, Task
+
+class Rivals(Arena):
+    roles = ("learner", "rival")
+    max_tokens = 3
+
+    def tasks(self, rng):
+        while True:
+            yield Task(id="round")
+
+    def seats(self, task):
+        rival = Seat(role="rival", client=self.client, name="base", adapter="base", trainable=False)
+        return {**super().seats(task), "rival": rival}
+
+    async def play(self, t):
+        said = await t.ask_all({role: "Nim: 5 left" for role in self.roles})
+        learner, rival = (len(said[role].answer) for role in self.roles)
+        return {"learner": learner - rival, "rival": rival - learner}
+"""
+
+
+def test_tokens_of_a_rival_that_is_not_trained_are_not_in_the_books(
+    trainers: list[Trainer],
+) -> None:
+    Path("rivals.py").write_text(RIVALS)
+    arena = ("--arena", "rivals.py:Rivals", "--play.credit", "rae", "--loop.evaluation-plays", "4")
+    assert main(["train", "--out", "run", *FAST, "--steps", "2", *arena]) == 0
+    engine = trainers[0].engine
+    assert engine.tokens_generated("base") > 0
+    ledger = read_state(newest_whole(Path("run/checkpoints")))["trainer"]["ledger"]
+    assert ledger["generated"] == engine.tokens_generated("policy")
+    play = msgspec.json.decode(Path("run/episodes.jsonl").read_text().splitlines()[0])
+    assert [(seat["seat"], seat["policy"]) for seat in play["seats"]] == [
+        ("policy", "policy"),
+        ("base", None),
+    ]
 
 
 def test_the_plan_of_the_memory_is_printed_before_the_first_step(
@@ -211,7 +251,7 @@ def test_what_was_being_sampled_at_a_stop_is_booked(
     [step] = map(int, re.findall(r"at step (\d+) of 400, with a checkpoint; go on with\n", told))
     assert told.endswith("  uv run legos train --resume run\n")
     ledger = read_state(newest_whole(Path("run/checkpoints")))["trainer"]["ledger"]
-    assert ledger["generated"] == trainers[0].engine.tokens_generated
+    assert ledger["generated"] == trainers[0].engine.tokens_generated("policy")
     check_lines(Path("run"), step)
     monkeypatch.undo()
 

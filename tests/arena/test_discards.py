@@ -32,6 +32,8 @@ def episodes(bad: Turn) -> list[Episode]:
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
+        (turn(adapter="old"), "wrong_adapter"),
+        (turn(adapter="old@3", filtered=True), "wrong_adapter"),
         (turn(filtered=True), "sampling_filters"),
         (turn(prompt_ids=()), "no_logprobs"),
         (turn(logprobs=(-1.0, math.nan)), "invalid"),

@@ -126,7 +126,7 @@ def test_children_that_are_not_to_be_trained_are_only_recorded() -> None:
     descendants = [c for e in batch.episodes for c in e.children]
     descendants += [g for c in descendants for g in c.children]
     assert len(descendants) == 4 + 24
-    assert all(not r.trainable and r.turns for c in descendants for r in c.rollouts)
+    assert all(r.policy is None and r.turns for c in descendants for r in c.rollouts)
 
 
 @pytest.mark.parametrize("limit", [1, 2])

@@ -59,7 +59,7 @@ def test_the_oldest_token_gives_the_age() -> None:
 
 
 def rollout(*turns: Turn) -> Rollout:
-    return Rollout(role="first", seat="policy", trainable=True, turns=turns)
+    return Rollout(role="first", seat="policy", policy="policy", turns=turns)
 
 
 def test_turns_that_extend_each_other_are_one_sample() -> None:

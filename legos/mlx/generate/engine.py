@@ -15,7 +15,7 @@ All methods named ``_x`` run on the worker that owns the module tree.
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
@@ -24,7 +24,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from legos.data.limits import EngineLimits
-from legos.data.names import POLICY
+from legos.data.names import POLICY, adapter_name
 from legos.data.request import Progress, Request, Result
 from legos.errors import EngineError, RequestError
 from legos.mlx.generate.scheduler import Outcome, Scheduler
@@ -87,6 +87,7 @@ class MlxEngine:
         self._closed = False
         self._checked = 0.0
         self._accepted = self._answered = 0
+        self._drawn: Counter[str] = Counter()  # tokens of requests that have ended, by adapter
         self.swaps = 0
         self.worked_s = 0.0
         self.spans = self._scheduler.sampler.spans
@@ -97,10 +98,12 @@ class MlxEngine:
         """Rows that went through the model so far, prefill and decode."""
         return self._scheduler.rows_computed
 
-    @property
-    def tokens_generated(self) -> int:
-        """Tokens drawn so far; their number over ``rows_computed`` is what sharing saves."""
-        return self._scheduler.sampler.draws
+    def tokens_generated(self, adapter: str) -> int:
+        """Tokens drawn so far for one adapter, whatever its version; call it through ``run``."""
+        inside = (
+            len(one.tokens) for one in self._inside if adapter_name(one.request.adapter) == adapter
+        )
+        return self._drawn[adapter] + sum(inside)
 
     @property
     def alive(self) -> bool:
@@ -320,6 +323,8 @@ class MlxEngine:
                 if not isinstance(result, Progress):
                     self._inside.remove(sequence)
                     self._answered += 1
+                    adapter = adapter_name(sequence.request.adapter)
+                    self._drawn[adapter] += len(sequence.tokens)
                     self._scheduler.left(sequence)
                 by_receiver.setdefault(sequence.deliver, []).append((sequence.number, result))
         for deliver, results in by_receiver.items():
