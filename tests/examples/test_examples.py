@@ -82,8 +82,9 @@ def answers(url: str) -> bool:
 
 @pytest.mark.slow
 def test_own_game_is_evaluated_before_and_after() -> None:
-    before, after = run("own_game.py", "--steps", "3").splitlines()
+    before, *steps, after = run("own_game.py", "--steps", "3").splitlines()
     assert before.startswith("before {'policy_version': 0")
+    assert [line.split()[1] for line in steps] == ["1/3", "3/3"]
     assert after.startswith("after")
     assert "'arena': 'race'" in after
 
