@@ -29,7 +29,6 @@ _READ_WITH: Mapping[str, tuple[str, ...]] = {  # what is read only where one of 
     "entropy_steps": ("entropy_coef", "entropy_coef_end"),
     "entropy_over": ("entropy_coef", "entropy_coef_end"),
 }
-_SAPO_TAUS = (1.0, 1.05)  # arXiv:2511.20347
 _TRUNCATION_CAP = 2.0
 
 
@@ -166,29 +165,10 @@ class ObjectiveSettings(Settings):
         return "ppo" if self.importance_sampling == "token" else "gspo"
 
     @property
-    def clip_low(self) -> float:
-        """How far down the trust region of the loss reaches."""
-        return self._default_clip[0] if self.clip_range is None else self.clip_range
-
-    @property
-    def clip_high(self) -> float:
-        """How far up it reaches."""
-        if self.clip_range_high is not None:
-            return self.clip_range_high
-        return self._default_clip[1] if self.clip_range is None else self.clip_range
-
-    @property
     def skip_threshold(self) -> float:
         """Share of clipped tokens beyond which a step is skipped."""
         whole = self.policy_loss == "gspo"
         return self.sequence_clip_skip_threshold if whole else self.clip_skip_threshold
-
-    @property
-    def sapo_taus(self) -> tuple[float, float]:
-        """Temperatures of sapo's gate where the advantage is positive and where it is not."""
-        given = (self.sapo_tau, self.sapo_tau_negative)
-        up, down = (d if g is None else g for g, d in zip(given, _SAPO_TAUS, strict=True))
-        return up, down
 
     @property
     def corrections(self) -> Corrections:
@@ -214,10 +194,6 @@ class ObjectiveSettings(Settings):
     def replace(self, **changes: Any) -> Self:
         """A copy with some settings changed, checked like a new one; see ``Settings.replace``."""
         return super().replace(**_with_ratio(changes))
-
-    @property
-    def _default_clip(self) -> tuple[float, float]:
-        return CLIP_RANGES.get(self.policy_loss, (0.0, 0.0))
 
     @model_validator(mode="before")
     @classmethod

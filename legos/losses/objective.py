@@ -48,6 +48,7 @@ CLIP_RANGES: Mapping[PolicyLoss, tuple[float, float]] = {
     "dppo_kl": (0.05, 0.05),
     "gmpo": (0.4, 0.4),  # arXiv:2507.20673
 }
+SAPO_TAUS = (1.0, 1.05)  # temperatures of both gates where none is given: arXiv:2511.20347
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +62,8 @@ class Objective:
     clip_low: float | None = None  # how far down the trust region reaches; None: CLIP_RANGES
     clip_high: float | None = None  # and how far up, in the same unit
     dual_clip: float | None = 3.0  # ppo, gspo: bound where the advantage is negative; None: none
-    sapo_tau: float = 1.0  # sapo: temperature of the gate where the advantage is positive
-    sapo_tau_negative: float = 1.05  # and where it is not
+    sapo_tau: float | None = None  # sapo: temperature of the gate where the advantage is positive
+    sapo_tau_negative: float | None = None  # and where it is not; None: SAPO_TAUS
     kl_estimator: KlEstimator = "k2"  # of the chosen tokens, or "exact": whole distributions
     kl_in: KlPlace = "loss"  # whether divergences are added to the loss or taken off advantages
     kl_coef: float = 0.0  # weight of KL(policy || reference); by itself, the policy without LoRA
@@ -84,9 +85,9 @@ class Objective:
             )
         if self.dual_clip is not None and not self.dual_clip > 1:
             raise ConfigError(f"dual_clip is {self.dual_clip}; expected more than 1, or none")
-        for name in ("sapo_tau", "sapo_tau_negative"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected more than 0")
+        for name, tau in zip(("sapo_tau", "sapo_tau_negative"), self.sapo_taus, strict=True):
+            if not tau > 0:
+                raise ConfigError(f"{name} is {tau}; expected more than 0")
         for name in ("kl_coef", "ema_kl_coef", "entropy_coef"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected a number >= 0")
@@ -109,6 +110,15 @@ class Objective:
         return (
             low if self.clip_low is None else self.clip_low,
             high if self.clip_high is None else self.clip_high,
+        )
+
+    @property
+    def sapo_taus(self) -> tuple[float, float]:
+        """Temperatures of sapo's gate where the advantage is positive and where it is not."""
+        up, down = SAPO_TAUS
+        return (
+            up if self.sapo_tau is None else self.sapo_tau,
+            down if self.sapo_tau_negative is None else self.sapo_tau_negative,
         )
 
 

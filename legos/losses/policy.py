@@ -68,7 +68,7 @@ def _of_ratio(
     """The losses that are functions of the ratio alone; ``still`` has no gradient through it."""
     name, (low, high) = objective.policy_loss, objective.clip_range
     if name == "sapo":
-        tau, negative = objective.sapo_tau, objective.sapo_tau_negative
+        tau, negative = objective.sapo_taus
         return sapo(xp, log_x, advantage=advantage, tau=tau, tau_negative=negative)
     if name == "gmpo":
         return gmpo(xp, log_x, still, advantage=advantage, mask=mask, low=low, high=high)

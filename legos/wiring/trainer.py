@@ -219,11 +219,13 @@ def step_settings(config: TrainingConfig, *, num_vocabulary: int | None = None) 
             loss=config.policy_loss,
             anchor=config.anchor,
             corrections=config.corrections,
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
+            clip_low=config.clip_range,
+            clip_high=config.clip_range
+            if config.clip_range_high is None
+            else config.clip_range_high,
             dual_clip=config.dual_clip,
-            sapo_tau=config.sapo_taus[0],
-            sapo_tau_negative=config.sapo_taus[1],
+            sapo_tau=config.sapo_tau,
+            sapo_tau_negative=config.sapo_tau_negative,
             kl_estimator=config.kl_estimator,
             kl_in=config.kl_in,
             kl_coef=config.kl_coef,

@@ -55,10 +55,10 @@ def test_the_share_of_clipped_tokens_has_a_threshold() -> None:
 def test_ranges_and_temperatures_have_a_side_each() -> None:
     config = TrainingConfig(clip_range=0.1, clip_range_high=0.3)
     ppo = step_settings(config).objective(0, 10)
-    assert (ppo.clip_low, ppo.clip_high) == (0.1, 0.3)
+    assert ppo.clip_range == (0.1, 0.3)
     config = TrainingConfig(loss="sapo", sapo_tau=2.0, sapo_tau_negative=3.0)
     sapo = step_settings(config).objective(0, 10)
-    assert (sapo.sapo_tau, sapo.sapo_tau_negative) == (2.0, 3.0)
+    assert sapo.sapo_taus == (2.0, 3.0)
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(None, [0.4, 0.3, 0.2]), (4, [0.4, 0.2, 0.2])])
