@@ -19,9 +19,9 @@ from legos.errors import ConfigError
 from legos.protocols import Engine
 from legos.run.find import find_adapter
 from legos.server.app import make_app
-from legos.server.limits import Limits
-from legos.server.run import serve_app
-from legos.server.uploads import checked_name
+from legos.server.endpoints.uploads import checked_name
+from legos.server.listen import serve_app
+from legos.server.options import ServerOptions
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
 from legos.wiring.machine import quiet_collector
@@ -37,7 +37,7 @@ def serve(
     adapters: Sequence[str],
     host: str,
     port: int,
-    limits: Limits,
+    options: ServerOptions,
     drain_s: float,
     say: Callable[[str], None],
 ) -> None:
@@ -49,7 +49,7 @@ def serve(
             before it.
         host: address to listen on.
         port: 0 picks a free one.
-        limits: what is let in.
+        options: what is let in.
         drain_s: how long running requests may take to end, seconds.
         say: told the address, once requests are answered.
 
@@ -66,12 +66,12 @@ def serve(
         if not loaded:
             apply_lora(handle)
             loaded = [handle.base_adapter()]
-        engine = watched_engine(handle, EngineLimits(max_rows=limits.max_running))
+        engine = watched_engine(handle, EngineLimits(max_rows=options.max_running))
         stack.callback(engine.close)
         for adapter in loaded:
             put_on(engine, adapter, model)
         scale = loaded[0].shape.scale
-        app = app_of(handle, engine, name=_short(model), limits=limits, scale=scale)
+        app = app_of(handle, engine, name=_short(model), options=options, scale=scale)
         quiet_collector()
         asyncio.run(_until_told(app, host, port, drain_s, say))
 
@@ -81,7 +81,7 @@ def app_of(
     engine: Engine,
     *,
     name: str,
-    limits: Limits,
+    options: ServerOptions,
     scale: float | None = None,
 ) -> FastAPI:
     """The application over a loaded model and its engine.
@@ -90,7 +90,7 @@ def app_of(
         handle: the model.
         engine: one of its engines, a trainer's for instance.
         name: what the base model is called.
-        limits: what is let in.
+        options: what is let in.
         scale: LoRA's multiplier where a loaded adapter says none; None: the handle's.
     """
     if scale is None and handle.lora is not None:
@@ -103,7 +103,7 @@ def app_of(
         context=handle.context,
         tools=tool_format_of(handle),
         lora_scale=scale,
-        limits=limits,
+        options=options,
     )
     app.openapi()  # which takes a while the first time, and holds whoever asks then
     return app
@@ -125,7 +125,7 @@ async def _until_told(
     async with serve_app(app, host=host, port=port, drain_s=drain_s) as url:
         service = app.state.service
         live = [f"{name}@{version}" for name, version in service.engine.versions().items()]
-        key = '-H "Authorization: Bearer $LEGOS_API_KEY" ' if service.limits.api_key else ""
+        key = '-H "Authorization: Bearer $LEGOS_API_KEY" ' if service.options.api_key else ""
         example = EXAMPLE if service.model == BUILTIN else "Hello"
         asked = {"messages": [{"role": "user", "content": example}], "max_tokens": 16}
         say(

@@ -171,9 +171,9 @@ def serve(
         log_prompts: Write prompts into the log.
     """
     from legos.apps.serve import serve as run
-    from legos.server.limits import Limits
+    from legos.server.options import ServerOptions
 
-    limits = Limits.for_host(
+    options = ServerOptions.for_host(
         host,
         api_key=api_key,
         max_running=max_batch,
@@ -188,7 +188,7 @@ def serve(
         adapters=adapter,
         host=host,
         port=port,
-        limits=limits,
+        options=options,
         drain_s=drain_s,
         say=show,
     )

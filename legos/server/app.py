@@ -12,16 +12,19 @@ from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.errors import LegosError
 from legos.protocols import Engine
-from legos.server.adapters import adapter_router
-from legos.server.chat import chat_router
-from legos.server.completions import completion_router
-from legos.server.extras import state_router, text_router
-from legos.server.guard import Guard
-from legos.server.limits import Limits
-from legos.server.page import docs_page
+from legos.server.endpoints.adapters import adapter_router
+from legos.server.endpoints.chat import chat_router
+from legos.server.endpoints.completions import completion_router
+from legos.server.endpoints.docs import docs_page
+from legos.server.endpoints.health import health_router
+from legos.server.endpoints.models import model_router
+from legos.server.endpoints.scores import score_router
+from legos.server.endpoints.tokens import token_router
+from legos.server.middleware.access import Access
+from legos.server.options import ServerOptions
 from legos.server.problems import handle
+from legos.server.schemas.answers import ProblemAnswer
 from legos.server.service import Service, Source
-from legos.server.shapes import ProblemAnswer
 
 __all__ = ["make_app", "service_of"]
 
@@ -43,7 +46,7 @@ def make_app(
     context: int,
     tools: ToolFormat = PLAIN_TOOLS,
     lora_scale: float | None = None,
-    limits: Limits | None = None,
+    options: ServerOptions | None = None,
 ) -> FastAPI:
     """Make the application.
 
@@ -55,11 +58,11 @@ def make_app(
         context: longest prompt plus completion, tokens.
         tools: how the model writes tool calls.
         lora_scale: LoRA's multiplier where a loaded adapter says none.
-        limits: what is let in; None lets everybody in, within the default sizes.
+        options: what is let in; None lets everybody in, within the default sizes.
     """
-    limits = limits or Limits()
+    options = options or ServerOptions()
     service = Service(
-        source, engine, tokenizer, model=model, context=context, tools=tools, limits=limits
+        source, engine, tokenizer, model=model, context=context, tools=tools, options=options
     )
     app = FastAPI(
         title="legos",
@@ -75,17 +78,19 @@ def make_app(
     app.include_router(chat_router(service), tags=["OpenAI"])
     app.include_router(completion_router(service), tags=["OpenAI"])
     app.include_router(adapter_router(service, default_scale=lora_scale), tags=["adapters"])
-    app.include_router(state_router(service), tags=["state"])
-    app.include_router(text_router(service), tags=["texts"])
+    app.include_router(model_router(service), tags=["state"])
+    app.include_router(health_router(service), tags=["state"])
+    app.include_router(token_router(service), tags=["texts"])
+    app.include_router(score_router(service), tags=["texts"])
 
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> HTMLResponse:
         return HTMLResponse(docs_page(app.openapi(), str(request.base_url).rstrip("/")))
 
-    app.add_middleware(Guard, service=service)
-    if limits.allowed_hosts:
+    app.add_middleware(Access, service=service)
+    if options.allowed_hosts:
         app.add_middleware(
-            TrustedHostMiddleware, allowed_hosts=list(limits.allowed_hosts), www_redirect=False
+            TrustedHostMiddleware, allowed_hosts=list(options.allowed_hosts), www_redirect=False
         )
     return app
 

@@ -14,9 +14,9 @@ from legos.data.message import Completion, Message, Sampling
 from legos.data.names import BASE, POLICY
 from legos.data.request import Progress
 from legos.protocols import Engine
-from legos.server.limits import Limits
-from legos.server.metrics import Metrics
+from legos.server.options import ServerOptions
 from legos.server.problems import GoneError, Problem, first_error
+from legos.server.prometheus import Metrics
 
 __all__ = ["LONG", "Service", "Source", "encode_texts", "together"]
 
@@ -67,7 +67,7 @@ class Service:
         model: name of the base model.
         context: longest prompt plus completion, tokens.
         tools: how the model writes tool calls.
-        limits: what is let in.
+        options: what is let in.
         metrics: what was done.
         started: when, in seconds since 1970.
         draining: True once nothing new is let in.
@@ -82,7 +82,7 @@ class Service:
         model: str,
         context: int,
         tools: ToolFormat,
-        limits: Limits,
+        options: ServerOptions,
     ) -> None:
         self.source = source
         self.engine = engine
@@ -90,7 +90,7 @@ class Service:
         self.model = model
         self.context = context
         self.tools = tools
-        self.limits = limits
+        self.options = options
         self.metrics = Metrics(engine)
         self.started = int(time.time())
         self.draining = False
@@ -133,7 +133,7 @@ class Service:
         Raises:
             Problem: 400, it has to be sent in parts.
         """
-        most = self.limits.max_running + self.limits.max_queue
+        most = self.options.max_running + self.options.max_queue
         if count > most:
             raise Problem(
                 400,
@@ -149,15 +149,15 @@ class Service:
         Raises:
             Problem: 429, they would be more than may run and wait.
         """
-        limits = self.limits
-        if self._running + count > limits.max_running + limits.max_queue:
+        options = self.options
+        if self._running + count > options.max_running + options.max_queue:
             self.metrics.refused.labels("queue").inc()
-            waiting = max(self._running - limits.max_running, 0)
+            waiting = max(self._running - options.max_running, 0)
             raise Problem(
                 429,
                 f"{self._running} completions are asked for already, {waiting} of them wait, and "
-                f"{count} more would exceed the {limits.max_running} that may run and the "
-                f"{limits.max_queue} that may wait; ask again later",
+                f"{count} more would exceed the {options.max_running} that may run and the "
+                f"{options.max_queue} that may wait; ask again later",
                 code="queue_full",
                 headers={"retry-after": "1"},
             )
@@ -181,7 +181,7 @@ class Service:
             Problem: 504, the time was over; 503, the server ends.
         """
         try:
-            async with asyncio.timeout(self.limits.request_timeout_s) as deadline:
+            async with asyncio.timeout(self.options.request_timeout_s) as deadline:
                 with self._listed(deadline):
                     async with asyncio.TaskGroup() as group:
                         watcher = group.create_task(_watch(receive))
@@ -194,7 +194,7 @@ class Service:
             self.metrics.refused.labels("time").inc()
             raise Problem(
                 504,
-                f"the answer took longer than {self.limits.request_timeout_s:g} s; ask for fewer "
+                f"the answer took longer than {self.options.request_timeout_s:g} s; ask for fewer "
                 "tokens",
                 headers={"x-should-retry": "false"},
             ) from error

@@ -335,7 +335,7 @@ def test_serve_bench_and_arenas_call_their_functions(
     assert isinstance(served, dict)
     assert (served["model"], served["adapters"]) == (None, ("a/v3",))
     assert (served["host"], served["port"]) == ("127.0.0.1", 0)
-    assert served["limits"].api_key is None
+    assert served["options"].api_key is None
     assert benched == ("engine", 5.0)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.clients.engine import EngineClient
 from legos.mlx.generate.engine import MlxEngine
 from legos.server.app import make_app, service_of
-from legos.server.limits import Limits
-from legos.server.run import serve_app
+from legos.server.listen import serve_app
+from legos.server.options import ServerOptions
 from legos.server.service import Service
 from legos.testing import FakeEngine
 from legos.wiring.model import ModelHandle
@@ -101,7 +102,7 @@ def engine(model: ModelHandle) -> Iterator[MlxEngine]:
 @pytest.fixture(scope="session")
 def served(model: ModelHandle, engine: MlxEngine) -> Iterator[Served]:
     """The built-in model over HTTP, its policy live."""
-    with serving(app_of(model, engine, name="builtin", limits=Limits())) as server:
+    with serving(app_of(model, engine, name="builtin", options=ServerOptions())) as server:
         yield server
 
 
@@ -120,7 +121,7 @@ def fake(tokenizer: ChatTokenizer) -> MakeServer:
         drain_s: float = 5.0,
         tools: ToolFormat = PLAIN_TOOLS,
         own: ChatTokenizer | None = None,
-        **limits: object,
+        **options: object,
     ) -> AbstractContextManager[Served]:
         words = own or tokenizer
         app = make_app(
@@ -131,8 +132,21 @@ def fake(tokenizer: ChatTokenizer) -> MakeServer:
             context=1024,
             tools=tools,
             lora_scale=2.0,
-            limits=Limits(**limits),  # pyright: ignore[reportArgumentType]
+            options=ServerOptions(**options),  # pyright: ignore[reportArgumentType]
         )
         return serving(app, drain_s=drain_s)
 
     return make
+
+
+@pytest.fixture
+def eventually() -> Callable[..., bool]:
+    """Waits for a condition: ``eventually(lambda: ..., seconds=2)`` is whether it came."""
+
+    def wait(condition: Callable[[], bool], *, seconds: float = 5.0) -> bool:
+        deadline = time.monotonic() + seconds
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return condition()
+
+    return wait

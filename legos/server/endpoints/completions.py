@@ -2,80 +2,29 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
-from pydantic import ConfigDict, Field
 from starlette.responses import Response
 
 from legos.chat.incremental import TextStream
-from legos.data.message import MAX_ALTERNATIVES, Completion
+from legos.data.message import Completion
 from legos.data.request import Progress
-from legos.server.ask import Asked, Envelope, complete_all, stream_all, usage_of
-from legos.server.bodies import JsonRoute
-from legos.server.events import Emit, EventStream
-from legos.server.fields import ONE_ERROR, Ids, SamplingFields
+from legos.server.endpoints.event_stream import Emit, EventStream
+from legos.server.endpoints.generation import Asked, Envelope, complete_all, stream_all, usage_of
+from legos.server.endpoints.token_fields import TokenTexts, text_logprobs, token_fields
+from legos.server.middleware.bodies import JsonRoute
 from legos.server.problems import GONE, Problem
+from legos.server.schemas.answers import CompletionAnswer
+from legos.server.schemas.completions import CompletionBody
 from legos.server.service import Service, encode_texts
-from legos.server.shapes import CompletionAnswer
-from legos.server.tokens import TokenTexts, text_logprobs, token_fields
 
-__all__ = ["CompletionBody", "completion_router"]
+__all__ = ["completion_router"]
 
 logger = logging.getLogger("legos.server")
 
 DEFAULT_TOKENS = 16  # of OpenAI's interface
-
-
-class CompletionBody(SamplingFields):
-    """``POST /v1/completions``."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        allow_inf_nan=False,
-        json_schema_extra={
-            "examples": [
-                {"prompt": "Nim: 5 left", "max_tokens": 4},
-                {"prompt": [[1, 4, 20], [1, 4, 21]], "max_tokens": 4, "return_token_ids": True},
-            ]
-        },
-    )
-
-    prompt: str | Ids | Annotated[list[str], ONE_ERROR] | Annotated[list[Ids], ONE_ERROR] = Field(
-        description="One text, one list of token ids, or several of either."
-    )
-    add_special_tokens: bool = Field(
-        True, description="Begin texts with the tokens that the model's texts begin with."
-    )
-    logprobs: int | None = Field(
-        None, ge=0, le=MAX_ALTERNATIVES, description="Log-probabilities, with so many alternatives."
-    )
-    echo: Literal[False] | None = Field(None, description="The prompt cannot be told again.")
-    best_of: Literal[1] | None = None
-    suffix: None = None
-
-    @property
-    def num_prompts(self) -> int:
-        """How many there are."""
-        several = not isinstance(self.prompt, str) and self.prompt
-        return len(several) if several and not isinstance(several[0], int) else 1
-
-    async def prompts(self, service: Service) -> list[tuple[int, ...]]:
-        """Token ids of every prompt.
-
-        Raises:
-            Problem: there is none, or one is empty.
-        """
-        given: Any = self.prompt
-        if isinstance(given, str) or (given and isinstance(given[0], int)):
-            given = [given]
-        if given and isinstance(given[0], str):
-            given = await encode_texts(service, given, specials=self.add_special_tokens)
-        ids = [tuple(prompt) for prompt in given]
-        if not ids or not all(ids):
-            raise Problem(400, "prompt is empty; expected at least one token", param="prompt")
-        return ids
 
 
 def completion_router(service: Service) -> APIRouter:
@@ -101,11 +50,11 @@ def completion_router(service: Service) -> APIRouter:
 
 async def _asked(service: Service, body: CompletionBody) -> Asked:
     """Turn the body into what is asked."""
-    if service.limits.log_prompts:
+    if service.options.log_prompts:
         logger.info("completion %s", body.model_dump_json(include={"prompt"}))
     adapter = service.adapter_of(body.model, body.adapter)
     service.check_size(body.num_prompts * (body.n or 1))
-    prompts = await body.prompts(service)
+    prompts = await _prompts(service, body)
     sampling = body.sampling(
         max_tokens=None if body.choices else DEFAULT_TOKENS, alternatives=body.logprobs or 0
     )
@@ -113,6 +62,23 @@ async def _asked(service: Service, body: CompletionBody) -> Asked:
     if body.seed is None:  # equal prompts of one request are drawn apart
         samplings = [msgspec.structs.replace(sampling, seed=body.first_seed()) for _ in prompts]
     return Asked(prompts, samplings, adapter=adapter, num_answers=body.n or 1)
+
+
+async def _prompts(service: Service, body: CompletionBody) -> list[tuple[int, ...]]:
+    """Token ids of every prompt.
+
+    Raises:
+        Problem: there is none, or one is empty.
+    """
+    given: Any = body.prompt
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
+        given = [given]
+    if given and isinstance(given[0], str):
+        given = await encode_texts(service, given, specials=body.add_special_tokens)
+    ids = [tuple(prompt) for prompt in given]
+    if not ids or not all(ids):
+        raise Problem(400, "prompt is empty; expected at least one token", param="prompt")
+    return ids
 
 
 class _Answer:

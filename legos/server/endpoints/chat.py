@@ -12,15 +12,15 @@ from starlette.responses import Response
 from legos.chat.tools import call_schema
 from legos.data.message import Completion
 from legos.data.request import Progress
-from legos.server.ask import Asked, Envelope, complete_all, stream_all, usage_of
-from legos.server.bodies import JsonRoute
-from legos.server.chat_fields import ChatBody, ChatPrompt
-from legos.server.events import Emit, EventStream
+from legos.server.endpoints.chat_message import Manner, ReplyReader
+from legos.server.endpoints.event_stream import Emit, EventStream
+from legos.server.endpoints.generation import Asked, Envelope, complete_all, stream_all, usage_of
+from legos.server.endpoints.token_fields import TokenTexts, chat_logprobs, token_fields
+from legos.server.middleware.bodies import JsonRoute
 from legos.server.problems import GONE, Problem
-from legos.server.reply import Manner, ReplyReader
+from legos.server.schemas.answers import ChatAnswer
+from legos.server.schemas.chat import ChatBody, ChatPrompt
 from legos.server.service import LONG, Service
-from legos.server.shapes import ChatAnswer
-from legos.server.tokens import TokenTexts, chat_logprobs, token_fields
 
 __all__ = ["chat_router", "render_prompt"]
 
@@ -63,10 +63,10 @@ async def render_prompt(
         if long:
             return await asyncio.to_thread(tokenizer.render, plain)
         return tokenizer.render(plain)
-    messages, options = prompt.checked(), prompt.chat_template_kwargs
+    messages, variables = prompt.checked(), prompt.chat_template_kwargs
     if long:
-        return await asyncio.to_thread(tokenizer.render_chat, messages, tools, options)
-    return tokenizer.render_chat(messages, tools, options)
+        return await asyncio.to_thread(tokenizer.render_chat, messages, tools, variables)
+    return tokenizer.render_chat(messages, tools, variables)
 
 
 class _Chat:
@@ -89,7 +89,7 @@ class _Chat:
         Raises:
             Problem: it contradicts itself, or asks for what is not there.
         """
-        if service.limits.log_prompts:
+        if service.options.log_prompts:
             logger.info("chat %s", body.model_dump_json(include={"messages", "prompt_token_ids"}))
         adapter = service.adapter_of(body.model, body.adapter)
         service.check_size(body.n or 1)

@@ -10,8 +10,8 @@ from starlette.requests import Request
 
 from legos.data.message import Completion, Sampling
 from legos.data.request import Progress
-from legos.server.fields import with_seed
 from legos.server.problems import GoneError
+from legos.server.schemas.sampling import with_seed
 from legos.server.service import Service, together
 
 __all__ = ["Asked", "Envelope", "complete_all", "stream_all", "usage_of"]

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from legos.data.message import MAX_ALTERNATIVES, Message
-from legos.server.fields import ONE_ERROR, Ids, SamplingFields
 from legos.server.problems import Problem
+from legos.server.schemas.sampling import ONE_ERROR, Ids, SamplingFields
 
 __all__ = ["ChatBody", "ChatMessage", "ChatPrompt", "Tool"]
 

@@ -12,15 +12,15 @@ from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
 from legos.apps.serve import app_of
-from legos.server.limits import Limits
+from legos.server.options import ServerOptions
 
 
 @pytest.fixture(scope="module")
 def schema(model: Any, engine: Any) -> Any:
     """The application without a network; answers are short."""
-    limits = Limits(request_timeout_s=20.0)
+    options = ServerOptions(request_timeout_s=20.0)
     return schemathesis.openapi.from_asgi(
-        "/openapi.json", app_of(model, engine, name="builtin", limits=limits)
+        "/openapi.json", app_of(model, engine, name="builtin", options=options)
     )
 
 

@@ -7,68 +7,17 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import PlainTextResponse, Response
 
-from legos.server.bodies import JsonRoute
+from legos.server.endpoints.uploads import Named, from_folder, parse_load, read_json_load
+from legos.server.middleware.bodies import JsonRoute
 from legos.server.problems import GoneError, Problem
+from legos.server.schemas.adapters import BYTES, JSON, LOAD_BODY, VllmLoad, VllmUnload
+from legos.server.schemas.answers import AdapterList, LiveAdapter
 from legos.server.service import Service
-from legos.server.shapes import AdapterList, LiveAdapter
-from legos.server.uploads import Named, from_folder, parse_load, read_json_load
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["adapter_router"]
-
-JSON, BYTES = "application/json", "application/octet-stream"
-_LOAD_BODY = {
-    "required": True,
-    "content": {
-        JSON: {
-            "schema": {
-                "type": "object",
-                "properties": {
-                    "weights": {"type": "string", "description": "base64 of safetensors"},
-                    "path": {"type": "string", "description": "below the adapter folder"},
-                    "name": {"type": "string", "default": "policy"},
-                    "version": {"type": "integer", "minimum": 0},
-                    "scale": {"type": "number"},
-                    "rank": {"type": "integer", "minimum": 1},
-                    "config": {"type": "object", "description": "PEFT's adapter_config.json"},
-                },
-                "additionalProperties": False,
-            },
-            "examples": {
-                "weights": {"value": {"weights": "<base64 of safetensors>", "version": 12}},
-                "folder": {"value": {"path": "adapters/v12", "name": "rival"}},
-            },
-        },
-        BYTES: {"schema": {"type": "string", "format": "binary"}},
-    },
-}
-
-
-class VllmLoad(BaseModel):
-    """vLLM's way to load an adapter from a folder."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"lora_name": "rival", "lora_path": "adapters/v12"}]},
-    )
-
-    lora_name: str = Field(min_length=1)
-    lora_path: str = Field(min_length=1, description="Below the adapter folder.")
-    load_inplace: bool = Field(False, description="Replace what is live under the name.")
-
-
-class VllmUnload(BaseModel):
-    """vLLM's way to drop an adapter."""
-
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"lora_name": "rival"}]}
-    )
-
-    lora_name: str = Field(min_length=1)
-    lora_int_id: int | None = Field(None, description="Not looked at.")
 
 
 def adapter_router(service: Service, *, default_scale: float | None) -> APIRouter:
@@ -85,7 +34,7 @@ def adapter_router(service: Service, *, default_scale: float | None) -> APIRoute
         "/adapters/load",
         responses={200: {"model": LiveAdapter}},
         response_class=Response,
-        openapi_extra={"requestBody": _LOAD_BODY},
+        openapi_extra={"requestBody": LOAD_BODY},
     )
     async def load(
         request: Request,
@@ -123,7 +72,7 @@ def adapter_router(service: Service, *, default_scale: float | None) -> APIRoute
             raise Problem(
                 400, f"adapter {name!r} is loaded already; set load_inplace to replace it"
             )
-        folder = service.limits.adapter_folder
+        folder = service.options.adapter_folder
         adapter = await asyncio.to_thread(from_folder, body.lora_path, folder, Named(name=name))
         await desk.make_live(request, adapter)
         return f"Success: LoRA adapter '{name}' added successfully."
@@ -197,7 +146,9 @@ class _Desk:
         if given.path is not None:
             if data:
                 raise Problem(400, "give weights or a path, not both", param="path")
-            return _with_digest(from_folder(given.path, self._service.limits.adapter_folder, given))
+            return _with_digest(
+                from_folder(given.path, self._service.options.adapter_folder, given)
+            )
         return _with_digest(parse_load(data, given, default_scale=self._default_scale))
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from legos.errors import ConfigError
 
-__all__ = ["LOOPBACK", "Limits"]
+__all__ = ["LOOPBACK", "ServerOptions"]
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ServerOptions:
     """What is let in, and how long it may take."""
 
     api_key: str | None = None  # asked for as a bearer token; None: everybody may ask
@@ -43,8 +43,8 @@ class Limits:
             raise ConfigError(f"adapter folder {self.adapter_folder} does not exist")
 
     @classmethod
-    def for_host(cls, host: str, *, api_key: str | None, **limits: object) -> "Limits":
-        """Limits of a server that listens at an address.
+    def for_host(cls, host: str, *, api_key: str | None, **options: object) -> "ServerOptions":
+        """The options of a server that listens at an address.
 
         On loopback a Host header must name it, so that no web page reaches the server under a name
         of its own.
@@ -59,4 +59,4 @@ class Limits:
                 "listen on 127.0.0.1"
             )
         hosts = (*LOOPBACK, "[::1]") if local else ()
-        return cls(api_key=api_key, allowed_hosts=hosts, **limits)  # pyright: ignore[reportArgumentType]
+        return cls(api_key=api_key, allowed_hosts=hosts, **options)  # pyright: ignore[reportArgumentType]

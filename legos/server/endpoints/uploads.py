@@ -15,7 +15,7 @@ import msgspec
 
 from legos.data.names import BASE, POLICY
 from legos.errors import AdapterError
-from legos.server.bodies import broken
+from legos.server.middleware.bodies import broken
 from legos.server.problems import Problem
 from legos.weights.adapter import Adapter, header_record, shape_of
 from legos.weights.folder import read_adapter

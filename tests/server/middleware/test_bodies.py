@@ -8,7 +8,7 @@ import pytest
 from openai import OpenAI
 
 from legos.errors import LegosError
-from legos.server.bodies import parse_json
+from legos.server.middleware.bodies import parse_json
 from legos.server.problems import Problem
 from legos.testing import FakeEngine
 

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from legos.server.problems import Problem
 from legos.server.service import Service
 
-__all__ = ["Guard"]
+__all__ = ["Access"]
 
 logger = logging.getLogger("legos.server")
 
@@ -19,13 +19,13 @@ ALWAYS = frozenset({"/health", "/metrics"})  # answered while the server drains
 LOAD = "/adapters/load"
 
 
-class Guard:
+class Access:
     """Checks every request before the application sees it."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        key = service.limits.api_key
+        key = service.options.api_key
         self._key = None if key is None else f"Bearer {key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,8 +97,8 @@ class Guard:
         return measured
 
     def _limit(self, path: str) -> int:
-        limits = self._service.limits
-        return limits.max_adapter_bytes if path == LOAD else limits.max_body_bytes
+        options = self._service.options
+        return options.max_adapter_bytes if path == LOAD else options.max_body_bytes
 
     def _too_large(self, path: str) -> Problem:
         self._service.metrics.refused.labels("size").inc()

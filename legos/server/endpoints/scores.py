@@ -1,0 +1,47 @@
+"""``POST /v1/score``: how probable answers are, without sampling any."""
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from legos.data.message import Message
+from legos.server.middleware.bodies import JsonRoute
+from legos.server.problems import GoneError, Problem
+from legos.server.schemas.answers import Scores
+from legos.server.schemas.sampling import check_choices
+from legos.server.schemas.texts import ScoreBody
+from legos.server.service import Service
+
+__all__ = ["score_router"]
+
+
+def score_router(service: Service) -> APIRouter:
+    """The endpoint."""
+    router = APIRouter(route_class=JsonRoute)
+
+    @router.post("/v1/score", response_class=Response, responses={200: {"model": Scores}})
+    async def score(body: ScoreBody, request: Request) -> Response:
+        """Log-probability (nats, temperature 1) of each choice as the whole answer."""
+        for one in body.prompts:
+            check_choices(one.choices)
+        prompts = [
+            ([Message(m.fields()["role"], m.text) for m in one.messages], one.choices)
+            for one in body.prompts
+        ]
+        adapter = service.adapter_of(body.model, body.adapter)
+        # Scores are one piece of work that the engine divides; it is let in wherever it fits alone.
+        most = service.options.max_running + service.options.max_queue
+        with service.admitted(min(len(prompts), most)):
+            try:
+                scored = await service.attend(request.receive, _scored(service, prompts, adapter))
+            except GoneError as error:
+                raise Problem(499, "the client has gone") from error
+        return Response(msgspec.json.encode({"scores": scored}), media_type="application/json")
+
+    return router
+
+
+async def _scored(
+    service: Service, prompts: list[tuple[list[Message], list[str]]], adapter: str
+) -> list[list[float]]:
+    return [list(row) for row in await service.source.score(prompts, adapter=adapter)]

@@ -1,0 +1,78 @@
+"""Who is let in, how large a body may be, and what a line of the log says."""
+
+import logging
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from legos.server.options import ServerOptions
+from legos.testing import FakeEngine
+
+ASK = {"prompt": [5, 6, 7], "max_tokens": 3}
+
+
+def test_a_key_is_asked_for(fake: Any) -> None:
+    with fake(FakeEngine(), api_key="s3cret") as server, server.http() as http:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "s3cret"}):
+            refused = http.get("/v1/models", headers=headers)
+            assert refused.status_code == 401
+            assert refused.headers["www-authenticate"] == "Bearer"
+        right = {"authorization": "Bearer s3cret"}
+        assert http.get("/v1/models", headers=right).status_code == 200
+        assert http.get("/health").status_code == 200
+        assert http.get("/metrics").status_code == 401
+        with (
+            OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0) as client,
+            pytest.raises(openai.AuthenticationError),
+        ):
+            client.models.list()
+
+
+def test_on_loopback_other_names_are_refused(fake: Any) -> None:
+    hosts = ServerOptions.for_host("127.0.0.1", api_key=None).allowed_hosts
+    with fake(FakeEngine(), allowed_hosts=hosts) as server, server.http() as http:
+        assert http.get("/health", headers={"host": "evil.example"}).status_code == 400
+        for host in ("localhost:8000", "127.0.0.1", "[::1]:80"):
+            assert http.get("/health", headers={"host": host}).status_code == 200
+
+
+def test_web_pages_of_others_cannot_ask(fake: Any) -> None:
+    with fake(FakeEngine()) as server, server.http() as http:
+        simple = {"origin": "https://evil.example", "content-type": "text/plain"}
+        body = b'{"prompt": [5], "max_tokens": 1}'
+        assert http.post("/v1/completions", content=body, headers=simple).status_code == 415
+        answer = http.post("/v1/completions", json=ASK, headers={"origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_that_is_too_large(fake: Any, *, chunked: bool) -> None:
+    with fake(FakeEngine(), max_body_bytes=1000) as server, server.http() as http:
+        body = b'{"prompt": "' + b"x" * 2000 + b'"}'
+        content = iter([body[:700], body[700:]]) if chunked else body
+        answer = http.post(
+            "/v1/completions", content=content, headers={"content-type": "application/json"}
+        )
+        assert answer.status_code == 413
+        assert "1000 bytes" in answer.json()["error"]["message"]
+        assert http.post("/v1/completions", json=ASK).status_code == 200
+
+
+@pytest.mark.parametrize("log_prompts", [False, True])
+def test_prompts_are_logged_only_where_that_is_asked_for(
+    fake: Any, caplog: pytest.LogCaptureFixture, *, log_prompts: bool
+) -> None:
+    with (
+        caplog.at_level(logging.DEBUG),
+        fake(FakeEngine(), log_prompts=log_prompts) as server,
+        server.http() as http,
+    ):
+        secret = {"messages": [{"role": "user", "content": "xyzzy"}], "max_tokens": 4}
+        for body in (secret, {**secret, "stream": True}, {**secret, "bad": "xyzzy"}):
+            http.post("/v1/chat/completions", json=body)
+        http.post("/v1/completions", json={"prompt": "xyzzy"})
+    ours = "\n".join(r.getMessage() for r in caplog.records if not r.name.startswith("http"))
+    assert "/v1/chat/completions" in ours
+    assert ("xyzzy" in ours) == log_prompts

@@ -1,0 +1,130 @@
+"""Queues, times, clients that leave, and how a server ends."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+
+from legos.testing import FakeEngine
+
+ASK = {"prompt": [5, 6, 7], "max_tokens": 3}
+
+
+Eventually = Callable[..., bool]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_time_of_a_request_ends(eventually: Eventually, fake: Any, *, stream: bool) -> None:
+    engine = FakeEngine(hold=True)
+    with fake(engine, request_timeout_s=0.2) as server, server.http() as http:
+        answer = http.post("/v1/completions", json={**ASK, "stream": stream})
+        assert answer.status_code == 504
+        assert answer.json()["error"]["type"] == "timeout_error"
+        assert eventually(lambda: len(engine.cancelled) == 1)
+
+
+def test_a_full_queue_says_when_to_come_back(eventually: Eventually, fake: Any) -> None:
+    engine = FakeEngine(hold=True)
+    with (
+        fake(engine, max_running=1, max_queue=1) as server,
+        server.http() as http,
+        ThreadPoolExecutor() as pool,
+    ):
+        asked = [pool.submit(http.post, "/v1/completions", json=ASK) for _ in range(2)]
+        assert eventually(lambda: len(engine.held) == 2)
+        refused = http.post("/v1/completions", json=ASK)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        with (
+            OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+            pytest.raises(openai.RateLimitError),
+        ):
+            client.completions.create(model="base", **ASK)
+        server.loop.call_soon_threadsafe(engine.release)
+        assert [answer.result().status_code for answer in asked] == [200, 200]
+        engine._hold = False
+        assert http.post("/v1/completions", json=ASK).status_code == 200
+
+
+def test_the_queue_counts_completions_and_not_requests(eventually: Eventually, fake: Any) -> None:
+    """One request of many completions is refused by itself, and where others leave no place."""
+    engine = FakeEngine(hold=True)
+    with (
+        fake(engine, max_running=4, max_queue=6) as server,
+        server.http() as http,
+        ThreadPoolExecutor() as pool,
+    ):
+        refused = http.post("/v1/completions", json={"prompt": [[5]] * 6, "n": 2})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+        assert "asks for 12 completions" in refused.json()["error"]["message"]
+        asked = pool.submit(http.post, "/v1/completions", json={**ASK, "n": 8})
+        assert eventually(lambda: len(engine.held) == 8)
+        many = http.post("/v1/completions", json={**ASK, "n": 3})
+        assert (many.status_code, many.json()["error"]["code"]) == (429, "queue_full")
+        few = pool.submit(http.post, "/v1/completions", json=ASK)
+        assert eventually(lambda: len(engine.held) == 9)
+        server.loop.call_soon_threadsafe(engine.release)
+        assert [answer.result().status_code for answer in (asked, few)] == [200, 200]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_cancels(eventually: Eventually, fake: Any, *, stream: bool) -> None:
+    engine = FakeEngine(hold=True)
+    with fake(engine) as server, server.http() as http:
+        with pytest.raises(httpx.ReadTimeout):
+            http.post("/v1/completions", json={**ASK, "n": 2, "stream": stream}, timeout=0.3)
+        assert eventually(lambda: len(engine.cancelled) == 2)
+        assert not engine.held
+        assert eventually(lambda: server.service.metrics.running._value.get() == 0)
+
+
+def test_a_client_that_leaves_frees_its_row_of_the_real_engine(
+    eventually: Eventually, served: Any, engine: Any
+) -> None:
+    body = {"prompt": [1, 20], "max_tokens": 1900, "temperature": 5.0, "model": "policy"}
+    with served.http() as http:
+        for _ in range(20):  # until one does not end by itself at once
+            try:
+                http.post("/v1/completions", json={**body, "n": 8}, timeout=0.05)
+            except httpx.ReadTimeout:
+                break
+        else:
+            pytest.fail("every answer came within 50 ms")
+    assert eventually(lambda: engine.stats()["requests_running"] == 0, seconds=2)
+
+
+def test_draining_ends_what_runs_and_lets_nothing_in(eventually: Eventually, fake: Any) -> None:
+    engine = FakeEngine(hold=True)
+    with (
+        fake(engine, drain_s=10) as server,
+        server.http() as http,
+        ThreadPoolExecutor() as pool,
+    ):
+        running = pool.submit(http.post, "/v1/completions", json=ASK)
+        assert eventually(lambda: len(engine.held) == 1)
+        server.stop()
+        assert eventually(lambda: server.service.draining)
+        refused = http.post("/v1/completions", json=ASK)
+        assert refused.status_code == 503
+        assert "retry-after" in refused.headers
+        assert http.get("/health").json()["status"] == "draining"
+        server.loop.call_soon_threadsafe(engine.release)
+        assert running.result().status_code == 200
+        assert running.result().json()["choices"][0]["finish_reason"] == "stop"
+
+
+def test_what_takes_longer_than_the_drain_is_ended(eventually: Eventually, fake: Any) -> None:
+    engine = FakeEngine(hold=True)
+    with (
+        fake(engine, drain_s=0.2) as server,
+        server.http() as http,
+        ThreadPoolExecutor() as pool,
+    ):
+        running = pool.submit(http.post, "/v1/completions", json=ASK)
+        assert eventually(lambda: len(engine.held) == 1)
+        server.stop()
+        assert running.result().status_code == 503
+    assert len(engine.cancelled) == 1
