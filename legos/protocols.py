@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from legos.data.episode import Episode
-from legos.data.message import Completion, Message, Sampling
+from legos.data.message import Completion, Message, Prompt, Sampling
 from legos.data.names import POLICY
 from legos.data.request import Request, Result
 from legos.data.sample import Sample
@@ -39,12 +39,14 @@ class Client(Protocol):
 
     async def complete(
         self,
-        prompt: Sequence[Message] | Sequence[int],
+        prompt: Prompt,
         sampling: Sampling,
         *,
         adapter: str = POLICY,
     ) -> Completion:
-        """Sample one completion of chat messages or of token ids.
+        """Sample one completion of chat messages, token ids or a conversation that goes on.
+
+        A prompt is a ``Continuation`` only where this client returned token ids before.
 
         Raises:
             RequestError: the request cannot be served.

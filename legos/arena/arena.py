@@ -35,6 +35,7 @@ class Arena:
     retries: int = 2  # how often it is asked again, where illegal is "retry"
     forfeit_reward: float = -1.0  # of the seat that forfeits; the others get 0
     remember: bool = True  # a seat's questions and answers stay in its conversation
+    continue_tokens: bool = True  # a conversation keeps its tokens; False: each prompt is rendered
     restrict_choices: bool = False  # sample nothing but the legal choices
     tasks_per_step: int = 16
     group_size: int = 8  # plays of each task

@@ -187,6 +187,7 @@ def _table(together: _Round, arena: Arena, task: Task, seed: int) -> Table:
         seed=seed,
         system=arena.system,
         remember=arena.remember,
+        continue_tokens=arena.continue_tokens,
         illegal=arena.illegal,
         retries=arena.retries,
         restrict_choices=arena.restrict_choices,

@@ -18,7 +18,7 @@ from legos.arena.means import RESERVED
 from legos.arena.seat import Seat
 from legos.chat.reply import split_thinking
 from legos.data.episode import Episode, Rollout, Task, Turn
-from legos.data.message import Message, Sampling
+from legos.data.message import Completion, Continuation, Message, Sampling
 from legos.data.seeds import mix
 from legos.errors import ArenaError, did_you_mean
 
@@ -38,6 +38,8 @@ class _Chair:
     stream: int  # where its random numbers start
     memory: list[Message]
     turns: list[Turn]
+    last: Completion | None = None  # the newest one, where the conversation goes on in its tokens
+    heard: int = 0  # messages of the memory up to that completion
     draws: int = 0
     waiting: int = 0  # questions that are not answered yet
 
@@ -58,6 +60,7 @@ class Table:
         seed: int,
         system: Mapping[str, str],
         remember: bool,
+        continue_tokens: bool,
         illegal: str,
         retries: int,
         restrict_choices: bool,
@@ -70,6 +73,7 @@ class Table:
         self._rng: random.Random | None = None
         self._children_seeds = 0
         self._remember = remember
+        self._continue = continue_tokens
         self._illegal = illegal
         self._retries = retries
         self._restrict = restrict_choices
@@ -324,15 +328,19 @@ class Table:
         )
         question = Message("user", prompt)
         messages = (*chair.memory, question)
+        asked = messages if chair.last is None else _continuation(chair, chair.last, messages)
         chair.waiting += 1
         try:
-            completion = await seat.client.complete(messages, sampling, adapter=seat.adapter)
+            completion = await seat.client.complete(asked, sampling, adapter=seat.adapter)
         finally:
             chair.waiting -= 1
         thinking, answer = split_thinking(completion.text)
         move, parsed, reason = read_answer(answer, choices, parse)
         if self._remember:
+            all_read = len(chair.memory) < len(messages)  # nothing came while it was answering
             chair.memory += (question, Message("assistant", answer))
+            whole = self._continue and all_read and completion.prompt_ids and completion.token_ids
+            chair.last, chair.heard = completion if whole else None, len(chair.memory)
         legal = reason is None if choices or parse else None
         chair.turns.append(Turn(messages=messages, completion=completion, move=move, legal=legal))
         reply = Reply(
@@ -345,6 +353,11 @@ class Table:
             completion=completion,
         )
         return reply, reason
+
+
+def _continuation(chair: _Chair, last: Completion, messages: tuple[Message, ...]) -> Continuation:
+    """A question to a seat whose conversation goes on in the tokens of its last answer."""
+    return Continuation(last=last, messages=messages, num_new=len(messages) - chair.heard)
 
 
 def _finite(value: Any, call: str) -> float:

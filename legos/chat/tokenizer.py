@@ -5,16 +5,18 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from legos.chat.continuation import ANSWERS, after_answer, extended, probes
 from legos.chat.tools import plain_messages
-from legos.data.message import Message
+from legos.data.message import Continuation, Message
 from legos.errors import ModelError
 
 __all__ = ["ChatTokenizer", "load_tokenizer"]
 
+logger = logging.getLogger(__name__)
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer.tiktoken")
 _REMEMBERED_PROMPTS = 2048
 _REMEMBERED_CHARACTERS = 4096  # a longer chat is seldom asked twice, and its ids are many
@@ -36,7 +38,9 @@ def load_tokenizer(folder: Path) -> "ChatTokenizer":
         tokenizer = _auto_tokenizer().from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the library raises whatever its parsers do
         raise ModelError(f"cannot read the tokenizer in {folder}: {error}") from error
-    return ChatTokenizer(tokenizer, end_ids=_end_ids(folder, tokenizer))
+    made = ChatTokenizer(tokenizer, end_ids=_end_ids(folder, tokenizer))
+    made.check()
+    return made
 
 
 class ChatTokenizer:
@@ -62,6 +66,7 @@ class ChatTokenizer:
             self._lock = nullcontext()
         self._controls = _control_tokens(tokenizer)
         self._remember = lru_cache(maxsize=_REMEMBERED_PROMPTS)(self._render)
+        self._remember_after = lru_cache(maxsize=_REMEMBERED_PROMPTS)(self._after)
         self.vocab_size: int = len(tokenizer)
         self.end_ids: tuple[int, ...] = tuple(sorted(set(end_ids)))
         template = str(tokenizer.chat_template or "")
@@ -96,21 +101,57 @@ class ChatTokenizer:
                 raise ModelError("the model's tokenizer has no tokenizer.json; convert it to one")
             return backend.to_str()
 
-    def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    @cached_property
+    def continues(self) -> bool:
+        """Whether the chat template can render what is new alone, after the tokens of an answer."""
+        new = (Message("user", "new"),)
+        try:
+            one, other = map(self._render, probes(new))
+        except ModelError:
+            return False
+        after = after_answer(one, other)
+        before = self.decode(one[: len(one) - len(after)], controls=True)
+        return before.endswith(ANSWERS[0]) and new[0].content in self.decode(after)
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether the chat template renders former answers otherwise than they were sampled."""
+        asked, said = Message("user", "?"), "<think>a</think>b"
+        first = self._render((asked,))
+        again = self._render((asked, Message("assistant", said), asked))
+        return again[: len(first)] != first or said not in self.decode(again, controls=True)
+
+    def check(self) -> None:
+        """Say in the log what becomes of conversations under this chat template."""
+        if not self.continues:
+            logger.warning(
+                "the model's chat template cannot go on after the tokens of an answer, so every "
+                "prompt of a conversation is rendered again; where that does not extend the tokens "
+                "so far, a new sample starts (arena/token_breaks)"
+            )
+        elif self.rewrites:
+            logger.info(
+                "the model's chat template rewrites former answers, such as their thinking; "
+                "conversations go on in the tokens as sampled, unless play.continue_tokens is false"
+            )
+
+    def render(self, prompt: Sequence[Message] | Continuation) -> tuple[int, ...]:
         """Return the prompt of a chat, up to where the assistant's next message begins.
 
         What a user or system message says cannot end it: a control token spelled out in it is
-        broken by a space. An assistant's own words stand as they are.
+        broken by a space. An assistant's own words stand as they are. A conversation that goes on
+        keeps its tokens, where the chat template allows it.
 
         Raises:
             ModelError: the model's chat template refuses these messages, or there are none.
         """
-        if not messages:
-            raise ModelError("a chat needs at least one message to be rendered")
-        chat = tuple(messages)
-        if sum(len(message.content) for message in chat) > _REMEMBERED_CHARACTERS:
-            return self._render(chat)
-        return self._remember(chat)
+        if isinstance(prompt, Continuation):
+            if self.continues:
+                after = self._after if _is_long(prompt.new) else self._remember_after
+                return extended(prompt.last, after(prompt.new))
+            prompt = prompt.messages
+        chat = tuple(prompt)
+        return self._render(chat) if _is_long(chat) else self._remember(chat)
 
     def render_chat(
         self,
@@ -142,12 +183,11 @@ class ChatTokenizer:
         return self._apply(said, {**(options or {}), "tools": list(tools) or None})
 
     def _render(self, chat: tuple[Message, ...]) -> tuple[int, ...]:
-        said: list[Mapping[str, Any]] = []
-        for message in chat:
-            own = message.role == "assistant"
-            content = message.content if own else self._harmless(message.content)
-            said.append({"role": message.role, "content": content})
-        return self._apply(said, {})
+        return self.render_chat([_template_fields(message) for message in chat])
+
+    def _after(self, new: tuple[Message, ...]) -> tuple[int, ...]:
+        one, other = map(self._render, probes(new))
+        return after_answer(one, other)
 
     def _apply(
         self, said: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
@@ -174,6 +214,27 @@ class ChatTokenizer:
         for control in self._controls:
             content = content.replace(control, f"{control[0]} {control[1:]}")
         return content
+
+
+def _is_long(chat: Sequence[Message]) -> bool:
+    return sum(len(message.content) for message in chat) > _REMEMBERED_CHARACTERS
+
+
+def _template_fields(message: Message) -> dict[str, Any]:
+    """A message as chat templates read it: the arguments of tool calls as objects."""
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        fields["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    return fields
 
 
 def _auto_tokenizer() -> Any:

@@ -7,9 +7,10 @@ from typing import Any, cast
 
 from msgspec import Struct
 
+from legos.data.message import ToolCall
+
 __all__ = [
     "PLAIN_TOOLS",
-    "ToolCall",
     "ToolFormat",
     "call_schema",
     "called",
@@ -19,13 +20,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 JsonObject = Mapping[str, Any]
-
-
-class ToolCall(Struct, frozen=True):
-    """One call that a model makes."""
-
-    name: str
-    arguments: str  # JSON
 
 
 class ToolFormat(Struct, frozen=True, kw_only=True):

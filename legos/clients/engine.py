@@ -6,12 +6,20 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from typing import cast
+
+from msgspec.structs import asdict
 
 from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer
 from legos.data.choices import ChoiceNode, choice_tree
-from legos.data.message import Completion, Message, Sampling, is_chat
+from legos.data.message import (
+    Completion,
+    Continuation,
+    Message,
+    Prompt,
+    Sampling,
+    messages_or_ids,
+)
 from legos.data.names import POLICY
 from legos.data.request import Generated, Grammar, Progress, Request, Result
 from legos.errors import RequestError
@@ -65,12 +73,12 @@ class EngineClient:
 
     async def complete(
         self,
-        prompt: Sequence[Message] | Sequence[int],
+        prompt: Prompt,
         sampling: Sampling,
         *,
         adapter: str = POLICY,
     ) -> Completion:
-        """Sample one completion of chat messages or token ids.
+        """Sample one completion of chat messages, token ids or a conversation that goes on.
 
         Raises:
             RequestError: the request cannot be served.
@@ -88,12 +96,12 @@ class EngineClient:
 
     async def stream(
         self,
-        prompt: Sequence[Message] | Sequence[int],
+        prompt: Prompt,
         sampling: Sampling,
         *,
         adapter: str = POLICY,
     ) -> AsyncGenerator[Progress | Completion]:
-        """Sample one completion and tell its tokens as they come.
+        """Sample one completion and report its tokens as they come.
 
         A consumer that is slower than the engine gets several tokens at once. One that leaves, by
         ``aclose`` or by being cancelled, ends the request.
@@ -153,7 +161,7 @@ class EngineClient:
 
     async def _prepared(
         self,
-        prompt: Sequence[Message] | Sequence[int],
+        prompt: Prompt,
         sampling: Sampling,
         adapter: str,
         *,
@@ -169,7 +177,7 @@ class EngineClient:
 
     def _request(
         self,
-        prompt: Sequence[Message] | Sequence[int],
+        prompt: Prompt,
         sampling: Sampling,
         adapter: str,
         grammar: Grammar | None,
@@ -209,20 +217,14 @@ class EngineClient:
         decode = self._short_text if len(token_ids) <= _SHORT else self._tokenizer.decode
         text = decode(token_ids)
         return Completion(
-            prompt_ids=request.prompt_ids,
-            token_ids=token_ids,
-            logprobs=generated.logprobs,
-            versions=generated.versions,
+            **asdict(generated),
             text=cut_at_stop(text, sampling.stop) if sampling.stop else text,
-            finish_reason=generated.finish_reason,
-            legal=generated.legal,
+            prompt_ids=request.prompt_ids,
             restricted=sampling.restrict,
             temperature=sampling.temperature,
             adapter=request.adapter,
             elapsed_s=time.perf_counter() - started,
             filtered=request.filters is not None or request.grammar is not None,
-            raw_logprobs=generated.raw_logprobs,
-            alternatives=generated.alternatives,
         )
 
     def _ask(self, request: Request) -> tuple[int, "asyncio.Future[Generated]"]:
@@ -281,10 +283,11 @@ class EngineClient:
             else:
                 future.set_result(result)
 
-    def _prompt_ids(self, prompt: Sequence[Message] | Sequence[int]) -> tuple[int, ...]:
-        if is_chat(prompt):
-            return self._tokenizer.render(cast("tuple[Message, ...]", tuple(prompt)))
-        return cast("tuple[int, ...]", tuple(prompt))
+    def _prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, Continuation):
+            return self._tokenizer.render(prompt)
+        messages, ids = messages_or_ids(prompt)
+        return ids or self._tokenizer.render(messages)
 
     def _tree(self, choices: tuple[str, ...]) -> ChoiceNode:
         if _size(choices) <= _SMALL:
@@ -356,12 +359,4 @@ class _News:
     def take(self) -> Progress:
         """All of them, as one."""
         pending, self.pending = self.pending, []
-        if len(pending) == 1:
-            return pending[0]
-        return Progress(
-            token_ids=tuple(x for news in pending for x in news.token_ids),
-            logprobs=tuple(x for news in pending for x in news.logprobs),
-            versions=tuple(x for news in pending for x in news.versions),
-            raw_logprobs=tuple(x for news in pending for x in news.raw_logprobs),
-            alternatives=tuple(x for news in pending for x in news.alternatives),
-        )
+        return pending[0] if len(pending) == 1 else Progress.joined(pending)

@@ -1,28 +1,34 @@
 """Asking a model over HTTP: our server, vLLM, or any OpenAI-compatible endpoint."""
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 
-from legos.clients.transport import Transport, api_root
+from legos.chat.continuation import after_answer, extended, probes
+from legos.clients.transport import Transport, api_root, server_root
 from legos.clients.wire import (
     Dialect,
+    chat_fields,
     completion_of,
     dialect_of,
+    ids_of,
     request_of,
     scores_of,
     split_adapter,
     text_of_event,
 )
-from legos.data.message import Completion, Message, Sampling
+from legos.data.message import Completion, Continuation, Message, Prompt, Sampling
 from legos.data.names import BASE, POLICY
 from legos.errors import AdapterError, RequestError
 
 __all__ = ["OpenAIClient"]
 
+logger = logging.getLogger(__name__)
 PROMPTS_AT_ONCE = 256  # of one request for scores
+REMEMBERED = 1024  # what was new in conversations, as rendered
 RESOLVED_FOR_S = 0.5  # how long vLLM's newest version of a name is taken for granted
 
 
@@ -87,16 +93,20 @@ class OpenAIClient:
         self._processed = processed_logprobs
         self.base_url, self.api_key = base_url, api_key
         self._asking: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        self._after: dict[tuple[Message, ...], tuple[int, ...]] = {}  # what is new -> its tokens
         self._newest: dict[str, tuple[int, float]] = {}  # name -> newest version, when it was seen
 
     async def complete(
         self,
-        prompt: Sequence[Message] | Sequence[int],
+        prompt: Prompt,
         sampling: Sampling,
         *,
         adapter: str = POLICY,
     ) -> Completion:
-        """Sample one completion of chat messages or token ids.
+        """Sample one completion of chat messages, token ids or a conversation that goes on.
+
+        A conversation goes on in its tokens where the server is ours or vLLM; the server renders
+        what is new. Any other endpoint gets all messages.
 
         Raises:
             RequestError: the server refuses the request, or cannot do what is asked.
@@ -106,6 +116,8 @@ class OpenAIClient:
         started = time.perf_counter()
         dialect = await self._kind()
         model, version = await self._target(adapter, dialect)
+        if isinstance(prompt, Continuation):
+            prompt = await self._prompt(prompt, dialect, model)
         path, body = request_of(prompt, sampling, dialect=dialect, model=model)
 
         def read(answer: bytes) -> Completion:
@@ -167,10 +179,7 @@ class OpenAIClient:
         scores: list[list[float]] = []
         for start in range(0, len(prompts), PROMPTS_AT_ONCE):
             asked = [
-                {
-                    "messages": [{"role": m.role, "content": m.content} for m in messages],
-                    "choices": list(choices),
-                }
+                {"messages": chat_fields(messages), "choices": list(choices)}
                 for messages, choices in prompts[start : start + PROMPTS_AT_ONCE]
             ]
             body = {"prompts": asked, "model": model}
@@ -197,6 +206,37 @@ class OpenAIClient:
     ) -> None:
         """Close the connections."""
         await self.aclose()
+
+    async def _prompt(
+        self, prompt: Continuation, dialect: Dialect, model: str
+    ) -> Sequence[Message] | Sequence[int]:
+        """The tokens of a conversation so far and of what is new, or its messages."""
+        if dialect == "openai":
+            return prompt.messages
+        after = self._after.get(prompt.new)
+        if after is None:
+            try:
+                two = await asyncio.gather(*(self._rendered(p, model) for p in probes(prompt.new)))
+                after = after_answer(*two)
+            except RequestError as error:
+                after = ()
+                logger.warning(
+                    "%s does not render a chat (%s), so conversations are rendered again from "
+                    "their messages; where that does not extend the tokens so far, a new sample "
+                    "starts (arena/token_breaks)",
+                    self._transport.url,
+                    error,
+                )
+            if len(self._after) == REMEMBERED:
+                self._after.clear()
+            self._after[prompt.new] = after
+        return extended(prompt.last, after) if after else prompt.messages
+
+    async def _rendered(self, messages: Sequence[Message], model: str) -> tuple[int, ...]:
+        """The prompt of a chat as the server renders it."""
+        body = {"model": model, "messages": chat_fields(messages)}
+        address = f"{server_root(self.base_url)}/tokenize"
+        return await self._transport.request("POST", address, ids_of, json=body)
 
     async def _kind(self) -> Dialect:
         """The kind of server; asked for once, and the model's name with it."""

@@ -98,7 +98,7 @@ class Transport:
 
         Args:
             method: such as "POST".
-            path: appended to the server's address.
+            path: appended to the server's address, or an address of its own.
             read: makes the result of the answer's body; raises ``EndpointError`` where the body is
                 not what was asked for.
             json: the body, as a value.
@@ -111,7 +111,7 @@ class Transport:
                 read.
         """
         body = content if json is None else msgspec.json.encode(json)
-        address = f"{self.url}{path}"
+        address = f"{self.url}{path}" if path.startswith("/") else path
         attempt = 0
         while True:
             wait: str | None = None

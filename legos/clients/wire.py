@@ -20,14 +20,16 @@ from legos.data.message import (
     FinishReason,
     Message,
     Sampling,
-    is_chat,
+    messages_or_ids,
 )
 from legos.errors import AdapterError, EndpointError, RequestError
 
 __all__ = [
     "Dialect",
+    "chat_fields",
     "completion_of",
     "dialect_of",
+    "ids_of",
     "request_of",
     "scores_of",
     "split_adapter",
@@ -80,6 +82,10 @@ class _Answer(Struct):
 
 class _Scores(Struct):
     scores: list[list[float]]
+
+
+class _TokenIds(Struct):
+    tokens: tuple[int, ...]
 
 
 class _Event(Struct):
@@ -139,7 +145,8 @@ def request_of(
     Raises:
         RequestError: this kind of server cannot do what is asked.
     """
-    chat = is_chat(prompt)
+    messages, ids = messages_or_ids(prompt)
+    chat = not ids
     if dialect == "openai" and not chat:
         raise RequestError(
             "this server takes no token ids, only messages; serve the model with `legos serve`"
@@ -156,10 +163,9 @@ def request_of(
         )
     body: dict[str, Any] = {"model": model, "temperature": sampling.temperature}
     if chat:
-        messages = cast("Sequence[Message]", prompt)
-        body["messages"] = [{"role": m.role, "content": m.content} for m in messages]
+        body["messages"] = chat_fields(messages)
     else:
-        body["prompt"] = list(cast("Sequence[int]", prompt))
+        body["prompt"] = ids
     if sampling.max_tokens is not None:
         body["max_tokens"] = sampling.max_tokens
     if sampling.stop:
@@ -171,6 +177,27 @@ def request_of(
     body |= _extensions(sampling, dialect, chat=chat)
     body |= _filters(sampling, dialect)
     return ("/chat/completions" if chat else "/completions"), body
+
+
+def chat_fields(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as OpenAI's interface has them."""
+    return [_message_fields(message) for message in messages]
+
+
+def _message_fields(message: Message) -> dict[str, Any]:
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        fields["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    return fields
 
 
 def _extensions(sampling: Sampling, dialect: Dialect, *, chat: bool) -> dict[str, Any]:
@@ -295,6 +322,18 @@ def scores_of(body: bytes) -> list[list[float]]:
         return msgspec.json.decode(body, type=_Scores).scores
     except msgspec.MsgspecError as error:
         raise EndpointError(f"the server's scores cannot be read: {error}") from error
+
+
+def ids_of(body: bytes) -> tuple[int, ...]:
+    """Token ids of a rendered chat.
+
+    Raises:
+        EndpointError: the answer holds none.
+    """
+    try:
+        return msgspec.json.decode(body, type=_TokenIds).tokens
+    except msgspec.MsgspecError as error:
+        raise EndpointError(f"the server's tokens cannot be read: {error}") from error
 
 
 def text_of_event(data: str) -> str:

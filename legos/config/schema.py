@@ -195,6 +195,12 @@ class PlayConfig(Settings):
     restrict_choices: bool | None = knob(
         None, "Sample only among the legal moves; none: the arena's own."
     )
+    continue_tokens: bool | None = knob(
+        None,
+        "A seat's conversation goes on in the tokens that were sampled; no: every prompt is "
+        "rendered again from its messages, a break where the template rewrites former answers; "
+        "none: the arena's own.",
+    )
     concurrency: int = knob(256, "Plays going on at once.", unit="episodes", ge=1)
     options: dict[str, Any] = knob(
         {}, "Arguments of the arena's constructor, by name (--play.options.NAME VALUE)."

@@ -15,12 +15,17 @@ __all__ = [
     "MIN_TEMPERATURE",
     "Alternatives",
     "Completion",
+    "Continuation",
     "Filters",
     "FinishReason",
+    "Generated",
     "Message",
+    "Prompt",
     "Sampling",
+    "Tokens",
+    "ToolCall",
     "filter_complaints",
-    "is_chat",
+    "messages_or_ids",
 ]
 
 MAX_ALTERNATIVES = 64  # most probable tokens recorded at a place
@@ -33,32 +38,21 @@ Alternatives = tuple[tuple[int, float], ...]
 """The most probable next tokens and their log-probabilities (nats), most probable first."""
 
 
+class ToolCall(Struct, frozen=True):
+    """One call that a model makes."""
+
+    name: str
+    arguments: str  # JSON
+    id: str = ""  # which a message with the result refers to
+
+
 class Message(Struct, frozen=True):
     """One chat message."""
 
-    role: str  # "system", "user" or "assistant"
+    role: str  # "system", "user", "assistant", or "tool" for the result of a call
     content: str
-
-
-def is_chat(prompt: Sequence[Message] | Sequence[int]) -> bool:
-    """Whether a prompt is chat messages, and not token ids.
-
-    Raises:
-        RequestError: it is neither.
-    """
-    expected = "expected messages, such as [Message('user', 'Hello')], or token ids"
-    if isinstance(prompt, str):
-        raise RequestError(f"the prompt is the text {prompt[:80]!r}; {expected}")
-    if not prompt:
-        raise RequestError(f"the prompt is empty; {expected}")
-    chat = isinstance(prompt[0], Message)
-    items: Any = prompt if chat else prompt[:1]
-    for item in items:
-        if not isinstance(item, Message if chat else SupportsIndex):
-            raise RequestError(f"the prompt holds {item!r:.80}; {expected}")
-        if isinstance(item, Message) and not isinstance(item.content, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise RequestError(f"a message of the prompt holds {item.content!r:.80}; expected text")
-    return chat
+    tool_calls: tuple[ToolCall, ...] = ()  # of an assistant's message
+    tool_call_id: str | None = None  # of a tool's message: the call that it answers
 
 
 class Filters(Struct, frozen=True, kw_only=True):
@@ -164,31 +158,17 @@ class Sampling(Struct, frozen=True, kw_only=True):
                 raise RecordError(complaint)
 
 
-class Completion(Struct, frozen=True, kw_only=True):
-    """What an engine sampled for one prompt; C is the number of completion tokens.
+class Tokens(Struct, frozen=True, kw_only=True):
+    """What an engine records for each of N sampled tokens."""
 
-    The token ids are the record and the text is a view of them. A completion that comes from an
-    endpoint without token ids or log-probabilities, or from a bot that gives only ``text``, has
-    ``trainable`` False and can be read but never trained on.
-    """
-
-    text: str  # the completion as text, stop token left out
-    prompt_ids: tuple[int, ...] = ()  # [P] token ids the model saw
-    token_ids: tuple[int, ...] = ()  # [C] token ids it sampled, the stop token included
-    logprobs: tuple[float, ...] = ()  # [C] nats, fp32, under the distribution sampled from
-    versions: tuple[int, ...] = ()  # [C] policy version that sampled each token
-    finish_reason: FinishReason = "stop"
-    legal: tuple[tuple[int, ...], ...] = ()  # [C] legal next token ids, () where unknown
-    restricted: bool = False  # True: sampled from `legal` only
-    temperature: float = 1.0  # the temperature it was sampled at
-    adapter: str = POLICY  # whose weights spoke
-    elapsed_s: float = 0.0  # from submission to the last token, seconds
-    filtered: bool = False  # True: sampled through filters or a grammar, so never trained on
-    raw_logprobs: tuple[float, ...] = ()  # [C] the model's own at temperature 1; () unless asked
-    alternatives: tuple[Alternatives, ...] = ()  # [C] under the distribution sampled from; or ()
+    token_ids: tuple[int, ...] = ()  # [N] the stop token included
+    logprobs: tuple[float, ...] = ()  # [N] nats, fp32, under the distribution sampled from
+    versions: tuple[int, ...] = ()  # [N] policy version that sampled each token
+    raw_logprobs: tuple[float, ...] = ()  # [N] the model's own at temperature 1; () unless asked
+    alternatives: tuple[Alternatives, ...] = ()  # [N] under the distribution sampled from; or ()
 
     def __post_init__(self) -> None:
-        """Refuse per-token fields of different lengths, and a restriction that names no tokens.
+        """Refuse fields of different lengths.
 
         Raises:
             RecordError: naming the field and both lengths.
@@ -199,16 +179,48 @@ class Completion(Struct, frozen=True, kw_only=True):
                 f"a completion of {num_tokens} tokens has {len(self.logprobs)} log-probabilities "
                 f"and {len(self.versions)} versions; every token needs one of each"
             )
-        if len(self.raw_logprobs) not in (0, num_tokens):
-            raise RecordError(
-                f"a completion of {num_tokens} tokens has {len(self.raw_logprobs)} raw "
-                "log-probabilities; every token needs one, or none has one"
-            )
-        if len(self.alternatives) not in (0, num_tokens):
-            raise RecordError(
-                f"a completion of {num_tokens} tokens has {len(self.alternatives)} sets of "
-                "alternatives; every token needs one, or none has one"
-            )
+        for field, what in (
+            (self.raw_logprobs, "raw log-probabilities"),
+            (self.alternatives, "sets of alternatives"),
+        ):
+            if len(field) not in (0, num_tokens):
+                raise RecordError(
+                    f"a completion of {num_tokens} tokens has {len(field)} {what}; every token "
+                    "needs one, or none has one"
+                )
+
+
+class Generated(Tokens, frozen=True, kw_only=True):
+    """All that an engine sampled for one request of C tokens."""
+
+    legal: tuple[tuple[int, ...], ...] = ()  # [C] legal next token ids, () where unknown
+    finish_reason: FinishReason = "stop"
+
+
+class Completion(Generated, frozen=True, kw_only=True):
+    """What was sampled for one prompt; C is the number of completion tokens.
+
+    The token ids are the record and the text is a view of them. A completion that comes from an
+    endpoint without token ids or log-probabilities, or from a bot that gives only ``text``, has
+    ``trainable`` False and can be read but never trained on.
+    """
+
+    text: str  # the completion as text, without stop token and without stop text
+    prompt_ids: tuple[int, ...] = ()  # [P] token ids the model saw
+    restricted: bool = False  # True: sampled from `legal` only
+    temperature: float = 1.0  # the temperature it was sampled at
+    adapter: str = POLICY  # whose weights spoke
+    elapsed_s: float = 0.0  # from submission to the last token, seconds
+    filtered: bool = False  # True: sampled through filters or a grammar, so never trained on
+
+    def __post_init__(self) -> None:
+        """Refuse per-token fields of different lengths, and a restriction that names no tokens.
+
+        Raises:
+            RecordError: naming the field and both lengths.
+        """
+        Tokens.__post_init__(self)
+        num_tokens = len(self.token_ids)
         if len(self.legal) != num_tokens and (self.legal or self.restricted):
             kind = "a restricted completion" if self.restricted else "a completion"
             raise RecordError(
@@ -220,3 +232,46 @@ class Completion(Struct, frozen=True, kw_only=True):
     def trainable(self) -> bool:
         """Whether it holds the tokens and log-probabilities that training needs."""
         return bool(self.token_ids) and bool(self.prompt_ids) and not self.filtered
+
+
+class Continuation(Struct, frozen=True, kw_only=True):
+    """A conversation that goes on in tokens: those so far stand, only what is new is rendered."""
+
+    last: Completion  # the newest one of the conversation, with its prompt and token ids
+    messages: tuple[Message, ...]  # the whole conversation, for endpoints that take no token ids
+    num_new: int  # messages at the end that came after the completion, at least 1
+
+    @property
+    def new(self) -> tuple[Message, ...]:
+        """The messages that came after the completion."""
+        return self.messages[-self.num_new :]
+
+
+Prompt = Sequence[Message] | Sequence[int] | Continuation
+"""What is asked: chat messages, token ids, or a conversation that goes on."""
+
+
+def messages_or_ids(
+    prompt: Sequence[Message] | Sequence[int],
+) -> tuple[tuple[Message, ...], tuple[int, ...]]:
+    """A prompt as messages and token ids, of which one is empty.
+
+    Raises:
+        RequestError: it is neither.
+    """
+    expected = "expected messages, such as [Message('user', 'Hello')], or token ids"
+    if isinstance(prompt, str):
+        raise RequestError(f"the prompt is the text {prompt[:80]!r}; {expected}")
+    if not prompt:
+        raise RequestError(f"the prompt is empty; {expected}")
+    items: tuple[Any, ...] = tuple(prompt)
+    if not isinstance(items[0], Message):
+        if not isinstance(items[0], SupportsIndex):
+            raise RequestError(f"the prompt holds {items[0]!r:.80}; {expected}")
+        return (), items
+    for item in items:
+        if not isinstance(item, Message):
+            raise RequestError(f"the prompt holds {item!r:.80}; {expected}")
+        if not isinstance(item.content, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RequestError(f"a message of the prompt holds {item.content!r:.80}; expected text")
+    return items, ()

@@ -1,6 +1,6 @@
 """One generation request in the engine's own terms: token ids, numbers, no text."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -8,7 +8,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from legos.data.choices import ChoiceNode
-from legos.data.message import Alternatives, Filters, FinishReason
+from legos.data.message import Filters, Generated, Tokens
 from legos.data.names import POLICY
 
 __all__ = ["Generated", "Grammar", "GrammarState", "Progress", "Request", "Result"]
@@ -58,26 +58,18 @@ class Request(Struct, frozen=True, kw_only=True):
     stream: bool = False  # True: deliver a ``Progress`` for every token, then the whole
 
 
-class Progress(Struct, frozen=True, kw_only=True):
-    """The tokens that a streamed request got since it was last heard of; N is their number."""
+class Progress(Tokens, frozen=True, kw_only=True):
+    """The tokens that a streamed request got since the last one."""
 
-    token_ids: tuple[int, ...]  # [N]
-    logprobs: tuple[float, ...]  # [N] nats
-    versions: tuple[int, ...]  # [N]
-    raw_logprobs: tuple[float, ...] = ()  # [N], or () unless asked
-    alternatives: tuple[Alternatives, ...] = ()  # [N], or () unless asked
-
-
-class Generated(Struct, frozen=True, kw_only=True):
-    """What the engine sampled for a request; the fields are those of ``Completion``."""
-
-    token_ids: tuple[int, ...]  # [C]
-    logprobs: tuple[float, ...]  # [C] nats
-    versions: tuple[int, ...]  # [C]
-    legal: tuple[tuple[int, ...], ...]  # [C], or () where no choices were given
-    finish_reason: FinishReason
-    raw_logprobs: tuple[float, ...] = ()  # [C], or () unless asked
-    alternatives: tuple[Alternatives, ...] = ()  # [C], or () unless asked
+    @classmethod
+    def joined(cls, parts: Sequence["Progress"]) -> "Progress":
+        """Several as one."""
+        return cls(
+            **{
+                name: tuple(x for part in parts for x in getattr(part, name))
+                for name in cls.__struct_fields__
+            }
+        )
 
 
 Result = Generated | Progress | Exception

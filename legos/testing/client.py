@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from legos.chat.continuation import extended
 from legos.data.choices import ChoiceNode, choice_tree
-from legos.data.message import Completion, Message, Sampling
+from legos.data.message import Completion, Continuation, Message, Prompt, Sampling, messages_or_ids
 from legos.data.names import POLICY
 from legos.errors import RequestError
 
@@ -63,7 +64,7 @@ class ScriptedClient:
 
     async def complete(
         self,
-        prompt: Sequence[Message] | Sequence[int],
+        prompt: Prompt,
         sampling: Sampling,
         *,
         adapter: str = POLICY,
@@ -73,27 +74,17 @@ class ScriptedClient:
         Raises:
             RequestError: the script has ended, or says what may not be said.
         """
-        messages = tuple(
-            item if isinstance(item, Message) else Message("user", chr(item)) for item in prompt
-        )
+        messages, prompt_ids = _read(prompt)
         asked = Asked(messages=messages, sampling=sampling, adapter=adapter)
         self.asked.append(asked)
         text = self._answer(asked)
         await asyncio.sleep(0)
         if not self._trainable:
-            return Completion(
-                prompt_ids=(),
-                token_ids=(),
-                logprobs=(),
-                versions=(),
-                text=text,
-                finish_reason="stop",
-                adapter=adapter,
-            )
+            return Completion(text=text, adapter=adapter)
         whole = (*map(ord, text), END)
         token_ids = whole[: sampling.max_tokens]
         return Completion(
-            prompt_ids=_prompt_ids(messages),
+            prompt_ids=prompt_ids,
             token_ids=token_ids,
             logprobs=(self._logprob,) * len(token_ids),
             versions=(self.version,) * len(token_ids),
@@ -120,6 +111,16 @@ class ScriptedClient:
                 f"the script says {text!r}, but only {asked.sampling.choices} can be sampled"
             )
         return text
+
+
+def _read(prompt: Prompt) -> tuple[tuple[Message, ...], tuple[int, ...]]:
+    """Messages and token ids of a prompt."""
+    if isinstance(prompt, Continuation):
+        return prompt.messages, extended(prompt.last, (END, *_prompt_ids(prompt.new)))
+    messages, ids = messages_or_ids(prompt)
+    if ids:
+        return tuple(Message("user", chr(token)) for token in ids), ids
+    return messages, _prompt_ids(messages)
 
 
 def _prompt_ids(messages: Sequence[Message]) -> tuple[int, ...]:

@@ -165,10 +165,4 @@ class FakeEngine:
 def _progress(whole: Generated, index: int) -> Progress:
     """One token of an answer."""
     one = slice(index, index + 1)
-    return Progress(
-        token_ids=whole.token_ids[one],
-        logprobs=whole.logprobs[one],
-        versions=whole.versions[one],
-        raw_logprobs=whole.raw_logprobs[one],
-        alternatives=whole.alternatives[one],
-    )
+    return Progress(**{name: getattr(whole, name)[one] for name in Progress.__struct_fields__})

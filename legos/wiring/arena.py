@@ -78,7 +78,7 @@ def make_arena(
         )
     if generation is not None and generation.max_tokens is not None:
         arena.max_tokens = generation.max_tokens
-    for field in ("tasks_per_step", "group_size", "illegal", "restrict_choices"):
+    for field in ("tasks_per_step", "group_size", "illegal", "restrict_choices", "continue_tokens"):
         value = getattr(play, field)
         if value is not None:
             setattr(arena, field, value)

@@ -374,9 +374,9 @@ def test_a_seat_of_an_adapter_that_is_not_trained_is_refused() -> None:
 
 def test_answers_of_another_adapter_than_was_asked_are_discarded() -> None:
     class Confused(ScriptedClient):
-        async def complete(self, *args: Any, **options: Any) -> Completion:
-            said = await super().complete(*args, **options)
-            return replace(said, adapter="old") if self.asked[-1].prompt == "t1" else said
+        async def complete(self, prompt: Any, *args: Any, **options: Any) -> Completion:
+            said = await super().complete(prompt, *args, **options)
+            return replace(said, adapter="old") if prompt[-1].content == "t1" else said
 
     solo = Solo(one_question)
     solo.client = Confused(lambda _: "ab")

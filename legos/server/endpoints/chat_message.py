@@ -11,8 +11,8 @@ from legos.chat.incremental import TextStream
 from legos.chat.parts import Part, ReplyParser
 from legos.chat.stops import cut_at_stop
 from legos.chat.tokenizer import ChatTokenizer
-from legos.chat.tools import ToolCall, ToolFormat, called, parse_calls
-from legos.data.message import Completion
+from legos.chat.tools import ToolFormat, called, parse_calls
+from legos.data.message import Completion, ToolCall
 from legos.data.request import Progress
 
 __all__ = ["Delta", "Manner", "ReplyReader"]
