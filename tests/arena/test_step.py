@@ -4,12 +4,10 @@ import asyncio
 import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from legos.arena.arena import Arena
 from legos.arena.endings import Draw, Forfeit, Void
@@ -17,7 +15,6 @@ from legos.arena.seat import Seat
 from legos.arena.table import Table
 from legos.credit import GRPOCredit
 from legos.data.episode import Task
-from legos.data.message import Completion
 from legos.data.sample import TrainingBatch
 from legos.errors import ArenaError, EngineError
 from legos.testing import Asked, ScriptedClient
@@ -339,50 +336,6 @@ def test_a_seat_that_is_not_trained_is_recorded() -> None:
         ("policy", "policy"),
         ("old", None),
     ]
-
-
-class Pair(Solo):
-    """Two seats of two adapters."""
-
-    roles = ("ann", "bob")
-
-    def seats(self, task: Task) -> Mapping[str, Seat]:
-        return {
-            role: Seat(role=role, client=self.scripted, adapter=adapter)
-            for role, adapter in (("ann", "one"), ("bob", "two@3"))
-        }
-
-
-async def both(t: Table) -> Mapping[str, float]:
-    await t.ask_all({"ann": "?", "bob": "?"})
-    return {"ann": 1.0, "bob": 0.0}
-
-
-def test_samples_name_the_policy_that_they_belong_to() -> None:
-    pair = Pair(both)
-    pair.policies = ("one", "two")
-    assert {(s.role, s.policy) for s in step(pair).samples} == {("ann", "one"), ("bob", "two")}
-
-
-def test_a_seat_of_an_adapter_that_is_not_trained_is_refused() -> None:
-    pair = Pair(both)
-    pair.policies = ("one",)
-    message = r"adapter 'two@3' in seat 'bob' to be trained; the arena's policies are 'one', so"
-    with pytest.raises(ArenaError, match=message):
-        step(pair)
-
-
-def test_answers_of_another_adapter_than_was_asked_are_discarded() -> None:
-    class Confused(ScriptedClient):
-        async def complete(self, prompt: Any, *args: Any, **options: Any) -> Completion:
-            said = await super().complete(prompt, *args, **options)
-            return replace(said, adapter="old") if prompt[-1].content == "t1" else said
-
-    solo = Solo(one_question)
-    solo.client = Confused(lambda _: "ab")
-    batch = step(solo)
-    assert (batch.tokens_generated, batch.tokens_discarded) == (24, {"wrong_adapter": 6})
-    assert {s.group for s in batch.samples} == {"solo/t0", "solo/t2", "solo/t3"}
 
 
 ENDINGS = st.lists(

@@ -1,0 +1,91 @@
+"""Which policy a token belongs to: seats name it, and an answer of another one is not trained on."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from legos.arena.arena import Arena
+from legos.arena.seat import Seat
+from legos.arena.table import Table
+from legos.credit import GRPOCredit
+from legos.data.episode import Task
+from legos.data.message import Completion
+from legos.data.sample import TrainingBatch
+from legos.errors import ArenaError
+from legos.testing import ScriptedClient
+
+Play = Callable[[Table], Awaitable[Mapping[str, float]]]
+
+
+class Plays(Arena):
+    """Four tasks, each played twice."""
+
+    tasks_per_step = 4
+    group_size = 2
+
+    def __init__(self, play: Play) -> None:
+        self.scripted = ScriptedClient(lambda _: "ab")
+        super().__init__(self.scripted, credit_assigner=GRPOCredit(deviation=False))
+        self._play = play
+
+    def tasks(self, rng: Any) -> Iterator[Task]:
+        return (Task(id=f"t{number}") for number in range(4))
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        return await self._play(t)
+
+
+def step(arena: Arena) -> TrainingBatch:
+    return asyncio.run(arena.step())
+
+
+async def one_question(t: Table) -> Mapping[str, float]:
+    await t.ask("player", t.task.id)
+    return {"player": 1.0}
+
+
+class Pair(Plays):
+    """Two seats of two adapters."""
+
+    roles = ("ann", "bob")
+
+    def seats(self, task: Task) -> Mapping[str, Seat]:
+        return {
+            role: Seat(role=role, client=self.scripted, adapter=adapter)
+            for role, adapter in (("ann", "one"), ("bob", "two@3"))
+        }
+
+
+async def both(t: Table) -> Mapping[str, float]:
+    await t.ask_all({"ann": "?", "bob": "?"})
+    return {"ann": 1.0, "bob": 0.0}
+
+
+def test_samples_name_the_policy_that_they_belong_to() -> None:
+    pair = Pair(both)
+    pair.policies = ("one", "two")
+    assert {(s.role, s.policy) for s in step(pair).samples} == {("ann", "one"), ("bob", "two")}
+
+
+def test_a_seat_of_an_adapter_that_is_not_trained_is_refused() -> None:
+    pair = Pair(both)
+    pair.policies = ("one",)
+    message = r"adapter 'two@3' in seat 'bob' to be trained; the arena's policies are 'one', so"
+    with pytest.raises(ArenaError, match=message):
+        step(pair)
+
+
+def test_answers_of_another_adapter_than_was_asked_are_discarded() -> None:
+    class Confused(ScriptedClient):
+        async def complete(self, prompt: Any, *args: Any, **options: Any) -> Completion:
+            said = await super().complete(prompt, *args, **options)
+            return replace(said, adapter="old") if prompt[-1].content == "t1" else said
+
+    plays = Plays(one_question)
+    plays.client = Confused(lambda _: "ab")
+    batch = step(plays)
+    assert (batch.tokens_generated, batch.tokens_discarded) == (24, {"wrong_adapter": 6})
+    assert {s.group for s in batch.samples} == {"plays/t0", "plays/t2", "plays/t3"}
