@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import signal
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,7 +21,7 @@ from legos.protocols import Engine
 from legos.run.find import find_adapter
 from legos.server.app import make_app
 from legos.server.endpoints.uploads import checked_name
-from legos.server.listen import serve_app
+from legos.server.listen import bind, serve_app
 from legos.server.options import ServerOptions
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
@@ -61,6 +62,7 @@ def serve(
     loaded = _read(adapters)
     model = base_of(model, loaded)
     with ExitStack() as stack:
+        listener = stack.enter_context(bind(host, port))  # before the model, which takes long
         handle = load_model(model)
         stack.callback(handle.close)
         if not loaded:
@@ -73,7 +75,7 @@ def serve(
         scale = loaded[0].shape.scale
         app = app_of(handle, engine, name=_short(model), options=options, scale=scale)
         quiet_collector()
-        asyncio.run(_until_told(app, host, port, drain_s, say))
+        asyncio.run(_until_told(app, listener, drain_s, say))
 
 
 def app_of(
@@ -110,7 +112,7 @@ def app_of(
 
 
 async def _until_told(
-    app: FastAPI, host: str, port: int, drain_s: float, say: Callable[[str], None]
+    app: FastAPI, listener: socket.socket, drain_s: float, say: Callable[[str], None]
 ) -> None:
     """Serve until SIGINT or SIGTERM; a second one ends the process at once."""
     loop = asyncio.get_running_loop()
@@ -122,12 +124,14 @@ async def _until_told(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end, number)
-    async with serve_app(app, host=host, port=port, drain_s=drain_s) as url:
+    async with serve_app(app, listener, drain_s=drain_s) as url:
         service = app.state.service
         live = [f"{name}@{version}" for name, version in service.engine.versions().items()]
         key = '-H "Authorization: Bearer $LEGOS_API_KEY" ' if service.options.api_key else ""
-        example = EXAMPLE if service.model == BUILTIN else "Hello"
-        asked = {"messages": [{"role": "user", "content": example}], "max_tokens": 16}
+        plays = service.model == BUILTIN  # and knows no language
+        content = EXAMPLE if plays else "Hello"
+        bound = {"choices": EXAMPLE.split()[-3:]} if plays else {"max_tokens": 64}
+        asked = {"messages": [{"role": "user", "content": content}], **bound}
         say(
             f"serving {', '.join([service.model, *live])} at {url}/v1 (page: {url}/docs)\n"
             f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' "

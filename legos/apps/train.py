@@ -227,13 +227,14 @@ async def _served(
         yield
         return
     from legos.apps.serve import app_of  # web servers take a while to import
-    from legos.server.listen import serve_app
+    from legos.server.listen import bind, serve_app
     from legos.server.options import ServerOptions
 
+    listener = bind(SERVED_AT, port)
     await trainer.publish_weights()  # so that the policy is live before anybody asks
     options = ServerOptions.for_host(SERVED_AT, api_key=None)
     app = app_of(trainer.model, shared, name=Path(config.model).name, options=options)
-    async with serve_app(app, host=SERVED_AT, port=port, drain_s=DRAIN_S) as url:
+    async with serve_app(app, listener, drain_s=DRAIN_S) as url:
         _tell(f"the policy is served at {url}/v1; talk to it with", f"  {_chatting(url)}")
         yield
 

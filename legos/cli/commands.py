@@ -150,6 +150,7 @@ def serve(
     timeout_s: float = 600.0,
     max_body_mb: float = 4.0,
     adapter_folder: Path | None = None,
+    max_adapters: int = 64,
     drain_s: float = 30.0,
     log_prompts: Annotated[bool, Parameter(negative="", show_default=False)] = False,
 ) -> None:
@@ -167,6 +168,7 @@ def serve(
         timeout_s: Longest time for one answer, seconds.
         max_body_mb: Largest body of a request that loads no adapter, MiB.
         adapter_folder: Folder below which adapters may be loaded by path.
+        max_adapters: Adapters that may be live at once; beyond it loads are answered with 409.
         drain_s: How long running requests may take to end after SIGTERM, seconds.
         log_prompts: Write prompts into the log.
     """
@@ -181,6 +183,7 @@ def serve(
         request_timeout_s=timeout_s,
         max_body_bytes=int(max_body_mb * 2**20),
         adapter_folder=adapter_folder,
+        max_adapters=max_adapters,
         log_prompts=log_prompts,
     )
     run(

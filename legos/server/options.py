@@ -1,6 +1,6 @@
 """What a server lets in: sizes, times, numbers, keys."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from legos.errors import ConfigError
@@ -20,7 +20,12 @@ class ServerOptions:
     max_queue: int = 1024  # completions that may wait beyond those
     max_body_bytes: int = 4 * 2**20
     max_adapter_bytes: int = 2**30  # of the body of a load
-    request_timeout_s: float = 600.0
+    request_timeout_s: float = 600.0  # from a request to its answer, and for its body to come
+    head_timeout_s: float = 10.0  # for the head of a request to come
+    body_pause_s: float = 30.0  # between two pieces of a body
+    max_head_bytes: int = 64 * 2**10
+    max_connections: int = 2048
+    max_adapters: int = 64  # live at once
     adapter_folder: Path | None = None  # adapters may be loaded from here; None: from nowhere
     log_prompts: bool = False
 
@@ -30,9 +35,10 @@ class ServerOptions:
         Raises:
             ConfigError: naming the limit.
         """
-        for name in ("max_running", "max_body_bytes", "max_adapter_bytes", "request_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected more than 0")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type in (int, float) and value <= 0 and field.name != "max_queue":
+                raise ConfigError(f"{field.name} is {value}; expected more than 0")
         if self.max_queue < 0:
             raise ConfigError(f"max_queue is {self.max_queue}; expected 0 or more")
         if self.api_key is not None and not self.api_key.isascii():

@@ -18,7 +18,7 @@ from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.clients.engine import EngineClient
 from legos.mlx.generate.engine import MlxEngine
 from legos.server.app import make_app, service_of
-from legos.server.listen import serve_app
+from legos.server.listen import bind, serve_app
 from legos.server.options import ServerOptions
 from legos.server.service import Service
 from legos.testing import FakeEngine
@@ -52,7 +52,7 @@ def serving(app: FastAPI, *, drain_s: float = 5.0) -> Iterator[Served]:
     async def serve() -> None:
         end = asyncio.Event()
         loop = asyncio.get_running_loop()
-        async with serve_app(app, host="127.0.0.1", port=0, drain_s=drain_s) as url:
+        async with serve_app(app, bind("127.0.0.1", 0), drain_s=drain_s) as url:
             told.append(Served(app, url, loop, lambda: loop.call_soon_threadsafe(end.set) and None))
             started.set()
             await end.wait()

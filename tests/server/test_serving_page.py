@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from legos.cli import main
 from legos.run.folder import RunFolder
 from legos.testing import write_tiny_model
 from legos.weights.adapter import Adapter
+from legos.weights.folder import write_adapter
 from legos.wiring.model import ModelHandle
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +111,7 @@ def test_the_command_says_where_it_is_and_ends_when_told(command: Any) -> None:
     assert "serving builtin, policy@0 at http://127.0.0.1:" in first
     assert second.startswith("curl http://127.0.0.1:")
     assert "Authorization: Bearer $LEGOS_API_KEY" in second
+    assert asked_by(second.replace("127.0.0.1:", "x:8000/"))[1]["choices"] == ["1", "2", "3"]
     url = re.findall(r"http://127\.0\.0\.1:\d+", first)[0]
     headers = {"authorization": "Bearer from-the-environment"}
     with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=30) as http:
@@ -159,3 +162,16 @@ def test_an_adapter_is_served_on_its_own_model_alone(
     assert "expected" in told
     assert f"(trained on a model it does not name) does not fit model '{other}'" in told
     assert "no model folder '/gone'" in refused(replace(base, base_model="/gone"))
+
+
+def test_what_cannot_be_served_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, model: ModelHandle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_adapter(model.base_adapter(), tmp_path)
+    assert main(["serve", "--port", "0", "--model", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert f"holds an adapter and no model; give it as --adapter {tmp_path}" in told
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", "--port", port, "--model", "/nowhere"]) == 2
+    assert f"cannot listen on 127.0.0.1 port {port}" in capsys.readouterr().err

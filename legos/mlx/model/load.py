@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import load_model as load_mlx_model
 
 from legos.errors import ModelError
+from legos.weights.folder import is_adapter_folder
 
 __all__ = ["base_arrays", "context_length", "load_tree", "resolve_folder"]
 
@@ -31,6 +32,8 @@ def resolve_folder(model: str) -> Path:
                 f"no model folder {model!r}; give a folder, a hub name (org/model), or 'builtin'"
             )
         folder = _download(model)
+    if is_adapter_folder(folder) and not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} holds an adapter and no model; give it as --adapter {model}")
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file() and not _has_other_tokenizer(folder, name):
             raise ModelError(f"{folder} is no model folder: {name} is missing; {_WAY_OUT}")

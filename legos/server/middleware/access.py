@@ -1,10 +1,10 @@
 """The door: who may come in, how large a body may be, and a line in the log for each request."""
 
+import asyncio
 import hmac
 import logging
 import time
 
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from legos.server.problems import Problem
@@ -80,18 +80,28 @@ class Access:
         return None
 
     def _measured(self, scope: Scope, receive: Receive) -> Receive:
-        """The body, as long as it is not too large; its head may say nothing of its length."""
-        path = scope["path"]
-        limit, read = self._limit(path), 0
+        """The body, as long as it is not too large and keeps coming.
+
+        Its head may say nothing of its length.
+        """
+        path, options = scope["path"], self._service.options
+        limit, read, whole = self._limit(path), 0, False
+        now = asyncio.get_running_loop().time
+        latest = now() + options.request_timeout_s
 
         async def measured() -> Message:
-            nonlocal read
-            message = await receive()
-            if message["type"] == "http.request":
-                read += len(message.get("body", b""))
-                if read > limit:
-                    problem = self._too_large(path)
-                    raise HTTPException(problem.status, str(problem))
+            nonlocal read, whole
+            if whole:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(min(now() + options.body_pause_s, latest)):
+                    message = await receive()
+            except TimeoutError as error:
+                raise self._refused("body", 408, "the rest of the body did not come") from error
+            read += len(message.get("body", b""))
+            if read > limit:
+                raise self._too_large(path)
+            whole = not message.get("more_body", False)
             return message
 
         return measured
@@ -101,12 +111,11 @@ class Access:
         return options.max_adapter_bytes if path == LOAD else options.max_body_bytes
 
     def _too_large(self, path: str) -> Problem:
-        self._service.metrics.refused.labels("size").inc()
-        return Problem(
-            413,
-            f"the body is larger than {self._limit(path)} bytes",
-            headers={"connection": "close"},
-        )
+        return self._refused("size", 413, f"the body is larger than {self._limit(path)} bytes")
+
+    def _refused(self, bound: str, status: int, message: str) -> Problem:
+        self._service.metrics.refused.labels(bound).inc()
+        return Problem(status, message, headers={"connection": "close"})
 
     def _note(self, scope: Scope, status: int | None, seconds: float) -> None:
         """Count a request, and write a line without anything that it said.

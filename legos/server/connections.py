@@ -1,0 +1,188 @@
+"""Connections with bounds: how long and how large a request's head is, and how many are open.
+
+uvicorn waits for a head without end, keeps one of any size, queues every pipelined request, and
+hangs up on a client that has closed its own side. All of that is open to clients without a key, so
+it is bounded here, before a request exists.
+"""
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from httptools import HttpParserError
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from legos.server.options import ServerOptions
+from legos.server.problems import Problem
+
+__all__ = ["BoundedProtocol", "Connections"]
+
+MOST_PIPELINED = 16  # requests that one connection may send ahead of their answers
+MOST_DISCARDED = 1 << 20  # bytes that a refused client may go on sending
+LINGER_S = 2.0  # for a refused client to read why
+FIRST_PROBE_S, LAST_PROBE_S = 0.05, 5.0
+_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Connections:
+    """The open connections of one server, and those of them that may be closed for others.
+
+    Attributes:
+        options: the bounds.
+        refuse: called with the name of the bound that closed a connection.
+        fresh: connections without a first request, oldest first.
+        idle: connections between two requests, oldest first.
+    """
+
+    def __init__(self, options: ServerOptions, refuse: Callable[[str], None]) -> None:
+        self.options = options
+        self.refuse = refuse
+        self.fresh: dict[BoundedProtocol, None] = {}
+        self.idle: dict[BoundedProtocol, None] = {}
+
+    def make_room(self, num_open: int) -> bool:
+        """Where there are too many, close one that asks for nothing; False: there is none."""
+        if num_open <= self.options.max_connections:
+            return True
+        oldest = next(iter(self.fresh or self.idle), None)
+        if oldest is None:
+            return False
+        self.refuse("connections")
+        oldest.abort()
+        return True
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection; uvicorn makes it with the arguments of its own protocols."""
+
+    def __init__(self, shared: Connections, **given: Any) -> None:
+        super().__init__(**given)
+        self._shared = shared
+        self._timer: asyncio.TimerHandle | None = None  # until the head has come, or the next probe
+        self._unparsed = 0  # bytes since the parser last finished a head or a piece of a body
+        self._refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as uvicorn's
+        """Take the connection, or answer 503 where all others are in use."""
+        super().connection_made(transport)
+        if self._shared.make_room(len(self.connections)):
+            self._shared.fresh[self] = None
+            self._wait_for_head()
+        else:
+            most = self._shared.options.max_connections
+            self._refuse("connections", 503, f"{most} connections are in use; ask again later")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, unless a head or a trailer becomes too large."""
+        self._unparsed += len(data)
+        if self._refused:
+            if self._unparsed > MOST_DISCARDED:
+                self.abort()
+            return
+        super().data_received(data)
+        if self._unparsed > self._shared.options.max_head_bytes:
+            most = self._shared.options.max_head_bytes
+            self._refuse("head", 431, f"the head of the request is larger than {most} bytes")
+        elif self._timer is None and not self._in_request():
+            self._wait_for_head()
+
+    def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride] - asyncio's
+        """The client sends no more; one that waits for its answer still gets it.
+
+        A client that closed its side alone, and one that has gone, look the same. An interim
+        response tells them apart: the first one skips it, the system of the second one resets the
+        connection. After the answer has begun it is a client that has gone.
+        """
+        cycle = self.cycle
+        waits = self._in_request() and not (cycle.more_body or cycle.response_started)
+        if self._refused or not waits or cycle.scope["http_version"] != "1.1":
+            return False
+        self.cycle.keep_alive = False
+        self._probe(FIRST_PROBE_S)
+        return True
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        if len(self.pipeline) >= MOST_PIPELINED:
+            raise HttpParserError("too many pipelined requests")
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """A request's head has come."""
+        self._unparsed = 0
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body has come."""
+        self._unparsed = 0
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        """An answer is written; the next head may come, and the client has to read."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._set_timer(self.timeout_keep_alive, self.abort)
+        elif not self._in_request():
+            self._shared.idle[self] = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No request came for a while."""
+        self.abort()
+
+    def abort(self) -> None:
+        """Close at once, whether or not the client has read what was sent."""
+        self.transport.abort()
+
+    def _in_request(self) -> bool:
+        return bool(self.cycle) and not self.cycle.response_complete
+
+    def _wait_for_head(self) -> None:
+        self._set_timer(self._shared.options.head_timeout_s, self._late)
+
+    def _stop_waiting(self) -> None:
+        self._shared.fresh.pop(self, None)
+        self._shared.idle.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self, seconds: float, do: Callable[..., None], *given: Any) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(seconds, do, *given)
+
+    def _late(self) -> None:
+        seconds = self._shared.options.head_timeout_s
+        self._refuse("head", 408, f"the head of the request took longer than {seconds:g} s")
+
+    def _refuse(self, bound: str, status: int, message: str) -> None:
+        """Say why, and close once the client has read it."""
+        self._shared.refuse(bound)
+        self._stop_waiting()
+        self._refused = True
+        if self._in_request():  # whose answer may have begun
+            self.abort()
+            return
+        body = Problem(status, message).body()
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.write_eof()
+        self._set_timer(LINGER_S, self.abort)
+
+    def _probe(self, pause_s: float) -> None:
+        """Write an interim response now, and later until the answer begins."""
+        if self.cycle.response_started or self.transport.is_closing():
+            return
+        if not self.pipeline:  # else the answer to an earlier request is being written
+            self.transport.write(_PROBE)
+        self._set_timer(pause_s, self._probe, min(2 * pause_s, LAST_PROBE_S))
