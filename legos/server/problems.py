@@ -1,6 +1,7 @@
 """What goes wrong, as OpenAI's interface says it: a status, a kind, a message."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import Any, cast
 
 import msgspec
@@ -18,7 +19,7 @@ from legos.errors import (
     RequestError,
 )
 
-__all__ = ["GONE", "GoneError", "Problem", "first_error", "handle", "problem_of"]
+__all__ = ["GONE", "GoneError", "Problem", "first_error", "handle", "invalid", "problem_of"]
 
 KINDS = {
     401: "authentication_error",
@@ -33,6 +34,7 @@ GONE = Response(status_code=499)
 """What is answered when nobody listens."""
 
 _TOLD = 5  # wrong fields that an answer names
+_LONGEST_NAME = 100  # characters of one
 _NO_RETRY = {"x-should-retry": "false"}  # OpenAI's client would ask again, and again in vain
 
 
@@ -78,6 +80,31 @@ class Problem(LegosError):  # noqa: N818 - it is an answer as much as an error
         )
 
 
+def invalid(error: RequestValidationError, known: Collection[str] = ()) -> Problem:
+    """The fields that are wrong; never what was in them.
+
+    Args:
+        error: what is wrong with a body or a query.
+        known: the fields of the body.
+    """
+    told: list[str] = []
+    param: str | None = None
+    problems = error.errors()
+    for problem in problems[:_TOLD]:
+        place = [str(part)[:_LONGEST_NAME] for part in problem["loc"] if part != "body"]
+        name = ".".join(place)
+        param = param or (place[0] if place else None)
+        message = str(problem["msg"])
+        if problem["type"] == "extra_forbidden":
+            message = "this field is not known here, and ignoring it might change the result"
+            near = get_close_matches(name, known, n=1)
+            message += f"; did you mean {near[0]!r}?" if near else ""
+        told.append(f"{name}: {message}" if name else message)
+    if len(problems) > _TOLD:
+        told.append(f"and {len(problems) - _TOLD} more")
+    return Problem(400, "; ".join(told), param=param)
+
+
 def problem_of(error: BaseException) -> Problem:
     """What an error means to whoever asked; errors that nobody expected are not explained."""
     error = first_error(error)
@@ -86,7 +113,7 @@ def problem_of(error: BaseException) -> Problem:
         case Problem():
             problem = error
         case RequestValidationError():
-            problem = _invalid(error)
+            problem = invalid(error)
         case HTTPException():
             problem = Problem(error.status_code, str(error.detail), headers=error.headers)
         case AdapterError() | RequestError() if "not live" in told:
@@ -116,21 +143,3 @@ async def handle(request: Request, error: Exception) -> Response:
         told = f"there is no {request.method} {request.url.path} here; /docs lists what there is"
         return Problem(error.status_code, told, headers=error.headers).response()
     return problem_of(error).response()
-
-
-def _invalid(error: RequestValidationError) -> Problem:
-    """The fields that are wrong; never what was in them."""
-    told: list[str] = []
-    param: str | None = None
-    problems = error.errors()
-    for problem in problems[:_TOLD]:
-        place = [str(part) for part in problem["loc"] if part != "body"]
-        name = ".".join(place)
-        param = param or (place[0] if place else None)
-        message = str(problem["msg"])
-        if problem["type"] == "extra_forbidden":
-            message = "this field is not known here, and ignoring it might change the result"
-        told.append(f"{name}: {message}" if name else message)
-    if len(problems) > _TOLD:
-        told.append(f"and {len(problems) - _TOLD} more")
-    return Problem(400, "; ".join(told), param=param)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -70,6 +71,11 @@ class Metrics:
         """A completion was sampled."""
         self._prompt_tokens.inc(len(completion.prompt_ids))
         self._tokens.inc(len(completion.token_ids))
+
+    def forget(self, adapter: str) -> None:
+        """An adapter was dropped; its series go with it."""
+        with suppress(KeyError):  # it was there from the start
+            self.swaps.remove(adapter)
 
     def text(self) -> bytes:
         """All numbers."""

@@ -127,6 +127,26 @@ class Service:
             )
         return asked
 
+    def check_prompts(self, prompts: Sequence[Sequence[int]], *, param: str) -> None:
+        """Refuse prompts that leave no room for an answer.
+
+        Args:
+            prompts: token ids.
+            param: the field that they come from.
+
+        Raises:
+            Problem: 400, naming the length and the context.
+        """
+        longest = max(map(len, prompts))
+        if longest >= self.context:
+            raise Problem(
+                400,
+                f"the prompt has {longest} tokens, and prompt and answer together have at most "
+                f"{self.context} (the model's context); shorten it",
+                code="context_length_exceeded",
+                param=param,
+            )
+
     def check_size(self, count: int) -> None:
         """Refuse a request for more completions than are ever let in.
 

@@ -44,3 +44,36 @@ def test_an_unexpected_error_is_not_explained(fake: Any) -> None:
         failed = http.post("/v1/completions", json=ASK)
         assert failed.status_code == 500
         assert "secret" not in failed.text
+
+
+def test_a_misspelt_field_is_answered_with_the_nearest_one(fake: Any) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    asked = {
+        "/v1/completions": ({**ASK, "temprature": 1}, "temprature", "'temperature'"),
+        "/v1/chat/completions": ({**chat, "max_token": 1}, "max_token", "'max_tokens'"),
+        "/tokenize": ({"promt": "hi"}, "promt", "'prompt'"),
+    }
+    with fake(FakeEngine()) as server, server.http() as http:
+        for path, (body, field, near) in asked.items():
+            error = http.post(path, json=body).json()["error"]
+            assert error["param"] == field
+            assert f"did you mean {near}?" in error["message"]
+        message = {"messages": [{**chat["messages"][0], "tool_call": [1]}]}
+        told = http.post("/v1/chat/completions", json=message).json()["error"]["message"]
+        assert told == "messages.0.tool_call is not known; did you mean 'tool_calls'?"
+        long = http.post("/v1/completions", json={**ASK, "x" * 100_000: 1})
+        assert (long.status_code, len(long.content) < 1000) == (400, True)
+
+
+def test_a_prompt_that_is_too_long_is_told_its_length(fake: Any) -> None:
+    chat = {"messages": [{"role": "user", "content": "x" * 1100}]}
+    asked = {
+        "/v1/completions": ({"prompt": [5] * 1024}, "prompt"),
+        "/v1/chat/completions": (chat, "messages"),
+    }
+    with fake(FakeEngine()) as server, server.http() as http:
+        for path, (body, param) in asked.items():
+            error = http.post(path, json=body).json()["error"]
+            assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+            assert "at most 1024" in error["message"]
+            assert "max_tokens" not in error["message"]

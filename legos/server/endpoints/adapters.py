@@ -1,23 +1,29 @@
 """Loading, listing and dropping adapters while requests run."""
 
 import asyncio
+import logging
 import time
+from collections.abc import Generator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Query, Request
 from starlette.responses import PlainTextResponse, Response
 
+from legos.data.names import POLICY
 from legos.server.endpoints.uploads import Named, from_folder, parse_load, read_json_load
 from legos.server.middleware.bodies import JsonRoute
 from legos.server.problems import GoneError, Problem
 from legos.server.schemas.adapters import BYTES, JSON, LOAD_BODY, VllmLoad, VllmUnload
-from legos.server.schemas.answers import AdapterList, LiveAdapter
+from legos.server.schemas.answers import AdapterList, LiveAdapter, LoadedAdapter
 from legos.server.service import Service
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["adapter_router"]
+
+logger = logging.getLogger("legos.server")
 
 
 def adapter_router(service: Service, *, default_scale: float | None) -> APIRouter:
@@ -32,7 +38,7 @@ def adapter_router(service: Service, *, default_scale: float | None) -> APIRoute
 
     @router.post(
         "/adapters/load",
-        responses={200: {"model": LiveAdapter}},
+        responses={200: {"model": LoadedAdapter}},
         response_class=Response,
         openapi_extra={"requestBody": LOAD_BODY},
     )
@@ -45,19 +51,17 @@ def adapter_router(service: Service, *, default_scale: float | None) -> APIRoute
     ) -> Response:
         """Make an adapter live: JSON, or the safetensors themselves as the body."""
         given = Named(name=name, version=version, scale=scale, rank=rank)
-        info = await desk.load(request, given)
-        return Response(msgspec.json.encode(_live(info)), media_type=JSON)
+        return Response(msgspec.json.encode(await desk.load(request, given)), media_type=JSON)
 
     @router.get("/adapters/version")
-    async def versions(name: str | None = None) -> AdapterList:
-        """What is live, with version and digest; of one adapter where it is named."""
+    async def versions(name: str = POLICY) -> AdapterList:
+        """One adapter with version and digest, the policy unless it is named, and all of them."""
         live = service.engine.adapters()
         listed = [LiveAdapter(**_live(live[key])) for key in sorted(live)]
-        if name is None:
-            return AdapterList(adapters=listed)
-        if name not in live:
+        if name not in live and name != POLICY:
             raise _unknown(name)
-        return AdapterList(adapters=listed, **_live(live[name]))
+        one = live.get(name, AdapterInfo(name=name, version=0, digest=""))
+        return AdapterList(adapters=listed, **_live(one))
 
     @router.delete("/adapters/{name}", responses={200: {"model": LiveAdapter}})
     async def drop(name: str, request: Request) -> LiveAdapter:
@@ -92,9 +96,10 @@ class _Desk:
     def __init__(self, service: Service, default_scale: float | None) -> None:
         self._service = service
         self._default_scale = default_scale
+        self._coming: list[str] = []  # names of adapters that are being loaded
 
-    async def load(self, request: Request, given: Named) -> AdapterInfo:
-        """Read a body and make the adapter in it live.
+    async def load(self, request: Request, given: Named) -> dict[str, Any]:
+        """Read a body and make the adapter in it live; the answer.
 
         Raises:
             Problem: the body is of another kind.
@@ -107,17 +112,49 @@ class _Desk:
         adapter = await asyncio.to_thread(self._parse, kind, body, given)
         return await self.make_live(request, adapter)
 
-    async def make_live(self, request: Request, adapter: Adapter) -> AdapterInfo:
-        """Hand an adapter to the engine and wait until it is live there."""
-        service = self._service
-        if adapter.name == service.model:
-            raise Problem(400, f"{adapter.name!r} is the base model's name")
+    async def make_live(self, request: Request, adapter: Adapter) -> dict[str, Any]:
+        """Hand an adapter to the engine and wait until it is live there.
+
+        Returns:
+            What is live, with a warning where it replaces a later version.
+        """
+        service, name = self._service, adapter.name
+        if name == service.model:
+            raise Problem(400, f"{name!r} is the base model's name")
         adapter.check_base(service.model)
+        before = service.engine.adapters().get(name)
         started = time.perf_counter()
-        info = await self._wait(request, service.engine.load_adapter(adapter))
-        service.metrics.swaps.labels(info.name).inc()
+        with self._place_for(name):
+            info = await self._wait(request, service.engine.load_adapter(adapter))
+        service.metrics.swaps.labels(name).inc()
         service.metrics.swap_s.observe(time.perf_counter() - started)
-        return info
+        if before is None or before.version <= info.version:
+            return _live(info)
+        warning = f"version {info.version} replaces the later version {before.version}"
+        logger.warning("adapter %r: %s", name, warning)
+        return {**_live(info), "warning": warning}
+
+    @contextmanager
+    def _place_for(self, name: str) -> Generator[None]:
+        """Within the block, a name counts as an adapter.
+
+        Raises:
+            Problem: 409, there are as many as are allowed.
+        """
+        most = self._service.options.max_adapters
+        if len({*self._service.engine.adapters(), *self._coming, name}) > most:
+            raise Problem(
+                409,
+                f"{most} adapters are live, which is all that --max-adapters allows; drop one "
+                "with DELETE /adapters/NAME, or load this one under the name of another",
+                code="too_many_adapters",
+                headers={"x-should-retry": "false"},
+            )
+        self._coming.append(name)
+        try:
+            yield
+        finally:
+            self._coming.remove(name)
 
     async def drop(self, request: Request, name: str) -> AdapterInfo:
         """Have the engine forget an adapter."""
@@ -125,6 +162,7 @@ class _Desk:
         if info is None:
             raise _unknown(name)
         await self._wait(request, self._service.engine.drop_adapter(name))
+        self._service.metrics.forget(name)
         return info
 
     async def _wait(self, request: Request, future: "Future[Any]") -> Any:

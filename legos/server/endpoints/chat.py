@@ -100,8 +100,9 @@ class _Chat:
         prompt = await render_prompt(service, body, tools) if ids is None else tuple(ids)
         if not prompt:
             raise Problem(400, "prompt_token_ids is empty", param="prompt_token_ids")
+        service.check_prompts([prompt], param="messages" if ids is None else "prompt_token_ids")
         alternatives = (body.top_logprobs or 0) if body.logprobs else 0
-        left = None if body.choices else max(service.context - len(prompt), 1)
+        left = None if body.choices else service.context - len(prompt)
         if body.max_completion_tokens is not None:
             body.max_tokens = body.max_completion_tokens
         if forced and body.response_format is not None and body.response_format.type != "text":

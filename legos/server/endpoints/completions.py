@@ -55,6 +55,7 @@ async def _asked(service: Service, body: CompletionBody) -> Asked:
     adapter = service.adapter_of(body.model, body.adapter)
     service.check_size(body.num_prompts * (body.n or 1))
     prompts = await _prompts(service, body)
+    service.check_prompts(prompts, param="prompt")
     sampling = body.sampling(
         max_tokens=None if body.choices else DEFAULT_TOKENS, alternatives=body.logprobs or 0
     )

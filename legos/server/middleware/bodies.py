@@ -12,11 +12,13 @@ from typing import Any, cast
 
 import msgspec
 from fastapi import Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from legos.server.problems import GONE, Problem
+from legos.server.problems import GONE, Problem, invalid
 
 __all__ = ["JsonRoute", "broken", "parse_json"]
 
@@ -35,14 +37,17 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
+        body: type[BaseModel] = cast("Any", self.body_field.field_info.annotation)
 
         async def read(request: Request) -> Response:
             parsed = _Parsed(request.scope, request.receive)
             try:
                 await parsed.parse()
+                return await handle(parsed)
             except ClientDisconnect:
                 return GONE
-            return await handle(parsed)
+            except RequestValidationError as error:
+                raise invalid(error, body.model_fields) from error
 
         return read
 

@@ -15,6 +15,7 @@ __all__ = [
     "Decoded",
     "Health",
     "LiveAdapter",
+    "LoadedAdapter",
     "ModelList",
     "OneModel",
     "ProblemAnswer",
@@ -160,13 +161,22 @@ class LiveAdapter(BaseModel):
     digest: str
 
 
-class AdapterList(BaseModel):
-    """All live adapters; version and digest stand above where one was asked for by name."""
+class LoadedAdapter(LiveAdapter):
+    """An adapter that was just loaded."""
 
+    warning: str | None = None
+
+
+class AdapterList(BaseModel):
+    """All live adapters, and above them the one that was asked for, or the policy.
+
+    A policy that was not loaded is the base model: version 0, without a digest.
+    """
+
+    name: str
+    version: int
+    digest: str
     adapters: list[LiveAdapter]
-    name: str | None = None
-    version: int | None = None
-    digest: str | None = None
 
 
 class OneModel(BaseModel):

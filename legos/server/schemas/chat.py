@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from legos.data.message import MAX_ALTERNATIVES, Message
+from legos.errors import did_you_mean
 from legos.server.problems import Problem
 from legos.server.schemas.sampling import ONE_ERROR, Ids, SamplingFields
 
@@ -141,7 +142,10 @@ class ChatPrompt(BaseModel):
         for index, message in enumerate(self.messages):
             for key, value in (message.model_extra or {}).items():
                 if value not in (None, [], ""):
-                    raise Problem(400, f"messages.{index}.{key} is not known", param="messages")
+                    hint = did_you_mean(key, ChatMessage.model_fields)
+                    raise Problem(
+                        400, f"messages.{index}.{key[:100]} is not known{hint}", param="messages"
+                    )
         for key in self.chat_template_kwargs or {}:
             if key in _OWN_VARIABLES or "template" in key or key.startswith(("return_", "_")):
                 raise Problem(

@@ -314,3 +314,54 @@ def test_a_large_adapter_stalls_nobody(fake: Any) -> None:
         found = [longest() for _ in range(4)][1:]
     assert len(content) > 25e6
     assert min(found) < 0.2  # others may keep the machine busy; the bench holds it to 20 ms
+
+
+def small() -> bytes:
+    module = "model.layers.0.self_attn.q_proj"
+    ones = np.ones((2, 2), np.float32)
+    return save({f"{module}.lora_a": ones, f"{module}.lora_b": ones})
+
+
+def load(http: httpx.Client, name: str, version: int = 1) -> httpx.Response:
+    query = f"?version={version}&name={name}"
+    return http.post(f"/adapters/load{query}", content=small(), headers=BYTES)
+
+
+def test_more_adapters_than_allowed_are_refused(fake: Any) -> None:
+    with fake(FakeEngine(), max_adapters=2) as server, server.http() as http:
+        answers = [load(http, name).status_code for name in ("a", "b", "a", "c")]
+        assert answers == [200, 200, 200, 409]
+        error = load(http, "c").json()["error"]
+        assert error["code"] == "too_many_adapters"
+        assert "--max-adapters" in error["message"]
+        http.delete("/adapters/a")
+        assert load(http, "c").status_code == 200
+
+
+def test_a_dropped_adapter_leaves_no_series(fake: Any) -> None:
+    with fake(FakeEngine()) as server, server.http() as http:
+        load(http, "rival")
+        assert http.get("/metrics").text.count('adapter="rival"') == 3
+        http.delete("/adapters/rival")
+        assert "rival" not in http.get("/metrics").text
+
+
+def test_the_policy_stands_on_top_of_the_list(fake: Any) -> None:
+    with fake(FakeEngine()) as server, server.http() as http:
+        load(http, "rival")
+        before = http.get("/adapters/version").json()
+        assert (before["name"], before["version"], before["digest"]) == ("policy", 0, "")
+        assert [one["name"] for one in before["adapters"]] == ["rival"]
+        loaded = load(http, "policy", 7).json()
+        after = http.get("/adapters/version").json()
+        assert {key: after[key] for key in loaded} == loaded
+        assert [one["name"] for one in after["adapters"]] == ["policy", "rival"]
+
+
+def test_an_earlier_version_is_reported(fake: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with fake(FakeEngine()) as server, server.http() as http:
+        assert "warning" not in load(http, "policy", 7).json()
+        answer = load(http, "policy", 3).json()
+    assert answer["version"] == 3
+    assert answer["warning"] == "version 3 replaces the later version 7"
+    assert "adapter 'policy': version 3 replaces the later version 7" in caplog.text
