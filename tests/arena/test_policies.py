@@ -1,4 +1,4 @@
-"""Which policy a token belongs to: seats name it, and an answer of another one is not trained on."""
+"""Seats name the policy that a token belongs to; an answer of another one is not trained on."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
