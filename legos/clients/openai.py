@@ -8,18 +8,9 @@ from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 
 from legos.chat.continuation import after_answer, extended, probes
+from legos.clients.answers import completion_of, dialect_of, ids_of, scores_of, text_of_event
+from legos.clients.requests import Dialect, chat_fields, request_of, split_adapter
 from legos.clients.transport import Transport, api_root, server_root
-from legos.clients.wire import (
-    Dialect,
-    chat_fields,
-    completion_of,
-    dialect_of,
-    ids_of,
-    request_of,
-    scores_of,
-    split_adapter,
-    text_of_event,
-)
 from legos.data.message import Completion, Continuation, Message, Prompt, Sampling
 from legos.data.names import BASE, POLICY
 from legos.errors import AdapterError, RequestError

@@ -1,4 +1,4 @@
-"""Seats name the policy that a token belongs to; an answer of another one is not trained on."""
+"""Which policy a token belongs to: seats name it, and answers of another one are discarded."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping

@@ -12,7 +12,7 @@ import pytest
 
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.clients.engine import EngineClient
-from legos.clients.wire import request_of
+from legos.clients.requests import request_of
 from legos.data.message import Completion, Message, Sampling
 from legos.data.request import Generated, Request
 from legos.errors import EngineError, RequestError

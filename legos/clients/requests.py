@@ -1,0 +1,158 @@
+"""What is sent to an OpenAI-compatible server; no network here.
+
+Three kinds of server differ in what they report about tokens:
+
+    legos   token ids, log-probabilities and versions of every token, legal tokens of choices
+    vllm    token ids and log-probabilities; the version is in the adapter's name (policy@12), and
+            version 0 is the base model
+    openai  text alone; such a completion can be read but never trained on
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from legos.data.message import Message, Sampling, messages_or_ids
+from legos.errors import RequestError
+
+__all__ = ["Dialect", "chat_fields", "request_of", "split_adapter"]
+
+Dialect = Literal["legos", "vllm", "openai"]
+LARGEST_SEED = (1 << 63) - 1  # of servers other than ours
+
+
+def split_adapter(adapter: str) -> tuple[str, int | None]:
+    """Name and version of ``NAME`` or ``NAME@VERSION``.
+
+    Raises:
+        RequestError: the version is no number.
+    """
+    name, found, version = adapter.partition("@")
+    if not found:
+        return name, None
+    if not version.isdigit():
+        raise RequestError(
+            f"adapter {adapter!r} asks for version {version!r}; expected a number, as in policy@12"
+        )
+    return name, int(version)
+
+
+def request_of(
+    prompt: Sequence[Message] | Sequence[int],
+    sampling: Sampling,
+    *,
+    dialect: Dialect,
+    model: str,
+) -> tuple[str, dict[str, Any]]:
+    """Path and body of a request.
+
+    Args:
+        prompt: chat messages or token ids.
+        sampling: how the completion is drawn.
+        dialect: the kind of server.
+        model: what it shall be asked of; for our server, the adapter.
+
+    Raises:
+        RequestError: this kind of server cannot do what is asked.
+    """
+    messages, ids = messages_or_ids(prompt)
+    chat = not ids
+    if dialect == "openai" and not chat:
+        raise RequestError(
+            "this server takes no token ids, only messages; serve the model with `legos serve`"
+        )
+    if dialect != "legos" and sampling.restrict:
+        raise RequestError(
+            f"restrict=True needs our server; a {dialect} server does not report log-probabilities "
+            "over the choices alone"
+        )
+    if dialect != "legos" and (sampling.raw_logprobs or sampling.num_alternatives):
+        raise RequestError(
+            "raw_logprobs and num_alternatives need our server; leave them out, or serve the model "
+            "with `legos serve`"
+        )
+    body: dict[str, Any] = {"model": model, "temperature": sampling.temperature}
+    if chat:
+        body["messages"] = chat_fields(messages)
+    else:
+        body["prompt"] = ids
+    if sampling.max_tokens is not None:
+        body["max_tokens"] = sampling.max_tokens
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    if sampling.stop_ids:
+        body["stop_token_ids"] = list(sampling.stop_ids)
+    if sampling.ignore_end:
+        body["ignore_eos"] = True
+    body |= _extensions(sampling, dialect, chat=chat)
+    body |= _filters(sampling, dialect)
+    return ("/chat/completions" if chat else "/completions"), body
+
+
+def chat_fields(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as OpenAI's interface has them."""
+    return [_message_fields(message) for message in messages]
+
+
+def _message_fields(message: Message) -> dict[str, Any]:
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        fields["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    return fields
+
+
+def _extensions(sampling: Sampling, dialect: Dialect, *, chat: bool) -> dict[str, Any]:
+    """Fields that OpenAI's interface does not have, and the seed."""
+    seed = sampling.seed
+    if dialect == "openai":
+        return {"seed": seed & LARGEST_SEED}
+    extra: dict[str, Any] = {"return_token_ids": True}
+    if dialect == "vllm":  # generation_config.json bends what is not said
+        logprobs: dict[str, Any] = {"logprobs": True} if chat else {"logprobs": 0}
+        whole = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+        return {**extra, **logprobs, **whole, "seed": seed & LARGEST_SEED}
+    extra["seed"] = seed
+    if sampling.choices:
+        extra |= {"choices": list(sampling.choices), "restrict": sampling.restrict}
+    if sampling.raw_logprobs:
+        extra["raw_logprobs"] = True
+    if number := sampling.num_alternatives:
+        extra |= {"logprobs": True, "top_logprobs": number} if chat else {"logprobs": number}
+    return extra
+
+
+def _filters(sampling: Sampling, dialect: Dialect) -> dict[str, Any]:
+    """What bends the distribution beside the temperature."""
+    fields: dict[str, Any] = {}
+    filters = sampling.filters
+    if filters is not None:
+        fields = {
+            "top_p": filters.top_p,
+            "presence_penalty": filters.presence_penalty,
+            "frequency_penalty": filters.frequency_penalty,
+        }
+        if dialect != "openai":
+            fields |= {
+                "top_k": filters.top_k,
+                "min_p": filters.min_p,
+                "repetition_penalty": filters.repetition_penalty,
+            }
+        if filters.logit_bias:
+            fields["logit_bias"] = {str(token): bias for token, bias in filters.logit_bias}
+    if sampling.json_schema is not None:
+        schema = msgspec.json.decode(sampling.json_schema)
+        fields["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "schema": schema},
+        }
+    return fields
