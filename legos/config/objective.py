@@ -1,4 +1,4 @@
-"""The settings of what an optimiser step minimises; ``docs/objective.md`` explains each."""
+"""Settings of the objective of an optimiser step; ``docs/objective.md`` explains each."""
 
 import math
 from collections.abc import Mapping
@@ -10,9 +10,12 @@ from pydantic import model_validator
 from legos.config.setting import Settings, knob
 from legos.errors import ConfigError
 from legos.losses.corrections import Corrections
+from legos.losses.kl import KlEstimator, KlPlace
 from legos.losses.objective import (
     CLIP_RANGES,
     RATIO_OF,
+    Anchor,
+    EntropyOver,
     ImportanceSampling,
     PolicyLoss,
     check_anchor,
@@ -22,160 +25,123 @@ from legos.losses.objective import (
 
 __all__ = ["ObjectiveSettings"]
 
-_READ_WITH: Mapping[str, tuple[str, ...]] = {  # what is read only where one of these is not 0
+# Setting -> coefficients; the setting has an effect only where one of them is above 0.
+_READ_WITH: Mapping[str, tuple[str, ...]] = {
     "kl_estimator": ("kl_coef", "ema_kl_coef"),
     "kl_in": ("kl_coef", "ema_kl_coef"),
     "ema_decay": ("ema_kl_coef",),
     "entropy_steps": ("entropy_coef", "entropy_coef_end"),
     "entropy_over": ("entropy_coef", "entropy_coef_end"),
 }
-_TRUNCATION_CAP = 2.0
 
 
 class ObjectiveSettings(Settings):
-    """Loss, corrections, divergences and entropy bonus of the optimiser step."""
+    """Policy loss, off-policy corrections, KL divergences and entropy bonus of a step."""
 
-    importance_sampling: Literal["token", "sequence"] = knob(
-        "token", "Ratio that is clipped: of each token (PPO) or of the whole sample (GSPO)."
-    )
-    loss: PolicyLoss | None = knob(
-        None,
-        "The policy loss; none: ppo in token mode, gspo in sequence mode. Given, it sets "
-        "importance_sampling.",
-    )
-    anchor: Literal["behaviour", "proximal"] = knob(
-        "behaviour",
-        "What ratios are taken to: the policy that sampled, or the policy before the step, with "
-        "the gap between the two carried by a weight.",
-    )
-    clip_range: float | None = knob(
-        None,
-        "How far the ratio may fall below 1, and rise above it where clip_range_high is none; "
-        "none: as the loss's paper has it (0.2 in ppo; 3e-4, and 4e-4 upwards, in gspo).",
-        gt=0,
-        lt=1,
-    )
-    clip_range_high: float | None = knob(
-        None, "How far the ratio may rise above 1; none: as clip_range.", gt=0
-    )
-    dual_clip: float | None = knob(
-        3.0,
-        "Bound on the ratio where the advantage is negative (ppo, gspo); none: no bound.",
-        gt=1,
-    )
-    sapo_tau: float | None = knob(
-        None, "Temperature of sapo's gate where the advantage is positive; none: 1.", gt=0
-    )
-    sapo_tau_negative: float | None = knob(
-        None, "Temperature of sapo's gate where the advantage is negative; none: 1.05.", gt=0
-    )
-    clip_skip_threshold: float = knob(
-        0.3,
-        "A step in which a larger share of the tokens is clipped is skipped (gspo: see below).",
-        unit="share",
-        gt=0,
-        le=1,
-    )
-    sequence_clip_skip_threshold: float = knob(
-        0.9,
-        "gspo: a step in which a larger share of the tokens stands in clipped samples is skipped.",
-        unit="share",
-        gt=0,
-        le=1,
-    )
-    truncation: Literal["none", "token", "sequence"] = knob(
-        "none", "How the weight of anchor 'proximal' is bounded: not, by token, or by sample."
-    )
-    truncation_cap: float | None = knob(
-        None, "Bound of the weight where truncation is on; none: 2.", gt=0
-    )
-    icepop_low: float | None = knob(
-        None, "IcePop: drop tokens whose ratio to the sampler is below this.", ge=0, lt=1
-    )
-    icepop_high: float | None = knob(
-        None, "IcePop: drop tokens whose ratio to the sampler is above this.", gt=1
-    )
-    geometric_mask_low: float | None = knob(
-        None, "Drop samples whose mean ratio (geometric) is below this.", ge=0, lt=1
-    )
-    geometric_mask_high: float | None = knob(
-        None, "Drop samples whose mean ratio (geometric) is above this.", gt=1
-    )
-    outlier_veto: bool = knob(False, "Drop samples with any token ratio outside 1e-4 to 100.")
-    opsm_delta: float | None = knob(
-        None,
-        "Drop negative advantages of samples that have become rarer by more than this per token.",
-        unit="nats",
-        ge=0,
-    )
-    kl_estimator: Literal["k1", "k1_onesided", "k2", "k3", "exact"] = knob(
-        "k2",
-        "How divergences are computed: on the chosen tokens, or over whole next-token "
-        "distributions (exact; for small vocabularies).",
-    )
-    kl_in: Literal["loss", "reward"] = knob(
-        "loss",
-        "Where divergences count: added to the loss (k2, k3, exact) or taken off each token's "
-        "advantage (k1, k1_onesided).",
-    )
-    kl_coef: float = knob(0.1, "Weight of the KL to the reference.", ge=0)
-    kl_reference: Path | None = knob(
-        None,
-        "Folder of the adapter that is the reference at first, of any rank; none: the model "
-        "without LoRA.",
-        loose=True,
-    )
-    kl_refresh_steps: int | None = knob(
-        None,
-        "Steps after which the policy as it is becomes the reference, again and again; none: "
-        "never.",
-        unit="optimiser steps",
-        ge=1,
-    )
-    ema_kl_coef: float = knob(0.0, "Weight of the KL to the average of the adapter's past.", ge=0)
-    ema_decay: float = knob(
-        0.95, "Share of the average that is kept at each optimiser step.", unit="share", ge=0, lt=1
-    )
-    entropy_coef: float = knob(
-        0.0, "Weight of the entropy bonus over the legal moves at step 0.", ge=0
-    )
-    entropy_coef_end: float = knob(
-        0.0, "Weight of the entropy bonus at the end of its linear schedule.", ge=0
-    )
-    entropy_steps: int | None = knob(
-        None, "Length of the entropy schedule; none: the whole run.", unit="optimiser steps", ge=1
-    )
-    entropy_over: Literal["legal", "vocabulary"] = knob(
-        "legal", "What the entropy bonus spreads: the legal moves where known, or every token."
-    )
-    overlong_filter: bool = knob(
-        False, "Leave out answers that the token limit cut short; they still count in their group."
-    )
-    zero_advantage: Literal["keep", "remove"] = knob(
-        "keep",
-        "Whether groups without any advantage are trained on, or removed and replaced by more "
-        "play before the step.",
-    )
+    importance_sampling: ImportanceSampling = knob("token")
+    """Importance ratio that the loss clips: one per token (PPO) or one per sample (GSPO)."""
+    loss: PolicyLoss | None = knob(None)
+    """Policy loss; none: ppo where importance_sampling is token, gspo where it is sequence. A loss
+    that is set also sets importance_sampling."""
+    anchor: Anchor = knob("behaviour")
+    """Denominator of the importance ratio: the policy that sampled the token (behaviour), or the
+    policy before this step (proximal), with a weight that corrects for the difference between the
+    two."""
+    clip_range: float | None = knob(None, gt=0, lt=1)
+    """How far the ratio may fall below 1, and rise above 1 unless clip_range_high is set; none: the
+    value of the loss's paper (0.2 for ppo; 3e-4 down and 4e-4 up for gspo)."""
+    clip_range_high: float | None = knob(None, gt=0)
+    """How far the ratio may rise above 1; none: the same as clip_range. Raise it to 0.28 where ppo
+    loses its entropy too early."""
+    dual_clip: float | None = knob(3.0, gt=1)
+    """Upper bound on the ratio of tokens with a negative advantage (ppo, gspo); none: no bound."""
+    sapo_tau: float | None = knob(None, gt=0)
+    """Temperature of sapo's gate for positive advantages; none: 1."""
+    sapo_tau_negative: float | None = knob(None, gt=0)
+    """Temperature of sapo's gate for negative advantages; none: 1.05."""
+    clip_skip_threshold: float = knob(0.3, unit="share", gt=0, le=1)
+    """Skip the update of a step in which more than this share of the tokens is clipped (gspo has
+    sequence_clip_skip_threshold instead)."""
+    sequence_clip_skip_threshold: float = knob(0.9, unit="share", gt=0, le=1)
+    """gspo: skip the update of a step in which more than this share of the tokens belongs to
+    clipped samples."""
+    truncation: Literal["none", "token", "sequence"] = knob("none")
+    """Where anchor is proximal: cap the correction weight of each token, of each whole sample
+    (sequence), or not at all."""
+    truncation_cap: float = knob(2.0, gt=0)
+    """Largest correction weight where truncation is on."""
+    icepop_low: float | None = knob(None, ge=0, lt=1)
+    """IcePop: drop tokens from the policy loss whose ratio to the policy that sampled them is below
+    this; none: no lower bound."""
+    icepop_high: float | None = knob(None, gt=1)
+    """IcePop: drop tokens from the policy loss whose ratio to the policy that sampled them is above
+    this; none: no upper bound."""
+    geometric_mask_low: float | None = knob(None, ge=0, lt=1)
+    """Drop samples from the policy loss whose geometric mean ratio is below this; none: no lower
+    bound."""
+    geometric_mask_high: float | None = knob(None, gt=1)
+    """Drop samples from the policy loss whose geometric mean ratio is above this; none: no upper
+    bound."""
+    outlier_veto: bool = knob(False)
+    """Drop samples from the policy loss that have a token with a ratio below 1e-4 or above 100."""
+    opsm_delta: float | None = knob(None, unit="nats", ge=0)
+    """Drop tokens with a negative advantage in samples whose mean log-probability per token has
+    fallen by more than this since they were sampled; none: keep them."""
+    kl_estimator: KlEstimator = knob("k2")
+    """Estimator of the KL divergences: k1 to k3 use the sampled tokens, exact sums over the whole
+    vocabulary (for small vocabularies)."""
+    kl_in: KlPlace = knob("loss")
+    """Add the divergences to the loss (k2, k3, exact), or subtract them from the advantage of each
+    token (k1, k1_onesided)."""
+    kl_coef: float = knob(0.1, ge=0)
+    """Weight of the KL divergence from the reference policy. Raise it to keep the policy close to
+    the reference; 0 leaves the term out."""
+    kl_reference: Path | None = knob(None, loose=True)
+    """Adapter folder of the reference policy, of any rank; none: the model without LoRA."""
+    kl_refresh_steps: int | None = knob(None, unit="optimiser steps", ge=1)
+    """Make the current policy the new reference every so many steps; none: never."""
+    ema_kl_coef: float = knob(0.0, ge=0)
+    """Weight of the KL divergence from the EMA of the adapter. It stops self-play from running in
+    circles; 0 leaves the term out."""
+    ema_decay: float = knob(0.95, unit="share", ge=0, lt=1)
+    """Share of the adapter's EMA that is kept at each step; closer to 1 averages over more
+    steps."""
+    entropy_coef: float = knob(0.0, ge=0)
+    """Weight of the entropy bonus at step 0. Raise it where the policy settles too early."""
+    entropy_coef_end: float = knob(0.0, ge=0)
+    """Weight of the entropy bonus at the end of its linear schedule."""
+    entropy_steps: int | None = knob(None, unit="optimiser steps", ge=1)
+    """Length of the entropy schedule; none: the whole run."""
+    entropy_over: EntropyOver = knob("legal")
+    """Distribution whose entropy is rewarded: over the legal moves where they are known, or over
+    the whole vocabulary."""
+    overlong_filter: bool = knob(False)
+    """Leave answers that reached the token limit out of the loss; their rewards still count in the
+    baseline of their group."""
+    zero_advantage: Literal["keep", "remove"] = knob("keep")
+    """Groups in which every advantage is 0: train on them (keep), or replace them by more plays
+    before the step (remove)."""
 
     @property
     def policy_loss(self) -> PolicyLoss:
-        """The loss in force, by either name."""
+        """The policy loss that ``loss`` or ``importance_sampling`` names."""
         if self.loss is not None:
             return self.loss
         return "ppo" if self.importance_sampling == "token" else "gspo"
 
     @property
     def skip_threshold(self) -> float:
-        """Share of clipped tokens beyond which a step is skipped."""
-        whole = self.policy_loss == "gspo"
-        return self.sequence_clip_skip_threshold if whole else self.clip_skip_threshold
+        """Largest share of clipped tokens of a step whose update is applied."""
+        if self.policy_loss == "gspo":
+            return self.sequence_clip_skip_threshold
+        return self.clip_skip_threshold
 
     @property
     def corrections(self) -> Corrections:
-        """The weights and masks over the policy loss."""
+        """The weights and masks that multiply the policy loss."""
         return Corrections(
             truncation=self.truncation,
-            truncation_cap=self.truncation_cap or _TRUNCATION_CAP,
+            truncation_cap=self.truncation_cap,
             icepop=_range(self.icepop_low, self.icepop_high),
             geometric_mask=_range(self.geometric_mask_low, self.geometric_mask_high),
             outlier_veto=self.outlier_veto,
@@ -184,7 +150,7 @@ class ObjectiveSettings(Settings):
 
     @property
     def unread(self) -> dict[str, tuple[str, ...]]:
-        """Settings that have no effect, and the coefficients that are 0 and would give them one."""
+        """Settings without an effect, each with the coefficients that would have to be above 0."""
         return {
             name: needed
             for name, needed in _READ_WITH.items()
@@ -192,7 +158,7 @@ class ObjectiveSettings(Settings):
         }
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some settings changed, checked like a new one; see ``Settings.replace``."""
+        """A checked copy with some settings changed; see ``Settings.replace``."""
         return super().replace(**_with_ratio(changes))
 
     @model_validator(mode="before")
@@ -218,29 +184,29 @@ class ObjectiveSettings(Settings):
         for name in ("kl_reference", "kl_refresh_steps"):
             if not self.kl_coef and getattr(self, name) is not None:
                 raise ConfigError(
-                    f"{name} is {getattr(self, name)} but kl_coef is 0, so nothing is pulled to a "
-                    f"reference; give a kl_coef above 0, or leave {name} out"
+                    f"{name} is {getattr(self, name)} but kl_coef is 0, so nothing reads the "
+                    f"reference; set kl_coef above 0, or leave {name} out"
                 )
         if self.entropy_coef_end > self.entropy_coef and self.entropy_steps is None:
             raise ConfigError(
                 f"entropy_coef_end {self.entropy_coef_end} is above entropy_coef "
-                f"{self.entropy_coef}; a bonus that grows needs entropy_steps"
+                f"{self.entropy_coef}; set entropy_steps too, which a growing bonus needs"
             )
         return self
 
     def _refuse(self, unused: bool, by: str, *names: str) -> None:
-        """Refuse settings that were given though the choice made has no use for them."""
+        """Refuse settings that are not at their defaults and that the chosen loss does not use."""
         for name in names:
             value, default = getattr(self, name), type(self).model_fields[name].default
             if unused and value != default:
-                told = "none" if default is None else default
+                usual = "none" if default is None else default
                 raise ConfigError(
-                    f"{name} is {value}, which {by} has no use for; leave it out, or at {told}"
+                    f"{name} is {value}, which {by} does not use; leave it out, or at {usual}"
                 )
 
 
 def _with_ratio(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with ``importance_sampling`` as ``loss`` implies it, where only the latter is."""
+    """The values, with the ``importance_sampling`` that ``loss`` implies where it is missing."""
     ratios: Mapping[Any, ImportanceSampling] = RATIO_OF
     loss = values.get("loss")
     implied = ratios.get(loss) if isinstance(loss, str) else None

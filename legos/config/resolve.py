@@ -1,7 +1,7 @@
-"""Layers of settings become one configuration that remembers where each value came from.
+"""Merge layers of settings into one configuration that records the source of every value.
 
-defaults  <  what suits the built-in model  <  the arena's recommended settings
-          <  what loop.deterministic implies  <  TOML files, in order  <  the command line
+Later layers win: the defaults, the settings for the built-in model, the arena's recommended
+settings, what ``loop.deterministic`` implies, TOML files in order, and the command line.
 """
 
 import re
@@ -26,15 +26,16 @@ __all__ = [
     "knobs",
     "read_config",
     "resolve",
+    "settings_of",
 ]
 
 Recommend = Callable[[str, str], Mapping[str, object]]
-"""Arena name, model name -> dotted setting -> value that the arena advises for that model."""
+"""(arena name, model name) -> dotted setting -> value that the arena recommends."""
 
 COMMAND_LINE = "command line"
-_CHOSEN = (COMMAND_LINE, "file ", "run ")  # how the sources of chosen values begin
-_OF_ONE_RUN = ("out", "fork_from")
-_NONE = ("none", Path("none"))  # the command line makes paths of the text
+_CHOSEN = (COMMAND_LINE, "file ", "run ")  # first words of the sources that a user chose
+_OF_ONE_RUN = ("out", "fork_from")  # never inherited by another run
+_NONE = ("none", Path("none"))  # the command line converts the text of a path
 _OPTIONS = "play.options"
 _DETERMINISTIC = "loop.deterministic"
 _LOSS, _RATIO = "training.loss", "training.importance_sampling"
@@ -43,7 +44,7 @@ _IMPLIED: Mapping[str, object] = {"training.staleness_limit": 0, "loop.step_conc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig:
-    """A checked configuration and the origin of each of its values."""
+    """A checked configuration and the source of each value."""
 
     config: RunConfig
     sources: Mapping[str, str]  # dotted name -> "default", "arena nim", "file x.toml", ...
@@ -51,12 +52,12 @@ class ResolvedConfig:
     def toml(self) -> str:
         """The configuration as TOML, each line with its source.
 
-        ``read_config`` reads all of it. As one of the files of ``resolve`` it gives only what was
-        chosen, so that another arena's run does not inherit this one's defaults.
+        Values that the user did not choose are comments: ``read_config`` reads them too, while
+        ``resolve`` ignores them in its ``files``, so that another run gets its own defaults.
         """
         not_chosen = {name for name, source in self.sources.items() if not is_chosen(source)}
         return write_toml(
-            _values(self.config), self.sources, not_chosen=not_chosen.union(_OF_ONE_RUN)
+            settings_of(self.config), self.sources, not_chosen=not_chosen.union(_OF_ONE_RUN)
         )
 
 
@@ -67,12 +68,12 @@ class _Layer:
 
 
 def is_chosen(source: str) -> bool:
-    """Whether somebody chose the value that came from here: no default, nothing recommended."""
+    """Whether the user chose values of this source: neither defaults nor recommendations."""
     return source.startswith(_CHOSEN)
 
 
 def knobs() -> dict[str, FieldInfo]:
-    """Every setting by its dotted name, in the order of the schema."""
+    """Dotted name -> field of every setting, in the order of the schema."""
     found: dict[str, FieldInfo] = {}
     for name, field in RunConfig.model_fields.items():
         kind = field.annotation
@@ -93,41 +94,42 @@ def resolve(
     overrides: Mapping[str, object] | None = None,
     recommend: Recommend | None = None,
 ) -> ResolvedConfig:
-    """Lay the layers over each other and check the result.
+    """Merge the layers and check the result.
 
     Args:
-        run: the file that a run keeps of its settings, read whole; anything else wins over it.
+        run: ``config.toml`` of a run, read with its comments; files and overrides win over it.
         files: TOML files; a later one wins.
         overrides: dotted name -> value from the command line; wins over everything.
-        recommend: what the arena advises.
+        recommend: returns what the arena recommends.
 
     Raises:
-        ConfigError: a file that cannot be read, a setting that does not exist, a value of the wrong
-            type or range, or settings that contradict each other; names where each came from.
+        ConfigError: a file cannot be read, a setting does not exist, a value has the wrong type or
+            is out of range, or settings contradict each other; with the source of each value.
     """
-    given = [] if run is None else [_read_layer(run, whole=True)]
-    given += [_read_layer(path) for path in files]
-    given.append(_Layer(source=COMMAND_LINE, values=_checked(overrides or {}, COMMAND_LINE)))
-    advised = _advice(recommend, _merge(given)[0]) if recommend is not None else []
-    if _merge([*advised, *given])[0].get(_DETERMINISTIC) is True:
-        advised.append(_Layer(source=_DETERMINISTIC, values=_IMPLIED))
-    return _build(*_merge([*advised, *given]))
+    chosen = [] if run is None else [_read_layer(run, whole=True)]
+    chosen += [_read_layer(path) for path in files]
+    chosen.append(_Layer(source=COMMAND_LINE, values=_checked(overrides or {}, COMMAND_LINE)))
+    advice = _advice(recommend, _merge(chosen)[0]) if recommend is not None else []
+    if _merge([*advice, *chosen])[0].get(_DETERMINISTIC) is True:
+        advice.append(_Layer(source=_DETERMINISTIC, values=_IMPLIED))
+    return _build(*_merge([*advice, *chosen]))
 
 
-def _advice(recommend: Recommend, given: Mapping[str, object]) -> list[_Layer]:
+def _advice(recommend: Recommend, chosen: Mapping[str, object]) -> list[_Layer]:
+    """Layers of what the built-in model and the arena recommend."""
     fields = RunConfig.model_fields
-    arena, model = (given.get(name, fields[name].default) for name in ("arena", "model"))
+    arena, model = (chosen.get(name, fields[name].default) for name in ("arena", "model"))
     if not (isinstance(arena, str) and isinstance(model, str)):
-        return []  # a wrong type, which the whole configuration's check will name
-    advised = {f"model {BUILTIN}": RECOMMENDED} if model == BUILTIN else {}
-    advised = {**advised, f"arena {arena}": recommend(arena, model)}
+        return []  # a wrong type, which the check of the whole configuration reports
+    advice = {f"model {BUILTIN}": RECOMMENDED} if model == BUILTIN else {}
+    advice |= {f"arena {arena}": recommend(arena, model)}
     return [
-        _Layer(source=source, values=_checked(values, source)) for source, values in advised.items()
+        _Layer(source=source, values=_checked(values, source)) for source, values in advice.items()
     ]
 
 
 def read_config(path: Path) -> RunConfig:
-    """The configuration in one TOML file, over the defaults; a run's own file is read whole.
+    """The configuration of a ``config.toml``, its comments included, over the defaults.
 
     Raises:
         ConfigError: see ``resolve``.
@@ -157,7 +159,7 @@ def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterable[tuple[st
 
 
 def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
-    """The values with "none" read as none; refuses names that do not exist."""
+    """The values with "none" replaced by None; refuses names that do not exist."""
     known = knobs()
     checked: dict[str, object] = {}
     for name, value in values.items():
@@ -188,7 +190,9 @@ def _merge(layers: Iterable[_Layer]) -> tuple[dict[str, object], dict[str, str]]
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
     for layer in layers:
-        if layer.values.get(_LOSS) is not None:  # it implies its ratio, whatever another loss did
+        if (
+            layer.values.get(_LOSS) is not None
+        ):  # it replaces the ratio that an earlier loss implied
             values.pop(_RATIO, None)
             sources.pop(_RATIO, None)
         values |= layer.values
@@ -196,34 +200,35 @@ def _merge(layers: Iterable[_Layer]) -> tuple[dict[str, object], dict[str, str]]
     return values, sources
 
 
-def _build(values: Mapping[str, object], given: Mapping[str, str]) -> ResolvedConfig:
+def _build(values: Mapping[str, object], origins: Mapping[str, str]) -> ResolvedConfig:
     nested: dict[str, Any] = {}
     for name, value in values.items():
         *groups, last = name.split(".", 2)
-        place = nested
+        table = nested
         for group in groups:
-            place = place.setdefault(group, {})
-        place[last] = value
+            table = table.setdefault(group, {})
+        table[last] = value
     try:
         config = RunConfig(**nested)
     except SettingsError as error:
-        lines = [_with_source(problem, given) for problem in error.problems]
+        lines = [_with_source(problem, origins) for problem in error.problems]
         raise ConfigError("\n".join(lines)) from None
-    sources = {name: given.get(name, "default") for name in _values(config)}
+    sources = {name: origins.get(name, "default") for name in settings_of(config)}
     return ResolvedConfig(config=config, sources=sources)
 
 
-def _with_source(problem: Problem, given: Mapping[str, str]) -> str:
+def _with_source(problem: Problem, origins: Mapping[str, str]) -> str:
+    """A problem's message with the source of every setting in it."""
     if not problem.joint:
-        return f"{problem} ({given.get(problem.key, 'default')})"
+        return f"{problem} ({origins.get(problem.key, 'default')})"
     words = set(re.findall(r"[a-z_0-9]+", problem.text))
     named = [name for name in knobs() if name.rpartition(".")[2] in words]
-    origins = ", ".join(f"{name}: {given.get(name, 'default')}" for name in named)
-    return f"{problem} [{origins}]"
+    listed = ", ".join(f"{name}: {origins.get(name, 'default')}" for name in named)
+    return f"{problem} [{listed}]"
 
 
-def _values(config: RunConfig) -> dict[str, object]:
-    """Dotted name -> value of every setting, the arena's options one by one."""
+def settings_of(config: RunConfig) -> dict[str, object]:
+    """Dotted name -> value of every setting and of every option of the arena."""
     values: dict[str, object] = {}
     for name in knobs():
         group, _, last = name.rpartition(".")

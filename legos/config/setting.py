@@ -1,4 +1,4 @@
-"""One setting and one group of settings: how a knob is declared, and how a bad value is refused."""
+"""A setting and a group of settings: how they are declared, and how bad values are refused."""
 
 import types
 from collections.abc import Iterator, Mapping
@@ -25,36 +25,35 @@ _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing wrong with a configuration."""
+    """One error in a configuration."""
 
     key: str  # dotted name of the setting, or of the group whose settings contradict each other
-    text: str  # what is wrong, to be read after the key
+    text: str  # the message that follows the key
     joint: bool = False  # True: several settings contradict each other, and the text names them
 
     def inside(self, group: str) -> "Problem":
-        """The same problem seen from the group that holds this one."""
+        """The same problem with a key that begins with the name of the enclosing group."""
         key = f"{group}.{self.key}" if self.key else group
         return Problem(key=key, text=self.text, joint=self.joint)
 
     def __str__(self) -> str:
-        """One line for a person."""
+        """The message of this problem, in one line."""
         if self.joint:
             return f"{self.key}: {self.text}" if self.key else self.text
         return f"{self.key} {self.text}"
 
 
 class SettingsError(ConfigError):
-    """A group of settings that was refused; ``problems`` holds each reason by itself."""
+    """A group of settings was refused; ``problems`` holds every reason."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
-        """Keep the problems; the message is one line for each."""
+        """Keep the problems; the message has one line for each."""
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = problems
 
 
 def knob(
     default: Any,
-    description: str,
     *,
     unit: str = "",
     loose: bool = False,
@@ -63,21 +62,19 @@ def knob(
     le: float | None = None,
     lt: float | None = None,
 ) -> Any:
-    """Declare one setting.
+    """Declare one setting; the string literal below it is its help text.
 
     Args:
-        default: its value where nobody sets it.
-        description: one sentence or two.
-        unit: of the value, where it has one.
-        loose: True lets text stand for the value (paths).
-        ge: smallest value.
-        gt: bound that the value must exceed.
-        le: largest value.
-        lt: bound that the value must stay below.
+        default: value where nobody sets it.
+        unit: unit of the value, where it has one.
+        loose: accept text and convert it (paths).
+        ge: smallest value allowed.
+        gt: the value must be greater than this.
+        le: largest value allowed.
+        lt: the value must be less than this.
     """
     return Field(
         default,
-        description=description,
         json_schema_extra={"unit": unit} if unit else None,
         strict=False if loose else None,
         ge=ge,
@@ -88,7 +85,7 @@ def knob(
 
 
 def admits_none(field: FieldInfo) -> bool:
-    """Whether the setting can be none."""
+    """Whether the setting accepts none."""
     return types.NoneType in get_args(field.annotation)
 
 
@@ -103,7 +100,7 @@ def limits(field: FieldInfo) -> str:
 
 
 def expected(field: FieldInfo) -> str:
-    """What a setting takes, for messages: ``a number >= 0 and < 1, or "none"``."""
+    """The values that a setting accepts, for messages: ``a number >= 0 and < 1, or "none"``."""
     kinds = [kind for kind in _alternatives(field.annotation) if kind is not types.NoneType]
     text = f"{' or '.join(_describe(kind) for kind in kinds)} {limits(field)}".rstrip()
     return f'{text}, or "none"' if admits_none(field) else text
@@ -122,21 +119,27 @@ def _describe(kind: Any) -> str:
 
 
 class Settings(BaseModel):
-    """A frozen group of settings; unknown names and wrong values raise ``ConfigError``.
+    """A frozen group of settings; unknown names and bad values raise ``SettingsError``.
 
-    Change one with ``replace``, which checks again.
+    ``replace`` returns a changed copy and checks it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
 
-    # Hidden from type checkers, which read each group's own signature from its fields.
+    # Hidden from type checkers, which derive the signature of each group from its fields.
     if not TYPE_CHECKING:
 
         def __init__(self, **values: Any) -> None:
-            """Check every value and the whole.
+            """Check every value, and the values together.
 
             Raises:
-                SettingsError: naming each setting, what came and what was expected.
+                SettingsError: with each setting, its value and what was expected.
             """
             try:
                 super().__init__(**values)
@@ -144,10 +147,10 @@ class Settings(BaseModel):
                 raise SettingsError(tuple(_problems(type(self), error))) from None
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some settings changed, checked like a new one.
+        """A checked copy with some settings changed.
 
         Raises:
-            SettingsError: the copy would not be valid.
+            SettingsError: the copy is not valid.
         """
         values = {name: getattr(self, name) for name in type(self).model_fields}
         return type(self)(**(values | changes))
@@ -171,7 +174,7 @@ def _problems(group: type[Settings], error: ValidationError) -> Iterator[Problem
 
 
 def _nearest(field: FieldInfo, came: object) -> str:
-    """``"; did you mean 'x'?"`` where a word that stands for nothing is near one that does."""
+    """``"; did you mean 'x'?"`` where the value is similar to one of the allowed words."""
     kinds = _alternatives(field.annotation)
     words = [str(word) for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
     hint = did_you_mean(came, words) if isinstance(came, str) and words else ""

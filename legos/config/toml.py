@@ -1,4 +1,4 @@
-"""Settings written as TOML: one line each, with the source of its value beside it."""
+"""Settings as TOML: one line each, with the source of the value in a comment."""
 
 import json
 import re
@@ -12,8 +12,8 @@ __all__ = ["read_sources", "uncommented", "write_toml"]
 
 _NOT_CHOSEN = "#: "
 _HEADER = f"""\
-# Lines that begin with "{_NOT_CHOSEN}" were not chosen: they are defaults and recommendations, or
-# belong to this run alone. --config does not read them; --resume and --fork-from do.
+# Lines that begin with "{_NOT_CHOSEN}" are defaults, recommendations, or belong to this run alone.
+# --config ignores them; --resume and --fork-from read them.
 
 """
 
@@ -24,17 +24,17 @@ def write_toml(
     *,
     not_chosen: Container[str] = (),
 ) -> str:
-    """Write dotted settings as tables.
+    """Write dotted settings as tables of TOML.
 
-    None, which TOML lacks, is written as the text ``"none"``.
+    TOML has no null, so None becomes the text ``"none"``.
 
     Args:
         values: dotted name -> value, those without a dot first.
         sources: dotted name -> where the value came from; written as a comment.
-        not_chosen: dotted names whose lines are commented out; ``uncommented`` reads them again.
+        not_chosen: dotted names whose lines are commented out; ``uncommented`` restores them.
 
     Raises:
-        ConfigError: a value that TOML cannot hold.
+        ConfigError: TOML cannot hold a value.
     """
     tables: dict[str, list[str]] = {}
     for name, value in values.items():
@@ -50,12 +50,12 @@ def write_toml(
 
 
 def uncommented(text: str) -> str:
-    """A text that ``write_toml`` wrote, with the lines of what was not chosen as settings."""
+    """The text of ``write_toml`` with its commented settings as settings."""
     return re.sub(f"^{_NOT_CHOSEN}", "", text, flags=re.MULTILINE)
 
 
 def read_sources(text: str) -> dict[str, str]:
-    """Dotted name -> source, from the comments of a text that ``write_toml`` wrote."""
+    """Dotted name -> source, from the comments of a text of ``write_toml``."""
     sources: dict[str, str] = {}
     table = ""
     for line in uncommented(text).splitlines():
@@ -69,7 +69,7 @@ def read_sources(text: str) -> dict[str, str]:
 
 
 def _table_and_key(name: str) -> tuple[str, str]:
-    """``play.options.a.b`` is key ``a.b`` of the table ``play.options``."""
+    """``play.options.a.b`` becomes table ``play.options`` and key ``a.b``."""
     parts = name.split(".", 2)
     return ".".join(parts[:-1]), parts[-1]
 
@@ -84,17 +84,15 @@ def _key(name: str) -> str:
 
 
 def _text(text: str) -> str:
-    # JSON's escapes are TOML's too, but for the control character 0x7f.
+    # TOML has the escapes of JSON, except for the control character 0x7f.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _value(value: object, name: str) -> str:
     if value is None:
         return '"none"'
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
+    if isinstance(value, bool | int | float):
+        return str(value).lower()  # true, 3, 1e-05, inf
     if isinstance(value, str | Path):
         return _text(str(value))
     if isinstance(value, Mapping):

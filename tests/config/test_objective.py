@@ -114,19 +114,19 @@ def test_other_terms_reach_the_trainer() -> None:
     ("settings", "message"),
     [
         ({"truncation": "token"}, r"anchor is 'behaviour' and truncation is 'token'"),
-        ({"truncation_cap": 2.0}, r"truncation_cap is 2\.0, which truncation 'none' has no use"),
+        ({"truncation_cap": 5.0}, r"truncation_cap is 5\.0, which truncation 'none' does not use"),
         ({"loss": "reinforce", "clip_range": 0.1}, r"clip_range is 0\.1, which loss 'reinforce'"),
         ({"loss": "sapo", "clip_range_high": 0.1}, r"clip_range_high is 0\.1, which loss 'sapo'"),
-        ({"sapo_tau": 1.0}, r"sapo_tau is 1\.0, which loss 'ppo' has no use for"),
+        ({"sapo_tau": 1.0}, r"sapo_tau is 1\.0, which loss 'ppo' does not use; leave it out"),
         (
             {"loss": "cispo", "dual_clip": 5.0},
-            r"dual_clip is 5\.0, which loss 'cispo' has no use for; leave it out, or at 3\.0",
+            r"dual_clip is 5\.0, which loss 'cispo' does not use; leave it out, or at 3\.0",
         ),
         ({"loss": "gspo", "clip_skip_threshold": 0.1}, r"clip_skip_threshold is 0\.1, which loss"),
         ({"loss": "reinforce", "clip_skip_threshold": 0.1}, r"clip_skip_threshold is 0\.1, which"),
         (
             {"sequence_clip_skip_threshold": 0.1},
-            r"sequence_clip_skip_threshold.* loss 'ppo' has no",
+            r"sequence_clip_skip_threshold.* loss 'ppo' does not use",
         ),
         ({"kl_estimator": "k1"}, r"kl_estimator is 'k1' and kl_in is 'loss'"),
         ({"kl_in": "reward"}, r"kl_estimator is 'k2' and kl_in is 'reward'"),
