@@ -1,4 +1,4 @@
-"""The model that ships with the kit: a small character model in the hub's format, ready to play."""
+"""The model that ships with legos: a small character-level model in the format of the hub."""
 
 from collections.abc import Mapping
 from importlib import resources
@@ -8,10 +8,10 @@ from legos.errors import ModelError
 
 __all__ = ["BUILTIN", "EXAMPLE", "RECOMMENDED", "builtin_path"]
 
-BUILTIN = "builtin"  # the name by which settings and commands know it
+BUILTIN = "builtin"  # name of the model in settings and commands
 
 EXAMPLE = "Nim: 5 left, last one wins.\nMoves: 1 2 3"
-"""What the model can be asked: a position of a game, and its moves on the last line."""
+"""A prompt for this model: the position of a game, with the legal moves on the last line."""
 
 RECOMMENDED: Mapping[str, object] = {
     "training.kl_coef": 0.0,
@@ -21,15 +21,15 @@ RECOMMENDED: Mapping[str, object] = {
     "training.staleness_limit": 1,
     "training.warmup_steps": 10,
 }
-"""Settings that suit this model whatever it plays: its learning rate would wreck a large model, and
-at that rate the samples of older policies are soon too far off."""
+"""Settings for this model in any arena. The learning rate is far too high for a large model, and
+the policy changes so fast that only fresh samples are useful."""
 
 
 def builtin_path() -> Path:
-    """Return the folder of the built-in model, which opens like any model from the hub.
+    """Folder of the built-in model, which loads like any model from the hub.
 
     Raises:
-        ModelError: the kit runs from an archive, where a model has no folder.
+        ModelError: legos runs from an archive, so the model has no folder.
     """
     folder = resources.files("legos.builtin") / "model"
     if not isinstance(folder, Path):

@@ -1,6 +1,5 @@
-"""A small model as the files of a hub folder: configuration, weights, tokenizer."""
+"""Write a small model as a folder of the hub's format: configuration, weights, tokenizer."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save
 
-from legos.builtin.vocabulary import BOS, END, PAD, TOKENS, token_id, write_tokenizer
+from legos.builtin.vocabulary import BOS, END, PAD, TOKENS, token_id, write_json, write_tokenizer
 from legos.errors import ModelError
 
 __all__ = [
@@ -49,10 +48,10 @@ class ModelShape:
     rope_theta: float = 10000.0
 
     def __post_init__(self) -> None:
-        """Refuse sizes that no loader would open.
+        """Refuse sizes that no loader accepts.
 
         Raises:
-            ModelError: naming the size and what it must be.
+            ModelError: with the size and what it must be.
         """
         if self.architecture not in _CLASS_NAMES:
             known = ", ".join(_CLASS_NAMES)
@@ -67,25 +66,25 @@ class ModelShape:
 
 
 def write_model(folder: Path, shape: ModelShape, weights: Weights) -> None:
-    """Write a whole model folder: the same arguments give the same bytes.
+    """Write a model folder; the same arguments give the same bytes.
 
     Args:
-        folder: made where it does not exist; files of an earlier model are replaced.
-        shape: what ``config.json`` says.
-        weights: the arrays of `weight_shapes`, written as fp32.
+        folder: created if it does not exist; existing files are replaced.
+        shape: sizes of the model.
+        weights: the arrays of ``weight_shapes``, written as fp32.
 
     Raises:
-        ModelError: an array is missing, unknown or of another shape.
+        ModelError: an array is missing, unknown or has the wrong shape.
     """
     _check(shape, weights)
     folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / "config.json", model_config(shape))
+    write_json(folder / "config.json", model_config(shape))
     ends = {
         "bos_token_id": token_id(BOS),
         "eos_token_id": token_id(END),
         "pad_token_id": token_id(PAD),
     }
-    _write_json(folder / "generation_config.json", ends)
+    write_json(folder / "generation_config.json", ends)
     write_tokenizer(folder, max_tokens=shape.max_positions)
     arrays = {name: np.ascontiguousarray(array, np.float32) for name, array in weights.items()}
     (folder / "model.safetensors").write_bytes(save(arrays, metadata={"format": "pt"}))
@@ -95,28 +94,33 @@ def weight_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     """Return the shape of every array under its hub name, in the order of the forward pass."""
     hidden, width = shape.hidden, shape.intermediate
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab, hidden)}
-    for index in range(shape.layers):
-        layer = f"model.layers.{index}"
-        shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
-        shapes[f"{layer}.self_attn.q_proj.weight"] = (queries, hidden)
-        shapes[f"{layer}.self_attn.k_proj.weight"] = (keys, hidden)
-        shapes[f"{layer}.self_attn.v_proj.weight"] = (keys, hidden)
-        if shape.architecture == "qwen3":
-            shapes[f"{layer}.self_attn.q_norm.weight"] = (shape.head_dim,)
-            shapes[f"{layer}.self_attn.k_norm.weight"] = (shape.head_dim,)
-        shapes[f"{layer}.self_attn.o_proj.weight"] = (hidden, queries)
-        shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
-        shapes[f"{layer}.mlp.gate_proj.weight"] = (width, hidden)
-        shapes[f"{layer}.mlp.up_proj.weight"] = (width, hidden)
-        shapes[f"{layer}.mlp.down_proj.weight"] = (hidden, width)
-    shapes["model.norm.weight"] = (hidden,)
-    shapes["lm_head.weight"] = (shape.vocab, hidden)
-    return shapes
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (width, hidden),
+        "mlp.up_proj": (width, hidden),
+        "mlp.down_proj": (hidden, width),
+    }
+    if shape.architecture == "qwen3":
+        layer |= {f"self_attn.{name}_norm": (shape.head_dim,) for name in "qk"}
+    return {
+        "model.embed_tokens.weight": (shape.vocab, hidden),
+        **{
+            f"model.layers.{index}.{name}.weight": size
+            for index in range(shape.layers)
+            for name, size in layer.items()
+        },
+        "model.norm.weight": (hidden,),
+        "lm_head.weight": (shape.vocab, hidden),
+    }
 
 
 def random_weights(shape: ModelShape, rng: np.random.Generator) -> Weights:
-    """Draw fresh weights: norms are one, matrices normal with deviation ``1 / sqrt(inputs)``."""
+    """Random weights: norms are 1, matrices are normal with deviation ``1 / sqrt(inputs)``."""
 
     def draw(name: str, size: tuple[int, ...]) -> npt.NDArray[np.float32]:
         if len(size) == 1:
@@ -139,7 +143,7 @@ def _check(shape: ModelShape, weights: Weights) -> None:
 
 
 def model_config(shape: ModelShape) -> dict[str, Any]:
-    """Return what `config.json` says of a model of this shape."""
+    """The contents of ``config.json``."""
     return {
         "architectures": [_CLASS_NAMES[shape.architecture]],
         "model_type": shape.architecture,
@@ -156,7 +160,7 @@ def model_config(shape: ModelShape) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
-        # Some loaders read the one key, some the other.
+        # Some loaders read the first key, some the second.
         "rope_theta": shape.rope_theta,
         "rope_parameters": {"rope_theta": shape.rope_theta, "rope_type": "default"},
         "bos_token_id": token_id(BOS),
@@ -164,7 +168,3 @@ def model_config(shape: ModelShape) -> dict[str, Any]:
         "pad_token_id": token_id(PAD),
         "torch_dtype": "float32",
     }
-
-
-def _write_json(file: Path, content: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the built-in model practises on: prompts of made-up games, each legal move equally right."""
+"""Pretraining data of the built-in model: invented games, whose legal moves are all right."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ __all__ = ["Exercise", "Exercises", "collate", "echo", "made_up", "prompt_ids", 
 _IDS = {token: index for index, token in enumerate(TOKENS)}
 _DIGITS = "0123456789"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_FREQUENT = "aeilnorst"  # words of these share pairs of letters, as real ones do
+_FREQUENT = "aeilnorst"  # words of these letters share pairs of letters, as real words do
 _MARKS = "xo.#+-=*/<>!?@$%&"
 _SINGLES = _DIGITS * 3 + _LETTERS * 2 + _LETTERS.upper() + _MARKS
 _WORDLIST = """
@@ -32,7 +32,7 @@ _ENDINGS = (".", ".", "", "", "!", "?", ":", "\n")
 
 @dataclass(frozen=True, slots=True)
 class Exercise:
-    """One chat and the answers that are equally right there."""
+    """A chat and its right answers, all equally right."""
 
     chat: tuple[Message, ...]
     answers: tuple[str, ...]  # distinct, at least one
@@ -40,19 +40,21 @@ class Exercise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exercises:
-    """Exercises as arrays: B rows of T tokens, answers of up to A tokens out of V.
+    """Exercises as arrays: B rows of T tokens, answers of up to A tokens, vocabulary V.
 
-    Token ``j`` of an answer is predicted at position ``starts + j`` and should be drawn from
-    ``targets[:, j]``; the last token of an answer is the one that ends it.
+    Token ``j`` of an answer is predicted at position ``starts + j``; its target distribution is
+    ``targets[:, j]``. The last token of an answer is the end token.
     """
 
-    token_ids: npt.NDArray[np.int32]  # [B, T] a chat and one of its answers, padded on the right
+    token_ids: npt.NDArray[np.int32]  # [B, T] a chat and one right answer, padded on the right
     starts: npt.NDArray[np.int32]  # [B] the last position of each prompt
-    targets: npt.NDArray[np.float32]  # [B, A, V] distribution of that token; all zero past the end
+    targets: npt.NDArray[
+        np.float32
+    ]  # [B, A, V] target distributions; zero after the end of the answer
 
 
 def prompt_ids(chat: Sequence[Message]) -> list[int]:
-    """Return the prompt of a chat, as the chat template renders it."""
+    """Token ids of the prompt of a chat, as the chat template renders it."""
     ids = [_IDS[BOS]]
     for message in chat:
         ids += (_IDS[f"<|{message.role}|>"], *text_ids(message.content), _IDS[END])
@@ -60,15 +62,15 @@ def prompt_ids(chat: Sequence[Message]) -> list[int]:
 
 
 def text_ids(text: str) -> list[int]:
-    """Return the tokens of text in printable ASCII and newlines."""
+    """Token ids of a text of printable ASCII and newlines."""
     return [_IDS[character] for character in text]
 
 
 def echo(rng: Random, *, length: int) -> Exercise:
-    """Draw a text of so many characters whose one right answer is the same text.
+    """Draw a random text of ``length`` characters; the only right answer is the same text.
 
-    Copying has a target at every token, so it is learned many times faster than the moves, and what
-    finds a text's next character finds a move's next character too.
+    Copying has a target at every token, so it is learned many times faster than moves, and the
+    attention that finds the next character of a text also finds the next character of a move.
     """
     text = ""
     while len(text) < length:
@@ -77,10 +79,10 @@ def echo(rng: Random, *, length: int) -> Exercise:
 
 
 def made_up(rng: Random) -> Exercise:
-    """Draw a position of a game that nobody has heard of: a short view and one to nine moves.
+    """Draw a position of an invented game: a short view and one to nine moves.
 
-    Some come with a system message or after an earlier move. A few ask for no move: there, each
-    word of the text is a right answer, so that free text ends too.
+    Some have a system message or an earlier move. A few do not ask for a move; there, every word of
+    the text is a right answer, so that answers to free text end too.
     """
     kind = rng.random()
     if kind < 0.04:
@@ -97,24 +99,24 @@ def made_up(rng: Random) -> Exercise:
 
 
 def collate(exercises: Sequence[Exercise], rng: Random) -> Exercises:
-    """Put exercises in arrays, each with one uniformly drawn right answer.
+    """Put exercises into arrays, each with one right answer drawn uniformly.
 
-    The targets are exact: at every token of the answer, the distribution of the next token when the
-    answer is uniform over the right ones that begin with the tokens so far.
+    The targets are exact: the distribution of each token of the answer, given the tokens before it,
+    when all right answers are equally likely.
     """
     prompts = [prompt_ids(exercise.chat) for exercise in exercises]
     right = [[(*text_ids(text), _IDS[END]) for text in exercise.answers] for exercise in exercises]
-    said = [rng.choice(options) for options in right]
-    longest = max(len(p) + len(s) for p, s in zip(prompts, said, strict=True)) - 1
+    drawn = [rng.choice(options) for options in right]
+    longest = max(len(p) + len(a) for p, a in zip(prompts, drawn, strict=True)) - 1
     token_ids = np.full((len(exercises), longest), _IDS[PAD], np.int32)
-    targets = np.zeros((len(exercises), max(map(len, said)), len(TOKENS)), np.float32)
-    for row, (prompt, answer) in enumerate(zip(prompts, said, strict=True)):
+    targets = np.zeros((len(exercises), max(map(len, drawn)), len(TOKENS)), np.float32)
+    for row, (prompt, answer) in enumerate(zip(prompts, drawn, strict=True)):
         tokens = (*prompt, *answer[:-1])
         token_ids[row, : len(tokens)] = tokens
         for column in range(len(answer)):
-            rivals = [other for other in right[row] if other[:column] == answer[:column]]
-            for other in rivals:
-                targets[row, column, other[column]] += 1.0 / len(rivals)
+            possible = [other for other in right[row] if other[:column] == answer[:column]]
+            for other in possible:
+                targets[row, column, other[column]] += 1.0 / len(possible)
     starts = np.array([len(prompt) - 1 for prompt in prompts], np.int32)
     return Exercises(token_ids=token_ids, starts=starts, targets=targets)
 
@@ -128,7 +130,7 @@ def _position(rng: Random) -> tuple[str, tuple[str, ...]]:
 def _moves(rng: Random) -> tuple[str, ...]:
     num = rng.randint(1, 6) if rng.random() < 0.8 else rng.randint(1, 9)
     kind = rng.random()
-    if kind < 0.1:  # neighbouring digits, as in piles and columns
+    if kind < 0.1:  # consecutive digits, as in piles and columns
         first = rng.randint(0, 10 - num)
         return tuple(_DIGITS[first : first + num])
     if kind < 0.45:

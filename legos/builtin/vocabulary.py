@@ -1,10 +1,11 @@
-"""The built-in model's character vocabulary and chat format, as the files a hub tokenizer has.
+"""The character vocabulary and the chat format of the built-in model, as files for the hub.
 
-The files are written as plain JSON rather than through a tokenizer library, so that the same kit
-writes the same bytes under every version of that library.
+The files are written as plain JSON and not by a tokenizer library, so that their bytes do not
+depend on the version of that library.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ __all__ = [
     "TOKENS",
     "USER",
     "token_id",
+    "write_json",
     "write_tokenizer",
 ]
 
 PAD = "<|pad|>"
 BOS = "<|bos|>"
-END = "<|end|>"  # ends every message, so it is the end-of-sequence token too
+END = "<|end|>"  # ends every message; also the end-of-sequence token
 SYSTEM = "<|system|>"
 USER = "<|user|>"
 ASSISTANT = "<|assistant|>"
@@ -33,8 +35,8 @@ CHARACTERS = ("\n", *(chr(code) for code in range(0x20, 0x7F)))
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 TOKENS = SPECIALS + CHARACTERS + BYTES  # [V] the token of every id
 
-# Two tokens per message and two per prompt; every message ends with what ends a completion, so a
-# conversation that goes on extends the tokens of its earlier turns.
+# Every message ends with the token that ends a completion, so each prompt of a conversation begins
+# with the tokens of its earlier turns.
 CHAT_TEMPLATE = (
     "{{- bos_token }}"
     "{%- for message in messages %}"
@@ -47,23 +49,23 @@ CHAT_TEMPLATE = (
 
 
 def token_id(token: str) -> int:
-    """Return the id of a special token or of one character that has a token of its own."""
+    """Id of a special token, or of a character that has its own token."""
     return TOKENS.index(token)
 
 
 def write_tokenizer(folder: Path, *, max_tokens: int) -> None:
     """Write ``tokenizer.json``, ``tokenizer_config.json`` and ``special_tokens_map.json``.
 
-    Printable ASCII and the newline are single tokens; everything else falls back to the bytes of
-    its UTF-8 form, so every text survives encoding and decoding.
+    Printable ASCII characters and the newline are single tokens. Other characters become the bytes
+    of their UTF-8 form, so decoding restores every text.
 
     Args:
         folder: an existing folder.
-        max_tokens: the longest sequence the model beside it takes.
+        max_tokens: longest sequence that the model accepts.
     """
-    _write_json(folder / "tokenizer.json", _tokenizer())
+    write_json(folder / "tokenizer.json", _tokenizer())
     names = {"bos_token": BOS, "eos_token": END, "pad_token": PAD}
-    _write_json(folder / "special_tokens_map.json", names)
+    write_json(folder / "special_tokens_map.json", names)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **names,
@@ -72,7 +74,7 @@ def write_tokenizer(folder: Path, *, max_tokens: int) -> None:
         "model_max_length": max_tokens,
         "chat_template": CHAT_TEMPLATE,
     }
-    _write_json(folder / "tokenizer_config.json", settings)
+    write_json(folder / "tokenizer_config.json", settings)
 
 
 def _tokenizer() -> dict[str, Any]:
@@ -113,5 +115,6 @@ def _tokenizer() -> dict[str, Any]:
     }
 
 
-def _write_json(file: Path, content: dict[str, Any]) -> None:
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON with the same bytes for the same content."""
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
