@@ -1,4 +1,4 @@
-"""``legos bench``: figures as ratios against a bare loop of the same work, measured in one run."""
+"""``legos bench``: speed and memory, as ratios to a bare loop of the same work."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -13,10 +13,10 @@ __all__ = ["BENCHES", "bench", "explained"]
 BENCHES: Mapping[str, str] = {
     "engine": "generation alone",
     "loop": "the whole line, from a play to the next adapter",
-    "server": "generation over HTTP, and swaps",
+    "server": "generation over HTTP, and adapter swaps",
     "train": "optimiser steps alone",
 }
-"""What there is to measure; each stands in a file of its own."""
+"""Name -> what is measured; each is a module of ``legos.bench``."""
 
 
 def bench(name: str, seconds: float) -> Mapping[str, Any]:
@@ -24,28 +24,22 @@ def bench(name: str, seconds: float) -> Mapping[str, Any]:
 
     Args:
         name: one of ``BENCHES``.
-        seconds: how long it may take, about.
+        seconds: time to measure, roughly.
 
     Returns:
-        Figures; ``ratios`` holds those that can be compared between machines, and ``targets`` for
-        each of them its meaning, the values that are good, and whether this one is (None: it was
-        not measured).
+        Figures. ``ratios`` can be compared between machines; ``targets`` has the meaning of each
+        ratio, its target, and whether the target is met (None: not measured).
 
     Raises:
-        ConfigError: no such bench.
+        ConfigError: there is no such bench.
     """
     if name not in BENCHES:
         raise ConfigError(f"no bench is called {name!r}{did_you_mean(name, BENCHES)}")
-    module = importlib.import_module(f"legos.apps.bench_{name}")
+    module = importlib.import_module(f"legos.bench.{name}")
     measure: Callable[[float], Mapping[str, Any]] = getattr(module, f"bench_{name}")
     figures = measure(seconds)
     targets = {
-        ratio: {
-            "meaning": RATIOS[name][ratio].meaning,
-            "good": RATIOS[name][ratio].good,
-            "met": None if value is None else RATIOS[name][ratio].met(value),
-        }
-        for ratio, value in figures["ratios"].items()
+        ratio: RATIOS[name][ratio].verdict(value) for ratio, value in figures["ratios"].items()
     }
     blas = "reference" if blas_hint() else "fast"
     return {"bench": name, "blas": blas, **figures, "targets": targets}

@@ -1,1 +1,1 @@
-"""What ``legos bench`` measures: the kit beside bare loops and other programs."""
+"""What ``legos bench`` measures: the kit against bare loops and other programs."""

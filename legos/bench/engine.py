@@ -1,19 +1,17 @@
-"""``legos bench engine``: generation alone, on a model of 5 M parameters made for it.
-
-Every ratio is of two measurements that alternate in one process, so a noisy machine disturbs both.
-"""
+"""``legos bench engine``: generation alone, on a random model of 5 million parameters."""
 
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from legos.bench.models import write_bench_model
-from legos.bench.rounds import in_turn
+from legos.bench.rounds import medians
 from legos.data.limits import EngineLimits
 from legos.data.names import BASE, POLICY
 from legos.data.request import Request
@@ -29,13 +27,12 @@ def bench_engine(seconds: float) -> Mapping[str, Any]:
     """Measure.
 
     Args:
-        seconds: how long it may take, about.
+        seconds: time to measure, roughly.
     """
     with tempfile.TemporaryDirectory() as folder:
         model = write_bench_model("5m", Path(folder) / "model")
         plain = _against_bare(model, seconds * 0.35)
-        bench = EngineBench(model, EngineLimits(max_rows=ROWS))
-        try:
+        with closing(EngineBench(model, EngineLimits(max_rows=ROWS))) as bench:
             return {
                 **plain,
                 "ratios": {
@@ -46,25 +43,19 @@ def bench_engine(seconds: float) -> Mapping[str, Any]:
                     **_swaps(bench, seconds * 0.25),
                 },
             }
-        finally:
-            bench.close()
 
 
 def _against_bare(model: Path, seconds: float) -> dict[str, float]:
-    """64 prompts of 64 tokens, 64 new tokens each, 32 at once; nothing is known of any prompt."""
-    bench = EngineBench(model, EngineLimits(max_rows=ROWS, prefix_bytes=0))
-    prompts = bench.prompts(2 * ROWS, PROMPT)
-    requests = [
-        Request(prompt_ids=prompt, max_tokens=TOKENS, seed=number, adapter=BASE)
-        for number, prompt in enumerate(prompts)
-    ]
-
-    try:
-        ours_s, bare_s = _medians(
+    """64 prompts of 64 tokens, 64 completion tokens each, 32 at once, without a prefix cache."""
+    with closing(EngineBench(model, EngineLimits(max_rows=ROWS, prefix_bytes=0))) as bench:
+        prompts = bench.prompts(2 * ROWS, PROMPT)
+        requests = [
+            Request(prompt_ids=prompt, max_tokens=TOKENS, seed=number, adapter=BASE)
+            for number, prompt in enumerate(prompts)
+        ]
+        ours_s, bare_s = medians(
             lambda: bench.run(requests), lambda: bench.bare(prompts, max_tokens=TOKENS), seconds
         )
-    finally:
-        bench.close()
     return {
         "engine_s": ours_s,
         "bare_s": bare_s,
@@ -73,7 +64,7 @@ def _against_bare(model: Path, seconds: float) -> dict[str, float]:
 
 
 def _group_share(bench: EngineBench) -> float:
-    """Prompt tokens computed for 8 samples of one prompt of 512, against 8 times all of them."""
+    """Prompt tokens computed for 8 samples of one prompt of 512 tokens, as a share of 8 prompts."""
     (prompt,) = bench.prompts(1, 512, seed=1)
     before = bench.computed()
     bench.run(
@@ -83,16 +74,16 @@ def _group_share(bench: EngineBench) -> float:
 
 
 def _multiturn_share(bench: EngineBench) -> float:
-    """Prompt tokens computed in a conversation of 10 turns, against those that were new."""
-    said = bench.prompts(10, 48, seed=2)
+    """Prompt tokens computed in a conversation of 10 turns, per new prompt token."""
+    questions = bench.prompts(10, 48, seed=2)
     prompt: tuple[int, ...] = ()
     before = bench.computed()
-    for turn, words in enumerate(said):
-        prompt += words
+    for turn, question in enumerate(questions):
+        prompt += question
         request = Request(prompt_ids=prompt, max_tokens=32, seed=turn, adapter=BASE)
         (answer,) = submit_all(bench.engine, [request]).result()
         prompt += answer.token_ids
-    return (bench.computed() - before) / sum(len(words) for words in said)
+    return (bench.computed() - before) / sum(map(len, questions))
 
 
 def _four_adapters(bench: EngineBench, seconds: float) -> float:
@@ -114,39 +105,39 @@ def _four_adapters(bench: EngineBench, seconds: float) -> float:
         ]
 
     one, four = requests(names[:1]), requests(names)
-    four_s, one_s = _medians(lambda: bench.run(four), lambda: bench.run(one), seconds)
+    four_s, one_s = medians(lambda: bench.run(four), lambda: bench.run(one), seconds)
     for name in names:
         bench.engine.drop_adapter(name).result()
     return one_s / four_s
 
 
 def _swaps(bench: EngineBench, seconds: float) -> dict[str, float]:
-    """Decoding with and without one swap a second; and how long ten a second hold up a stream."""
+    """Decoding speed with one swap per second, and pauses of a stream with ten per second."""
     bench.engine.load_adapter(bench.adapter(POLICY, version=1)).result()
     requests = [
         Request(prompt_ids=prompt, max_tokens=256, seed=number, stream=number == 0)
         for number, prompt in enumerate(bench.prompts(ROWS, 8, seed=4))
     ]
-    steps: list[float] = []
-    held: list[float] = []
+    steps: list[float] = []  # seconds between tokens
+    pauses: list[float] = []  # the same across a swap
 
     def often() -> float:
         beats: list[float] = []
         took, swapped = _with_swaps(bench, requests, beats, every_s=0.1)
         for before, after in pairwise(beats):
             swap = any(before < moment < after for moment in swapped)
-            (held if swap else steps).append(after - before)
+            (pauses if swap else steps).append(after - before)
         return took
 
     def seldom() -> float:
         return _with_swaps(bench, requests, [], every_s=1.0)[0]
 
-    swapped_s, plain_s = _medians(seldom, lambda: bench.run(requests), seconds * 0.6)
-    _medians(often, often, seconds * 0.4)
+    swapped_s, plain_s = medians(seldom, lambda: bench.run(requests), seconds * 0.6)
+    medians(often, often, seconds * 0.4)
     step = statistics.median(steps)
     return {
         "decode_with_swaps": plain_s / swapped_s,
-        "swap_pause_in_steps": _p99(held) / step - 1.0,
+        "swap_pause_in_steps": _p99(pauses) / step - 1.0,
         "pause_in_steps_without_swap": _p99(steps) / step - 1.0,
     }
 
@@ -154,10 +145,10 @@ def _swaps(bench: EngineBench, seconds: float) -> dict[str, float]:
 def _with_swaps(
     bench: EngineBench, requests: list[Request], beats: list[float], *, every_s: float
 ) -> tuple[float, list[float]]:
-    """Seconds of the requests while adapters are swapped, and when each swap was acknowledged."""
+    """Seconds of the requests while adapters are swapped, and the time of each swap."""
     ended, swapped = threading.Event(), list[float]()
     adapters = [bench.adapter(POLICY, version=version) for version in (2, 3)]
-    _ = [adapter.digest for adapter in adapters]  # whoever publishes has made it before
+    _ = [adapter.digest for adapter in adapters]  # computed before the clock starts
 
     def swap() -> None:
         while not ended.wait(every_s):
@@ -175,11 +166,3 @@ def _with_swaps(
 def _p99(seconds: list[float]) -> float:
     """The 99th percentile."""
     return statistics.quantiles(seconds, n=100, method="inclusive")[98]
-
-
-def _medians(
-    ours: Callable[[], float], theirs: Callable[[], float], seconds: float
-) -> tuple[float, float]:
-    """Median seconds of both, in turn for about so long."""
-    pairs = in_turn(ours, theirs, seconds, least=2)
-    return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)

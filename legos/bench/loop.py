@@ -1,4 +1,4 @@
-"""``legos bench loop``: the whole line, from a play to the next adapter, against its two halves."""
+"""``legos bench loop``: the whole line, from a play to the next adapter."""
 
 import asyncio
 import statistics
@@ -12,6 +12,7 @@ from legos.bench.rounds import in_turn
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
 from legos.data.message import Message
+from legos.data.sample import TrainingBatch
 from legos.loop.loop import training_loop
 from legos.wiring.arena import make_arena
 from legos.wiring.bare import DeviceBench
@@ -28,12 +29,12 @@ def bench_loop(seconds: float) -> Mapping[str, Any]:
     """Measure the line of ``legos train`` without arguments.
 
     Args:
-        seconds: how long it may take, about.
+        seconds: time to measure, roughly.
     """
     config = resolve(recommend=advice).config
     trainer = trainer_of(config, inline=False)
     quiet_collector()
-    share_cores(2)  # as `legos train` does; the bare loops run under the same limit
+    share_cores(2)  # as `legos train` does; the bare loops get the same limit
     try:
         return _loop(trainer, config, seconds)
     finally:
@@ -41,17 +42,16 @@ def bench_loop(seconds: float) -> Mapping[str, Any]:
 
 
 def _loop(trainer: Trainer, config: RunConfig, seconds: float) -> dict[str, Any]:
-    """The whole line on its default arena, against its two halves alone on the same work.
+    """The whole line on its default arena, against generation and training alone.
 
-    The halves compute every row, as loops without sharing do; once more, as the stricter limit,
-    they compute equal rows once.
+    The bare loops compute every row, as loops without sharing do, and then equal rows once.
     """
     prompts = _step_prompts(trainer, config)
     device = DeviceBench(trainer)
     rows = sorted(set(prompts))
     budget = config.training.micro_batch_tokens
     max_rows = config.generation.max_batch
-    bare: dict[str, list[float]] = {
+    bare = {
         "bare_generation_s": [
             device.bare(prompts, max_tokens=1, rows=max_rows) for _ in range(ROUNDS)
         ],
@@ -64,70 +64,69 @@ def _loop(trainer: Trainer, config: RunConfig, seconds: float) -> dict[str, Any]
         ],
     }
     line = _run_line(trainer, config, device, seconds * 0.4)
-    seconds_of = {name: statistics.median(times) for name, times in bare.items()}
-    slower = max(seconds_of["bare_generation_s"], seconds_of["bare_training_s"])
-    slower_shared = max(
-        seconds_of["bare_generation_shared_s"], seconds_of["bare_training_shared_s"]
-    )
+    bare_s = {name: statistics.median(times) for name, times in bare.items()}
+
+    def against_slower(suffix: str) -> float:
+        halves = (bare_s[f"bare_{half}{suffix}"] for half in ("generation", "training"))
+        return max(halves) / line["seconds_per_step"]
+
     engine = _engine(trainer, config, seconds * 0.25)
     return {
         **line,
         "distinct_rows_per_step": len(rows),
-        **seconds_of,
+        **bare_s,
+        "completions_per_s": {name: speed for name, (_, speed) in engine.items()},
         "ratios": {
-            **engine["ratios"],
-            "line_vs_slower_half": slower / line["seconds_per_step"],
-            "line_vs_slower_half_shared": slower_shared / line["seconds_per_step"],
+            **{name: ratio for name, (ratio, _) in engine.items()},
+            "line_vs_slower_half": against_slower("_s"),
+            "line_vs_slower_half_shared": against_slower("_shared_s"),
         },
     }
 
 
-def _engine(trainer: Trainer, config: RunConfig, seconds: float) -> dict[str, Any]:
-    """Generation alone against a bare BatchGenerator: distinct prompts, and repeated ones."""
+def _engine(trainer: Trainer, config: RunConfig, seconds: float) -> dict[str, tuple[float, float]]:
+    """Speed of generation as a ratio to a bare BatchGenerator, and completions per second."""
     device = DeviceBench(trainer)
     rows = config.generation.max_batch
     repeated = _step_prompts(trainer, config)
     distinct = _distinct_prompts(trainer, 256, len(repeated[0]))
-    cases: Mapping[str, tuple[Callable[[], float], Callable[[], float]]] = {
-        "engine_vs_bare": (
-            lambda: device.engine(distinct, max_tokens=1),
-            lambda: device.bare(distinct, max_tokens=1, rows=rows),
-        ),
-        "engine_vs_bare_long": (
-            lambda: device.engine(distinct[:64], max_tokens=32),
-            lambda: device.bare(distinct[:64], max_tokens=32, rows=rows),
-        ),
-        "engine_vs_bare_repeated": (
-            lambda: device.engine(repeated, max_tokens=1),
-            lambda: device.bare_shared(repeated, rows=rows),
+
+    def compare(
+        prompts: list[Row], max_tokens: int, bare: Callable[[], float]
+    ) -> tuple[float, float]:
+        pairs = in_turn(
+            lambda: device.engine(prompts, max_tokens=max_tokens), bare, seconds / 3, least=ROUNDS
+        )
+        ratio = statistics.median(b / o for o, b in pairs)
+        return ratio, len(prompts) / statistics.median(o for o, _ in pairs)
+
+    def compare_plain(prompts: list[Row], max_tokens: int) -> tuple[float, float]:
+        return compare(
+            prompts, max_tokens, lambda: device.bare(prompts, max_tokens=max_tokens, rows=rows)
+        )
+
+    return {
+        "engine_vs_bare": compare_plain(distinct, 1),
+        "engine_vs_bare_long": compare_plain(distinct[:64], 32),
+        "engine_vs_bare_repeated": compare(
+            repeated, 1, lambda: device.bare_shared(repeated, rows=rows)
         ),
     }
-    ratios: dict[str, float] = {}
-    speeds: dict[str, float] = {}
-    for name, (ours, bare) in cases.items():
-        pairs = in_turn(ours, bare, seconds / len(cases), least=ROUNDS)
-        ratios[name] = statistics.median(b / o for o, b in pairs)
-        speeds[name.replace("engine_vs_bare", "completions_per_s")] = {
-            "engine_vs_bare": 256,
-            "engine_vs_bare_long": 64,
-        }.get(name, len(repeated)) / statistics.median(o for o, _ in pairs)
-    return {**speeds, "ratios": ratios}
 
 
 def _step_prompts(trainer: Trainer, config: RunConfig) -> list[Row]:
-    """The prompts of one training batch of the default arena, as they come, repeats and all."""
-    asyncio.run(_published(trainer))
-    arena = make_arena(config.arena, trainer.client(), play=config.play, seed=1)
-    batch = asyncio.run(arena.step(concurrency=config.play.concurrency))
-    return [sample.token_ids[:-1] for sample in batch.samples]
+    """The prompts of one training batch of the default arena, with repetitions."""
 
+    async def play() -> TrainingBatch:
+        await trainer.publish_weights()
+        arena = make_arena(config.arena, trainer.client(), play=config.play, seed=1)
+        return await arena.step(concurrency=config.play.concurrency)
 
-async def _published(trainer: Trainer) -> None:
-    await trainer.publish_weights()
+    return [sample.token_ids[:-1] for sample in asyncio.run(play()).samples]
 
 
 def _distinct_prompts(trainer: Trainer, count: int, length: int) -> list[Row]:
-    """Prompts of one length of which no two are equal."""
+    """Prompts of equal length, all different."""
     render = trainer.model.tokenizer.render
     ids = [render((Message("user", f"{number:05d} " + "x" * length),)) for number in range(count)]
     head = len(render((Message("user", ""),))) // 2
@@ -137,7 +136,7 @@ def _distinct_prompts(trainer: Trainer, count: int, length: int) -> list[Row]:
 def _run_line(
     trainer: Trainer, config: RunConfig, device: DeviceBench, seconds: float
 ) -> dict[str, float]:
-    """The asynchronous loop for about so many seconds, the first steps not counted."""
+    """The asynchronous loop for roughly ``seconds``, without its first steps."""
     arena = make_arena(
         config.arena, trainer.client(), play=config.play, generation=config.generation, seed=2
     )

@@ -1,4 +1,4 @@
-"""Random fp32 models for benches: large enough to compute, small enough to make in a moment."""
+"""Models with random fp32 weights, for benches."""
 
 import json
 from pathlib import Path
@@ -31,15 +31,15 @@ MODELS = {
         max_positions=4096,
     ),
 }
-"""Name -> shape; the names say about how many parameters there are."""
+"""Name -> shape; the name is the approximate number of parameters."""
 
 
 def write_bench_model(name: str, folder: Path) -> Path:
-    """Write one of the bench models, its tokenizer filled up to the size of its vocabulary.
+    """Write a bench model; its tokenizer gets as many tokens as the model has rows.
 
     Args:
         name: one of ``MODELS``.
-        folder: made where it does not exist.
+        folder: created if it does not exist.
 
     Returns:
         The folder.

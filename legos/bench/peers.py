@@ -1,24 +1,22 @@
-"""Servers in processes of their own, and the load that ``legos bench server`` puts on them."""
+"""Servers in separate processes, and clients that put load on them."""
 
 import asyncio
-import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 import httpx
 
 from legos.errors import EngineError
 
-__all__ = ["Body", "Clients", "drop_command", "running", "serve_command", "stock_command"]
+__all__ = ["Body", "clients", "drop_command", "running", "serve_command", "stock_command"]
 
 Body = dict[str, Any]
-PATIENCE = 100
+ATTEMPTS = 100
 _DROP = """
 import sys, uvicorn
 async def drop(scope, receive, send):
@@ -28,16 +26,16 @@ async def drop(scope, receive, send):
     await send({"type": "http.response.body", "body": b"ok"})
 uvicorn.run(drop, port=int(sys.argv[1]), lifespan="off", log_level="warning")
 """
-"""A server that reads a body and drops it."""
+"""A server that reads a request body and discards it."""
 
 
 def serve_command(folder: str, *, rows: int) -> list[str]:
-    """``legos serve`` on a model."""
+    """Command line of ``legos serve``."""
     return [sys.executable, "-m", "legos", "serve", "--model", folder, "--max-batch", str(rows)]
 
 
 def stock_command(folder: str, *, rows: int) -> list[str]:
-    """mlx-lm's own server on a model."""
+    """Command line of mlx-lm's server."""
     return [
         *(sys.executable, "-m", "mlx_lm", "server", "--model", folder),
         *("--decode-concurrency", str(rows), "--prompt-concurrency", str(rows)),
@@ -46,30 +44,30 @@ def stock_command(folder: str, *, rows: int) -> list[str]:
 
 
 def drop_command() -> list[str]:
-    """A server that reads what it is sent and does nothing with it; takes its port alone."""
+    """Command line of a server that discards request bodies; its only argument is the port."""
     return [sys.executable, "-c", _DROP]
 
 
 @contextmanager
 def running(command: Sequence[str], *, health: str = "/health") -> Generator[str]:
-    """Within the block, a server runs in a process of its own.
+    """Within the block, a server runs in a separate process.
 
     Args:
-        command: its command line; the port is appended, as an option unless it is a script.
-        health: a path that answers once it is ready.
+        command: its command line without the port.
+        health: a path that answers once the server is ready.
 
     Yields:
-        Its address.
+        The address of the server.
 
     Raises:
-        EngineError: it did not answer within two minutes.
+        EngineError: the server did not answer within two minutes.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    last = [port] if "-c" in command else ["--port", port]
+    ending = [port] if "-c" in command else ["--port", port]
     quiet = subprocess.DEVNULL
-    process = subprocess.Popen([*command, *last], stdout=quiet, stderr=quiet, env=os.environ)
+    process = subprocess.Popen([*command, *ending], stdout=quiet, stderr=quiet)
     url = f"http://127.0.0.1:{port}"
     try:
         _wait_until_ready(url + health, process)
@@ -91,61 +89,49 @@ def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
                 return
         except httpx.HTTPError:
             time.sleep(0.1)
-    raise EngineError(f"the server at {url} did not come up (exit code {process.poll()})")
+    raise EngineError(f"the server at {url} did not start (exit code {process.poll()})")
 
 
-class Clients:
-    """Asks one server, many requests at once, over connections that stay open between rounds."""
+@contextmanager
+def clients(url: str) -> Generator[Callable[[Sequence[Body]], float]]:
+    """Within the block, many clients ask a server over connections that stay open.
 
-    def __init__(self, url: str) -> None:
-        limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
-        self._url = url
-        self._runner = asyncio.Runner()
-        self._http = httpx.AsyncClient(base_url=url, timeout=300, limits=limits)
+    Args:
+        url: address of the server.
 
-    def __enter__(self) -> "Clients":
-        """Nothing to do: connections are made when they are needed."""
-        return self
+    Yields:
+        A function that sends bodies to ``POST /v1/completions`` at once and returns completion
+        tokens per second. It raises ``EngineError`` where the server refuses a request.
+    """
+    limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
+    http = httpx.AsyncClient(base_url=url, timeout=300, limits=limits)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close all connections."""
-        self._runner.run(self._http.aclose())
-        self._runner.close()
-
-    def load(self, bodies: Sequence[Body]) -> float:
-        """Completion tokens a second, all requests sent at once.
-
-        Args:
-            bodies: for ``POST /v1/completions``.
-
-        Raises:
-            EngineError: a request was refused.
-        """
-        return self._runner.run(self._load(bodies))
-
-    async def _load(self, bodies: Sequence[Body]) -> float:
+    async def load(bodies: Sequence[Body]) -> float:
         started = time.perf_counter()
-        tokens = await asyncio.gather(*(self._ask(body) for body in bodies))
+        tokens = await asyncio.gather(*(_ask(http, body) for body in bodies))
         return sum(tokens) / (time.perf_counter() - started)
 
-    async def _ask(self, body: Body) -> int:
-        """Completion tokens of one answer.
+    with asyncio.Runner() as runner:
+        try:
+            yield lambda bodies: runner.run(load(bodies))
+        finally:
+            runner.run(http.aclose())
 
-        A server that lets the connection fall is asked again: mlx-lm's takes few at a time.
-        """
-        for _ in range(PATIENCE):
-            try:
-                response = await self._http.post("/v1/completions", json=body)
-            except httpx.NetworkError:
-                await asyncio.sleep(0.02)
-                continue
-            if response.status_code != 200:
-                said = f"{response.status_code}: {response.text[:200]}"
-                raise EngineError(f"{self._url} answered {said}")
-            return response.json()["usage"]["completion_tokens"]
-        raise EngineError(f"{self._url} let a connection fall {PATIENCE} times")
+
+async def _ask(http: httpx.AsyncClient, body: Body) -> int:
+    """Completion tokens of one answer.
+
+    A request is sent again where the server closes the connection: mlx-lm's accepts few at a time.
+    """
+    for _ in range(ATTEMPTS):
+        try:
+            response = await http.post("/v1/completions", json=body)
+        except httpx.NetworkError:
+            await asyncio.sleep(0.02)
+            continue
+        if response.status_code != 200:
+            raise EngineError(
+                f"{http.base_url} answered {response.status_code}: {response.text[:200]}"
+            )
+        return response.json()["usage"]["completion_tokens"]
+    raise EngineError(f"{http.base_url} closed the connection {ATTEMPTS} times")

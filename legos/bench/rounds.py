@@ -1,10 +1,11 @@
-"""Two measurements in turn, so that a noisy machine disturbs both alike."""
+"""Two measurements in turn, so that a busy machine slows both alike."""
 
+import statistics
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["in_turn"]
+__all__ = ["in_turn", "medians"]
 
 FigureT = TypeVar("FigureT")
 
@@ -17,14 +18,17 @@ def in_turn(
     least: int,
     most: int | None = None,
 ) -> list[tuple[FigureT, FigureT]]:
-    """Figures of both, after one round that does not count.
+    """Measure both in turn, after one round of warm-up.
 
     Args:
-        ours: one measurement of the kit.
-        theirs: one of what it is held against.
-        seconds: how long to go on, about, the first round included.
-        least: rounds, however long they take.
-        most: rounds after which it is enough; None: no such number.
+        ours: measures the kit once.
+        theirs: measures what the kit is compared with once.
+        seconds: time to measure, roughly, warm-up included.
+        least: smallest number of rounds, however long they take.
+        most: largest number of rounds; None: no limit.
+
+    Returns:
+        (ours, theirs) of each round.
     """
     started = time.perf_counter()
     ours()
@@ -35,3 +39,11 @@ def in_turn(
     ):
         pairs.append((ours(), theirs()))
     return pairs
+
+
+def medians(
+    ours: Callable[[], float], theirs: Callable[[], float], seconds: float, *, least: int = 2
+) -> tuple[float, float]:
+    """Median of each of two measurements in turn; arguments as for ``in_turn``."""
+    pairs = in_turn(ours, theirs, seconds, least=least)
+    return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)

@@ -1,4 +1,4 @@
-"""``legos bench train``: the optimiser step against bare and padded trainers of the same work."""
+"""``legos bench train``: the optimiser step, against bare and padded updates on the same rows."""
 
 import random
 import statistics
@@ -19,7 +19,7 @@ from legos.wiring.train_bench import Cost, TrainBench
 
 __all__ = ["bench_train"]
 
-Row = tuple[tuple[int, ...], int]
+Row = tuple[tuple[int, ...], int]  # token ids, and the length of the prompt in them
 Ratios = dict[str, float | None]
 Measure = Callable[[], Cost]
 ROUNDS = 5
@@ -28,9 +28,8 @@ SMALL = ModelShape(
 )
 DEEP = replace(SMALL, layers=16)
 WIDE = ModelShape(hidden=64, layers=1, heads=2, kv_heads=2, intermediate=128, vocab=150_000)
-
 HEADED = replace(SMALL, vocab=32_000)
-BUDGETS = (512, 1024, 2048, 4096)
+BUDGETS = (512, 1024, 2048, 4096)  # padded tokens of a micro-batch
 NOT_INSTALLED = (
     "mlx-lm-lora is not installed; 'uv run --with mlx-lm-lora legos bench train' measures it "
     "(on Linux --with 'mlx[cpu]' as well)"
@@ -41,11 +40,10 @@ def bench_train(seconds: float) -> Mapping[str, Any]:
     """Run every comparison.
 
     Args:
-        seconds: how long it may take, about; every figure is the median of five rounds, or of as
-            many as fit, at least one.
+        seconds: time to measure, roughly; every figure is the median of one to five rounds.
 
     Returns:
-        Figures; ``ratios`` holds those that can be compared between machines.
+        ``ratios``, which can be compared between machines, and the reasons of missing ones.
     """
     quiet_collector()
     share_cores(2)
@@ -73,15 +71,15 @@ def _dense(folder: Path, seconds: float) -> Ratios:
     device = _device(folder, SMALL)
     best = _fastest(BUDGETS, lambda budget: device.bare(_blocks(rows, budget)), rounds=3)
     blocks = _blocks(rows, best)
-    ours = _device(folder, SMALL, micro_batch_tokens=best)  # memory is compared at one budget
+    ours = _device(folder, SMALL, micro_batch_tokens=best)  # memory depends on the budget
     costs = _pairs(lambda: ours.step(_samples(rows)), lambda: device.bare(blocks), seconds)
     return {"dense_vs_bare": _speed(costs), "dense_memory_vs_bare": _memory(costs)}
 
 
 def _mlx_lm_lora(folder: Path, seconds: float) -> Ratios:
-    """Such rows over a vocabulary of 32,000, against mlx-lm-lora's step.
+    """The same kind of rows with a vocabulary of 32,000, against mlx-lm-lora's step.
 
-    Once with the micro-batches that either takes by default, once with each one's fastest.
+    Both run with their default micro-batches, and with the fastest ones.
     """
     name = "train_vs_mlx_lm_lora"
     if not TrainBench.has_mlx_lm_lora():
@@ -96,9 +94,9 @@ def _mlx_lm_lora(folder: Path, seconds: float) -> Ratios:
     def theirs(count: int) -> Cost:
         return device.mlx_lm_lora([rows[at : at + count] for at in range(0, len(rows), count)])
 
-    mine, best = _fastest(BUDGETS, ours), _fastest((1, 2, 4), theirs)
+    our_best, their_best = _fastest(BUDGETS, ours), _fastest((1, 2, 4), theirs)
     usual = _pairs(lambda: ours(4096), lambda: theirs(4), seconds / 2)
-    fastest = _pairs(lambda: ours(mine), lambda: theirs(best), seconds / 2)
+    fastest = _pairs(lambda: ours(our_best), lambda: theirs(their_best), seconds / 2)
     return {
         name: _speed(usual),
         f"{name}_memory": _memory(usual),
@@ -107,7 +105,7 @@ def _mlx_lm_lora(folder: Path, seconds: float) -> Ratios:
 
 
 def _group(folder: Path, seconds: float) -> Ratios:
-    """Eight completions of 64 tokens of one prompt of 512, against one padded row each."""
+    """Eight completions of 64 tokens to one prompt of 512, against one padded row each."""
     rng = random.Random(1)
     prompt = _tokens(rng, 512)
     rows = [((*prompt, *_tokens(rng, 64)), 512) for _ in range(8)]
@@ -117,7 +115,7 @@ def _group(folder: Path, seconds: float) -> Ratios:
 
 
 def _mixed(folder: Path, seconds: float) -> Ratios:
-    """Unrelated rows of 32 to 512 tokens, against all of them padded to the longest."""
+    """Unrelated rows of 32 to 512 tokens, against rows padded to the longest."""
     rng = random.Random(2)
     rows = [_row(rng, length := rng.randint(32, 512), length // 2) for _ in range(32)]
     device = _device(folder, SMALL)
@@ -144,7 +142,7 @@ def _trie(folder: Path, seconds: float) -> Ratios:
 
 
 def _logprob_memory(folder: Path, seconds: float) -> Ratios:
-    """2,048 completion tokens over a vocabulary of 150,000, against all logits at once."""
+    """2,048 completion tokens, vocabulary 150,000, against computing all logits at once."""
     rng = random.Random(4)
     rows = [_row(rng, 513, 1) for _ in range(4)]
     device = _device(folder, WIDE)
@@ -153,7 +151,7 @@ def _logprob_memory(folder: Path, seconds: float) -> Ratios:
 
 
 def _checkpoint_memory(folder: Path, seconds: float) -> Ratios:
-    """Four rows of 512 tokens through 16 layers, against the same without checkpoints."""
+    """Four rows of 512 tokens, 16 layers: gradient checkpointing against none."""
     rng = random.Random(6)
     rows = [_row(rng, 512, 448) for _ in range(4)]
     ours, plain = (_device(folder, DEEP, gradient_checkpointing=on) for on in (True, False))
@@ -163,7 +161,7 @@ def _checkpoint_memory(folder: Path, seconds: float) -> Ratios:
 
 
 def _scaling(folder: Path, seconds: float) -> Ratios:
-    """Seconds of a step as a power of its tokens, from 1k to 32k in rows of 256."""
+    """Exponent with which the time of a step grows in its tokens, from 1k to 32k in rows of 256."""
     rng = random.Random(5)
     device = _device(folder, SMALL)
     counts = [4 << power for power in range(6)]
@@ -175,8 +173,8 @@ def _scaling(folder: Path, seconds: float) -> Ratios:
         for count in counts:
             times[count].append(device.step(_samples(rows[:count])).seconds)
     medians = [statistics.median(times[count]) for count in counts]
-    slope = np.polyfit(np.log(counts), np.log(medians), 1)[0]
-    return {"token_scaling_exponent": float(slope)}
+    exponent = np.polyfit(np.log(counts), np.log(medians), 1)[0]
+    return {"token_scaling_exponent": float(exponent)}
 
 
 def _device(folder: Path, shape: ModelShape, **options: Any) -> TrainBench:
@@ -186,13 +184,13 @@ def _device(folder: Path, shape: ModelShape, **options: Any) -> TrainBench:
 
 
 def _unrelated(count: int) -> list[Row]:
-    """Rows of 64 to 512 tokens, of which the last quarter is the completion."""
+    """Rows of 64 to 512 tokens; the last quarter of each is the completion."""
     rng = random.Random(0)
     return [_row(rng, length := rng.randint(64, 512), length * 3 // 4) for _ in range(count)]
 
 
 def _fastest(sizes: Sequence[int], update: Callable[[int], Cost], *, rounds: int = 2) -> int:
-    """The size of a micro-batch, in padded tokens or rows, at which an update is fastest."""
+    """The micro-batch size, in padded tokens or in rows, with the fastest update."""
     times = {size: min(update(size).seconds for _ in range(rounds)) for size in sizes}
     return min(times, key=times.__getitem__)
 
@@ -206,7 +204,7 @@ def _row(rng: random.Random, length: int, prompt: int) -> Row:
 
 
 def _samples(rows: Sequence[Row]) -> list[Sample]:
-    """Rows as a step gets them; what was sampled and how good it was does not change the work."""
+    """Rows as samples; their log-probabilities and advantages do not change the work."""
     return [
         Sample(
             token_ids=tokens,
@@ -221,7 +219,7 @@ def _samples(rows: Sequence[Row]) -> list[Sample]:
 
 
 def _blocks(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
-    """Rows sorted by length, in blocks of at most so many padded tokens, or one row."""
+    """Rows sorted by length, in blocks of at most ``max_tokens`` padded tokens or one row."""
     blocks: list[list[Row]] = [[]]
     for row in sorted(rows, key=lambda row: len(row[0])):
         if blocks[-1] and (len(blocks[-1]) + 1) * len(row[0]) > max_tokens:
@@ -231,7 +229,7 @@ def _blocks(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
 
 
 def _pairs(ours: Measure, bare: Measure, seconds: float) -> list[tuple[Cost, Cost]]:
-    """Costs of both, in turn."""
+    """Cost of both in each round."""
     return in_turn(ours, bare, seconds, least=1, most=ROUNDS)
 
 

@@ -41,7 +41,7 @@ def test_each_ratio_has_its_meaning_its_target_and_a_verdict(
 
 @pytest.mark.parametrize("name", BENCHES)
 def test_no_ratio_is_explained_that_is_not_measured(name: str) -> None:
-    source = inspect.getsource(import_module(f"legos.apps.bench_{name}"))
+    source = inspect.getsource(import_module(f"legos.bench.{name}"))
     stems = {ratio.removesuffix("_memory").removesuffix("_fastest") for ratio in RATIOS[name]}
     assert {stem for stem in stems if stem not in source} == set()
 
