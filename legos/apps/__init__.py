@@ -1,1 +1,1 @@
-"""What the commands do: train, evaluate, serve, measure, list."""
+"""What the commands do, one module for each."""

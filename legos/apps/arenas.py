@@ -1,4 +1,4 @@
-"""``legos arenas``: what can be played by name."""
+"""``legos arenas``: the arenas that are known by name."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ __all__ = ["list_arenas"]
 
 
 def list_arenas() -> Mapping[str, str]:
-    """Arena name -> first line of its description."""
+    """Name -> first line of the docstring, for every known arena."""
     return {
         name: (kind.__doc__ or "").strip().partition("\n")[0]
         for name, kind in known_arenas().items()

@@ -1,51 +1,48 @@
-"""``legos chat``: talk to a model in the terminal, or line by line through a pipe."""
+"""``legos chat``: chat with a model in the terminal, or line by line through a pipe."""
 
 import asyncio
 import random
 import sys
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol, TextIO
 
 from rich.console import Console
 
+from legos.apps.adapters import loaded, named_adapter
 from legos.arena.game import position, split_position
 from legos.builtin import BUILTIN, EXAMPLE
 from legos.clients.engine import EngineClient
 from legos.clients.openai import OpenAIClient
+from legos.data.limits import EngineLimits
 from legos.data.message import Message, Sampling
 from legos.data.names import BASE, POLICY
 from legos.errors import LegosError
-from legos.run.find import find_adapter
-from legos.weights.folder import read_adapter
-from legos.wiring.model import apply_lora, load_model
-from legos.wiring.serving import base_of, put_on
 
 __all__ = ["Chat", "Speaker", "chat"]
 
-HELP = "/reset forgets what was said, /adapter NAME asks another one, /quit ends"
+HELP = "/reset starts a new conversation, /adapter NAME asks another adapter, /quit ends the chat"
 GAMES = (
     "a line that ends with the moves of a game is answered with one of them, such as\n  "
     + EXAMPLE.replace("\n", " ")
 )
 BUILTIN_CAN = (
-    "the built-in model has 0.15 million parameters and plays games; it knows no language, and "
-    "what is no position of a game it copies at best"
+    "the built-in model has 0.15 million parameters and plays games; it has not learned language, "
+    "and at best copies other text"
 )
-LIVE = (POLICY, BASE)  # adapters of a model in this process that are no files
-LONGEST = 512  # tokens of an answer, unless told otherwise
-BUILTIN_LONGEST = 32  # an answer of the built-in model that has not ended by then never ends
+LONGEST = 512  # tokens of an answer, by default
+BUILTIN_LONGEST = 32  # the same for the built-in model, whose longer answers do not end
 SEEDS = 1 << 63
 
 
 class Speaker(Protocol):
-    """Answers a chat, piece by piece."""
+    """Answers a conversation; ``OpenAIClient`` is one."""
 
     def stream(
         self, messages: Sequence[Message], sampling: Sampling, *, adapter: str = POLICY
     ) -> AsyncGenerator[str]:
-        """The text of one answer as it comes."""
+        """The text of one answer, in pieces as they are sampled."""
         ...
 
 
@@ -54,12 +51,12 @@ class Chat:
     """One conversation.
 
     Attributes:
-        speaker: who answers.
-        adapter: whom to ask for.
-        sampling: how answers are drawn, but for their seeds.
-        rng: of the seeds.
-        system: what is said before everything else; empty for nothing.
-        said: questions and answers so far.
+        speaker: the client that answers.
+        adapter: name of the adapter that is asked.
+        sampling: temperature and token limit of the answers.
+        rng: generator of the seeds of the answers.
+        system: system message; empty: none.
+        history: questions and answers so far.
     """
 
     speaker: Speaker
@@ -67,42 +64,44 @@ class Chat:
     sampling: Sampling
     rng: random.Random
     system: str = ""
-    said: list[Message] = field(default_factory=list[Message])
+    history: list[Message] = field(default_factory=list[Message])
 
     async def answer(self, question: str) -> AsyncGenerator[str]:
-        """Ask and tell the answer as it comes; one that breaks off is forgotten, question and all.
+        """Yield the answer in pieces; only a complete answer enters the history.
 
-        A position of a game is asked as games ask it: by itself, and the answer is a move.
+        The position of a game is asked without the history, as arenas ask it, and the answer is a
+        legal move.
 
         Raises:
-            LegosError: nobody answers, or the question is refused.
+            LegosError: the question is refused, or the answer breaks off.
         """
-        before = [Message("system", self.system)] if self.system else []
-        place = split_position(question)
-        asked = Message("user", position(*place) if place else question)
+        game = split_position(question)
+        prompt = Message("user", position(*game) if game else question)
         sampling = Sampling(
             temperature=self.sampling.temperature,
-            max_tokens=None if place else self.sampling.max_tokens,
-            choices=place[1] if place else (),
+            max_tokens=None if game else self.sampling.max_tokens,
+            choices=game[1] if game else (),
             seed=self.rng.randrange(SEEDS),
         )
+        messages = [] if game else list(self.history)
+        if self.system:
+            messages.insert(0, Message("system", self.system))
         pieces: list[str] = []
-        messages = (*before, *(() if place else self.said), asked)
-        async for piece in self.speaker.stream(messages, sampling, adapter=self.adapter):
+        async for piece in self.speaker.stream([*messages, prompt], sampling, adapter=self.adapter):
             pieces.append(piece)
             yield piece
-        if place is None:
-            self.said += (asked, Message("assistant", "".join(pieces)))
+        if game is None:
+            self.history += (prompt, Message("assistant", "".join(pieces)))
 
     def command(self, line: str) -> str | None:
-        """Do what a line with a slash says; what to tell then, or None to end."""
+        """Execute a line that begins with a slash; the message to show, or None to end."""
         word, _, rest = line.strip().partition(" ")
         name = rest.strip()
         if word == "/quit":
             return None
         if word == "/reset":
-            self.said.clear()
-            return "forgotten"
+            self.history.clear()
+            return "the conversation is forgotten"
         if word == "/adapter" and name:
             self.adapter = name
             return f"asking {name}"
@@ -121,29 +120,28 @@ def chat(
     seed: int | None,
     source: TextIO | None = None,
 ) -> int:
-    """Talk until the end of the input, ``/quit`` or Ctrl-C.
+    """Chat until the end of the input, ``/quit`` or Ctrl-C.
 
     Args:
-        url: of a server; None runs ``model`` in this process.
-        model: a folder, a hub name or the built-in model; None: what the adapter was trained on.
-            With a URL, the model's name there.
-        api_key: of the server.
-        adapter: whom to ask for: "policy", "base", or what ``find_adapter`` finds; with a URL, an
-            adapter's name there.
-        system: what is said before everything else.
-        temperature: of the answers.
-        max_tokens: longest answer that is no move; None: ``LONGEST``, of the built-in model less.
-        seed: makes the answers repeat; None draws one.
-        source: where lines come from; None is standard input.
+        url: address of a server; None: run the model in this process.
+        model: a folder, a name on the hub, or the built-in model; None: the model that the adapter
+            was trained on. With a URL, the name of the model on the server.
+        api_key: API key of the server.
+        adapter: "policy", "base", or what ``named_adapter`` reads; with a URL, the name of an
+            adapter on the server.
+        system: system message; empty: none.
+        temperature: sampling temperature of the answers.
+        max_tokens: longest answer that is not a move; None: ``LONGEST`` or ``BUILTIN_LONGEST``.
+        seed: seed of the answers; None: a random one.
+        source: input; None: standard input.
 
     Returns:
         Exit code 0.
 
     Raises:
-        LegosError: what went wrong, where the lines come through a pipe.
+        LegosError: an answer failed and the input is not a terminal.
     """
     lines = sys.stdin if source is None else source
-    rng = random.Random(seed)
     with asyncio.Runner() as runner, ExitStack() as stack:
         if url is not None:
             speaker: Speaker = stack.enter_context(_server(runner, url, model, api_key))
@@ -152,12 +150,16 @@ def chat(
             speaker, small = stack.enter_context(_own_model(model, adapter))
             adapter = BASE if adapter == BASE else POLICY
         longest = max_tokens or (BUILTIN_LONGEST if small else LONGEST)
-        sampling = Sampling(temperature=temperature, max_tokens=longest)
-        talk = Chat(speaker=speaker, adapter=adapter, sampling=sampling, rng=rng, system=system)
+        talk = Chat(
+            speaker=speaker,
+            adapter=adapter,
+            sampling=Sampling(temperature=temperature, max_tokens=longest),
+            rng=random.Random(seed),
+            system=system,
+        )
         if lines.isatty():
-            _interactive(
-                talk, runner, Console(), can=f"{BUILTIN_CAN};\n{GAMES}" if small else GAMES
-            )
+            hint = f"{BUILTIN_CAN};\n{GAMES}" if small else GAMES
+            _interactive(talk, runner, Console(), hint)
         else:
             console = Console(soft_wrap=True)
             for line in lines:
@@ -166,9 +168,9 @@ def chat(
     return 0
 
 
-def _interactive(talk: Chat, runner: asyncio.Runner, console: Console, *, can: str) -> None:
-    """Ask for lines; what goes wrong is told, and the next line may go better."""
-    _tell(console, f"{can}\n{HELP}; Ctrl-C stops an answer")
+def _interactive(talk: Chat, runner: asyncio.Runner, console: Console, hint: str) -> None:
+    """Read lines from the terminal; an error is shown and does not end the chat."""
+    _show(console, f"{hint}\n{HELP}; Ctrl-C stops an answer")
     while True:
         try:
             line = console.input("[bold]> [/bold]")
@@ -181,7 +183,7 @@ def _interactive(talk: Chat, runner: asyncio.Runner, console: Console, *, can: s
             if not _turn(talk, line, runner, console):
                 return
         except LegosError as error:
-            _tell(console, f"error: {error}")
+            _show(console, f"error: {error}")
         except KeyboardInterrupt as stop:
             console.print()
             if type(stop) is not KeyboardInterrupt:
@@ -189,25 +191,25 @@ def _interactive(talk: Chat, runner: asyncio.Runner, console: Console, *, can: s
 
 
 def _turn(talk: Chat, line: str, runner: asyncio.Runner, console: Console) -> bool:
-    """One line: a command or a question; False ends the chat."""
+    """Handle one line, a command or a question; False ends the chat."""
     if not line.strip():
         return True
     if line.startswith("/"):
-        told = talk.command(line)
-        if told is not None and console.is_terminal:
-            _tell(console, told)
-        return told is not None
+        message = talk.command(line)
+        if message is not None and console.is_terminal:
+            _show(console, message)
+        return message is not None
 
-    async def show() -> None:
+    async def answer() -> None:
         async for piece in talk.answer(line):
             console.out(piece, end="", highlight=False)
         console.out("", highlight=False)
 
-    runner.run(show())
+    runner.run(answer())
     return True
 
 
-def _tell(console: Console, text: str) -> None:
+def _show(console: Console, text: str) -> None:
     console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -215,7 +217,7 @@ def _tell(console: Console, text: str) -> None:
 def _server(
     runner: asyncio.Runner, url: str, model: str | None, api_key: str | None
 ) -> Generator[Speaker]:
-    """A server; its connections are closed at the end."""
+    """A client of a server; its connections are closed at the end."""
     client = OpenAIClient(url, api_key=api_key, model=model)
     try:
         yield client
@@ -225,24 +227,15 @@ def _server(
 
 @contextmanager
 def _own_model(model: str | None, adapter: str) -> Generator[tuple[Speaker, bool]]:
-    """A model in this process with an adapter as its policy, and whether it is the built-in one."""
-    weights = None if adapter in LIVE else read_adapter(find_adapter(adapter))
-    name = base_of(model, [weights] if weights else [])
-    handle = load_model(name)
-    if weights is None:
-        apply_lora(handle)
-        weights = handle.base_adapter()
-    engine = handle.make_engine()
-    try:
-        put_on(engine, replace(weights, name=POLICY), name)
-        yield _Whole(EngineClient(engine, handle.tokenizer)), name == BUILTIN
-    finally:
-        engine.close()
-        handle.close()
+    """A model in this process with its adapter, and whether it is the built-in model."""
+    adapters = [] if adapter in (POLICY, BASE) else [named_adapter(adapter)]
+    with loaded(model, adapters, EngineLimits()) as live:
+        client = EngineClient(live.engine, live.handle.tokenizer)
+        yield _WholeAnswers(client), live.name == BUILTIN
 
 
-class _Whole:
-    """A client of this process, whose answers come in one piece."""
+class _WholeAnswers:
+    """A speaker in this process, whose answers come in one piece."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
@@ -250,5 +243,5 @@ class _Whole:
     async def stream(
         self, messages: Sequence[Message], sampling: Sampling, *, adapter: str = POLICY
     ) -> AsyncGenerator[str]:
-        """The answer."""
+        """Yield the whole answer."""
         yield (await self._client.complete(messages, sampling, adapter=adapter)).text

@@ -1,4 +1,4 @@
-"""``legos doctor``: facts of this machine, and checks of the device, in a report to paste."""
+"""``legos doctor``: facts about this machine and checks of its device, as a report to paste."""
 
 import os
 import platform
@@ -22,51 +22,45 @@ from legos.wiring.self_test import CHECKS, Check, SelfTest, device
 
 __all__ = ["SMALL", "Report", "examine"]
 
-SMALL = "small"  # a random model made on the spot
-_SETTINGS = ("LD_PRELOAD", "OPENBLAS_NUM_THREADS", "HF_HOME", "MLX_")  # of the environment
+SMALL = "small"  # a model with random weights
+_ENVIRONMENT = ("LD_PRELOAD", "OPENBLAS_NUM_THREADS", "HF_HOME", "MLX_")  # beginnings of names
+_STATUSES = ("pass", "fail", "skip")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What was found."""
+    """Facts about the machine and the results of the checks."""
 
     facts: Mapping[str, Any]
-    model: str | None  # of the checks; None where none were asked for
+    model: str | None  # model of the checks; None: no checks were run
     checks: Sequence[Check]
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing failed."""
+        """Whether no check failed."""
         return all(check.status != "fail" for check in self.checks)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Facts and checks as JSON values."""
         checks = {check.name: asdict(check) for check in self.checks}
         return {**self.facts, "model": self.model, "checks": checks, "healthy": self.healthy}
 
     def text(self) -> str:
-        """For people, to be pasted as it is."""
-        facts = list(_flat(self.facts))
-        width = max(len(name) for name, _ in facts)
-        lines = [f"{name:<{width}}  {value}" for name, value in facts]
-        if self.model is not None:
-            lines += ["", f"self-test on {self.model}"]
-            lines += [_line(check) for check in self.checks]
-            counts = [f"{sum(c.status == s for c in self.checks)} {s}" for s in _STATUSES]
-            lines.append(", ".join(counts))
+        """The results of the checks, a line for each; empty where none were run."""
+        if self.model is None:
+            return ""
+        counts = [f"{sum(c.status == s for c in self.checks)} {s}" for s in _STATUSES]
+        lines = ["", f"self-test on {self.model}", *map(_line, self.checks), ", ".join(counts)]
         return "\n".join(lines) + "\n"
 
 
-_STATUSES = ("pass", "fail", "skip")
-
-
 def examine(*, self_test: bool = False, model: str = SMALL) -> Report:
-    """Collect the facts and, where asked for, run the checks.
+    """Collect the facts and, with ``self_test``, run the checks.
 
     Args:
         self_test: whether to run the checks, which takes up to a minute.
-        model: what they run on: a folder, a hub name, "builtin", or "small", a random model of
-            five million parameters.
+        model: model of the checks: a folder, a name on the hub, "builtin", or "small" (random
+            weights, five million parameters).
     """
     facts = _facts()
     if not self_test:
@@ -81,7 +75,7 @@ def examine(*, self_test: bool = False, model: str = SMALL) -> Report:
 def _checks(model: str) -> list[Check]:
     try:
         test = SelfTest(model)
-    except Exception as error:  # whatever a device or a library raises is a finding
+    except Exception as error:  # any error of a device or a library belongs in the report
         return [_failed("load", error)]
     try:
         return [_run(name, test) for name in CHECKS]
@@ -93,7 +87,7 @@ def _run(name: str, test: SelfTest) -> Check:
     started = time.perf_counter()
     try:
         check = CHECKS[name](test)
-    except Exception as error:  # the same: the other checks still tell something
+    except Exception as error:  # the same, and the other checks still run
         check = _failed(name, error)
     return replace(check, seconds=time.perf_counter() - started)
 
@@ -104,8 +98,7 @@ def _failed(name: str, error: Exception) -> Check:
 
 
 def _facts() -> dict[str, Any]:
-    here = RUNS if RUNS.is_dir() else Path()
-    free = shutil.disk_usage(here).free
+    disk = RUNS if RUNS.is_dir() else Path()
     return {
         "legos": version("legos"),
         "python": platform.python_version(),
@@ -114,10 +107,12 @@ def _facts() -> dict[str, Any]:
         "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
         "device": _device(),
         "blas": _blas(),
-        "disk_free_gib": free / 2**30,
+        "disk_free_gib": shutil.disk_usage(disk).free / 2**30,
         "settings": _settings(),
         "environment": {
-            name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_ENVIRONMENT)
         },
     }
 
@@ -125,7 +120,7 @@ def _facts() -> dict[str, Any]:
 def _device() -> Mapping[str, Any]:
     try:
         return device()
-    except Exception as error:  # the library is missing, or finds no device
+    except Exception as error:  # the library is not installed, or finds no device
         return {"error": f"{type(error).__name__}: {error}"}
 
 
@@ -136,23 +131,12 @@ def _blas() -> str:
 
 
 def _settings() -> str:
-    """Whether the defaults of `legos train` hold here."""
+    """Whether the default settings of ``legos train`` are valid on this machine."""
     try:
         config = resolve(recommend=advice).config
     except LegosError as error:
         return f"{error}"
     return f"valid (model {config.model}, arena {config.arena})"
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Sequence[tuple[str, str]]:
-    lines: list[tuple[str, str]] = []
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            lines += _flat(value, f"{prefix}{name}.")  # pyright: ignore[reportUnknownArgumentType]
-        else:
-            told = f"{value:.4g}" if isinstance(value, float) else f"{value}"
-            lines.append((f"{prefix}{name}", told))
-    return lines
 
 
 def _line(check: Check) -> str:

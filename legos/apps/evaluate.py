@@ -1,49 +1,46 @@
-"""``legos eval``: the figures of a run's adapter, computed again from its folder alone."""
+"""``legos eval``: evaluate an adapter of a run, from the run's folder alone."""
 
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from legos.apps.adapters import named_adapter
 from legos.clients.engine import EngineClient
 from legos.config.resolve import resolve
 from legos.errors import ConfigError
 from legos.run.find import find_run, split_place
-from legos.weights.folder import read_adapter
 from legos.wiring.arena import check_options, make_arena
 from legos.wiring.evaluate import evaluation_of
 from legos.wiring.model import apply_adapter_shape, load_model
 
 __all__ = ["evaluate_run"]
 
-
 _OF_PLAYS = ("loop.evaluation_plays", "loop.evaluation_temperature")
 
 
 def evaluate_run(
-    run: Path, adapter: str | None = None, *, overrides: Mapping[str, object] | None = None
+    run: str | Path, *, overrides: Mapping[str, object] | None = None
 ) -> Mapping[str, Any]:
-    """Evaluate an adapter of a run on the run's own arena.
+    """Evaluate an adapter of a run on the run's arena.
 
     Args:
-        run: the run folder, or its name in runs/; as ``RUN@STEP``, an adapter of it.
-        adapter: which, as ``RunFolder.adapter_folder`` takes it; None: what ``run`` says, or the
-            newest.
-        overrides: dotted settings that take the place of the run's own.
+        run: folder of the run, or its name in runs/, for its newest adapter; ``RUN@STEP``,
+            ``RUN@best`` or ``RUN@vN`` for another one.
+        overrides: dotted settings that replace those of the run.
 
     Returns:
-        ``arena``, ``policy_version`` and the arena's figures, None where one is not defined.
+        ``arena``, ``policy_version`` and the figures of the arena; None where one is not defined.
 
     Raises:
-        CheckpointError: the folder holds no run, or no such adapter.
+        CheckpointError: the run or the adapter is not found.
         AdapterError: the adapter is damaged or does not fit the model.
-        ArenaError: the arena takes no such option.
+        ArenaError: the arena does not accept an option.
         ConfigError: an override is not valid, or has no effect in this arena.
     """
-    name, at = split_place(str(run))
-    folder = find_run(name)
-    weights = read_adapter(folder.adapter_folder(adapter or at))
-    config = resolve(run=folder.config, overrides=overrides).config
+    config_file = find_run(split_place(str(run))[0]).config
+    weights = named_adapter(str(run))
+    config = resolve(run=config_file, overrides=overrides).config
     check_options(config.arena, config.play.options)
     model = load_model(config.model)
     apply_adapter_shape(model, weights.shape)

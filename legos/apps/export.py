@@ -1,15 +1,16 @@
-"""``legos export``: a run's adapter in the form that another program reads."""
+"""``legos export``: write an adapter of a run in the format of another program."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from legos.apps.adapters import named_adapter
 from legos.config.resolve import read_config
 from legos.errors import CheckpointError
 from legos.files.atomic import write_folder
 from legos.run.find import find_run, split_place
 from legos.weights.adapter import Adapter
-from legos.weights.folder import read_adapter, write_adapter
+from legos.weights.folder import write_adapter
 from legos.weights.peft import write_peft
 
 __all__ = ["ExportFormat", "export"]
@@ -17,52 +18,49 @@ __all__ = ["ExportFormat", "export"]
 ExportFormat = Literal["mlx", "peft", "fused"]
 
 
-def export(
-    run: str, *, to: Path, form: ExportFormat = "peft", adapter: str | None = None
-) -> Mapping[str, Any]:
-    """Write an adapter of a run into a new folder, whole or not at all.
+def export(run: str, *, to: Path, form: ExportFormat = "peft") -> Mapping[str, Any]:
+    """Write an adapter of a run into a new folder; after an error there is no folder.
 
     Args:
-        run: run folder, or its name in runs/; as ``RUN@STEP``, an adapter of it.
-        to: where to; must not exist yet, or be an empty folder.
-        form: mlx-lm's adapter, PEFT's adapter, or the base model with the adapter merged.
-        adapter: which, as ``RunFolder.adapter_folder`` takes it; None: what ``run`` says, or the
-            newest.
+        run: folder of the run, or its name in runs/, for its newest adapter; ``RUN@STEP``,
+            ``RUN@best`` or ``RUN@vN`` for another one.
+        to: the folder to write; it must not exist yet, or be empty.
+        form: an adapter for mlx-lm, an adapter for PEFT, or the model with the adapter merged.
 
     Returns:
-        What was written.
+        The run, the adapter, the format, the folder and its size, and for a merged model the
+        largest difference of a log-probability.
 
     Raises:
-        CheckpointError: no such run or adapter, or ``to`` is taken or cannot be written.
-        AdapterError: the adapter is damaged, does not fit, or has no such form.
+        CheckpointError: the run or the adapter is not found, or ``to`` exists or cannot be written.
+        AdapterError: the adapter is damaged, does not fit the model, or not the format.
     """
-    name, at = split_place(run)
-    folder = find_run(name)
-    weights = read_adapter(folder.adapter_folder(adapter or at))
-    model = read_config(folder.config).model
+    source = find_run(split_place(run)[0])
+    weights = named_adapter(run)
+    model = read_config(source.config).model
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise CheckpointError(f"{to} exists already; choose another --to, or remove it")
-    told: dict[str, Any] = {
-        "run": str(folder.path),
+    report: dict[str, Any] = {
+        "run": str(source.path),
         "adapter": f"v{weights.version}",
         "format": form,
         "to": str(to),
     }
-    write_folder(to, lambda place: told.update(_write(weights, form, model, place)))
+    write_folder(to, lambda folder: report.update(_write(weights, form, model, folder)))
     size = sum(file.stat().st_size for file in to.iterdir())
-    return told | {"size_mib": size / 2**20}
+    return report | {"size_mib": size / 2**20}
 
 
 def _write(
-    adapter: Adapter, form: ExportFormat, model: str, place: Path
+    adapter: Adapter, form: ExportFormat, model: str, folder: Path
 ) -> Mapping[str, float | str]:
-    """Fill the folder; returns what there is to tell of it."""
+    """Write the files; returns figures for the report."""
     if form == "mlx":
-        write_adapter(adapter, place)
+        write_adapter(adapter, folder)
     elif form == "peft":
-        write_peft(adapter, place, base_model=model)
+        write_peft(adapter, folder, base_model=model)
     else:
         from legos.wiring.export import fuse
 
-        return {"largest_logprob_gap": fuse(model, adapter, place)}
+        return {"largest_logprob_gap": fuse(model, adapter, folder)}
     return {"base_model": model}

@@ -1,4 +1,4 @@
-"""``legos runs``: what runs there are, what is in one, and one of its steps computed again."""
+"""``legos runs``: list runs, describe one, and compute one of its steps again."""
 
 import json
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from legos.config.resolve import read_config
+from legos.config.resolve import read_config, settings_of
 from legos.config.toml import read_sources
 from legos.errors import AdapterError, CheckpointError, LegosError
 from legos.run.checkpoint import checkpoint_at, checkpoint_steps, checkpoints, read_state
@@ -21,43 +21,44 @@ __all__ = ["describe_run", "in_brief", "list_runs", "replay_run"]
 
 Value = float | int | None
 _BRIEF = ("forked_from", "reward_mean", "eval/optimal_move_rate", "eval/exploitability", "problem")
-# Of the run's account, and of the machine's time and memory.
-_UNTOLD = ("tokens_", "filtered/", "discarded/", "step_s", "memory/")
+# Beginnings of metrics that a replay does not reproduce: token accounts, time, memory.
+_NOT_COMPARED = ("tokens_", "filtered/", "discarded/", "step_s", "memory/")
 
 
 def list_runs(parent: Path = RUNS) -> dict[str, dict[str, Any]]:
-    """Name of each run in a folder -> what it trains and how far it is."""
+    """Name of each run in a folder -> its arena, model, step and newest figures."""
     folders = sorted(path.parent for path in parent.glob("*/config.toml"))
     return {path.name: _summary(RunFolder(path)) for path in folders}
 
 
 def in_brief(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What fits beside each other on a line, of what ``list_runs`` returns."""
-    rows = {
+    """The columns of a table of runs, without empty ones, from what ``list_runs`` returns."""
+    rows: dict[str, dict[str, Any]] = {
         name: {
-            "arena": run.get("arena"),
-            "model": Path(str(run.get("model", ""))).name,
+            "arena": _last_part(run.get("arena")),
+            "model": _last_part(run.get("model")),
             "step": f"{run.get('step', '?')}/{run.get('steps', '?')}",
             **{column: run.get(column) for column in _BRIEF},
+            "forked_from": _last_part(run.get("forked_from")),
         }
         for name, run in runs.items()
     }
-    told = {c for row in rows.values() for c, value in row.items() if value is not None}
-    return {name: {c: v for c, v in row.items() if c in told} for name, row in rows.items()}
+    filled = {c for row in rows.values() for c, value in row.items() if value is not None}
+    return {name: {c: v for c, v in row.items() if c in filled} for name, row in rows.items()}
 
 
 def describe_run(run: str) -> dict[str, Any]:
-    """What is in a run folder.
+    """The contents of a run folder: figures, checkpoints, adapters, changed settings.
 
     Raises:
-        CheckpointError: there is no such run.
+        CheckpointError: the run is not found.
         ConfigError: its settings cannot be read.
     """
     folder = find_run(run)
     sources = read_sources(folder.config.read_text(encoding="utf-8"))
-    values = read_config(folder.config).model_dump(mode="json")
+    values = settings_of(read_config(folder.config))
     changed = {
-        name: f"{_at(values, name)} ({source})"
+        name: f"{values[name]} ({source})"
         for name, source in sources.items()
         if source != "default"
     }
@@ -74,21 +75,21 @@ def describe_run(run: str) -> dict[str, Any]:
 
 
 def replay_run(run: str, step: int) -> dict[str, Any]:
-    """Compute a stored step again, and compare it with what the run recorded.
+    """Compute a stored step again, and compare the result with the run's records.
 
-    It starts from the newest checkpoint before the step and trains the stored samples of every step
-    in between. In deterministic mode, on the same device and library, nothing differs.
+    Starts from the newest checkpoint before the step and trains on the stored samples of every step
+    from there. On the same device and library versions, nothing differs.
 
     Args:
-        run: run folder, or its name in runs/.
+        run: folder of the run, or its name in runs/.
         step: number of the optimiser step, from 1.
 
     Returns:
-        Where it started, each metric that differs as [recorded, computed], the largest difference,
-        and whether the adapter's bytes are the same; ``exact`` where nothing differs.
+        The step of the checkpoint, each metric that differs as [recorded, computed], the largest
+        difference, and whether the adapter's bytes are equal; ``exact``: nothing differs.
 
     Raises:
-        CheckpointError: no such run, or it keeps no samples of the step or of one before it.
+        CheckpointError: the run is not found, or has no samples of the step or of one before it.
     """
     folder = find_run(run)
     start, checkpoint = _start(folder, step)
@@ -120,15 +121,15 @@ def replay_run(run: str, step: int) -> dict[str, Any]:
 
 
 def _start(folder: RunFolder, step: int) -> tuple[int, Path | None]:
-    """The newest whole checkpoint before a step; 0 and none where that is the model itself."""
+    """The newest valid checkpoint before a step, with its step; (0, None): the model itself."""
     if step < 1:
         raise CheckpointError(f"step is {step}; the first step of a run has number 1")
-    folder.read_batches(step)  # the plainest reason to refuse comes first
+    folder.read_batches(step)  # raises here if the run has no samples of the step
     for number in reversed(checkpoint_steps(folder.checkpoints)):
         if number < step:
             try:
                 return number, checkpoint_at(folder.checkpoints, number)
-            except CheckpointError:  # damaged: an older one, and more steps
+            except CheckpointError:  # damaged; an older one works too
                 continue
     if read_config(folder.config).fork_from is not None:
         raise CheckpointError(
@@ -149,15 +150,17 @@ def _recorded(folder: RunFolder, step: int) -> Mapping[str, Value]:
 def _differing(
     recorded: Mapping[str, Value], computed: Mapping[str, Value]
 ) -> dict[str, list[Value]]:
-    """Metrics that are not equal to the last bit, as [recorded, computed]."""
-    told = {name: value for name, value in computed.items() if not name.startswith(_UNTOLD)}
-    finite = {n: v if v is not None and np.isfinite(v) else None for n, v in told.items()}
-    pairs = {name: [recorded.get(name), value] for name, value in finite.items()}
+    """Metrics that are not equal bit for bit, as [recorded, computed]."""
+    pairs = {
+        name: [recorded.get(name), value if value is not None and np.isfinite(value) else None]
+        for name, value in computed.items()
+        if not name.startswith(_NOT_COMPARED)
+    }
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _distance(folder: RunFolder, replayed: Replayed) -> float | None:
-    """Largest difference of one number of the adapter; None where the run keeps it not."""
+    """Largest difference between the two adapters; None where the run does not keep its own."""
     try:
         kept = read_adapter(folder.adapter_folder(f"v{replayed.adapter.version}"))
     except (AdapterError, CheckpointError):
@@ -172,7 +175,7 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
     except LegosError as error:
         return {"problem": f"{error}"}
     metrics, figures = _last(folder.metrics), _last(folder.evaluations)
-    told = {
+    summary = {
         "arena": config.arena,
         "model": config.model,
         "step": int(metrics.get("step") or figures.get("step") or 0),
@@ -180,11 +183,15 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
         "forked_from": config.fork_from,
         "reward_mean": metrics.get("reward_mean"),
     }
-    return told | {n: v for n, v in figures.items() if n.startswith("eval/")}
+    return summary | {n: v for n, v in figures.items() if n.startswith("eval/")}
+
+
+def _last_part(path: str | None) -> str | None:
+    return None if path is None else Path(path).name
 
 
 def _last(path: Path) -> dict[str, Any]:
-    """The last whole line of a file of JSON objects; empty where there is none."""
+    """The last complete line of a file of JSON objects; {} where there is none."""
     try:
         data = path.read_bytes()
         lines = data[: data.rfind(b"\n") + 1].splitlines()
@@ -194,22 +201,14 @@ def _last(path: Path) -> dict[str, Any]:
 
 
 def _best(folder: RunFolder) -> int | None:
-    """Step of the best evaluation, as the newest checkpoint tells."""
+    """Step of the best evaluation, from the newest checkpoint."""
     found = checkpoints(folder.checkpoints)
     best = read_state(found[-1]).get("best") if found else None
     return best[1] if best else None
 
 
-def _at(values: Mapping[str, Any], name: str) -> object:
-    """A value by its dotted name; an option's own name may hold dots."""
-    group, _, rest = name.partition(".")
-    if not rest or group not in values:
-        return values.get(name)
-    return _at(values[group], rest) if isinstance(values[group], Mapping) else values[group]
-
-
 def _numbers(numbers: list[int]) -> str:
-    """``0, 5, 10`` or, of many in a row, ``1 to 200``."""
+    """``0, 5, 10``, or ``1 to 200`` for more than four consecutive numbers."""
     if len(numbers) > 4 and numbers == list(range(numbers[0], numbers[-1] + 1)):
         return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(map(str, numbers)) or "none"

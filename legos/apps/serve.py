@@ -1,4 +1,4 @@
-"""``legos serve``: a model and its adapters over HTTP, until the process is told to end."""
+"""``legos serve``: answer HTTP requests with a model and its adapters until SIGINT or SIGTERM."""
 
 import asyncio
 import json
@@ -6,28 +6,25 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from fastapi import FastAPI
 
+from legos.apps.adapters import loaded, named_adapter
 from legos.builtin import BUILTIN, EXAMPLE
 from legos.clients.engine import EngineClient
 from legos.data.limits import EngineLimits
 from legos.data.names import POLICY
 from legos.errors import ConfigError
 from legos.protocols import Engine
-from legos.run.find import find_adapter
 from legos.server.app import make_app
 from legos.server.endpoints.uploads import checked_name
 from legos.server.listen import bind, serve_app
 from legos.server.options import ServerOptions
 from legos.weights.adapter import Adapter
-from legos.weights.folder import read_adapter
 from legos.wiring.machine import quiet_collector
-from legos.wiring.model import ModelHandle, apply_lora, load_model
-from legos.wiring.serving import base_of, put_on, tool_format_of, watched_engine
+from legos.wiring.model import ModelHandle
+from legos.wiring.serving import tool_format_of
 
 __all__ = ["app_of", "serve"]
 
@@ -42,40 +39,33 @@ def serve(
     drain_s: float,
     say: Callable[[str], None],
 ) -> None:
-    """Answer requests until the process is told to end; those that run then may end.
+    """Answer requests until SIGINT or SIGTERM; running requests then get time to finish.
 
     Args:
-        model: a folder, a hub name, or the built-in model; None: what the adapters were trained on.
-        adapters: what ``find_adapter`` finds, live as ``policy``, or as NAME where NAME= stands
-            before it.
+        model: a folder, a name on the hub, or the built-in model; None: the model that the adapters
+            were trained on.
+        adapters: what ``named_adapter`` reads, live as ``policy``, or as NAME after ``NAME=``.
         host: address to listen on.
-        port: 0 picks a free one.
-        options: what is let in.
-        drain_s: how long running requests may take to end, seconds.
-        say: told the address, once requests are answered.
+        port: port to listen on; 0: a free one.
+        options: limits on requests, keys and logging.
+        drain_s: time that running requests get to finish, in seconds.
+        say: receives a message with the address once the server answers.
 
     Raises:
-        ConfigError: the address cannot be listened on, or two adapters have one name.
+        ConfigError: the server cannot listen at the address, or two adapters have the same name.
         LegosError: the model or an adapter cannot be loaded.
     """
     logging.getLogger("legos.server").setLevel(logging.INFO)
-    loaded = _read(adapters)
-    model = base_of(model, loaded)
-    with ExitStack() as stack:
-        listener = stack.enter_context(bind(host, port))  # before the model, which takes long
-        handle = load_model(model)
-        stack.callback(handle.close)
-        if not loaded:
-            apply_lora(handle)
-            loaded = [handle.base_adapter()]
-        engine = watched_engine(handle, EngineLimits(max_rows=options.max_running))
-        stack.callback(engine.close)
-        for adapter in loaded:
-            put_on(engine, adapter, model)
-        scale = loaded[0].shape.scale
-        app = app_of(handle, engine, name=_short(model), options=options, scale=scale)
+    named = _read(adapters)
+    with (
+        bind(host, port) as listener,  # before the model, which takes long to load
+        loaded(model, named, EngineLimits(max_rows=options.max_running)) as live,
+    ):
+        app = app_of(
+            live.handle, live.engine, name=_short(live.name), options=options, scale=live.scale
+        )
         quiet_collector()
-        asyncio.run(_until_told(app, listener, drain_s, say))
+        asyncio.run(_until_signal(app, listener, drain_s, say))
 
 
 def app_of(
@@ -86,14 +76,14 @@ def app_of(
     options: ServerOptions,
     scale: float | None = None,
 ) -> FastAPI:
-    """The application over a loaded model and its engine.
+    """The HTTP application of a model and its engine.
 
     Args:
         handle: the model.
-        engine: one of its engines, a trainer's for instance.
-        name: what the base model is called.
-        options: what is let in.
-        scale: LoRA's multiplier where a loaded adapter says none; None: the handle's.
+        engine: an engine of the model, such as that of a trainer.
+        name: name of the base model in the API.
+        options: limits on requests, keys and logging.
+        scale: LoRA scale of uploaded adapters that do not state one; None: the handle's.
     """
     if scale is None and handle.lora is not None:
         scale = handle.lora.scale
@@ -107,19 +97,19 @@ def app_of(
         lora_scale=scale,
         options=options,
     )
-    app.openapi()  # which takes a while the first time, and holds whoever asks then
+    app.openapi()  # built now, because the first call is slow and would block a request
     return app
 
 
-async def _until_told(
+async def _until_signal(
     app: FastAPI, listener: socket.socket, drain_s: float, say: Callable[[str], None]
 ) -> None:
-    """Serve until SIGINT or SIGTERM; a second one ends the process at once."""
+    """Serve until SIGINT or SIGTERM; a second signal ends the process at once."""
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
+    ended = asyncio.Event()
 
     def end(number: int) -> None:
-        told.set()
+        ended.set()
         loop.remove_signal_handler(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -128,34 +118,34 @@ async def _until_told(
         service = app.state.service
         live = [f"{name}@{version}" for name, version in service.engine.versions().items()]
         key = '-H "Authorization: Bearer $LEGOS_API_KEY" ' if service.options.api_key else ""
-        plays = service.model == BUILTIN  # and knows no language
+        plays = service.model == BUILTIN  # it has not learned language
         content = EXAMPLE if plays else "Hello"
         bound = {"choices": EXAMPLE.split()[-3:]} if plays else {"max_tokens": 64}
-        asked = {"messages": [{"role": "user", "content": content}], **bound}
+        body = {"messages": [{"role": "user", "content": content}], **bound}
         say(
             f"serving {', '.join([service.model, *live])} at {url}/v1 (page: {url}/docs)\n"
             f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' "
-            f"-d '{json.dumps(asked)}'\n"
+            f"-d '{json.dumps(body)}'\n"
         )
-        await told.wait()
+        await ended.wait()
 
 
 def _read(adapters: Sequence[str]) -> list[Adapter]:
-    """The adapters of a command line, in its order."""
+    """Read the adapters of a command line, in its order."""
     read: dict[str, Adapter] = {}
-    for given in adapters:
-        name, found, folder = given.partition("=")
-        if not found or not name or "/" in name:
-            name, folder = POLICY, given
+    for text in adapters:
+        name, equals, source = text.partition("=")
+        if not equals or not name or "/" in name:
+            name, source = POLICY, text
         if name in read:
             raise ConfigError(
                 f"two adapters are called {name!r}; name them: --adapter NAME=RUN --adapter ..."
             )
-        read[name] = replace(read_adapter(find_adapter(folder)), name=checked_name(name))
+        read[name] = named_adapter(source, name=checked_name(name))
     return list(read.values())
 
 
 def _short(model: str) -> str:
-    """What a model is called: a folder's own name, a hub name as it is."""
+    """Name of a model in the API: the last part of a folder, a name on the hub as it is."""
     folder = Path(model)
     return folder.resolve().name if folder.is_dir() else model

@@ -1,9 +1,9 @@
-"""Ctrl-C and SIGTERM as messages: the first asks the run to end, a second ends the process.
+"""Ctrl-C and SIGTERM: the first signal asks the run to stop, a second one ends the process.
 
-A signal often comes twice: a terminal, ``timeout`` or a batch system sends it to the whole process
-group, and ``uv run``, which is in the group, forwards it. So those of one kind that come within a
-second count as one. A thread receives them, which knows when they came and can end the process
-whatever the main thread is doing.
+A signal often arrives twice: a terminal, ``timeout`` or a batch system sends it to the process
+group, and ``uv run``, which is in the group, forwards it. Signals of one kind within a second
+therefore count as one. A thread receives them, so that the second one works while the main thread
+is busy.
 """
 
 import os
@@ -23,15 +23,15 @@ __all__ = ["StopSignals"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = "\x1b[?25h"
-_ONE_S = 1.0  # seconds within which signals of one kind are one, and a run reacts to it
+_ONE_S = 1.0  # signals of one kind within this time count as one; a run should react in it
 _HERE = f"{Path(__file__).parents[1]}{os.sep}"
-_SHOWN = 3  # lines of the stack
+_SHOWN = 3  # stack frames in the message
 
 
 class StopSignals:
-    """While entered, catches the signals that ask a run to end.
+    """While entered, catches the signals that ask a run to stop.
 
-    Signals that were ignored before, as in a shell's background jobs, stay so.
+    Signals that were ignored before, as in background jobs of a shell, stay ignored.
 
     Attributes:
         received: number of the first signal, or None.
@@ -45,10 +45,10 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def on_stop(self, stop: Callable[[], Future[None]] | None) -> None:
-        """Say what a signal does, also one that has come already; None: nothing any more.
+        """Set what a signal calls; a signal that has already arrived calls it now.
 
         Args:
-            stop: called in any thread; its result is done once the message has arrived.
+            stop: called in any thread; its future is done once the run knows. None: call nothing.
         """
         with self._lock:
             self._stop, self._stopping = stop, None
@@ -56,7 +56,7 @@ class StopSignals:
                 self._stopping = stop()
 
     def __enter__(self) -> "StopSignals":
-        """Catch the signals, where this is the thread that they come to."""
+        """Catch the signals; without effect outside the main thread."""
         if threading.current_thread() is threading.main_thread():
             self._reader, self._writer = socket.socketpair()
             self._writer.setblocking(False)
@@ -74,7 +74,7 @@ class StopSignals:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Let the signals do what they did before."""
+        """Restore the former handlers."""
         if threading.current_thread() is threading.main_thread():
             for number, before in self._before.items():
                 signal.signal(number, before)
@@ -85,26 +85,26 @@ class StopSignals:
 
     def _watch(self) -> None:
         """Receive signals until the other end of the socket is closed."""
-        came = 0.0
+        arrived = 0.0
         while True:
             try:
                 numbers = self._reader.recv(1)
             except TimeoutError:
                 self._reader.settimeout(None)
-                self._tell_if_busy()
+                self._report_busy_thread()
                 continue
             if not numbers:
                 return
             number = numbers[0]
-            if number not in self._before:  # of another handler
+            if number not in self._before:  # a signal of another handler
                 continue
             if self.received is None:
-                came = time.monotonic()
+                arrived = time.monotonic()
                 self._reader.settimeout(_ONE_S)
                 self._receive(number)
-            elif number != self.received or time.monotonic() - came > _ONE_S:
+            elif number != self.received or time.monotonic() - arrived > _ONE_S:
                 shown = _SHOW_CURSOR if sys.stdout.isatty() else ""
-                _say(f"{shown}ended at once, without a checkpoint of the last steps")
+                _write(f"{shown}ended at once, without a checkpoint of the last steps")
                 os._exit(128 + number)
 
     def _receive(self, number: int) -> None:
@@ -113,12 +113,12 @@ class StopSignals:
             if self._stop is not None:
                 self._stopping = self._stop()
 
-    def _tell_if_busy(self) -> None:
-        """Say where the main thread is, if it has not read the message yet."""
+    def _report_busy_thread(self) -> None:
+        """Write where the main thread is, if the run does not know of the signal yet."""
         with self._lock:
             waiting = self._stopping is not None and not self._stopping.done()
         if waiting:
-            _say(
+            _write(
                 f"the run has not stopped within {_ONE_S:.0f} s, because the main thread is busy "
                 f"at\n{_main_stack()}and ends once that returns; a second signal (Ctrl-C) ends it "
                 "at once, without a checkpoint of the last steps"
@@ -126,7 +126,7 @@ class StopSignals:
 
 
 def _main_stack() -> str:
-    """Where the main thread is: the lines of the arena that runs, or the line of the kit."""
+    """Stack of the main thread: the frames of the arena's code, or the last frame of legos."""
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented in sys
     frame = frames[threading.main_thread().ident or 0]
     stack = traceback.extract_stack(frame)
@@ -135,8 +135,8 @@ def _main_stack() -> str:
 
 
 def _wake(number: int, frame: FrameType | None) -> None:
-    """Nothing: that a signal has a handler is what sends its number to the thread."""
+    """Do nothing: because the signal has a handler, its number reaches the thread."""
 
 
-def _say(text: str) -> None:
+def _write(text: str) -> None:
     os.write(2, f"{text}\n".encode())

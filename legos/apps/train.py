@@ -1,4 +1,4 @@
-"""``legos train``: everything put together, run, and summed up."""
+"""``legos train``: set up a run, train, and summarise it."""
 
 import asyncio
 import shlex
@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from legos.apps.adapters import resume_command
 from legos.apps.shared_engine import SharedEngine
 from legos.apps.signals import StopSignals
 from legos.builtin import BUILTIN
@@ -41,26 +42,26 @@ from legos.wiring.trainer import Trainer, trainer_of
 
 __all__ = ["check", "train"]
 
-# Settings that advantages come from, and settings that an evaluation's figures come from.
+# Settings that determine advantages, and settings that determine figures of an evaluation.
 CREDIT = ("play.credit", "play.discount", "play.overlong_margin")
 FIGURES = ("play.options", "loop.evaluation_plays", "loop.evaluation_temperature")
 _NEEDS_CHANGE = (*FAILS_AGAIN, TrainerError)
 _CHANGE = "change what the message names, then "
 SERVED_AT = "127.0.0.1"
 _OTHER_GAME = {"nim": "kuhn", "kuhn": "nim"}
-DRAIN_S = 0.5  # a run that ends does not wait for those who ask it from outside
+DRAIN_S = 0.5  # time that HTTP requests get when the run ends
 
 
 def check(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
-    """Refuse what can be refused before anything is loaded or written.
+    """Check what can be checked before anything is loaded or written.
 
     Args:
-        resolved: the checked settings.
-        resume: the run folder to go on with.
+        resolved: the resolved settings.
+        resume: folder of the run to continue.
 
     Raises:
-        LegosError: an arena or an option of it does not exist, the folder holds another run, or
-            the port to serve at is taken.
+        LegosError: the arena or an option of it does not exist, the folder holds another run, or
+            the port is taken.
     """
     config = resolved.config
     check_options(config.arena, config.play.options)
@@ -74,21 +75,21 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
     """Train as configured, in a new run folder or in the one to resume.
 
     Args:
-        resolved: the checked settings.
-        resume: the run folder to go on with.
+        resolved: the resolved settings.
+        resume: folder of the run to continue.
 
     Returns:
-        Exit code: 0, or 128 + signal number where a signal came.
+        Exit code: 0, or 128 + the number of the signal that ended the run.
 
     Raises:
-        LegosError: what ended the run; its checkpoint is written before.
+        LegosError: the error that ended the run; a checkpoint is written first.
     """
     if resume is None:
         return _train(resolved, None, None)
     folder = RunFolder(resume)
     with folder.resumed_run() as checkpoint:
         if checkpoint is None:
-            _tell(f"the run in {resume} ended before its first checkpoint and starts anew")
+            _print(f"the run in {resume} ended before its first checkpoint and starts again")
         return _train(resolved, folder, checkpoint)
 
 
@@ -96,12 +97,12 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
     config = resolved.config
     started = time.perf_counter()
     restored = checkpoint is not None or config.fork_from is not None
-    trainer = trainer_of(config, inline=config.loop.deterministic, restored=restored, tell=_tell)
+    trainer = trainer_of(config, inline=config.loop.deterministic, restored=restored, tell=_print)
     try:
         if trainer.num_processes > 1:
             raise ConfigError(
                 f"a run folder belongs to one process and {trainer.num_processes} were launched; "
-                "launch a program of your own, as examples/data_parallel.py is one"
+                "launch a script instead, such as examples/data_parallel.py"
             )
         client = trainer.client()
         arena = make_arena(
@@ -110,7 +111,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
         evaluation = evaluation_of(config, arena, client)
         shared = SharedEngine(trainer.engine)
 
-        async def count_tokens() -> int:  # without those that outsiders asked for
+        async def count_tokens() -> int:  # without those of HTTP requests
             return await trainer.tokens_generated() - shared.tokens_generated
 
         with StopSignals() as signals, _folder(resolved, resumed, arena.name) as folder:
@@ -130,7 +131,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
             if resumed is not None:
                 _keep_settings(folder, resolved)
             if run.finished:
-                _tell_finished(run, folder, config)
+                _report_finished(run, folder, config)
             else:
                 _announce(resolved, folder, trainer, run)
                 served = partial(_served, config, trainer, shared)
@@ -146,14 +147,14 @@ def _check_port(port: int) -> None:
         socket.create_server((SERVED_AT, port)).close()
     except OSError as error:
         raise ConfigError(
-            f"loop.serve_port is {port}, where nothing can listen ({error.strerror}); "
-            "give another one, or 0 for a free one"
+            f"loop.serve_port is {port}, where no server can listen ({error.strerror}); "
+            "give another port, or 0 for a free one"
         ) from error
 
 
 @contextmanager
 def _folder(resolved: ResolvedConfig, resumed: RunFolder | None, name: str) -> Generator[RunFolder]:
-    """The run's folder; an error that ends the run says how to go on."""
+    """The run's folder; adds how to continue to an error that ends the run."""
     folder = resumed or RunFolder(resolved.config.out or fresh_folder(RUNS, name))
     try:
         with folder.new_run(resolved.toml()) if resumed is None else nullcontext():
@@ -161,22 +162,23 @@ def _folder(resolved: ResolvedConfig, resumed: RunFolder | None, name: str) -> G
     except LegosError as error:
         if checkpoints(folder.checkpoints):
             change = "" if folder.has_steps or not isinstance(error, _NEEDS_CHANGE) else _CHANGE
-            error.add_note(f"the run has a checkpoint; {change}go on with\n  {_resuming(folder)}")
+            command = resume_command(folder.path)
+            error.add_note(f"the run has a checkpoint; {change}continue with\n  {command}")
         elif resumed is None and not folder.config.exists() and isinstance(error, FAILS_AGAIN):
-            error.add_note(f"no step was made and nothing is kept; {_CHANGE}start the run again")
+            error.add_note(f"no step was made and no folder is kept; {_CHANGE}start the run again")
         raise
 
 
 def _keep_settings(folder: RunFolder, resolved: ResolvedConfig) -> None:
-    """Have the folder tell the settings that the run goes on with, where they changed."""
+    """Write the settings of a resumed run into its folder, if they have changed."""
     config = resolved.config
     if read_config(folder.config).replace(out=config.out) != config:
         folder.write_config(resolved.toml())
 
 
-def _fork(run: Run, config: RunConfig, place: str) -> None:
-    """Start from a checkpoint of another run."""
-    name, step = split_place(place)
+def _fork(run: Run, config: RunConfig, start: str) -> None:
+    """Start from a checkpoint of another run, ``RUN@STEP``."""
+    name, step = split_place(start)
     parent = find_run(name)
     before = read_config(parent.config)
 
@@ -204,7 +206,7 @@ def _go(
                 await run.go(tracker, evaluations)
         finally:
             signals.on_stop(None)
-            # A play's thread cannot be cancelled; the loop forgets the old pool and does not wait.
+            # A thread of a play cannot be cancelled; with a new pool the loop does not wait for it.
             loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
 
     with _trackers(config, folder) as trackers:
@@ -217,7 +219,7 @@ def _go(
 async def _served(
     config: RunConfig, trainer: Trainer, shared: SharedEngine
 ) -> AsyncGenerator[None]:
-    """Within the block the policy answers over HTTP as well, where that is asked for.
+    """Within the block, an HTTP server answers with the policy if ``loop.serve_port`` is set.
 
     Raises:
         ConfigError: the port is taken.
@@ -226,22 +228,25 @@ async def _served(
     if port is None:
         yield
         return
-    from legos.apps.serve import app_of  # web servers take a while to import
+    from legos.apps.serve import app_of  # a slow import
     from legos.server.listen import bind, serve_app
     from legos.server.options import ServerOptions
 
     listener = bind(SERVED_AT, port)
-    await trainer.publish_weights()  # so that the policy is live before anybody asks
+    await trainer.publish_weights()  # the policy must be live before the first request
     options = ServerOptions.for_host(SERVED_AT, api_key=None)
     app = app_of(trainer.model, shared, name=Path(config.model).name, options=options)
     async with serve_app(app, listener, drain_s=DRAIN_S) as url:
-        _tell(f"the policy is served at {url}/v1; talk to it with", f"  {_chatting(url)}")
+        _print(
+            f"the policy is served at {url}/v1; talk to it with",
+            f"  uv run legos chat --url {url}/v1",
+        )
         yield
 
 
 @contextmanager
 def _trackers(config: RunConfig, folder: RunFolder) -> Generator[tuple[Tracker, Tracker]]:
-    """The trackers of the steps and of the evaluations, closed at the end whatever happens."""
+    """The trackers of steps and of evaluations; closed at the end."""
     trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
     evaluations = JsonlTracker(folder.evaluations)
     if config.track.wandb != "off":
@@ -282,50 +287,50 @@ def _run_settings(config: RunConfig) -> RunSettings:
 
 
 def _announce(resolved: ResolvedConfig, folder: RunFolder, trainer: Trainer, run: Run) -> None:
-    """What is about to run, on what, and where it is kept."""
+    """Print what is trained, where it is kept, and what to know before the run starts."""
     config, model = resolved.config, trainer.model
     adapter = trainer.backend.adapter()
     adapted = sum(array.size for array in adapter.arrays.values())
     done = f", {run.step} of which are done" if run.step else ""
     if config.fork_from is not None:
         done += f" (forked from {config.fork_from})"
-    _tell(
+    _print(
         f"{config.model} ({model.num_parameters:,} parameters, {adapted:,} in LoRA) plays "
         f"{config.arena} for {config.loop.steps} steps{done}, in {folder.path}"
     )
-    asked, layers = config.training.lora_layers, adapter.shape.num_layers
-    if asked > layers and resolved.sources["training.lora_layers"] != "default":
-        _tell(f"training.lora_layers is {asked}; the model has {layers}, and all get LoRA")
+    wanted, layers = config.training.lora_layers, adapter.shape.num_layers
+    if wanted > layers and resolved.sources["training.lora_layers"] != "default":
+        _print(f"training.lora_layers is {wanted}; the model has {layers}, and all get LoRA")
     for name, needed in config.training.unread.items():
         if is_chosen(resolved.sources[f"training.{name}"]):
             zero = f"{needed[0]} is 0" if len(needed) == 1 else f"{' and '.join(needed)} are 0"
-            _tell(f"training.{name} has no effect while {zero}")
+            _print(f"training.{name} has no effect while {zero}")
     advice = advise_learning_rate(model.folder)
-    if config.model != BUILTIN and advice is not None:  # the arenas know the built-in model's
-        _tell(advice.describe(config.training.learning_rate))
+    if config.model != BUILTIN and advice is not None:  # that one brings its own learning rate
+        _print(advice.describe(config.training.learning_rate))
     hint = blas_hint()
     if hint:
-        _tell(hint)
+        _print(hint)
 
 
 def _sum_up(run: Run, folder: RunFolder, config: RunConfig, seconds: float) -> None:
-    """The evaluation before and after, and what to try next."""
+    """Print the evaluation before and after the run, and commands to try next."""
     if not run.finished:
-        _tell(
+        _print(
             f"stopped after {seconds:.0f} s at step {run.step} of {config.loop.steps}, "
-            "with a checkpoint; go on with",
-            f"  {_resuming(folder)}",
+            "with a checkpoint; continue with",
+            f"  {resume_command(folder.path)}",
         )
         return
     Console().print(_comparison(run.first, run.last, config.arena))
-    _tell(
+    _print(
         f"done in {seconds:.0f} s; next, try",
         *(f"  {shlex.join(['uv', 'run', 'legos', *hint])}" for hint in _hints(folder, config)),
     )
 
 
 def _hints(folder: RunFolder, config: RunConfig) -> Iterator[list[str]]:
-    """Commands that follow from a finished run, for its own model and arena."""
+    """Arguments of commands to try after a finished run."""
     run = str(folder.path)
     yield ["eval", run]
     yield ["serve", "--adapter", run]
@@ -335,33 +340,25 @@ def _hints(folder: RunFolder, config: RunConfig) -> Iterator[list[str]]:
         yield ["train", "--resume", run, "--steps", str(2 * config.loop.steps)]
 
 
-def _tell_finished(run: Run, folder: RunFolder, config: RunConfig) -> None:
-    """There is nothing left to train."""
+def _report_finished(run: Run, folder: RunFolder, config: RunConfig) -> None:
+    """Print that the resumed run has no steps left."""
     Console().print(_comparison(run.first, run.last, config.arena))
-    _tell(
+    _print(
         f"nothing to do: the run in {folder.path} has done {run.step} steps of "
-        f"{config.loop.steps}; go on with",
-        f"  {_resuming(folder)} --steps {2 * run.step}",
+        f"{config.loop.steps}; continue with",
+        f"  {resume_command(folder.path)} --steps {2 * run.step}",
     )
 
 
-def _resuming(folder: RunFolder) -> str:
-    return shlex.join(["uv", "run", "legos", "train", "--resume", str(folder.path)])
-
-
-def _chatting(url: str) -> str:
-    return f"uv run legos chat --url {url}/v1"
-
-
-def _tell(*lines: str) -> None:
-    """Lines as they are: no colours guessed, no breaks put in."""
+def _print(*lines: str) -> None:
+    """Print lines without highlighting or wrapping."""
     console = Console()
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _comparison(first: Mapping[str, Any], last: Mapping[str, Any], arena: str) -> Table:
-    """One row per figure that the arena defines."""
+    """A table with a row for every figure of the arena."""
     before, after = flat_figures(first), flat_figures(last)
     table = Table(title=arena, box=None, header_style="bold", title_justify="left")
     for title in ("", "before", "after"):
@@ -374,7 +371,7 @@ def _comparison(first: Mapping[str, Any], last: Mapping[str, Any], arena: str) -
 
 
 def _figure(value: float | None) -> str:
-    """A share or a mean to four places, a count as it is; a dash where there is none."""
+    """A float with four decimals, a count as it is, a dash for None."""
     if value is None:
         return "-"
     return str(value) if isinstance(value, int) else f"{value:.4f}"

@@ -1,4 +1,4 @@
-"""The command line; thin, because what the commands do stands in ``legos.apps``."""
+"""The command line: options and messages; ``legos.apps`` does the work."""
 
 from legos.cli.process import main
 

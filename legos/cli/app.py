@@ -1,4 +1,4 @@
-"""The program ``legos``: its commands, and what it says when one is refused."""
+"""The program ``legos``: its commands, and the message when one is refused."""
 
 import logging
 import sys
@@ -22,10 +22,10 @@ _DEBUG, _JSON = "--debug", "--json"
 
 
 def _make_app(*, brief: bool) -> App:
-    """The program; its help of ``train`` has the usual options where it is brief, else all."""
+    """The program; with ``brief``, the help of ``train`` shows only the usual options."""
     app = App(
         name="legos",
-        help="Self-play reinforcement learning with LoRA, on the machine at hand.",
+        help="Train language models by self-play, with LoRA, on one machine.",
         help_epilogue=f"{_DEBUG} with any command shows where an error comes from.",
         version=lambda: version("legos"),
         result_action="return_value",
@@ -37,39 +37,42 @@ def _make_app(*, brief: bool) -> App:
         help_epilogue=f"{EVERYTHING} lists every setting." if brief else None,
     )
     app.command(commands.evaluate, name="eval")
-    app.command(commands.serve)
-    app.command(commands.chat)
-    app.command(commands.export)
-    app.command(commands.doctor)
-    app.command(runs)
-    app.command(commands.bench)
-    app.command(commands.arenas)
+    for command in (
+        commands.serve,
+        commands.chat,
+        commands.export,
+        commands.doctor,
+        runs,
+        commands.bench,
+        commands.arenas,
+    ):
+        app.command(command)
     return app
 
 
 app = _make_app(brief=True)
 
 
-def run(given: Sequence[str]) -> int:
+def run(arguments: Sequence[str]) -> int:
     """Run one command.
 
     Args:
-        given: its name and options.
+        arguments: the name of the command, and its options.
 
     Returns:
-        Exit code: 0 done, 2 refused or failed with a message, or what the command asks for.
+        Exit code: 0 success, 2 refused or failed with a message, or the command's own.
     """
-    debug = _DEBUG in given
+    debug = _DEBUG in arguments
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     if debug:
         logging.getLogger("legos").setLevel(logging.DEBUG)
     if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)  # so that --arena module:Class finds modules as python -m would
-    everything = EVERYTHING in given
+        sys.path.append(here)  # --arena module:Class finds modules as python -m does
+    program = _make_app(brief=False) if EVERYTHING in arguments else app
     try:
-        with results_alone() if _JSON in given else nullcontext():
-            asked = (_make_app(brief=False) if everything else app)(
-                ["--help" if word == EVERYTHING else word for word in given if word != _DEBUG],
+        with results_alone() if _JSON in arguments else nullcontext():
+            result = program(
+                ["--help" if word == EVERYTHING else word for word in arguments if word != _DEBUG],
                 exit_on_error=False,
                 print_error=False,
             )
@@ -79,4 +82,4 @@ def run(given: Sequence[str]) -> int:
         notes: list[str] = getattr(error, "__notes__", [])
         sys.stderr.write("\n".join([f"error: {error}", *notes]) + "\n")
         return REFUSED
-    return asked if isinstance(asked, int) else OK
+    return result if isinstance(result, int) else OK

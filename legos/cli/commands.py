@@ -1,11 +1,11 @@
-"""The commands: each reads its options and calls one function of ``legos.apps``."""
+"""The commands: each parses its options and calls one function of ``legos.apps``."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
-from legos.cli.output import show
+from legos.cli.output import Flag, show
 from legos.cli.overrides import (
     EvaluationLoopOptions,
     EvaluationPlayOptions,
@@ -21,6 +21,9 @@ from legos.data.names import POLICY
 
 __all__ = ["arenas", "bench", "chat", "doctor", "evaluate", "export", "serve", "train"]
 
+Several = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
+Key = Annotated[str | None, Parameter(env_var="LEGOS_API_KEY", show_env_var=True)]
+
 
 def train(
     *,
@@ -35,7 +38,7 @@ def train(
     deterministic: Annotated[bool | None, Parameter(negative="")] = None,
     track: Literal["wandb"] | None = None,
     serve: int | None = None,
-    dry_run: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    dry_run: Flag = False,
     training: Annotated[
         TrainingOptions | None, Parameter(group=Group("Optimiser step", sort_key=3))
     ] = None,
@@ -48,7 +51,7 @@ def train(
         TrackOptions | None, Parameter(name="--track", group=Group("Numbers", sort_key=4))
     ] = None,
 ) -> int | None:
-    """Train a model by self-play; with no options, the built-in model on nim.
+    """Train a model by self-play; without options, the built-in model on nim.
 
     For example:
 
@@ -58,18 +61,18 @@ def train(
         legos train --resume runs/nim-1 --steps 1000
 
     Args:
-        model: A model folder, a hub name, or "builtin".
+        model: A model folder, a name on the hub, or "builtin".
         arena: A known arena, path/to/file.py:Class, or package.module:Class.
-        steps: Optimiser steps.
+        steps: Length of the run, in optimiser steps.
         out: Run folder; by default a new one under runs/.
-        seed: Of everything random in the run.
-        config: TOML file with settings; repeat it to lay several over each other.
-        resume: Run to go on with, its folder or its name in runs/, under its own settings.
+        seed: Seed of every random draw of the run.
+        config: TOML file with settings; may be repeated, later files win.
+        resume: Run to continue with its own settings: its folder, or its name in runs/.
         fork_from: Start from a checkpoint of another run, RUN@STEP or RUN@best, with its settings.
-        deterministic: Repeat bit for bit: no lag, one thread.
+        deterministic: Make the run repeat bit for bit: no lag, one thread.
         track: Also log to Weights & Biases.
-        serve: Port of 127.0.0.1 where the policy is served while it is trained; 0: a free one.
-        dry_run: Print the resolved settings with their sources, check them, and stop.
+        serve: Port of 127.0.0.1 at which the policy can be asked while it trains; 0: a free port.
+        dry_run: Check the settings, print each with its source, and stop.
         training: Settings of the optimiser step.
         generation: Settings of sampling.
         play: Settings of the arena.
@@ -95,7 +98,7 @@ def train(
         "track": tracking,
     }
     resolved = resolve_run(config, resume=resume, overrides=dotted(groups, shorthands))
-    resume = None if resume is None else resolved.config.out  # where the run was found
+    resume = None if resume is None else resolved.config.out  # a name is now a folder
     from legos.apps.train import check
     from legos.apps.train import train as run
 
@@ -107,11 +110,10 @@ def train(
 
 
 def evaluate(
-    run: Path,
+    run: str,
     /,
     *,
-    adapter: str | None = None,
-    json: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    json: Flag = False,
     play: Annotated[
         EvaluationPlayOptions | None, Parameter(group=Group("Playing", sort_key=0))
     ] = None,
@@ -121,19 +123,17 @@ def evaluate(
 ) -> None:
     """Evaluate the newest adapter of a run, exactly where the game allows it.
 
-    What is not given is as it was in the run.
+    Settings that are not given keep the values of the run.
 
     Args:
-        run: Run folder, or its name in runs/; RUN@STEP or RUN@best for another adapter of it.
-        adapter: The same, stronger: a step, best, or the adapter's own name, such as v100.
+        run: Run folder, or its name in runs/; RUN@STEP, RUN@best or RUN@vN for another adapter.
         json: Print one JSON object.
         play: Settings of the arena.
-        loop: Settings of an evaluation by play.
+        loop: Settings of evaluation plays.
     """
     from legos.apps.evaluate import evaluate_run
 
-    overrides = dotted({"play": play, "loop": loop}, {})
-    figures = evaluate_run(run, adapter, overrides=overrides)
+    figures = evaluate_run(run, overrides=dotted({"play": play, "loop": loop}, {}))
     known = {name: figure for name, figure in figures.items() if figure is not None}
     show(figures if json else known, json=json)
 
@@ -141,10 +141,10 @@ def evaluate(
 def serve(
     *,
     model: str | None = None,
-    adapter: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
+    adapter: Several = (),
     host: str = "127.0.0.1",
     port: int = 8000,
-    api_key: Annotated[str | None, Parameter(env_var="LEGOS_API_KEY", show_env_var=True)] = None,
+    api_key: Key = None,
     max_batch: int = 256,
     max_queue: int = 1024,
     timeout_s: float = 600.0,
@@ -152,25 +152,26 @@ def serve(
     adapter_folder: Path | None = None,
     max_adapters: int = 64,
     drain_s: float = 30.0,
-    log_prompts: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    log_prompts: Flag = False,
 ) -> None:
     """Serve a model and its adapters over an OpenAI-compatible HTTP interface.
 
     Args:
-        model: A model folder, a hub name, or "builtin"; by default what the adapters belong to.
-        adapter: RUN, RUN@STEP, RUN@best or an adapter folder, live as "policy"; NAME=RUN names it;
-            repeat it for several.
-        host: Address to listen on; others than loopback need an API key.
-        port: Port to listen on; 0 picks a free one.
-        api_key: Asked of every request, as a bearer token.
-        max_batch: Completions decoded at once.
-        max_queue: Completions that may wait; beyond it requests are answered with 429.
-        timeout_s: Longest time for one answer, seconds.
-        max_body_mb: Largest body of a request that loads no adapter, MiB.
+        model: A model folder, a name on the hub, or "builtin"; by default the model that the
+            adapters were trained on.
+        adapter: RUN, RUN@STEP, RUN@best or an adapter folder, served as "policy", or under another
+            name as NAME=RUN; may be repeated.
+        host: Address to listen on; addresses other than loopback need an API key.
+        port: Port to listen on; 0: a free port.
+        api_key: Key that every request must send as a bearer token.
+        max_batch: Completions decoded in one batch.
+        max_queue: Completions that may wait; further requests get status 429.
+        timeout_s: Time limit of one request, in seconds.
+        max_body_mb: Size limit of a request body, in MiB; uploads of adapters have their own.
         adapter_folder: Folder below which adapters may be loaded by path.
-        max_adapters: Adapters that may be live at once; beyond it loads are answered with 409.
-        drain_s: How long running requests may take to end after SIGTERM, seconds.
-        log_prompts: Write prompts into the log.
+        max_adapters: Adapters that may be live at the same time; further loads get status 409.
+        drain_s: Time that running requests get to finish after SIGTERM, in seconds.
+        log_prompts: Write prompts to the log.
     """
     from legos.apps.serve import serve as run
     from legos.server.options import ServerOptions
@@ -201,26 +202,26 @@ def chat(
     *,
     url: str | None = None,
     model: str | None = None,
-    api_key: Annotated[str | None, Parameter(env_var="LEGOS_API_KEY", show_default=False)] = None,
+    api_key: Key = None,
     adapter: str = POLICY,
     system: str = "",
     temperature: float = 1.0,
     max_tokens: int | None = None,
     seed: int | None = None,
 ) -> int:
-    """Talk to a model in the terminal; without a URL, to one in this process.
+    """Chat with a model in the terminal: one in this process or, with --url, one on a server.
 
     Args:
         url: Address of a server, such as http://localhost:8000/v1.
-        model: A model folder, a hub name, or "builtin"; by default what the adapter belongs to.
-            With a URL, the model's name there.
-        api_key: Key of the server.
-        adapter: RUN, RUN@STEP, RUN@best, an adapter folder, or base; with a URL, a name there, such
-            as policy, policy@12 or base.
-        system: What is said before everything else.
-        temperature: Of the answers; 0 takes the most probable token.
-        max_tokens: Longest answer, tokens; by default 512, of the built-in model 32.
-        seed: Makes the answers repeat.
+        model: A model folder, a name on the hub, or "builtin"; by default the model that the
+            adapter was trained on. With --url, the name of the model on the server.
+        api_key: API key of the server.
+        adapter: RUN, RUN@STEP, RUN@best, an adapter folder, or base. With --url, the name of an
+            adapter on the server, such as policy, policy@12 or base.
+        system: System message at the start of the conversation.
+        temperature: Sampling temperature; 0: the most probable token.
+        max_tokens: Longest answer, in tokens; by default 512, or 32 with the built-in model.
+        seed: Seed of the answers; the same seed gives the same answers.
     """
     from legos.apps.chat import chat as run
 
@@ -241,13 +242,13 @@ def bench(
     /,
     *,
     seconds: float = 60.0,
-    json: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    json: Flag = False,
 ) -> None:
-    """Measure a part of the kit on this machine.
+    """Measure the speed of one part of legos against a bare loop of the same work.
 
     Args:
         name: What to measure: engine, loop, server or train.
-        seconds: How long to measure at most.
+        seconds: Time to measure, roughly, in seconds.
         json: Print one JSON object.
     """
     from legos.apps.bench import bench as run
@@ -257,8 +258,8 @@ def bench(
     show(figures if json else explained(figures), json=json)
 
 
-def arenas(*, json: Annotated[bool, Parameter(negative="", show_default=False)] = False) -> None:
-    """List the arenas that --arena knows by name.
+def arenas(*, json: Flag = False) -> None:
+    """List the arenas that --arena accepts by name.
 
     Args:
         json: Print one JSON object.
@@ -274,38 +275,40 @@ def export(
     *,
     to: Path,
     format: Literal["mlx", "peft", "fused"] = "peft",
-    adapter: str | None = None,
-    json: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    json: Flag = False,
 ) -> None:
-    """Write the newest adapter of a run for another program.
+    """Write the newest adapter of a run in the format of another program.
 
     Args:
-        run: Run folder, or its name in runs/; RUN@STEP or RUN@best for another adapter of it.
-        to: New folder to write.
-        format: mlx-lm's adapter, PEFT's adapter, or a whole model with the adapter merged.
-        adapter: The same, stronger: a step, best, or the adapter's own name, such as v100.
+        run: Run folder, or its name in runs/; RUN@STEP, RUN@best or RUN@vN for another adapter.
+        to: Folder to write; it must be new or empty.
+        format: An adapter for mlx-lm, an adapter for PEFT, or a whole model with the adapter
+            merged (fused).
         json: Print one JSON object.
     """
     from legos.apps.export import export as write
 
-    show(write(run, to=to, form=format, adapter=adapter), json=json)
+    show(write(run, to=to, form=format), json=json)
 
 
 def doctor(
     *,
-    self_test: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    self_test: Flag = False,
     model: str = "small",
-    json: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    json: Flag = False,
 ) -> int:
-    """Tell what this machine is, and check that its device computes what it should.
+    """Report facts about this machine, and check that its device computes correctly.
 
     Args:
-        self_test: Run the checks, up to a minute; the exit code is 1 where one fails.
-        model: What they run on: a model folder, a hub name, "builtin", or "small", made for it.
+        self_test: Run the checks, which take up to a minute; exit code 1 if one fails.
+        model: Model for the checks: a folder, a name on the hub, "builtin", or "small" (random
+            weights).
         json: Print one JSON object.
     """
     from legos.apps.doctor import examine
 
     report = examine(self_test=self_test, model=model)
-    show(report.as_dict() if json else report.text(), json=json)
+    show(report.as_dict() if json else report.facts, json=json)
+    if not json:
+        show(report.text())
     return 0 if report.healthy else 1

@@ -1,4 +1,4 @@
-"""The short help of ``legos train``: examples and the options that most runs need."""
+"""The short help of ``legos train``: the options that most runs need."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 __all__ = ["EVERYTHING", "USUAL", "BriefHelp"]
 
 EVERYTHING = "--help-all"
-USUAL = {  # what most runs need
+USUAL = {  # options that most runs need
     "--model",
     "--arena",
     "--steps",
@@ -33,10 +33,10 @@ USUAL = {  # what most runs need
 
 
 class BriefHelp(DefaultFormatter):
-    """Shows the usual options alone; ``--help-all`` shows every one."""
+    """Shows only the usual options; ``--help-all`` shows all."""
 
     def __call__(self, console: "Console", options: "ConsoleOptions", panel: HelpPanel) -> None:
-        """Print one group of options."""
+        """Print the usual options of one group."""
         usual = [
             entry.copy(negative_names=())
             for entry in panel.entries

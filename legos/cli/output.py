@@ -1,4 +1,4 @@
-"""What the commands print: JSON for programs, aligned lines for people."""
+"""Write the results of commands: JSON for programs, aligned lines and tables for people."""
 
 import json as json_format
 import os
@@ -7,34 +7,39 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from contextvars import ContextVar
 from io import UnsupportedOperation
-from typing import TextIO, cast
+from typing import Annotated, TextIO, cast
 
+from cyclopts import Parameter
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
-__all__ = ["results_alone", "show", "show_table"]
+__all__ = ["Flag", "results_alone", "show", "show_table"]
+
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+"""An option without a value, off unless it is on the command line."""
 
 _results: ContextVar[TextIO] = ContextVar("results")  # where `show` writes, if not to sys.stdout
 
 
 @contextmanager
 def results_alone() -> Generator[None]:
-    """Within the block nothing but what ``show`` writes reaches standard output.
+    """Within the block, only what ``show`` writes reaches standard output.
 
-    What else is printed goes to standard error: by an arena's own code, by a library past Python,
-    by a process that is started meanwhile.
+    Everything else goes to standard error, also the output of an arena's code, of C libraries and
+    of child processes.
     """
     out = sys.stdout
     with ExitStack() as stack:
         try:
-            printed, instead = out.fileno(), sys.stderr.fileno()
-        except UnsupportedOperation:  # a notebook's stream, or a test's
+            stdout, stderr = out.fileno(), sys.stderr.fileno()
+        except UnsupportedOperation:  # a stream of a notebook or of a test
             results = out
         else:
             out.flush()
-            results = stack.enter_context(os.fdopen(os.dup(printed), "w", encoding=out.encoding))
-            os.dup2(instead, printed)
-            stack.callback(os.dup2, results.fileno(), printed)
+            results = stack.enter_context(os.fdopen(os.dup(stdout), "w", encoding=out.encoding))
+            os.dup2(stderr, stdout)
+            stack.callback(os.dup2, results.fileno(), stdout)
             stack.callback(out.flush)
         stack.enter_context(redirect_stdout(sys.stderr))
         stack.callback(_results.reset, _results.set(results))
@@ -42,10 +47,10 @@ def results_alone() -> Generator[None]:
 
 
 def show(result: str | Mapping[str, object], *, json: bool = False) -> None:
-    """Write a command's result to standard output.
+    """Write the result of a command to standard output.
 
     Args:
-        result: text as it is, or named values, which may be mappings themselves.
+        result: text, or names and values; a value may be a mapping of the same kind.
         json: write one JSON object instead of lines.
     """
     if isinstance(result, str):
@@ -62,24 +67,27 @@ def show(result: str | Mapping[str, object], *, json: bool = False) -> None:
 
 
 def show_table(title: str, rows: Mapping[str, Mapping[str, object]]) -> None:
-    """Write named rows as a table, a column for every value that a row has.
+    """Write named rows as a table, or one after the other where the terminal is too narrow.
 
     Args:
-        title: of the first column, which holds the rows' names.
-        rows: name -> column -> value; None and absent ones are shown as a dash.
+        title: heading of the first column, which has the names of the rows.
+        rows: name -> column -> value; None is shown as a dash.
     """
+    console = Console()
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     table = Table(box=None, header_style="bold")
     for column in (title, *columns):
-        numbers = any(isinstance(row.get(column), float) for row in rows.values())
-        words = column.removeprefix("eval/").replace("_", "\n")
-        table.add_column(words, overflow="fold", no_wrap=numbers)
+        table.add_column(column.removeprefix("eval/").replace("_", "\n"), no_wrap=True)
     for name, row in rows.items():
-        table.add_row(name, *(_cell(row.get(column)) for column in columns))
-    Console().print(table, markup=False)
+        table.add_row(name, *(_text(row.get(column)) for column in columns))
+    any_width = console.options.update(max_width=sys.maxsize)
+    if Measurement.get(console, any_width, table).maximum <= console.width:
+        console.print(table, markup=False)
+    else:
+        show({name: {column: row.get(column) for column in columns} for name, row in rows.items()})
 
 
-def _cell(value: object) -> str:
+def _text(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -89,9 +97,5 @@ def _lines(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _lines(cast("Mapping[str, object]", value), f"{prefix}{name}.")
-        elif value is None:
-            yield f"{prefix}{name}", "-"
-        elif isinstance(value, float):
-            yield f"{prefix}{name}", f"{value:.4g}"
         else:
-            yield f"{prefix}{name}", str(value)
+            yield f"{prefix}{name}", _text(value)

@@ -1,4 +1,4 @@
-"""Every setting as a dotted option, generated from the schema, so that the two cannot differ."""
+"""One dotted option for every setting, generated from the schema."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def _options(prefix: str, group: type[Settings], *names: str) -> Any:
-    """A typed dictionary that holds those given of the group's settings, or of some of them."""
+    """A typed dictionary of the group's settings, or of the named ones; all are optional."""
     fields = {
         name: _option(f"{prefix}.{name.replace('_', '-')}", group.model_fields[name])
         for name in names or group.model_fields
@@ -43,8 +43,8 @@ def _option(name: str, field: FieldInfo) -> Any:
     kinds = (field.annotation, *get_args(field.annotation))
     converter = _whole_number if int in kinds else None
     negative = (f"--no-{name}", f"--{name.replace('.', '.no-')}") if bool in kinds else None
-    told = Parameter(help=_help(field), converter=converter, negative=negative)
-    return Annotated[field.annotation, told]
+    parameter = Parameter(help=_help(field), converter=converter, negative=negative)
+    return Annotated[field.annotation, parameter]
 
 
 def _help(field: FieldInfo) -> str:
@@ -52,12 +52,13 @@ def _help(field: FieldInfo) -> str:
     facts = [extra.get("unit", ""), limits(field)]
     if field.default != {}:
         facts.append(f"default {'none' if field.default is None else field.default}")
-    told = "; ".join(fact for fact in facts if fact)
-    return f"{field.description} ({told})" if told else f"{field.description}"
+    listed = "; ".join(fact for fact in facts if fact)
+    text = " ".join((field.description or "").split())
+    return f"{text} ({listed})" if listed else text
 
 
 def _whole_number(_: Any, tokens: Sequence[Token]) -> int | None:
-    """Read an integer; a fraction is refused, never rounded."""
+    """Parse an integer; a fraction is an error and is not rounded."""
     text = tokens[0].value
     if text == "none":
         return None
@@ -67,7 +68,7 @@ def _whole_number(_: Any, tokens: Sequence[Token]) -> int | None:
         raise ValueError(f"{text!r} is not a whole number") from None
 
 
-# A type checker cannot follow classes made from data; at run time these are typed dictionaries.
+# Type checkers cannot follow classes that are made at run time.
 if TYPE_CHECKING:
     TrainingOptions = GenerationOptions = PlayOptions = LoopOptions = TrackOptions = dict[str, Any]
     EvaluationPlayOptions = EvaluationLoopOptions = dict[str, Any]
@@ -88,33 +89,33 @@ else:
 def dotted(
     groups: Mapping[str, Mapping[str, Any] | None], shorthands: Mapping[str, tuple[str, Any]]
 ) -> dict[str, Any]:
-    """What was given on the command line, as dotted settings.
+    """The options of the command line as dotted settings.
 
     Args:
-        groups: group name -> its options that were given.
-        shorthands: option -> the dotted setting it stands for and its value, None if not given.
+        groups: group name -> options of the group that are on the command line.
+        shorthands: option -> (dotted setting, value); value None: not on the command line.
 
     Raises:
-        ConfigError: a setting was given both by its name and by its shorthand.
+        ConfigError: both a setting and its shorthand are on the command line.
     """
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for group, options in groups.items():
         for name, value in (options or {}).items():
             if (group, name) == ("play", "options"):
-                given |= {f"play.options.{key}": literal(text) for key, text in value.items()}
+                settings |= {f"play.options.{key}": literal(text) for key, text in value.items()}
             else:
-                given[f"{group}.{name}"] = value
+                settings[f"{group}.{name}"] = value
     for option, (name, value) in shorthands.items():
         if value is None:
             continue
-        if name in given:
+        if name in settings:
             raise ConfigError(f"{option} and --{name} are the same setting; give one of them")
-        given[name] = value
-    return given
+        settings[name] = value
+    return settings
 
 
 def literal(text: str) -> Any:
-    """A value written as in TOML (``3``, ``true``, ``[1, 2]``); anything else is text."""
+    """Parse a TOML value (``3``, ``true``, ``[1, 2]``); anything else is text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""The process: how a command starts, and how it ends when it is interrupted."""
+"""Start a command in this process, and end the process when it is interrupted."""
 
 import os
 import signal
@@ -20,11 +20,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: of the command line. None: those of the process, which this call then stands
-            for: it does not wait for threads that plays have left behind.
+        arguments: the command line; None: that of the process, which then ends without waiting
+            for threads that plays have started.
 
     Returns:
-        Exit code: 0 done, 2 refused or failed with a message, 130 interrupted, 143 terminated.
+        Exit code: 0 success, 2 refused or failed with a message, 130 interrupted, 143 terminated.
     """
     if arguments is not None:
         return _run(arguments)
@@ -36,12 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(given: Sequence[str]) -> int:
+def _run(arguments: Sequence[str]) -> int:
     try:
         with _terminable():
-            from legos.cli.app import run  # its imports take a while, and can be interrupted too
+            from legos.cli.app import run  # a slow import, which can be interrupted here
 
-            return run(given)
+            return run(arguments)
     except _Terminated:
         sys.stderr.write("terminated\n")
         return TERMINATED
@@ -57,7 +57,7 @@ def _waited_for() -> list[threading.Thread]:
 
 @contextmanager
 def _terminable() -> Generator[None]:
-    """Within the block SIGTERM raises, where this is the thread that it comes to."""
+    """Within the block, SIGTERM raises; without effect outside the main thread."""
 
     def terminate(*_: object) -> None:
         raise _Terminated

@@ -1,26 +1,23 @@
-"""``legos runs``: the list of runs, and what can be asked of one."""
+"""``legos runs``: list runs, show one, replay one of its steps."""
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
-from legos.cli.output import show, show_table
+from legos.cli.output import Flag, show, show_table
 
 __all__ = ["runs"]
 
 DIFFERS = 1
 runs = App(name="runs", help="List runs, show one, or compute one of its steps again.")
 
-_Json = Annotated[bool, Parameter(negative="", show_default=False)]
-
 
 @runs.default
-def list_all(*, folder: Path = Path("runs"), json: _Json = False) -> None:
-    """List the runs in a folder with their last figures.
+def list_all(*, folder: Path = Path("runs"), json: Flag = False) -> None:
+    """List the runs in a folder with their newest figures.
 
     Args:
-        folder: Where they stand.
+        folder: Folder of the runs.
         json: Print one JSON object.
     """
     from legos.apps.runs import in_brief, list_runs
@@ -35,8 +32,8 @@ def list_all(*, folder: Path = Path("runs"), json: _Json = False) -> None:
 
 
 @runs.command(name="show")
-def describe(run: str, /, *, json: _Json = False) -> None:
-    """Show what is in a run: figures, checkpoints, adapters, and the settings that were given.
+def describe(run: str, /, *, json: Flag = False) -> None:
+    """Show a run: its figures, checkpoints, adapters, and the settings that are not defaults.
 
     Args:
         run: Run folder, or its name in runs/.
@@ -48,12 +45,12 @@ def describe(run: str, /, *, json: _Json = False) -> None:
 
 
 @runs.command
-def replay(run: str, step: int, /, *, json: _Json = False) -> int:
-    """Compute a step again from the disk; exit code 1 where it differs from what was recorded.
+def replay(run: str, step: int, /, *, json: Flag = False) -> int:
+    """Compute a step again from disk; exit code 1 if it differs from the recorded step.
 
     Args:
         run: Run folder, or its name in runs/, trained with --loop.keep-batches.
-        step: Optimiser step.
+        step: Number of the optimiser step, from 1.
         json: Print one JSON object.
     """
     from legos.apps.runs import replay_run

@@ -1,12 +1,18 @@
-"""From the options of ``legos train`` to the resolved settings of a run."""
+"""The settings of a run, from the options of ``legos train``."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 
 from legos.arena.registry import advice
-from legos.config.resolve import ResolvedConfig, is_chosen, knobs, read_config, resolve
+from legos.config.resolve import (
+    ResolvedConfig,
+    is_chosen,
+    knobs,
+    read_config,
+    resolve,
+    settings_of,
+)
 from legos.config.schema import RunConfig
 from legos.config.toml import read_sources
 from legos.errors import ConfigError
@@ -24,20 +30,20 @@ _LORA = "training.lora_"
 def resolve_run(
     files: Sequence[Path], *, resume: Path | None, overrides: Mapping[str, object]
 ) -> ResolvedConfig:
-    """Lay defaults, the arena's advice, files and options over each other.
+    """Merge defaults, the arena's recommendations, files and options.
 
-    A resumed run keeps its folder, model, arena and seed, a forked one model, LoRA and arena of the
-    run that it starts from; the other settings can be changed.
+    A resumed run keeps its folder, model, arena and seed; a forked run keeps model, LoRA and arena
+    of its parent. The other settings can be changed.
 
     Raises:
-        ConfigError: the settings are not valid, or would make the resumed run another one.
-        CheckpointError: the folder to resume holds no run, or the one to fork no such checkpoint.
-        ArenaError: there is no such arena.
+        ConfigError: a setting is not valid, or changes what a resumed or forked run keeps.
+        CheckpointError: the run to resume or the checkpoint to fork from is not found.
+        ArenaError: the arena is not found.
     """
     fork = overrides.get("fork_from")
     if resume is not None and fork is not None:
         raise ConfigError(
-            "--resume goes on with a run and --fork-from starts one; give one of them"
+            "--resume continues a run and --fork-from starts a new one; give one of them"
         )
     if resume is not None:
         return _resumed(files, resume, overrides)
@@ -55,16 +61,16 @@ def resolve_run(
 def _resumed(
     files: Sequence[Path], resume: Path, overrides: Mapping[str, object]
 ) -> ResolvedConfig:
-    """The settings with which a run goes on; ``out`` is where it was found."""
+    """The settings of a resumed run; ``out`` is the folder in which it was found."""
     run = find_run(resume, purpose=" to resume")
-    saved, place = run.config, run.path
+    saved, folder = run.config, run.path
     before = read_config(saved)
-    if overrides.get("out") not in (None, place):
-        raise ConfigError(f"--out {overrides['out']} differs from --resume {place}; leave it out")
+    if overrides.get("out") not in (None, folder):
+        raise ConfigError(f"--out {overrides['out']} differs from --resume {folder}; leave it out")
     resolved = resolve(
-        run=saved, files=files, overrides={**overrides, "out": place}, recommend=advice
+        run=saved, files=files, overrides={**overrides, "out": folder}, recommend=advice
     )
-    _check_kept(_KEPT, resolved, before, f"the run in {place}")
+    _check_kept(_KEPT, resolved, before, f"the run in {folder}")
     origins = read_sources(saved.read_text(encoding="utf-8"))
     sources = {
         name: origins.get(name, source) if source == f"file {saved}" else source
@@ -74,54 +80,50 @@ def _resumed(
 
 
 def _forked(files: Sequence[Path], fork: str, overrides: Mapping[str, object]) -> ResolvedConfig:
-    """The settings of a run that starts from a checkpoint of another one."""
+    """The settings of a run that starts from a checkpoint of another run."""
     name, at = split_place(fork)
     parent = find_run(name)
     step = int(read_state(parent.checkpoint(at))["trainer"]["step"])
-    place = f"{parent.path}@{step}"
-    given = {"out": None, **overrides, "fork_from": place}
-    resolved = resolve(run=parent.config, files=files, overrides=given, recommend=advice)
+    start = f"{parent.path}@{step}"
+    overrides = {"out": None, **overrides, "fork_from": start}
+    resolved = resolve(run=parent.config, files=files, overrides=overrides, recommend=advice)
     before = read_config(parent.config)
     lora = [name for name in knobs() if name.startswith(_LORA)]
-    _check_kept([*_SHARED, *lora, "training.use_dora"], resolved, before, f"{place} to fork from")
+    _check_kept([*_SHARED, *lora, "training.use_dora"], resolved, before, f"{start} to fork from")
     if resolved.config.loop.steps <= step:
         raise ConfigError(
-            f"loop.steps is {resolved.config.loop.steps} but {place} has done {step} steps "
-            f"already; ask for more in all, such as --steps {2 * step or 1}"
+            f"loop.steps is {resolved.config.loop.steps} but {start} has done {step} steps "
+            f"already; give a larger total, such as --steps {2 * step or 1}"
         )
     origins = read_sources(parent.config.read_text(encoding="utf-8"))
     sources = {
-        name: _inherited(origins.get(name, DEFAULT), place)
+        name: _inherited(origins.get(name, DEFAULT), start)
         if source == f"file {parent.config}"
         else source
         for name, source in resolved.sources.items()
     }
-    if "out" not in overrides:
+    if overrides["out"] is None:
         sources["out"] = DEFAULT
     return replace(resolved, sources=sources)
 
 
-def _inherited(origin: str, place: str) -> str:
-    """Where a value comes from that the run before had."""
-    return f"run {place}" if is_chosen(origin) else origin
+def _inherited(origin: str, start: str) -> str:
+    """The source of a value that a fork takes from its parent."""
+    return f"run {start}" if is_chosen(origin) else origin
 
 
 def _check_kept(
     names: Sequence[str], resolved: ResolvedConfig, before: RunConfig, run: str
 ) -> None:
-    """Refuse to change what cannot be changed.
+    """Refuse changes of settings that a resumed or forked run keeps.
 
     Raises:
-        ConfigError: naming the setting and where its value came from.
+        ConfigError: with the setting and the source of its new value.
     """
+    old, new = settings_of(before), settings_of(resolved.config)
     for name in names:
-        was, now = _value(before, name), _value(resolved.config, name)
-        if was != now:
+        if old[name] != new[name]:
             raise ConfigError(
-                f"{name} is {now!r} ({resolved.sources[name]}) but {run} has "
-                f"{was!r}; leave it out, or start a new run"
+                f"{name} is {new[name]!r} ({resolved.sources[name]}) but {run} has "
+                f"{old[name]!r}; leave it out, or start a new run"
             )
-
-
-def _value(config: RunConfig, name: str) -> object:
-    return attrgetter(name)(config)

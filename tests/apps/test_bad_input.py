@@ -316,7 +316,7 @@ def test_a_full_disk_in_the_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().err
     assert told.startswith("error: cannot write run/metrics.jsonl: ")
     assert "free some space" in told
-    assert "the run has a checkpoint; go on with\n  uv run legos train --resume run" in told
+    assert "the run has a checkpoint; continue with\n  uv run legos train --resume run" in told
     assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 1
     assert main(["train", "--resume", "run"]) == 0
     lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]

@@ -109,7 +109,7 @@ def test_the_figures_of_nim_are_those_of_the_run(
     assert {name: last[name] for name in last if name.startswith("eval/")} == {
         name: value for name, value in logged(run, 2).items() if name.startswith("eval/")
     }
-    start = evaluated(run, "--adapter", "v0")
+    start = evaluated(f"{run}@v0")
     assert start["policy_version"] == 0
     assert as_logged(start) == logged(run, 0)
     assert as_logged(start) != as_logged(evaluated(run))
@@ -255,7 +255,7 @@ def test_adapters(
     told = capsys.readouterr().err
     assert told.startswith("error: ")
     assert message in told
-    assert main(["eval", str(copy), "--adapter", "v0"]) == 0
+    assert main(["eval", f"{copy}@v0"]) == 0
 
 
 def test_a_run_is_found_by_its_name(
@@ -271,7 +271,7 @@ def test_a_run_is_found_by_its_name(
 
 
 def test_folders_and_names(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", str(run), "--adapter", "v9"]) == 2
+    assert main(["eval", f"{run}@v9"]) == 2
     assert capsys.readouterr().err.endswith("has no adapter 'v9'; it has v0, v2\n")
     assert main(["eval", str(tmp_path)]) == 2
     message = f"error: {tmp_path} holds no run: it has no config.toml; `legos runs` lists those in"

@@ -102,7 +102,7 @@ def test_what_is_there_already_stays(run: RunFolder, tmp_path: Path) -> None:
         export(str(run.path), to=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     with pytest.raises(CheckpointError, match="has no adapter 'v3'; it has v7"):
-        export(str(run.path), to=tmp_path / "new", adapter="v3")
+        export(f"{run.path}@v3", to=tmp_path / "new")
     with pytest.raises(CheckpointError, match="nowhere holds no run"):
         export("nowhere", to=tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -109,7 +109,7 @@ def test_another_game_is_judged_anew(parent: Path, tmp_path: Path) -> None:
         ("@2", ["--training.lora-alpha", "4"], "training.lora_alpha is 4.0 (command line) but"),
         ("@2", ["--arena", "kuhn"], "arena is 'kuhn' (command line) but"),
         ("@2", ["--model", "elsewhere"], "model is 'elsewhere' (command line) but"),
-        ("@2", ["--resume", "x"], "--resume goes on with a run and --fork-from starts one"),
+        ("@2", ["--resume", "x"], "--resume continues a run and --fork-from starts a new one"),
         ("/nowhere", [], "holds no run: it has no config.toml; `legos runs` lists those in runs"),
     ],
 )

@@ -141,7 +141,7 @@ def test_a_run_killed_before_its_first_checkpoint_is_started_again(
         assert steps_done() == [1, 2]
         shutil.rmtree("run")
     told = capsys.readouterr().out
-    assert "the run in run ended before its first checkpoint and starts anew" in told
+    assert "the run in run ended before its first checkpoint and starts again" in told
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_a_run_that_goes_on_is_held_and_can_be_read(
         assert f"error: run is in use: process {process.pid} on " in told
         assert "go on with --resume run; for another run, choose another --out" in told
     assert main(["runs", "show", "run"]) == 0
-    assert main(["eval", "run", "--adapter", "v0"]) == 0
+    assert main(["eval", "run@v0"]) == 0
     assert main(["train", "--fork-from", "run", "--out", "fork", "--dry-run"]) == 0
     assert half.exists()
     assert process.poll() is None

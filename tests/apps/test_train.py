@@ -223,7 +223,7 @@ def test_a_limit_below_what_is_held_ends_the_run_with_what_to_set(
     assert "error: no sample of this step fits into memory" in told
     assert "a higher training.memory_limit_gib" in told
     assert (
-        "the run has a checkpoint; change what the message names, then go on with\n"
+        "the run has a checkpoint; change what the message names, then continue with\n"
         "  uv run legos train --resume run" in told
     )
     more = ("--training.memory-limit-gib", "1.5")
@@ -248,7 +248,7 @@ def test_what_was_being_sampled_at_a_stop_is_booked(
     options = ["--loop.step-concurrency", "4", "--training.staleness-limit", "3"]
     assert main(["train", "--out", "run", *FAST, "--steps", "400", *options]) == 143
     told = capsys.readouterr().out
-    [step] = map(int, re.findall(r"at step (\d+) of 400, with a checkpoint; go on with\n", told))
+    [step] = map(int, re.findall(r"at step (\d+) of 400, with a checkpoint; continue with\n", told))
     assert told.endswith("  uv run legos train --resume run\n")
     ledger = read_state(newest_whole(Path("run/checkpoints")))["trainer"]["ledger"]
     assert ledger["generated"] == trainers[0].engine.tokens_generated("policy")
@@ -278,7 +278,7 @@ def test_an_arena_that_fails_ends_the_run_with_its_message(
     )
     assert "ZeroDivisionError: division by zero" in told
     assert told.endswith(
-        "no step was made and nothing is kept; change what the message names, then start the run "
+        "no step was made and no folder is kept; change what the message names, then start the run "
         "again\n"
     )
     assert not Path("run").exists()

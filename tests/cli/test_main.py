@@ -277,12 +277,10 @@ def test_resume_as_another_run_is_refused(
 
 
 def test_eval_prints_json_or_lines(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
-    asked: list[tuple[Path, str | None, object]] = []
+    asked: list[tuple[str, object]] = []
 
-    def evaluate_run(
-        run: Path, adapter: str | None, *, overrides: Mapping[str, object]
-    ) -> Mapping[str, object]:
-        asked.append((run, adapter, overrides))
+    def evaluate_run(run: str, *, overrides: Mapping[str, object]) -> Mapping[str, object]:
+        asked.append((run, overrides))
         return {
             "arena": "nim",
             "vs_random": {"win": 0.91234567, "draw": 0.0},
@@ -295,14 +293,14 @@ def test_eval_prints_json_or_lines(stub: Stub, capsys: pytest.CaptureFixture[str
     assert told["vs_random"]["win"] == 0.91234567
     assert told["exploitability"] is None
     options = ["--play.options.split", "test", "--loop.evaluation-temperature", "0"]
-    assert main(["eval", "runs/a", "--adapter", "v3", *options]) == 0
+    assert main(["eval", "runs/a@v3", *options]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "arena           nim",
         "vs_random.win   0.9123",
         "vs_random.draw  0",
     ]
     overrides = {"play.options.split": "test", "loop.evaluation_temperature": 0.0}
-    assert asked == [(Path("runs/a"), None, {}), (Path("runs/a"), "v3", overrides)]
+    assert asked == [("runs/a", {}), ("runs/a@v3", overrides)]
 
 
 def test_serve_bench_and_arenas_call_their_functions(

@@ -45,6 +45,19 @@ def test_numbers_and_their_names_are_never_broken(
         assert word in told
 
 
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_a_name_is_never_broken_however_long(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    name = "kuhn-with-a-long-name-that-says-which-settings-were-changed-3"
+    show_table("run", {name: {"step": "800/800", "eval/exploitability": 0.0279}, "nim-1": {}})
+    told = capsys.readouterr().out
+    assert name in told
+    assert "800/800" in told
+    assert "0.0279" in told
+
+
 def test_a_result_is_alone_on_standard_output_whoever_prints() -> None:
     done = subprocess.run(
         [sys.executable, "-c", NOISY], capture_output=True, text=True, check=True, timeout=120

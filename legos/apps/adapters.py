@@ -1,0 +1,87 @@
+"""Adapters by the names that users give them, and models that answer with them."""
+
+import shlex
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from legos.data.limits import EngineLimits
+from legos.data.names import POLICY
+from legos.errors import CheckpointError
+from legos.protocols import Engine
+from legos.run.find import find_adapter, find_run, split_place
+from legos.weights.adapter import Adapter
+from legos.weights.folder import read_adapter
+from legos.wiring.model import ModelHandle, apply_lora, load_model
+from legos.wiring.serving import base_of, put_on, watched_engine
+
+__all__ = ["Loaded", "loaded", "named_adapter", "resume_command"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A model with an engine in which adapters are live."""
+
+    name: str  # of the model
+    handle: ModelHandle
+    engine: Engine
+    scale: float  # LoRA scale of the first adapter
+
+
+def named_adapter(text: str, *, name: str = POLICY) -> Adapter:
+    """Read the adapter that a user names.
+
+    Args:
+        text: an adapter folder, ``RUN``, ``RUN@STEP``, ``RUN@best`` or ``RUN@vN``.
+        name: name of the adapter in an engine.
+
+    Raises:
+        CheckpointError: the run or the adapter is not found.
+        AdapterError: the adapter is damaged.
+    """
+    try:
+        return replace(read_adapter(find_adapter(text)), name=name)
+    except CheckpointError as error:
+        with suppress(CheckpointError):  # there is no such run, as the error says
+            run = find_run(split_place(text)[0])
+            if not run.adapter_versions:
+                error.add_note(f"continue the run with\n  {resume_command(run.path)}")
+        raise
+
+
+def resume_command(folder: Path) -> str:
+    """The command line that continues a run."""
+    return shlex.join(["uv", "run", "legos", "train", "--resume", str(folder)])
+
+
+@contextmanager
+def loaded(
+    model: str | None, adapters: Sequence[Adapter], limits: EngineLimits
+) -> Generator[Loaded]:
+    """Within the block, an engine of a model serves adapters.
+
+    Args:
+        model: a folder, a name on the hub, or the built-in model; None: the model that the
+            adapters were trained on.
+        adapters: made live in the engine; where there are none, LoRA that changes nothing.
+        limits: what the engine may use.
+
+    Raises:
+        LegosError: the model or an adapter cannot be loaded.
+    """
+    name = base_of(model, adapters)
+    handle = load_model(name)
+    try:
+        if not adapters:
+            apply_lora(handle)
+            adapters = [handle.base_adapter()]
+        engine = watched_engine(handle, limits)
+        try:
+            for adapter in adapters:
+                put_on(engine, adapter, name)
+            yield Loaded(name=name, handle=handle, engine=engine, scale=adapters[0].shape.scale)
+        finally:
+            engine.close()
+    finally:
+        handle.close()

@@ -1,0 +1,39 @@
+"""Runs without an adapter: every command that needs one says how to continue the run."""
+
+from pathlib import Path
+
+import pytest
+
+from legos.cli import main
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["eval", "run"],
+        ["export", "run", "--to", "new"],
+        ["serve", "--port", "0", "--adapter", "run"],
+        ["chat", "--adapter", "run"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_run_that_was_killed_before_its_first_adapter_can_be_resumed(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text('arena = "nim"\n')
+    assert main(command) == 2
+    printed = capsys.readouterr().err
+    assert "run holds no adapter yet" in printed
+    assert printed.endswith("continue the run with\n  uv run legos train --resume run\n")
+
+
+def test_a_run_that_does_not_exist_is_not_resumed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--adapter", "nowhere"]) == 2
+    printed = capsys.readouterr().err
+    assert "nowhere holds no run" in printed
+    assert "--resume" not in printed
