@@ -158,9 +158,9 @@ class PlayConfig(Settings):
     restrict_choices: bool | None = knob(None)
     """Sample only legal moves; none: the arena's own choice."""
     continue_tokens: bool | None = knob(None)
-    """Continue the conversation of a seat from the tokens that were sampled. If off, every prompt is
-    rendered again from its messages, and a template that rewrites earlier answers breaks the sample;
-    none: the arena's own choice."""
+    """Continue the conversation of a seat from the tokens that were sampled. If off, every prompt
+    is rendered again from its messages, and a template that rewrites earlier answers breaks the
+    sample; none: the arena's own choice."""
     concurrency: int = knob(256, unit="episodes", ge=1)
     """Plays that run at the same time. Lower it to save memory."""
     options: dict[str, Any] = knob({})
