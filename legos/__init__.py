@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from legos.arena.endings import Draw, Forfeit, Void
     from legos.arena.game import Game
     from legos.arena.game_arena import GameArena
-    from legos.arena.seat import Seat
     from legos.arena.table import Table
     from legos.clients.openai import OpenAIClient
     from legos.config.schema import TrainingConfig
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from legos.data.episode import Episode, Task
     from legos.data.message import Completion, Message, Sampling
     from legos.loop.loop import synchronous_training_loop, training_loop
-    from legos.protocols import Client
+    from legos.protocols import Client, Matchmaker, Seat
     from legos.wiring.arena import make_arena
     from legos.wiring.evaluate import evaluate
     from legos.wiring.model import apply_lora, disable_lora, load_model
@@ -45,6 +44,7 @@ _HOMES = {
     "HierarchicalCredit": "legos.credit.hierarchical",
     "JointCredit": "legos.credit.joint",
     "MaxRLCredit": "legos.credit.maxrl",
+    "Matchmaker": "legos.protocols",
     "Message": "legos.data.message",
     "OpenAIClient": "legos.clients.openai",
     "OverlongPenalty": "legos.credit.overlong",
@@ -54,7 +54,7 @@ _HOMES = {
     "Reply": "legos.arena.answer",
     "SameViewCredit": "legos.credit.views",
     "Sampling": "legos.data.message",
-    "Seat": "legos.arena.seat",
+    "Seat": "legos.protocols",
     "Table": "legos.arena.table",
     "Task": "legos.data.episode",
     "Trainer": "legos.wiring.trainer",
@@ -83,6 +83,7 @@ __all__ = [
     "GameArena",
     "HierarchicalCredit",
     "JointCredit",
+    "Matchmaker",
     "MaxRLCredit",
     "Message",
     "OpenAIClient",

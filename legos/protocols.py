@@ -1,6 +1,7 @@
 """Every seam of the kit on one page: what each part expects of its neighbours.
 
     tasks → Arena.play → Episode → credit → Sample → queue → pack → Batch → Backend → Adapter v+1
+               ↑ Matchmaker.seats
                ↑ Seat.ask → Client → Engine ←────────── Publisher ←───────────────────────┘
 
 The fakes for tests are in ``legos.testing``.
@@ -8,12 +9,13 @@ The fakes for tests are in ``legos.testing``.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from legos.data.episode import Episode
+from legos.data.episode import Episode, Task
 from legos.data.message import Completion, Message, Prompt, Sampling
-from legos.data.names import POLICY
+from legos.data.names import POLICY, adapter_name
 from legos.data.request import Request, Result
 from legos.data.sample import Sample
 from legos.data.step import PassResult, Update
@@ -26,8 +28,11 @@ __all__ = [
     "CreditAssigner",
     "Deliver",
     "Engine",
+    "Matchmaker",
     "Publisher",
     "Scorer",
+    "Seat",
+    "Seating",
     "Tracker",
 ]
 
@@ -53,6 +58,71 @@ class Client(Protocol):
             EndpointError: an HTTP endpoint failed after its retries; the play fails alone.
             EngineError: what serves the policy has died; the run ends.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Who answers for a role; pinned for the whole episode and recorded in its rollout."""
+
+    role: str
+    client: Client
+    name: str = POLICY  # the policy being trained, an older adapter, a bot, an outside endpoint
+    adapter: str = POLICY  # which of the client's adapters speaks; NAME@VERSION pins a version
+    trainable: bool = True  # False: its turns are recorded and never trained on
+    sampling: Sampling = field(default_factory=Sampling)  # what an ask does not say otherwise
+
+    @property
+    def policy(self) -> str | None:
+        """Name of the trained adapter that its tokens belong to; None: they are not trained on."""
+        return adapter_name(self.adapter) if self.trainable else None
+
+
+class Seating(Protocol):
+    """What a matchmaker reads of an arena."""
+
+    @property
+    def name(self) -> str:
+        """The arena's name."""
+        ...
+
+    @property
+    def roles(self) -> Sequence[str]:
+        """The parts in a play."""
+        ...
+
+    def seats(self, task: Task) -> Mapping[str, Seat]:
+        """Who sits where if nobody else decides."""
+        ...
+
+
+class Matchmaker(Protocol):
+    """Who sits where in a play."""
+
+    def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
+        """Role -> seat for one play.
+
+        Args:
+            arena: what is played; ``arena.seats(task)`` is its own choice.
+            task: which task.
+            seed: of this play alone; a run that is resumed plays with the same seeds, and draws
+                the same seats where they follow from the seed and the state.
+        """
+        ...
+
+    def record(self, episode: Episode) -> None:
+        """Take note of a play that ended or failed; in the order of the plays of a step.
+
+        Plays of an evaluation and plays that another play spawned are not recorded.
+        """
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs (ratings, a pool of rivals), as JSON values."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state`` returned."""
         ...
 
 

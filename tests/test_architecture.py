@@ -32,6 +32,7 @@ PUBLIC_NAMES = {
     "GameArena",
     "HierarchicalCredit",
     "JointCredit",
+    "Matchmaker",
     "MaxRLCredit",
     "Message",
     "OpenAIClient",

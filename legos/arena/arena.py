@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Literal
 
-from legos.arena.checks import check_arena, checked_tasks
-from legos.arena.seat import Seat
+from legos.arena.checks import check_arena, checked_seats, checked_tasks
+from legos.arena.matchmaker import ArenaSeats
 from legos.arena.table import Table
 from legos.data.episode import Task
 from legos.data.message import Sampling
@@ -14,11 +14,12 @@ from legos.data.names import POLICY
 from legos.data.sample import TrainingBatch
 from legos.data.seeds import mix
 from legos.errors import ArenaError
-from legos.protocols import Client, CreditAssigner
+from legos.protocols import Client, CreditAssigner, Matchmaker, Seat
 
 __all__ = ["Arena", "IllegalMove"]
 
 IllegalMove = Literal["forfeit", "retry", "random"]
+SEATING = 0  # the stream of a play's random numbers that its seats are drawn from
 _Start = tuple[int, int]  # tasks drawn and plays started before a step
 
 
@@ -50,6 +51,7 @@ class Arena:
         client: Client | None = None,
         *,
         credit_assigner: CreditAssigner | None = None,
+        matchmaker: Matchmaker | None = None,
         temperature: float = 1.0,
         seed: int = 0,
     ) -> None:
@@ -58,11 +60,13 @@ class Arena:
         Args:
             client: who answers for every seat that ``seats`` does not fill otherwise.
             credit_assigner: turns rewards into advantages.
+            matchmaker: decides who sits where; None: ``seats`` does.
             temperature: of the policy's own draws.
             seed: of tasks and plays.
         """
         self.client = client
         self.credit_assigner = credit_assigner
+        self.matchmaker: Matchmaker = matchmaker or ArenaSeats()
         self.temperature = temperature
         self.seed = seed
         self._tasks_drawn = 0
@@ -91,7 +95,9 @@ class Arena:
         raise ArenaError(f"arena {self.name!r} has no play; write async def play(self, t)")
 
     def seats(self, task: Task) -> Mapping[str, Seat]:
-        """Who sits where for this play; by default the first policy sits everywhere.
+        """Who sits where; by default the first policy sits everywhere.
+
+        A matchmaker has the last word: it may take these seats, change some, or ask nobody.
 
         Raises:
             ArenaError: there is no client to ask.
@@ -106,6 +112,22 @@ class Arena:
             role: Seat(role=role, client=self.client, name=first, adapter=first, sampling=sampling)
             for role in self.roles
         }
+
+    def seated(self, task: Task, seed: int) -> Mapping[str, Seat]:
+        """Who sits where in one play, as the matchmaker decides.
+
+        Args:
+            task: what is played.
+            seed: of the play; the matchmaker's own draws follow from it.
+
+        Raises:
+            ArenaError: what the matchmaker returned are no seats, or one of them is to be trained
+                whose adapter is not.
+        """
+        by_arena = isinstance(self.matchmaker, ArenaSeats)
+        source = "seats()" if by_arena else f"seats() of {type(self.matchmaker).__name__}"
+        seats = self.matchmaker.seats(self, task, mix(seed, SEATING))
+        return checked_seats(seats, self.policies, f"{source} of arena {self.name!r}")
 
     def forfeit(self, role: str) -> Mapping[str, float]:
         """Rewards of a play that ``role`` forfeits."""
@@ -154,13 +176,14 @@ class Arena:
         return [(task, mix(seed, index)) for index, task in enumerate(tasks)]
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs: how far tasks are drawn and played, the credit's baselines."""
+        """What a resumed run needs: how far tasks are played, what credit and matchmaker keep."""
         credit = self.credit_assigner.state() if self.credit_assigner else {}
         return {
             "tasks_drawn": self._tasks_drawn,
             "plays_started": self._plays_started,
             "unfinished": [list(start) for start in (*self._unfinished, *self._again)],
             "credit": credit,
+            "matchmaker": self.matchmaker.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -171,6 +194,7 @@ class Arena:
         self._again = [(task, play) for task, play in state["unfinished"]]
         if self.credit_assigner:
             self.credit_assigner.restore(state["credit"])
+        self.matchmaker.restore(state["matchmaker"])
 
     def _plays(self, start: _Start) -> list[tuple[Task, int]]:
         """A step's plays: of the next step, or of one that began before the run was resumed.

@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from legos.arena.answer import Reply
-from legos.arena.seat import Seat
 from legos.data.episode import Task
 from legos.errors import ArenaError, LegosError, did_you_mean
+from legos.protocols import Seat
 
 if TYPE_CHECKING:
     from legos.arena.arena import Arena

@@ -7,11 +7,10 @@ from typing import Any
 from legos.arena.arena import Arena
 from legos.arena.checks import check_roles, checked_rewards, shown
 from legos.arena.game import Game
-from legos.arena.seat import Seat
 from legos.arena.table import Table
 from legos.data.episode import Task
 from legos.errors import ArenaError
-from legos.protocols import Client, CreditAssigner
+from legos.protocols import Client, CreditAssigner, Matchmaker, Seat
 
 __all__ = ["GameArena", "arena_of"]
 
@@ -34,6 +33,7 @@ class GameArena(Arena):
         client: Client | None = None,
         *,
         credit_assigner: CreditAssigner | None = None,
+        matchmaker: Matchmaker | None = None,
         temperature: float = 1.0,
         seed: int = 0,
         **options: Any,
@@ -44,6 +44,7 @@ class GameArena(Arena):
             game: the game, or its class (made with ``options``).
             client: who answers for every seat.
             credit_assigner: turns rewards into advantages.
+            matchmaker: decides who sits where; None: the policy sits everywhere.
             temperature: of the policy's own draws.
             seed: of deals and plays.
             options: for the game's constructor.
@@ -52,7 +53,11 @@ class GameArena(Arena):
             ArenaError: the game's roles are no list of names.
         """
         super().__init__(
-            client, credit_assigner=credit_assigner, temperature=temperature, seed=seed
+            client,
+            credit_assigner=credit_assigner,
+            matchmaker=matchmaker,
+            temperature=temperature,
+            seed=seed,
         )
         self.game = game(**options) if isinstance(game, type) else game
         check_roles(self.game.roles, f"game {self.game.name!r}")

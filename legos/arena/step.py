@@ -14,11 +14,10 @@ from typing import Any, cast
 from msgspec.structs import replace as changed
 
 from legos.arena.arena import Arena
-from legos.arena.checks import check_arena, checked_rewards, checked_seats
+from legos.arena.checks import check_arena, checked_rewards
 from legos.arena.endings import Draw, Forfeit, Void
 from legos.arena.groups import check_episodes, check_tasks
 from legos.arena.means import step_metrics, with_children
-from legos.arena.seat import Seat
 from legos.arena.table import Table
 from legos.arena.watch import Watch
 from legos.data.episode import Episode, Failure, Rollout, Task
@@ -33,7 +32,7 @@ from legos.errors import (
     RecordError,
     did_you_mean,
 )
-from legos.protocols import CreditAssigner
+from legos.protocols import CreditAssigner, Seat
 
 __all__ = ["batch_of", "failures", "play_all", "play_step"]
 
@@ -60,6 +59,8 @@ async def play_step(
         raise ArenaError(f"concurrency is {concurrency}; expected at least 1 play at once")
     check_tasks(arena.name, (task for task, _ in plays))
     episodes = await play_all(arena, plays, asyncio.Semaphore(concurrency))
+    for episode in episodes:
+        arena.matchmaker.record(episode)
     if failure := failures(arena, episodes):
         if all(episode.failure == "failed" for episode in episodes):
             raise ArenaError(failure)
@@ -178,7 +179,7 @@ async def _play_one(together: _Round, arena: Arena, task: Task, seed: int) -> Ep
 
 
 def _table(together: _Round, arena: Arena, task: Task, seed: int) -> Table:
-    seats = checked_seats(arena.seats(task), arena.policies, f"seats() of arena {arena.name!r}")
+    seats = arena.seated(task, seed)
     if (temperature := together.temperature) is not None:
         seats = {role: _tempered(seat, temperature) for role, seat in seats.items()}
     return Table(

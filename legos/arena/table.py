@@ -15,12 +15,12 @@ from legos.arena.answer import Reply, read_answer
 from legos.arena.checks import check_arena, check_text, checked_choices, number, shown
 from legos.arena.endings import Forfeit
 from legos.arena.means import RESERVED
-from legos.arena.seat import Seat
 from legos.chat.reply import split_thinking
 from legos.data.episode import Episode, Rollout, Task, Turn
 from legos.data.message import Completion, Continuation, Message, Sampling
 from legos.data.seeds import mix
 from legos.errors import ArenaError, did_you_mean
+from legos.protocols import Seat
 
 __all__ = ["Table"]
 

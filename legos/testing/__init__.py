@@ -3,6 +3,7 @@
 from legos.testing.backend import FakeBackend, FakePublisher, FakeTracker, optimiser_step
 from legos.testing.client import Asked, ScriptedClient
 from legos.testing.engine import FakeEngine, echo
+from legos.testing.matchmaker import FakeMatchmaker
 from legos.testing.models import write_tiny_model
 from legos.testing.records import make_episode, make_sample, make_turn, random_samples
 from legos.testing.server import HttpAnswer, HttpAsked, ScriptedServer, serving
@@ -11,6 +12,7 @@ __all__ = [
     "Asked",
     "FakeBackend",
     "FakeEngine",
+    "FakeMatchmaker",
     "FakePublisher",
     "FakeTracker",
     "HttpAnswer",

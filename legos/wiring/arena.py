@@ -22,7 +22,7 @@ PASS_ON = (
     "; an arena's __init__ takes (self, client=None, *, ..., **kwargs) and passes them on: "
     "super().__init__(client, **kwargs)"
 )
-_OURS = ("client", "credit_assigner", "temperature", "seed")  # not given as options
+_OURS = ("client", "credit_assigner", "matchmaker", "temperature", "seed")  # not given as options
 
 
 def make_arena(

@@ -11,11 +11,11 @@ import pytest
 
 from legos.arena.arena import Arena
 from legos.arena.means import RESERVED
-from legos.arena.seat import Seat
 from legos.arena.table import Table
 from legos.credit import GRPOCredit
 from legos.data.episode import Task
 from legos.data.sample import TrainingBatch
+from legos.protocols import Seat
 from legos.testing import ScriptedClient
 
 

@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from legos.arena.arena import Arena
-from legos.arena.seat import Seat
 from legos.arena.table import Table
 from legos.credit import GRPOCredit
 from legos.data.episode import Task
 from legos.data.message import Completion
 from legos.data.sample import TrainingBatch
 from legos.errors import ArenaError
+from legos.protocols import Seat
 from legos.testing import ScriptedClient
 
 Play = Callable[[Table], Awaitable[Mapping[str, float]]]

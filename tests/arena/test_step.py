@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from legos.arena.arena import Arena
 from legos.arena.endings import Draw, Forfeit, Void
-from legos.arena.seat import Seat
 from legos.arena.table import Table
 from legos.credit import GRPOCredit
 from legos.data.episode import Task
 from legos.data.sample import TrainingBatch
 from legos.errors import ArenaError, EngineError
+from legos.protocols import Seat
 from legos.testing import Asked, ScriptedClient
 
 REWARDS = ("reward", "play_reward", "turn_rewards")

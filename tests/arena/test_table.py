@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from legos.arena.answer import Reply
 from legos.arena.arena import Arena
 from legos.arena.endings import Draw, Forfeit, Void
-from legos.arena.seat import Seat
 from legos.arena.step import play_all
 from legos.arena.table import Table
 from legos.data.episode import Episode, Task
 from legos.data.message import Completion, Message, Sampling
 from legos.errors import RequestError
+from legos.protocols import Seat
 from legos.testing import Asked, ScriptedClient
 
 ROLES = ("ann", "bob", "cat")

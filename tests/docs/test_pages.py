@@ -133,11 +133,27 @@ def test_credit_rules_come_to_what_the_page_on_games_says(game: str) -> None:
         one_step(game, "maxrl")
 
 
+MEETS = """
+import asyncio
+from duel import Duel
+from legos import GRPOCredit
+from legos.testing import ScriptedClient
+
+met = OftenLost(["left", "right"])
+rock = ScriptedClient(lambda asked: "rock")
+batch = asyncio.run(Duel(rock, credit_assigner=GRPOCredit(), matchmaker=met).step())
+seats = {episode.rollouts[1].seat for episode in batch.episodes}
+won = sum(episode.rewards["rival"] > 0 for episode in batch.episodes)
+assert seats == {"left", "right"}
+assert sum(met.wins.values()) == 2 + won > 2
+"""
+
+
 def test_the_programs_of_the_page_on_seats_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (ROOT / "docs" / "seats.md").read_text()
-    duel, script = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    duel, script, league = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     Path("duel.py").write_text(duel)
     options = ["--steps", "2", "--training.min-samples-per-step", "16"]
@@ -149,8 +165,10 @@ def test_the_programs_of_the_page_on_seats_train(
     adapter = "runs/duel-1/adapters/v500"
     assert script.count(adapter) == 1
     Path("script.py").write_text(script.replace(adapter, "runs/bot/adapters/v2"))
-    done = subprocess.run(
-        [sys.executable, "script.py"], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    Path("league.py").write_text(league + MEETS)
+    for program in ("script.py", "league.py"):
+        done = subprocess.run(
+            [sys.executable, program], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
     capsys.readouterr()

@@ -9,10 +9,10 @@ import pytest
 
 from legos.arena.arena import Arena
 from legos.arena.endings import Forfeit, Void
-from legos.arena.seat import Seat
 from legos.arena.table import Table
 from legos.data.episode import Task
 from legos.loop.evaluation import ArenaEvaluation, flat_figures
+from legos.protocols import Seat
 from legos.testing import Asked, ScriptedClient
 
 Play = Callable[[Table], Awaitable[Mapping[str, float]]]
