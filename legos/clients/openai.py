@@ -206,22 +206,29 @@ class OpenAIClient:
             return prompt.messages
         after = self._after.get(prompt.new)
         if after is None:
-            try:
-                two = await asyncio.gather(*(self._rendered(p, model) for p in probes(prompt.new)))
-                after = after_answer(*two)
-            except RequestError as error:
-                after = ()
-                logger.warning(
-                    "%s does not render a chat (%s), so conversations are rendered again from "
-                    "their messages; where that does not extend the tokens so far, a new sample "
-                    "starts (arena/token_breaks)",
-                    self._transport.url,
-                    error,
-                )
+            after = await self._rendered_after(prompt.new, model)
             if len(self._after) == REMEMBERED:
                 self._after.clear()
             self._after[prompt.new] = after
         return extended(prompt.last, after) if after else prompt.messages
+
+    async def _rendered_after(self, new: tuple[Message, ...], model: str) -> tuple[int, ...]:
+        """What the server's chat template writes after an answer; empty where it cannot be had."""
+        reason = "its chat template does not show former answers"
+        try:
+            two = await asyncio.gather(*(self._rendered(chat, model) for chat in probes(new)))
+            if after := after_answer(*two):
+                return after
+        except RequestError as error:
+            reason = str(error)
+        logger.warning(
+            "%s cannot render what is new in a conversation (%s), so conversations are rendered "
+            "again from their messages; where that does not extend the tokens so far, a new sample "
+            "starts (arena/token_breaks)",
+            self._transport.url,
+            reason,
+        )
+        return ()
 
     async def _rendered(self, messages: Sequence[Message], model: str) -> tuple[int, ...]:
         """The prompt of a chat as the server renders it."""
