@@ -97,7 +97,7 @@ class Arena:
     def seats(self, task: Task) -> Mapping[str, Seat]:
         """Who sits where; by default the first policy sits everywhere.
 
-        A matchmaker has the last word: it may take these seats, change some, or ask nobody.
+        A matchmaker decides: it may take these seats or others.
 
         Raises:
             ArenaError: there is no client to ask.

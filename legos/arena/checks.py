@@ -193,7 +193,7 @@ def checked_choices(choices: Any, role: str) -> tuple[str, ...]:
         role: who is asked.
 
     Raises:
-        ArenaError: there is none, or one that no answer can equal.
+        ArenaError: the list is empty, or no answer can equal one of the choices.
     """
     iterable = hasattr(choices, "__iter__") and not isinstance(choices, str)
     texts: tuple[Any, ...] = tuple(choices) if iterable else ()
@@ -214,7 +214,7 @@ def checked_choices(choices: Any, role: str) -> tuple[str, ...]:
 def _complaint(texts: tuple[Any, ...]) -> str | None:
     """What is wrong with choices; None where each answer can equal one of them."""
     if not texts:
-        return "are none; offer one, or end the play"
+        return "are an empty list; offer one, or end the play"
     for text in texts:
         if not isinstance(text, str):
             return f"hold {shown(text)}; expected texts: [str(x) for x in ...]"
@@ -272,7 +272,7 @@ def _unlike(returned: Any, roles: Sequence[str]) -> str:
 
 
 def number(value: Any) -> float:
-    """A plain number, from NumPy's or an array's too; NaN for what is none."""
+    """A Python float, also of a NumPy number or array; NaN for any other value."""
     if type(value) is float:
         return value
     try:

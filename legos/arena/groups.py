@@ -18,7 +18,7 @@ def check_tasks(arena: str, tasks: Iterable[Task]) -> None:
     """Refuse tasks of one step that share an id and differ in their data.
 
     Data is the same where it is the same object, compares equal, or pickles to the same bytes
-    (objects that define no equality). What can be neither compared nor pickled is not told apart.
+    (objects that define no equality), or can be neither compared nor pickled.
 
     Raises:
         ArenaError: naming the id and both data.
@@ -47,12 +47,12 @@ def check_episodes(episodes: Sequence[Episode], credit: CreditAssigner) -> None:
 
 def _check(tasks: Iterable[tuple[tuple[Hashable, str], Task]]) -> None:
     first: dict[Hashable, Task] = {}
-    for place, task in tasks:
-        known = first.setdefault((place, task.id), task)
+    for scope, task in tasks:
+        known = first.setdefault((scope, task.id), task)
         if known is not task and not _same(known.data, task.data):
             one, other = (repr(data)[:_SHOWN] for data in (known.data, task.data))
             raise ArenaError(
-                f"two tasks of arena {place[1]!r} have the id {task.id!r} but different data: "
+                f"two tasks of arena {scope[1]!r} have the id {task.id!r} but different data: "
                 f"{one} and {other}; the plays of one id are compared with each other, so give "
                 f"every task an id of its own, such as '{task.id}/0' and '{task.id}/1'"
             )

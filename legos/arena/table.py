@@ -204,7 +204,7 @@ class Table:
             self._chair(role).memory.append(Message("user", text))
 
     def reward(self, role: str, value: float) -> None:
-        """Give the seat's latest turn a reward of its own, beside what the play returns.
+        """Give the seat's latest turn a reward, in addition to what the play returns.
 
         Raises:
             ArenaError: the seat was not asked yet.
@@ -294,7 +294,7 @@ class Table:
 
     @asynccontextmanager
     async def _slot_released(self) -> AsyncGenerator[None]:
-        """Give this play's place among the concurrent ones to its children while it waits."""
+        """Let the children use this play's slot while it waits for them."""
         self._slots.release()
         self.spawning += 1
         try:

@@ -91,7 +91,9 @@ class _JsonState:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise RequestError(f"the JSON went astray: {_one_line(self._matcher.get_error())}")
+            raise RequestError(
+                f"the JSON does not follow its schema: {_one_line(self._matcher.get_error())}"
+            )
 
 
 @lru_cache(maxsize=8)

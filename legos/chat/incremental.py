@@ -19,10 +19,10 @@ class TextStream:
     def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
         self._decode = decode
         self._stop = tuple(stop)
-        self._context: tuple[int, ...] = ()  # tokens told before, which new ones may need
-        self._new: tuple[int, ...] = ()  # tokens that were not told yet
+        self._context: tuple[int, ...] = ()  # tokens already decoded, which new ones may need
+        self._new: tuple[int, ...] = ()  # tokens that are not decoded yet
         self._held = ""  # text that may be the beginning of a stop text
-        self._told = 0  # characters handed out
+        self._handed_out = 0  # number of characters
         self._stopped = False
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -48,13 +48,13 @@ class TextStream:
         self._stopped = len(cut) < len(held)
         said = cut if self._stopped else held[: len(held) - held_back(held, self._stop)]
         self._held = held[len(said) :]
-        self._told += len(said)
+        self._handed_out += len(said)
         return said
 
     def finish(self, text: str) -> str:
-        """What was not told yet of the whole text."""
-        rest = text[self._told :]
-        self._told = len(text)
+        """The rest of the whole text, which was not handed out yet."""
+        rest = text[self._handed_out :]
+        self._handed_out = len(text)
         return rest
 
 

@@ -1,4 +1,4 @@
-"""A reply taken apart as it comes: what was thought, what was said, which tools were called."""
+"""Splits a reply, as it comes, into thinking, text and tool calls."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -9,7 +9,7 @@ __all__ = ["Part", "ReplyParser"]
 
 Kind = Literal["text", "thinking", "tool"]
 Part = tuple[Kind, str]
-"""What kind it is, and what was said; a tool call comes whole, without its marks."""
+"""The kind and the text; a tool call comes whole, without its marks."""
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -18,7 +18,7 @@ class ReplyParser:
     """Reads a reply piece by piece.
 
     A reply without any mark is handed out as it is. In one with marks, the blanks around them
-    belong to nobody.
+    are left out.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class ReplyParser:
         """
         self._kind: Kind = "thinking" if thinking else "text"
         self._tool_marks = tool_marks
-        self._text = ""  # not taken apart yet
+        self._text = ""  # not split yet
         self._blanks = ""  # handed out only if something follows them
         self._fresh = thinking  # True directly after a mark
 
@@ -45,9 +45,9 @@ class ReplyParser:
             found = [(self._text.find(mark), mark) for mark in marks if mark in self._text]
             if not found:
                 break
-            place, mark = min(found)
-            self._say(self._text[:place], parts, ends=True)
-            self._text = self._text[place + len(mark) :]
+            start, mark = min(found)
+            self._say(self._text[:start], parts, ends=True)
+            self._text = self._text[start + len(mark) :]
             self._enter(mark)
         if self._kind != "tool":
             certain = len(self._text) - held_back(self._text, marks)

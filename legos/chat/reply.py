@@ -1,4 +1,4 @@
-"""What a reply says: its thinking set apart from its answer, and the move that the answer names."""
+"""Splits a reply into thinking and answer, and finds the move that the answer names."""
 
 import re
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ _TAG = re.compile(r"<(/?)think>")
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """Set apart what stands between ``<think>`` and ``</think>``.
+    """Split off the text between ``<think>`` and ``</think>``.
 
     Where the first tag is a closing one, the template opened the thinking in the prompt. Thinking
-    that is never closed leaves no answer: everything said is thinking.
+    that is never closed leaves no answer: the whole text is thinking.
 
     Args:
         text: a completion.
@@ -47,7 +47,7 @@ def parse_move(answer: str, legal: Sequence[str]) -> str | None:
         legal: the moves, written as a player would.
 
     Returns:
-        The move as it stands in `legal`, or None.
+        The move as `legal` has it, or None.
     """
     stripped = answer.strip()
     if stripped in legal:

@@ -1,4 +1,4 @@
-"""Texts that end a completion: whether the last tokens have said one, and where the text is cut."""
+"""Stop texts: whether the last tokens complete one, and where the text is cut."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,8 +12,8 @@ def stop_test(
 ) -> Callable[[Sequence[int]], bool]:
     """A test of whether the newest token has completed a stop text.
 
-    It decodes the end of the completion only. An ordinary token says at least one byte, so a text
-    of B bytes is said by at most B of them; the window grows by the tokens in it that say nothing.
+    It decodes the end of the completion only. An ordinary token decodes to at least one byte, so
+    a text of B bytes needs at most B of them; the window grows by tokens that decode to nothing.
 
     Args:
         decode: token ids to text.
@@ -25,7 +25,7 @@ def stop_test(
     width = max(len(text.encode()) for text in stop) + _SPARE_TOKENS
     silent: dict[int, bool] = {}
 
-    def says_nothing(token: int) -> bool:
+    def is_empty(token: int) -> bool:
         if token not in silent:
             silent[token] = not decode((token,))
         return silent[token]
@@ -34,7 +34,7 @@ def stop_test(
         start, needed = len(tokens), width
         while start > 0 and needed > 0:
             start -= 1
-            needed -= not says_nothing(tokens[start])
+            needed -= not is_empty(tokens[start])
         said = decode(tokens[start:])
         return any(text in said for text in stop)
 
@@ -42,6 +42,6 @@ def stop_test(
 
 
 def cut_at_stop(text: str, stop: Sequence[str]) -> str:
-    """What stands before the first stop text, or all of it."""
-    places = [place for place in (text.find(word) for word in stop) if place >= 0]
-    return text[: min(places)] if places else text
+    """The text before the first stop text, or all of it."""
+    starts = [start for start in (text.find(word) for word in stop) if start >= 0]
+    return text[: min(starts)] if starts else text

@@ -19,7 +19,7 @@ __all__ = ["ChatTokenizer", "load_tokenizer"]
 logger = logging.getLogger(__name__)
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer.tiktoken")
 _REMEMBERED_PROMPTS = 2048
-_REMEMBERED_CHARACTERS = 4096  # a longer chat is seldom asked twice, and its ids are many
+_REMEMBERED_CHARACTERS = 4096  # a longer chat is rarely asked twice, and its ids take memory
 
 
 def load_tokenizer(folder: Path) -> "ChatTokenizer":
@@ -52,8 +52,8 @@ class ChatTokenizer:
     Attributes:
         vocab_size: number of tokens, added ones included.
         end_ids: the token ids that end a completion, in ascending order.
-        knows_tools: whether the chat template has a place for tools.
-        knows_thinking: whether the chat template speaks of thinking.
+        knows_tools: whether the chat template takes tools.
+        knows_thinking: whether the chat template knows thinking tags.
     """
 
     def __init__(self, tokenizer: Any, *, end_ids: Sequence[int]) -> None:
@@ -164,7 +164,7 @@ class ChatTokenizer:
         Args:
             messages: each with "role" and a text as "content"; assistants' may have "tool_calls",
                 their arguments as JSON objects.
-            tools: what may be called; the system message tells of it where the template cannot.
+            tools: what may be called; in the system message where the template takes no tools.
             options: further variables of the chat template, such as ``enable_thinking``.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Tools: how a model is told of them, how its calls are read, and how it is made to call one."""
+"""Tools: how they are described to a model, and how its calls are parsed and enforced."""
 
 import json
 import logging
@@ -25,8 +25,8 @@ JsonObject = Mapping[str, Any]
 class ToolFormat(Struct, frozen=True, kw_only=True):
     """How one model writes tool calls."""
 
-    start: str  # what stands before a call
-    end: str  # what stands after it; empty: the end of the reply
+    start: str  # the text before a call
+    end: str  # the text after it; empty: the end of the reply
     parse: Callable[[str, Sequence[JsonObject]], Any]  # text between them and tools -> call(s)
 
 
@@ -44,7 +44,7 @@ _ADVICE = (
 
 
 def plain_messages(messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> list[JsonObject]:
-    """The same chat for a template that knows no tools: they are told of in the system message.
+    """The same chat for a template that takes no tools: the system message describes them.
 
     Args:
         messages: with roles "tool" and fields "tool_calls".
@@ -107,9 +107,9 @@ def call_schema(tools: Sequence[JsonObject]) -> str:
     for tool in tools:
         function = tool["function"]
         arguments: dict[str, Any] = dict(function.get("parameters") or {"type": "object"})
-        for place in ("$defs", "definitions"):  # what is referred to stands at the root
-            defined: dict[str, Any] = arguments.pop(place, {})
-            shared.setdefault(place, {}).update(defined)
+        for key in ("$defs", "definitions"):  # references start at the root
+            defined: dict[str, Any] = arguments.pop(key, {})
+            shared.setdefault(key, {}).update(defined)
         properties = {"name": {"const": function["name"]}, "arguments": arguments}
         options.append(
             {
@@ -120,4 +120,4 @@ def call_schema(tools: Sequence[JsonObject]) -> str:
             }
         )
     whole = options[0] if len(options) == 1 else {"anyOf": options}
-    return json.dumps({**whole, **{place: defs for place, defs in shared.items() if defs}})
+    return json.dumps({**whole, **{key: defs for key, defs in shared.items() if defs}})

@@ -103,15 +103,15 @@ def completion_of(
         body: the answer.
         sampling: what was asked.
         dialect: the kind of server.
-        model: what was asked for in its words.
-        adapter: whose completion it is, as the seat called it.
-        version: what the name in ``model`` stands for, where the server does not tell.
-        processed: a vLLM server tells log-probabilities under the distribution it samples from.
+        model: the model's name in the request.
+        adapter: the adapter that the seat asks for.
+        version: what the name in ``model`` stands for, where the server does not report it.
+        processed: a vLLM server reports log-probabilities under the distribution it samples from.
         elapsed_s: from the request to the answer.
 
     Raises:
         AdapterError: another adapter or version answered than was asked for.
-        EndpointError: the answer is none.
+        EndpointError: the answer cannot be read.
         RequestError: the server is of another version of the kit.
     """
     answer = _decoded(body, _Answer)
@@ -166,7 +166,7 @@ def text_of_event(data: str) -> str:
     """The new text of one event of a streamed chat.
 
     Raises:
-        EndpointError: the event tells of a failure, or cannot be read.
+        EndpointError: the event reports a failure, or cannot be read.
     """
     event = _decoded(data, _Event)
     if event.error is not None:
@@ -183,7 +183,7 @@ def _decoded(body: bytes | str, kind: type[AnswerT]) -> AnswerT:
 
 
 def _text(choice: _Choice) -> str:
-    """All that was said; thinking that the server has set apart stands in its tags again."""
+    """The whole text; thinking that the server has split off is put back between its tags."""
     message = choice.message
     if message is None:
         return choice.text or ""

@@ -27,7 +27,7 @@ from legos.protocols import Engine
 
 __all__ = ["EngineClient"]
 
-_SHORT = 32  # tokens; longer completions are seldom said twice, and remembering them takes memory
+_SHORT = 32  # tokens; longer completions rarely come twice, and caching them takes memory
 _SMALL = 256  # characters of choices; the memory of their trees is bounded by size times number
 _SMALL_TREES, _LARGE_TREES = 1024, 8
 _GRAMMARS = 32
@@ -59,7 +59,7 @@ class EngineClient:
         self._building = threading.Lock()  # n answers with the same large choices need one tree
         self._small_tree = lru_cache(maxsize=_SMALL_TREES)(self._make_tree)
         self._large_tree = lru_cache(maxsize=_LARGE_TREES)(self._make_tree)
-        self._grammars: dict[str, asyncio.Future[Grammar]] = {}  # the one used last stands last
+        self._grammars: dict[str, asyncio.Future[Grammar]] = {}  # in the order of their last use
         self._stops = lru_cache(maxsize=256)(self._make_stops)
         self._short_text = lru_cache(maxsize=65536)(tokenizer.decode)
         self._end_ids = tokenizer.end_ids
@@ -69,7 +69,7 @@ class EngineClient:
         self._futures: dict[int, asyncio.Future[Generated]] = {}
         self._news: dict[int, _News] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._receive = self._deliver  # one object: the engine tells receivers apart
+        self._receive = self._deliver  # one object: the engine compares receivers
 
     async def complete(
         self,
@@ -103,8 +103,8 @@ class EngineClient:
     ) -> AsyncGenerator[Progress | Completion]:
         """Sample one completion and report its tokens as they come.
 
-        A consumer that is slower than the engine gets several tokens at once. One that leaves, by
-        ``aclose`` or by being cancelled, ends the request.
+        A consumer that is slower than the engine gets several tokens at once. ``aclose``, or
+        cancelling the consumer, ends the request.
 
         Yields:
             ``Progress`` for new tokens, once or more often, and last the whole ``Completion``.
@@ -190,7 +190,7 @@ class EngineClient:
         limit = sampling.max_tokens
         if limit is None:
             if tree is None:
-                raise RequestError("max_tokens is none and there are no choices; give a number")
+                raise RequestError("max_tokens is None and there are no choices; give a number")
             limit = tree.depth
         return Request(
             prompt_ids=prompt_ids,
@@ -212,7 +212,7 @@ class EngineClient:
     def _completion(
         self, request: Request, generated: Generated, sampling: Sampling, started: float
     ) -> Completion:
-        """What was sampled, as whoever asked reads it."""
+        """What the engine sampled, as a completion."""
         token_ids = generated.token_ids
         decode = self._short_text if len(token_ids) <= _SHORT else self._tokenizer.decode
         text = decode(token_ids)
@@ -241,7 +241,7 @@ class EngineClient:
         return self._next, future
 
     def _cancel(self, number: int) -> None:
-        """Nobody waits for this request any more."""
+        """End a request that is not waited for any more."""
         if self._futures.pop(number, None) is not None:
             self._engine.cancel([number], self._receive)
 
@@ -259,13 +259,13 @@ class EngineClient:
             return
         try:
             self._engine.submit(waited, self._receive)
-        except Exception as error:  # whoever asked gets it; nobody would hear it here
+        except Exception as error:  # it is raised where the request was made
             self._resolve([(number, error) for number, _ in waited])
 
     def _deliver(self, results: Sequence[tuple[int, Result]]) -> None:
         """Called from the engine's thread."""
         if self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed, so no request waits
                 self._loop.call_soon_threadsafe(self._resolve, results)
 
     def _resolve(self, results: Sequence[tuple[int, Result]]) -> None:
@@ -318,13 +318,15 @@ class EngineClient:
         if len(self._grammars) > _GRAMMARS:
             del self._grammars[next(iter(self._grammars))]
         try:
-            return await asyncio.shield(made)  # one that stops waiting ends it for nobody
+            return await asyncio.shield(
+                made
+            )  # a caller that is cancelled does not cancel it for the others
         except Exception:
             self._grammars.pop(schema, None)
             raise
 
     def _make_grammar(self, schema: str) -> Grammar:
-        from legos.chat.grammar import json_grammar  # its library is heavy, and seldom needed
+        from legos.chat.grammar import json_grammar  # slow to import, and rarely needed
 
         return json_grammar(schema, self._tokenizer)
 

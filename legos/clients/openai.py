@@ -20,7 +20,7 @@ __all__ = ["OpenAIClient"]
 logger = logging.getLogger(__name__)
 PROMPTS_AT_ONCE = 256  # of one request for scores
 REMEMBERED = 1024  # what was new in conversations, as rendered
-RESOLVED_FOR_S = 0.5  # how long vLLM's newest version of a name is taken for granted
+RESOLVED_FOR_S = 0.5  # how long vLLM's newest version of a name is cached
 
 
 class OpenAIClient:
@@ -157,14 +157,14 @@ class OpenAIClient:
             adapter: whose probabilities.
 
         Raises:
-            RequestError: the server does not tell them.
+            RequestError: the server does not report them.
             EndpointError: no server answers.
         """
         dialect = await self._kind()
         if dialect != "legos":
             raise RequestError(
-                f"{self._transport.url} tells no probabilities of given answers, which exact "
-                "evaluations need; serve the model with `legos serve`"
+                f"{self._transport.url} does not report probabilities of given answers, which "
+                "exact evaluations need; serve the model with `legos serve`"
             )
         model, _ = await self._target(adapter, dialect)
         scores: list[list[float]] = []
@@ -251,14 +251,14 @@ class OpenAIClient:
     async def _find_out(self) -> Dialect:
         try:
             dialect, names = await self._transport.request("GET", "/models", dialect_of)
-        except RequestError:  # an endpoint without a list; what it refuses is said later
+        except RequestError:  # an endpoint without a list; a later request reports what it refuses
             dialect, names = "openai", ()
         if self._model is None and names and dialect != "legos":
             self._model = names[0]
         return dialect
 
     async def _target(self, adapter: str, dialect: Dialect) -> tuple[str, int | None]:
-        """What to ask for in the server's words, and the version that the name stands for."""
+        """The model's name in the request, and the version that the name stands for."""
         if dialect == "legos":
             return adapter, None
         name, version = split_adapter(adapter)

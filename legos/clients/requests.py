@@ -51,7 +51,7 @@ def request_of(
         prompt: chat messages or token ids.
         sampling: how the completion is drawn.
         dialect: the kind of server.
-        model: what it shall be asked of; for our server, the adapter.
+        model: the model's name; for our server, the adapter.
 
     Raises:
         RequestError: this kind of server cannot do what is asked.
@@ -117,7 +117,7 @@ def _extensions(sampling: Sampling, dialect: Dialect, *, chat: bool) -> dict[str
     if dialect == "openai":
         return {"seed": seed & LARGEST_SEED}
     extra: dict[str, Any] = {"return_token_ids": True}
-    if dialect == "vllm":  # generation_config.json bends what is not said
+    if dialect == "vllm":  # generation_config.json sets what the request leaves out
         logprobs: dict[str, Any] = {"logprobs": True} if chat else {"logprobs": 0}
         whole = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
         return {**extra, **logprobs, **whole, "seed": seed & LARGEST_SEED}
@@ -132,7 +132,7 @@ def _extensions(sampling: Sampling, dialect: Dialect, *, chat: bool) -> dict[str
 
 
 def _filters(sampling: Sampling, dialect: Dialect) -> dict[str, Any]:
-    """What bends the distribution beside the temperature."""
+    """What changes the distribution besides the temperature."""
     fields: dict[str, Any] = {}
     filters = sampling.filters
     if filters is not None:

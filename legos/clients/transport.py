@@ -103,7 +103,7 @@ class Transport:
                 not what was asked for.
             json: the body, as a value.
             content: the body, as bytes.
-            headers: beside the usual ones.
+            headers: in addition to the usual ones.
 
         Raises:
             RequestError: the server refuses it (4xx), with the server's own message.
@@ -171,7 +171,7 @@ class Transport:
                     max_connections=self._max_connections,
                     max_keepalive_connections=self._max_connections,
                 ),
-                trust_env=self.url.host not in LOOPBACK,  # no proxy stands before this machine
+                trust_env=self.url.host not in LOOPBACK,  # this machine is reached without a proxy
                 verify=self.url.scheme == "https",
             )
         return pool
@@ -183,14 +183,14 @@ class Transport:
         await asyncio.sleep(min(pause, LONGEST_PAUSE_S) * self._jitter.uniform(1.0, 1.25))
 
     def _unreachable(self, error: Exception) -> EndpointError:
-        told = f"{type(error).__name__}: {error}".rstrip(": ")
+        cause = f"{type(error).__name__}: {error}".rstrip(": ")
         if isinstance(error, httpx.ReadTimeout):
             return EndpointError(
                 f"{self.url} gave no answer within {self._timeout_s:g} s; "
                 "give a larger timeout_s, or shorter completions"
             )
         return EndpointError(
-            f"no server answers at {self.url} ({told}); start one with `legos serve`, "
+            f"no server answers at {self.url} ({cause}); start one with `legos serve`, "
             "or give the base_url of one that runs"
         )
 
@@ -210,11 +210,11 @@ def _refusal(status: int, body: bytes, address: str) -> RequestError | EndpointE
 def _message(body: bytes) -> str:
     """What a server says in ``{"error": {"message"}}``, ``{"detail"}``, ``{"message"}`` or text."""
     try:
-        told = msgspec.json.decode(body)
+        found = msgspec.json.decode(body)
     except msgspec.DecodeError:
         return body[:300].decode(errors="replace").strip()
     for key in ("error", "detail", "message"):
-        if not isinstance(told, dict):
+        if not isinstance(found, dict):
             break
-        told = cast("dict[str, Any]", told).get(key, cast("Any", told))
-    return told if isinstance(told, str) else msgspec.json.encode(told).decode()[:300]
+        found = cast("dict[str, Any]", found).get(key, cast("Any", found))
+    return found if isinstance(found, str) else msgspec.json.encode(found).decode()[:300]

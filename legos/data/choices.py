@@ -8,15 +8,15 @@ __all__ = ["ChoiceNode", "choice_tree"]
 
 
 class ChoiceNode:
-    """A place in the tree of legal answers.
+    """A node in the tree of legal answers.
 
     Attributes:
-        children: next token id -> the place it leads to.
+        children: next token id -> the node that it leads to.
         legal: the token ids that may come next, sorted; where a whole answer is also the beginning
             of a longer one, the end-of-text ids are legal too.
         whole: whether the tokens so far are a whole answer.
-        depth: tokens of the longest answer from here on.
-        largest: the largest token id that may come from here on, -1 where none may.
+        depth: number of tokens of the longest answer from this node on.
+        largest: the largest token id below this node, -1 where there is none.
     """
 
     __slots__ = ("children", "depth", "largest", "legal", "whole")
@@ -57,9 +57,9 @@ def choice_tree(choices: Iterable[Sequence[int]], *, end_ids: Sequence[int]) -> 
             "them empty"
         )
     ends = tuple(end_ids)
-    # The answers are in order, so each shares its first tokens with the one before and the places
+    # The answers are in order, so each shares its first tokens with the one before and the nodes
     # beyond those are complete. No recursion: an answer may have thousands of tokens.
-    opened: list[dict[int, ChoiceNode]] = [{}]  # children of the places on the way to an answer
+    opened: list[dict[int, ChoiceNode]] = [{}]  # children of the nodes on the way to an answer
     last: tuple[int, ...] = ()
     wholes: set[int] = set()  # how many tokens of `last` are whole answers
     for answer in (*answers, ()):

@@ -43,7 +43,7 @@ class Rollout(Struct, frozen=True, kw_only=True):
 
     @property
     def turn_rewards(self) -> float:
-        """Sum of what its turns earned by themselves, beside the reward of the play."""
+        """Sum of the rewards of its turns, without the reward of the play."""
         return sum(turn.reward or 0.0 for turn in self.turns)
 
 

@@ -28,7 +28,7 @@ __all__ = [
     "messages_or_ids",
 ]
 
-MAX_ALTERNATIVES = 64  # most probable tokens recorded at a place
+MAX_ALTERNATIVES = 64  # most probable tokens recorded at one position
 MAX_BIAS = 1000.0  # added to a logit; beyond it, float32 keeps too little of the logit itself
 MIN_TEMPERATURE = 1e-3  # below it, float32 logits overflow when they are divided
 
@@ -56,11 +56,11 @@ class Message(Struct, frozen=True):
 
 
 class Filters(Struct, frozen=True, kw_only=True):
-    """What bends the distribution beside the temperature, in the order in which it is applied.
+    """What changes the distribution besides the temperature, in the order in which it is applied.
 
     Penalties, then the bias, then the temperature, then the three cuts; what is left is normalised
     again. A completion that was drawn through filters is never trained on: its log-probabilities
-    are those of the bent distribution, which the trainer does not compute.
+    are those of the changed distribution, which the trainer does not compute.
     """
 
     repetition_penalty: float = 1.0  # > 0; divides (multiplies) positive (negative) logits of
@@ -117,13 +117,13 @@ class Sampling(Struct, frozen=True, kw_only=True):
     max_tokens: int | None = 256  # >= 1; None: as many as the longest of `choices` has
     stop: tuple[str, ...] = ()  # texts that end the completion and are left out of it
     seed: int = 0  # 64 bits; the draw depends on (seed, position) alone, never on batch mates
-    choices: tuple[str, ...] = ()  # the legal answers, empty when anything goes
+    choices: tuple[str, ...] = ()  # the legal answers; empty: any answer is legal
     restrict: bool = False  # True: only `choices` can be sampled
-    stop_ids: tuple[int, ...] = ()  # token ids that end the completion, beside the model's own
+    stop_ids: tuple[int, ...] = ()  # token ids that end the completion, as the model's own do
     ignore_end: bool = False  # True: the model's own end tokens end nothing
     filters: Filters | None = None  # None: the temperature alone
     json_schema: str | None = None  # a JSON schema, as text, that the completion must satisfy
-    num_alternatives: int = 0  # 0 to 64; most probable tokens recorded at every place
+    num_alternatives: int = 0  # 0 to 64; most probable tokens recorded at every position
     raw_logprobs: bool = False  # True: record the model's own log-probabilities as well
 
     def __post_init__(self) -> None:

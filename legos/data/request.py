@@ -51,9 +51,9 @@ class Request(Struct, frozen=True, kw_only=True):
     restrict: bool = False  # True: sample legal tokens only
     stops: Callable[[tuple[int, ...]], bool] | None = None  # asked after each token: end here?
     adapter: str = POLICY  # "base" is the model without any; "NAME@VERSION" insists on a version
-    filters: Filters | None = None  # what bends the distribution beside the temperature
+    filters: Filters | None = None  # what changes the distribution besides the temperature
     grammar: Grammar | None = None  # what the completion must look like
-    num_alternatives: int = 0  # most probable tokens to report at every place
+    num_alternatives: int = 0  # most probable tokens to report at every position
     raw_logprobs: bool = False  # True: report the model's own log-probabilities as well
     stream: bool = False  # True: deliver a ``Progress`` for every token, then the whole
 

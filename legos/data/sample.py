@@ -24,11 +24,11 @@ class Sample(Struct, frozen=True, kw_only=True):
     """
 
     token_ids: tuple[int, ...]  # [T] as sampled, never re-derived from text
-    positions: tuple[int, ...]  # [A] places of the chosen tokens, increasing, in 1..T-1
+    positions: tuple[int, ...]  # [A] indices of the chosen tokens, increasing, in 1..T-1
     logprobs: tuple[float, ...]  # [A] nats under the policy that sampled
     versions: tuple[int, ...]  # [A] policy version that sampled the token
     advantages: tuple[float, ...]  # [A]
-    legal: tuple[tuple[int, ...], ...]  # [A] legal token ids at that place, () where unknown
+    legal: tuple[tuple[int, ...], ...]  # [A] legal token ids at that position, () where unknown
     restricted: bool = False  # True: log-probabilities are over `legal` alone
     temperature: float = 1.0  # the temperature of the log-probabilities
     group: str = ""  # arena and task of the plays compared with each other
@@ -77,7 +77,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     def _check_logprobs(self) -> None:
         try:
             fine = all(map(math.isfinite, self.logprobs)) and max(self.logprobs) <= LOGPROB_ROUNDING
-        except TypeError:  # an endpoint may report nothing in a number's place
+        except TypeError:  # an endpoint may report None instead of a number
             fine = False
         if not fine:
             bad = next(given for given in self.logprobs if not _is_logprob(given))

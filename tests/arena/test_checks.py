@@ -137,7 +137,7 @@ def asking(*arguments: Any, **options: Any) -> Callable[[Table], Awaitable[Any]]
         (("ann", "?"), {"choices": [["a"]]}, "the choices for 'ann' hold ['a'], a list; expected"),
         (("ann", "?"), {"choices": "abc"}, "the choices for 'ann' are the text 'abc'; expected a"),
         (("ann", "?"), {"choices": 3}, "the choices for 'ann' are 3, an int; expected a list of"),
-        (("ann", "?"), {"choices": []}, "the choices for 'ann' are none; offer one, or end the pl"),
+        (("ann", "?"), {"choices": []}, "the choices for 'ann' are an empty list; offer one, or"),
         (("ann", "?"), {"choices": ["a", "b", "a"]}, "hold 'a' twice; expected each once"),
         (("ann", "?"), {"choices": ["a", ""]}, "hold ''; expected texts with something in them"),
         (("ann", "?"), {"choices": ["a", " b"]}, "' b', and blanks around an answer are cut off"),

@@ -111,7 +111,7 @@ def test_choices_are_a_tree_that_is_made_once(tokenizer: ChatTokenizer) -> None:
 
 def test_no_limit_needs_choices(tokenizer: ChatTokenizer) -> None:
     client = EngineClient(Engine(), tokenizer)
-    with pytest.raises(RequestError, match="max_tokens is none and there are no choices"):
+    with pytest.raises(RequestError, match="max_tokens is None and there are no choices"):
         asyncio.run(client.complete([1], Sampling(max_tokens=None)))
 
 

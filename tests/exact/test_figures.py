@@ -256,7 +256,7 @@ PENNIES = dict(pennies().table)
     [
         (change(PENNIES, hh=("a", "again", {"x": "start"})), "can come back in the same play"),
         (change(PENNIES, t=("b", "guess", {"t": "tt"})), "legal moves .* with one view 'guess'"),
-        (change(PENNIES, t=("b", "guess", {})), "the choices for 'b' are none; offer one"),
+        (change(PENNIES, t=("b", "guess", {})), "the choices for 'b' are an empty list; offer one"),
         (change(PENNIES, t=("z", "guess", {"t": "tt"})), r"turn\('t'\) is 'z'; expected one of"),
         (change(PENNIES, hh=(1.0,)), r"payoff\('hh'\) of game .* expected a reward for each"),
         (change(PENNIES, hh=(math.nan, 0.0)), r"payoff\('hh'\) of game .* nan"),
