@@ -8,6 +8,7 @@
     ├── RequestError (ValueError)         one generation request that cannot be served
     ├── ArenaError (RuntimeError)         an arena that cannot be found or keeps failing
     ├── PlayTimeoutError (TimeoutError)   a play that took longer than its arena allows
+    ├── PlayCancelledError (RuntimeError) a play in which something that it awaited was cancelled
     ├── CheckpointError (RuntimeError)    a run folder or checkpoint that cannot be written or read
     ├── EngineError (RuntimeError)        what serves the policy died or was closed; the run ends
     ├── EndpointError (ConnectionError)   an HTTP endpoint failed after its retries; one play fails
@@ -29,6 +30,7 @@ __all__ = [
     "EngineError",
     "LegosError",
     "ModelError",
+    "PlayCancelledError",
     "PlayTimeoutError",
     "RecordError",
     "RequestError",
@@ -67,6 +69,10 @@ class ArenaError(LegosError, RuntimeError):
 
 class PlayTimeoutError(LegosError, TimeoutError):
     """A play that took longer than its arena allows; the step goes on without it."""
+
+
+class PlayCancelledError(LegosError, RuntimeError):
+    """A play in which something that it awaited was cancelled; the step goes on without it."""
 
 
 class CheckpointError(LegosError, RuntimeError):

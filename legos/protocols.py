@@ -1,8 +1,8 @@
 """Every seam of the kit on one page: what each part expects of its neighbours.
 
-    tasks → Arena.play → Episode → credit → Sample → queue → pack → Batch → Backend → Adapter v+1
+    tasks → Player → group of Episodes → credit → Samples → Buffer → Backend → Adapter v+1
                ↑ Matchmaker.seats
-               ↑ Seat.ask → Client → Engine ←────────── Publisher ←───────────────────────┘
+               ↑ Seat.ask → Client → Engine ←────────── Publisher ←─────────────┘
 
 The fakes for tests are in ``legos.testing``.
 """
@@ -111,7 +111,7 @@ class Matchmaker(Protocol):
         ...
 
     def record(self, episode: Episode) -> None:
-        """Take note of a play that ended or failed; in the order of the plays of a step.
+        """Take note of a play that ended or failed, when its group has ended.
 
         Plays of an evaluation and plays that another play spawned are not recorded.
         """
@@ -242,7 +242,12 @@ class Publisher(Protocol):
 
 
 class CreditAssigner(Protocol):
-    """Rewards to advantages; one file each in ``legos/credit``."""
+    """Rewards to advantages; one file each in ``legos/credit``.
+
+    A rule gets the episodes of one group, which are of one task. One that compares plays of
+    different tasks, or keeps baselines that move once a step, has ``needs_step = True`` and gets
+    the episodes of a whole step's worth of tasks (``Arena.tasks_per_step``).
+    """
 
     def assign(self, episodes: Sequence[Episode]) -> Sequence[Mapping[str, Sequence[float]]]:
         """One mapping per episode: trained role -> one advantage per turn of its rollout."""

@@ -1,12 +1,13 @@
 """The base class of what people write: tasks, roles, and one coroutine that plays."""
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from legos.arena.checks import check_arena, checked_seats, checked_tasks
+from legos.arena.checks import check_arena, checked_seats
+from legos.arena.cursor import TaskCursor
 from legos.arena.matchmaker import ArenaSeats
+from legos.arena.step import play_step
 from legos.arena.table import Table
 from legos.data.episode import Task
 from legos.data.message import Sampling
@@ -20,7 +21,6 @@ __all__ = ["Arena", "IllegalMove"]
 
 IllegalMove = Literal["forfeit", "retry", "random"]
 SEATING = 0  # the stream of a play's random numbers that its seats are drawn from
-_Start = tuple[int, int]  # tasks drawn and plays started before a step
 
 
 class Arena:
@@ -69,11 +69,7 @@ class Arena:
         self.matchmaker: Matchmaker = matchmaker or ArenaSeats()
         self.temperature = temperature
         self.seed = seed
-        self._tasks_drawn = 0
-        self._plays_started = 0
-        self._task_stream: Iterator[Task] | None = None
-        self._unfinished: list[_Start] = []  # steps that are being played, or were cancelled
-        self._again: list[_Start] = []  # steps that a resumed run plays again
+        self.cursor = TaskCursor(self)
 
     @property
     def name(self) -> str:
@@ -140,91 +136,24 @@ class Arena:
             concurrency: plays that go on at once.
 
         Raises:
-            ArenaError: no credit assigner, no tasks, an attribute that makes no sense, or every
-                play failed.
+            ArenaError: no credit assigner, no tasks, an attribute that makes no sense, a play that
+                breaks the rules for plays, or every play failed.
         """
-        from legos.arena.step import play_step
-
         check_arena(self)
-        start = self._again.pop(0) if self._again else (self._tasks_drawn, self._plays_started)
-        self._unfinished.append(start)
-        try:
-            batch = await play_step(self, self._plays(start), concurrency)
-        except Exception:  # but not where the step was cancelled: then it is played again
-            self._unfinished.remove(start)
-            raise
-        self._unfinished.remove(start)
-        return batch
-
-    def next_plays(self) -> list[tuple[Task, int]]:
-        """The next step's tasks, each ``group_size`` times, with the seed of each play."""
-        return self._plays((self._tasks_drawn, self._plays_started))
-
-    def plays_from(self, seed: int, number: int) -> list[tuple[Task, int]]:
-        """The first plays under another seed, one of each task; a finite list starts again.
-
-        Nothing of the arena's own position moves, so an evaluation plays the same every time.
-
-        Args:
-            seed: of the tasks and of the plays.
-            number: of plays.
-
-        Raises:
-            ArenaError: ``tasks`` failed, or yields none.
-        """
-        tasks = islice(self._stream(skip=0, seed=seed), number)
-        return [(task, mix(seed, index)) for index, task in enumerate(tasks)]
+        return await play_step(self, self.cursor, self.credit_assigner, concurrency)
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs: how far tasks are played, what credit and matchmaker keep."""
         credit = self.credit_assigner.state() if self.credit_assigner else {}
         return {
-            "tasks_drawn": self._tasks_drawn,
-            "plays_started": self._plays_started,
-            "unfinished": [list(start) for start in (*self._unfinished, *self._again)],
+            "cursor": self.cursor.state(),
             "credit": credit,
             "matchmaker": self.matchmaker.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what ``state`` returned."""
-        self._tasks_drawn = state["tasks_drawn"]
-        self._plays_started = state["plays_started"]
-        self._task_stream = None
-        self._again = [(task, play) for task, play in state["unfinished"]]
+        self.cursor.restore(state["cursor"])
         if self.credit_assigner:
             self.credit_assigner.restore(state["credit"])
         self.matchmaker.restore(state["matchmaker"])
-
-    def _plays(self, start: _Start) -> list[tuple[Task, int]]:
-        """A step's plays: of the next step, or of one that began before the run was resumed.
-
-        Raises:
-            ArenaError: ``tasks`` failed, or yields none.
-        """
-        first_task, first_play = start
-        new = first_task == self._tasks_drawn
-        stream = self._task_stream if new else self._stream(skip=first_task, seed=self.seed)
-        if stream is None:
-            stream = self._task_stream = self._stream(skip=first_task, seed=self.seed)
-        tasks = [next(stream) for _ in range(self.tasks_per_step)]
-        plays = [task for task in tasks for _ in range(self.group_size)]
-        if new:
-            self._tasks_drawn += len(tasks)
-            self._plays_started += len(plays)
-        return [(task, mix(self.seed, first_play + n)) for n, task in enumerate(plays)]
-
-    def _stream(self, *, skip: int, seed: int) -> Iterator[Task]:
-        """Tasks of epoch 0, 1, ... without the first ``skip``."""
-        epoch = 0
-        while True:
-            empty = True
-            for task in checked_tasks(self, random.Random(mix(seed, epoch))):
-                empty = False
-                if skip:
-                    skip -= 1
-                else:
-                    yield task
-            if empty:
-                raise ArenaError(f"arena {self.name!r} has no tasks; tasks(rng) yielded none")
-            epoch += 1

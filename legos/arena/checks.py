@@ -6,15 +6,13 @@ import random
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from legos.arena.answer import Reply
+from legos.arena.playable import Playable
 from legos.data.episode import Task
 from legos.errors import ArenaError, LegosError, did_you_mean
 from legos.protocols import Seat
-
-if TYPE_CHECKING:
-    from legos.arena.arena import Arena
 
 __all__ = [
     "check_arena",
@@ -42,14 +40,14 @@ def shown(value: object) -> str:
     return text if value is None else f"{text}, {article} {kind}"
 
 
-def check_arena(arena: "Arena") -> None:
+def check_arena(arena: Playable) -> None:
     """Refuse an arena whose attributes or methods cannot be used.
 
     Raises:
         ArenaError: naming the attribute or the method, and what to write.
     """
     kind, given = type(arena), vars(arena)
-    if "_task_stream" not in given:
+    if "cursor" not in given:
         raise ArenaError(
             f"{kind.__name__}.__init__ does not call super().__init__(client, credit_assigner=..., "
             "temperature=..., seed=...); take these arguments and pass them on"
@@ -102,7 +100,7 @@ def check_roles(roles: object, owner: str) -> None:
         raise ArenaError(f"roles of {owner} is {roles!r}; expected one name or more, each once")
 
 
-def checked_tasks(arena: "Arena", rng: random.Random) -> Iterator[Task]:
+def checked_tasks(arena: Playable, rng: random.Random) -> Iterator[Task]:
     """The arena's tasks, in order.
 
     Raises:

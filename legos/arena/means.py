@@ -6,8 +6,9 @@ from statistics import fmean
 from typing import Any
 
 from legos.data.episode import Episode
+from legos.data.sample import TrainingBatch
 
-__all__ = ["RESERVED", "play_figures", "step_metrics", "with_children"]
+__all__ = ["RESERVED", "merged_metrics", "play_figures", "step_metrics", "with_children"]
 
 RESERVED = frozenset(
     {
@@ -29,12 +30,14 @@ RewardMeans = Mapping[str, float]
 ``reward``: both together, the return (not discounted) that credit is given for."""
 
 
-def _reward_means(played: Sequence[Episode]) -> tuple[RewardMeans, dict[str, RewardMeans]]:
-    """Mean rewards of plays that ended.
+Rewards = Sequence[tuple[float, float]]  # (play reward, turn rewards) of seats
+
+
+def _rewards(played: Sequence[Episode]) -> tuple[Rewards, Mapping[str, Rewards]]:
+    """Rewards of plays that ended.
 
     Returns:
-        Over every trained seat of every play, empty where no seat is trained; and by role, whoever
-        sat there.
+        Of every trained seat of every play; and by role, whoever sat there.
     """
     trained: list[tuple[float, float]] = []
     by_role: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -46,7 +49,7 @@ def _reward_means(played: Sequence[Episode]) -> tuple[RewardMeans, dict[str, Rew
             by_role[role].append(parts)
             if rollout and rollout.policy:
                 trained.append(parts)
-    return _means(trained), {role: _means(parts) for role, parts in by_role.items()}
+    return trained, by_role
 
 
 def _metric_means(played: Sequence[Episode]) -> dict[str, float]:
@@ -58,26 +61,52 @@ def _metric_means(played: Sequence[Episode]) -> dict[str, float]:
     return {name: value / len(played) for name, value in sums.items()}
 
 
-def step_metrics(episodes: Sequence[Episode], breaks: int) -> dict[str, float]:
-    """What a step logs of its plays, flat names.
+def step_metrics(
+    episodes: Sequence[Episode], breaks: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """What is logged of plays, flat names.
 
     Args:
         episodes: all plays, spawned ones included, whether they ended or not.
         breaks: prompts that did not go on from what was said.
+
+    Returns:
+        The metrics, and the number of values behind each of them that is a mean.
     """
     played = [episode for episode in episodes if not episode.error and not episode.void]
-    trained, by_role = _reward_means(played)
-    metrics = {f"{name}_mean": mean for name, mean in trained.items()}
-    for role, means in by_role.items():
-        metrics |= {f"{name}/{role}": mean for name, mean in means.items()}
-    metrics |= {f"arena/{name}": mean for name, mean in _metric_means(played).items()}
+    trained, by_role = _rewards(played)
+    metrics: dict[str, float] = {}
+    weights: dict[str, float] = {}
+    for form, parts in (("{}_mean", trained), *((f"{{}}/{r}", p) for r, p in by_role.items())):
+        means = {form.format(name): mean for name, mean in _means(parts).items()}
+        metrics |= means
+        weights |= dict.fromkeys(means, float(len(parts)))
+    own = {f"arena/{name}": mean for name, mean in _metric_means(played).items()}
+    own["arena/illegal"] = _illegal_share(played) or 0.0
+    metrics |= own
+    weights |= dict.fromkeys(own, float(len(played)))
     return metrics | {
         "arena/episodes": float(len(episodes)),
         **{f"arena/{name}": float(count) for name, count in _unfinished(episodes).items()},
-        "arena/illegal": _illegal_share(played) or 0.0,
         "arena/turns": float(sum(len(r.turns) for e in played for r in e.rollouts)),
         "arena/token_breaks": float(breaks),
-    }
+    }, weights
+
+
+def merged_metrics(batches: Sequence[TrainingBatch]) -> dict[str, float]:
+    """Metrics of batches as those of one: means weighted by their values, counts added up."""
+    merged: dict[str, float] = {}
+    for name in sorted({name for batch in batches for name in batch.metrics}):
+        having = [batch for batch in batches if name in batch.metrics]
+        if all(name not in batch.weights for batch in having):
+            merged[name] = sum(batch.metrics[name] for batch in having)
+        elif len(having) == 1:
+            merged[name] = having[0].metrics[name]
+        else:
+            weights = [batch.weights.get(name, 0.0) for batch in having]
+            total = sum(w * b.metrics[name] for w, b in zip(weights, having, strict=True))
+            merged[name] = total / (sum(weights) or 1.0)
+    return merged
 
 
 def play_figures(episodes: Sequence[Episode]) -> dict[str, Any]:
@@ -87,15 +116,17 @@ def play_figures(episodes: Sequence[Episode]) -> dict[str, Any]:
         episodes: all plays, spawned ones included, whether they ended or not.
 
     Returns:
-        Mean rewards as of ``_reward_means``, in all (``reward_mean``) and by role (``reward``); the
+        Mean rewards (see ``RewardMeans``), in all (``reward_mean``) and by role (``reward``); the
         arena's own numbers (``metric``); shares of plays that a role forfeited and of plays with
         an illegal answer; share of the trained seats' turns that the token limit cut short; counts
         of plays, of failed ones, of those that failed by their time limit or by an endpoint, and of
-        void ones. None:
-        there is nothing to take a mean of, or no turn has a reward and so a reward has no parts.
+        void ones. None: there is nothing to take a mean of, or no turn has a reward and so a
+        reward has no parts.
     """
     played = [episode for episode in episodes if not episode.error and not episode.void]
-    trained, by_role = _reward_means(played)
+    rewards, rewards_by_role = _rewards(played)
+    trained = _means(rewards)
+    by_role = {role: _means(parts) for role, parts in rewards_by_role.items()}
     rollouts = [rollout for episode in episodes for rollout in episode.rollouts]
     split = any(turn.reward is not None for rollout in rollouts for turn in rollout.turns)
     figures: dict[str, Any] = {}

@@ -1,10 +1,10 @@
-"""One step of an arena: play many tasks at once, give credit, account for every token."""
+"""Plays of an arena, many at once: what they share, how each ends, and the step of an arena."""
 
 import asyncio
 import logging
 import traceback
-from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import isasyncgen, isawaitable
@@ -13,95 +13,149 @@ from typing import Any, cast
 
 from msgspec.structs import replace as changed
 
-from legos.arena.arena import Arena
 from legos.arena.checks import check_arena, checked_rewards
+from legos.arena.credited import batch_of
+from legos.arena.cursor import TaskCursor
 from legos.arena.endings import Draw, Forfeit, Void
-from legos.arena.groups import check_episodes, check_tasks
-from legos.arena.means import step_metrics, with_children
+from legos.arena.means import with_children
+from legos.arena.playable import Playable
 from legos.arena.table import Table
 from legos.arena.watch import Watch
-from legos.data.episode import Episode, Failure, Rollout, Task
-from legos.data.names import adapter_name
-from legos.data.sample import Sample, TrainingBatch, samples_of_rollout
+from legos.data.episode import Episode, Failure, Task
+from legos.data.sample import TrainingBatch
 from legos.errors import (
     ArenaError,
     EndpointError,
     EngineError,
     LegosError,
     PlayTimeoutError,
-    RecordError,
     did_you_mean,
 )
 from legos.protocols import CreditAssigner, Seat
 
-__all__ = ["batch_of", "failures", "play_all", "play_step"]
+__all__ = [
+    "Stage",
+    "failures",
+    "play_all",
+    "play_each",
+    "play_step",
+    "required_credit",
+    "stage_of",
+    "warn_of",
+]
 
 logger = logging.getLogger(__name__)
 HOME = Path(__file__).parents[1]  # where the kit's own code is
 
 
 async def play_step(
-    arena: Arena, plays: Sequence[tuple[Task, int]], concurrency: int
+    arena: Playable, cursor: TaskCursor, credit: CreditAssigner | None, concurrency: int
 ) -> TrainingBatch:
-    """Play tasks, at most ``concurrency`` at once, and turn the episodes into a batch.
+    """Play the next round of tasks and turn the episodes into a batch.
+
+    Args:
+        arena: what is played.
+        cursor: its position; a round that is cut off is played again.
+        credit: turns rewards into advantages.
+        concurrency: plays that go on at once.
 
     Raises:
-        ArenaError: no credit assigner, no concurrency, two tasks with one id, or every play failed
-            by itself (not by an endpoint or its time limit); the message holds the first failure.
+        ArenaError: no credit assigner, no concurrency, two tasks with one id, a play that breaks
+            the rules for plays, or every play failed by itself (not by an endpoint or its time
+            limit); the message holds the first failure.
         EngineError: what generates has died.
     """
-    if arena.credit_assigner is None:
+    credit = required_credit(arena, credit)
+    if concurrency < 1:
+        raise ArenaError(f"concurrency is {concurrency}; expected at least 1 play at once")
+    group = cursor.next_group("round")
+    try:
+        episodes = await play_all(arena, group.plays, asyncio.Semaphore(concurrency))
+    except BaseException:
+        cursor.give_back(group)
+        raise
+    cursor.finish(group)
+    for episode in episodes:
+        arena.matchmaker.record(episode)
+    if all(episode.failure == "failed" for episode in episodes):
+        raise ArenaError(failures(len(episodes), episodes))
+    warn_of(episodes)
+    return batch_of(episodes, credit, num_tasks=group.num_tasks)
+
+
+def required_credit(arena: Playable, credit: CreditAssigner | None) -> CreditAssigner:
+    """The arena's credit rule.
+
+    Raises:
+        ArenaError: it has none.
+    """
+    if credit is None:
         raise ArenaError(
             f"arena {arena.name!r} has no credit assigner; "
             f"make it with {type(arena).__name__}(client, credit_assigner=GRPOCredit())"
         )
-    if concurrency < 1:
-        raise ArenaError(f"concurrency is {concurrency}; expected at least 1 play at once")
-    check_tasks(arena.name, (task for task, _ in plays))
-    episodes = await play_all(arena, plays, asyncio.Semaphore(concurrency))
-    for episode in episodes:
-        arena.matchmaker.record(episode)
-    if failure := failures(arena, episodes):
-        if all(episode.failure == "failed" for episode in episodes):
-            raise ArenaError(failure)
-        logger.warning("%s", failure)
-    ended = [episode for episode in episodes if not episode.error and not episode.void]
-    if ended and not any(r.turns for e in with_children(ended) for r in e.rollouts):
-        logger.warning(
-            "no seat was asked in the %d plays of a step of arena %r, so there is nothing to train "
-            "on; is `await` missing before t.ask(...)?",
-            len(ended),
-            arena.name,
-        )
-    return batch_of(episodes, arena.credit_assigner)
+    return credit
 
 
-def failures(arena: Arena, episodes: Sequence[Episode]) -> str:
-    """How many plays failed, and the first one's error; empty where none did."""
-    failed = [episode for episode in episodes if episode.error]
-    if not failed:
-        return ""
+def failures(num_plays: int, failed: Sequence[Episode]) -> str:
+    """How many of some plays failed, and the error of the first that did."""
+    first = failed[0]
     return (
-        f"{len(failed)} of {len(episodes)} plays of arena {arena.name!r} failed; the first, of "
-        f"task {failed[0].task.id!r}:\n{failed[0].error}"
+        f"{len(failed)} of {num_plays} plays of arena {first.arena!r} failed; the first, of "
+        f"task {first.task.id!r}:\n{first.error}"
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
+def warn_of(episodes: Sequence[Episode], *, where: str = "") -> None:
+    """Log how many plays failed, and that there is nothing to train on where no seat was asked."""
+    if failed := [episode for episode in episodes if episode.error]:
+        logger.warning("%s%s", where, failures(len(episodes), failed))
+    ended = [episode for episode in episodes if not episode.error and not episode.void]
+    if ended and not any(r.turns for e in with_children(ended) for r in e.rollouts):
+        logger.warning(
+            "%sno seat was asked in %d plays of arena %r, so there is nothing to train on; is "
+            "`await` missing before t.ask(...)?",
+            where,
+            len(ended),
+            ended[0].arena,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
     """What plays that go on together share, spawned ones included."""
 
     watch: Watch
-    slots: asyncio.Semaphore
-    temperature: float | None  # of trained seats; None: what each seat has
+    slots: asyncio.Semaphore  # one for each play that goes on
+    temperature: float | None = None  # of trained seats; None: what each seat has
+    adapter: str | None = None  # that answers for trained seats; None: what each seat has
+
+
+@contextmanager
+def stage_of(
+    arena: Playable,
+    slots: asyncio.Semaphore,
+    *,
+    temperature: float | None = None,
+    adapter: str | None = None,
+) -> Generator[Stage]:
+    """Within the block plays of an arena can go on, under its time limits.
+
+    Raises:
+        ArenaError: an attribute of the arena makes no sense.
+    """
+    check_arena(arena)
+    with Watch(arena) as watch:
+        yield Stage(watch=watch, slots=slots, temperature=temperature, adapter=adapter)
 
 
 async def play_all(
-    arena: Arena,
+    arena: Playable,
     plays: Sequence[tuple[Task, int]],
     slots: asyncio.Semaphore,
     *,
     temperature: float | None = None,
+    adapter: str | None = None,
 ) -> list[Episode]:
     """Play tasks, each with the seed of its play; episodes in their order.
 
@@ -110,24 +164,29 @@ async def play_all(
         plays: tasks and seeds.
         slots: how many plays may go on at once, spawned ones included.
         temperature: of trained seats, in spawned plays too; None: what each seat has.
+        adapter: that answers for trained seats, in spawned plays too; None: what each seat has.
 
     Raises:
-        ArenaError: an attribute of the arena makes no sense.
+        ArenaError: an attribute of the arena makes no sense, or a play breaks the rules for plays.
         EngineError: what generates has died.
     """
-    check_arena(arena)
-    with Watch(arena) as watch:
-        return await _play_each(_Round(watch, slots, temperature), arena, plays)
+    with stage_of(arena, slots, temperature=temperature, adapter=adapter) as stage:
+        return await play_each(stage, arena, plays)
 
 
-async def _play_each(
-    together: _Round, arena: Arena, plays: Sequence[tuple[Task, int]]
+async def play_each(
+    stage: Stage, arena: Playable, plays: Sequence[tuple[Task, int]]
 ) -> list[Episode]:
-    """Play tasks of a step, or children of one of its plays."""
+    """Play tasks of a group, or children of one of its plays.
+
+    Raises:
+        ArenaError: a play breaks the rules for plays.
+        EngineError: what generates has died.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             running = [
-                group.create_task(_play_one(together, arena, task, seed)) for task, seed in plays
+                group.create_task(_play_one(stage, arena, task, seed)) for task, seed in plays
             ]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
@@ -138,25 +197,31 @@ async def _play_each(
     return [task.result() for task in running]
 
 
-async def _play_one(together: _Round, arena: Arena, task: Task, seed: int) -> Episode:
+async def _play_one(stage: Stage, arena: Playable, task: Task, seed: int) -> Episode:
     """Play one task; what goes wrong inside the play becomes the episode's ``error``.
 
     Raises:
+        ArenaError: the arena's code breaks the rules for plays (no reward for a role, a role that
+            does not exist, a prompt that is no text), which it would do again in other plays.
         EngineError: what generates has died, so no other play can go on either.
     """
-    async with together.slots:
+    async with stage.slots:
         table: Table | None = None
         rewards: Mapping[str, float] = {}
         error: str | None = None
         failure: Failure | None = None
         void = False
         try:
-            table = _table(together, arena, task, seed)
-            with together.watch.over(arena, table):
+            table = _table(stage, arena, task, seed)
+            with stage.watch.over(arena, table):
                 rewards = await _rewards(arena, table)
         except Exception as raised:  # a failed play is data: counted, shown, never trained on
             ending = _ending(raised)
             if isinstance(ending, EngineError):
+                raise ending from None
+            if isinstance(ending, ArenaError):
+                where = f"in a play of task {task.id!r} of arena {arena.name!r}"
+                ending.add_note(f"{where}\n{_own_line(raised)}".rstrip())
                 raise ending from None
             if table is not None and isinstance(ending, Void):
                 void = True
@@ -178,13 +243,11 @@ async def _play_one(together: _Round, arena: Arena, task: Task, seed: int) -> Ep
         )
 
 
-def _table(together: _Round, arena: Arena, task: Task, seed: int) -> Table:
+def _table(stage: Stage, arena: Playable, task: Task, seed: int) -> Table:
     seats = arena.seated(task, seed)
-    if (temperature := together.temperature) is not None:
-        seats = {role: _tempered(seat, temperature) for role, seat in seats.items()}
     return Table(
         task,
-        seats,
+        {role: _seated(seat, stage) for role, seat in seats.items()},
         seed=seed,
         system=arena.system,
         remember=arena.remember,
@@ -192,19 +255,24 @@ def _table(together: _Round, arena: Arena, task: Task, seed: int) -> Table:
         illegal=arena.illegal,
         retries=arena.retries,
         restrict_choices=arena.restrict_choices,
-        slots=together.slots,
-        spawn=partial(_play_each, together),
+        slots=stage.slots,
+        spawn=partial(play_each, stage),
     )
 
 
-def _tempered(seat: Seat, temperature: float) -> Seat:
-    """A trained seat at another temperature; any other one as it is."""
+def _seated(seat: Seat, stage: Stage) -> Seat:
+    """A trained seat with the adapter and at the temperature of the stage; any other as it is."""
     if seat.policy is None:
         return seat
-    return replace(seat, sampling=changed(seat.sampling, temperature=temperature))
+    temperature = seat.sampling.temperature if stage.temperature is None else stage.temperature
+    return replace(
+        seat,
+        adapter=stage.adapter or seat.adapter,
+        sampling=changed(seat.sampling, temperature=temperature),
+    )
 
 
-async def _rewards(arena: Arena, table: Table) -> Mapping[str, float]:
+async def _rewards(arena: Playable, table: Table) -> Mapping[str, float]:
     """Play to the end, and return the rewards; a draw and a forfeit are ends as others are."""
     source = f"play() of arena {arena.name!r}"
     try:
@@ -237,13 +305,18 @@ def _awaitable(played: Any, source: str) -> Awaitable[Any]:
 def _story(error: Exception) -> str:
     """A failure as text: of what the kit refuses, where the arena's own code asked for it."""
     if isinstance(error, LegosError):
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if not Path(frame.filename).is_relative_to(HOME)]
-        return f"{type(error).__name__}: {error}\n{''.join(traceback.format_list(own[-1:]))}"
+        return f"{type(error).__name__}: {error}\n{_own_line(error)}"
     story = "".join(traceback.format_exception(error, limit=-4))
     if "coroutine" in str(error):
         story += "is `await` missing? Write reply = await t.ask(...)\n"
     return story
+
+
+def _own_line(error: Exception) -> str:
+    """The innermost line of the arena's own code that an error went through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not Path(frame.filename).is_relative_to(HOME)]
+    return "".join(traceback.format_list(own[-1:]))
 
 
 def _failure_of(ending: Exception) -> Failure:
@@ -259,113 +332,6 @@ def _ending(error: Exception) -> Exception:
         return error
     group = cast("ExceptionGroup[Exception]", error)
     errors = [_ending(each) for each in group.exceptions]
-    failures = [each for each in errors if not isinstance(each, Draw | Forfeit | Void)]
-    dead = [each for each in failures if isinstance(each, EngineError)]
-    return (dead or failures or errors)[0]
-
-
-def batch_of(episodes: Sequence[Episode], credit: CreditAssigner) -> TrainingBatch:
-    """Credit and samples of a step's episodes, children included, every token accounted for.
-
-    Raises:
-        ArenaError: the credit rule failed, or gave no advantage for each trained turn, or would
-            compare plays of different tasks.
-    """
-    flat = list(with_children(episodes))
-    played = [episode for episode in flat if not episode.error and not episode.void]
-    check_episodes(flat, credit)
-    samples: list[Sample] = []
-    discarded: Counter[str] = Counter()
-    breaks = 0
-    complaints: list[str] = []
-    alone = getattr(credit, "singletons", 0)
-    for episode, advantages in zip(played, _assigned(credit, played), strict=True):
-        for rollout in episode.rollouts:
-            if not rollout.policy or not rollout.turns:
-                continue
-            reason = _untrainable(rollout)
-            why = reason or ""
-            group = f"{episode.arena}/{episode.task.id}"
-            name = f"{group}/{episode.seed}/{rollout.role}"
-            try:
-                if reason is None:
-                    given = _per_turn(advantages, rollout, credit)
-                    made, broken = samples_of_rollout(rollout, given, group=group, name=name)
-                    samples += made
-                    breaks += broken
-            except RecordError as error:  # what an endpoint or an arena reports is data
-                reason, why = "invalid", f"invalid, {error}"
-            if reason is not None:
-                discarded[reason] += rollout.num_tokens
-                complaints.append(f"rollout {name} is discarded: {why}")
-    if complaints:
-        logger.warning("%s (%d such rollouts in this step)", complaints[0], len(complaints))
-    singletons = {"credit/singletons": float(getattr(credit, "singletons", 0) - alone)}
-    for episode in flat:
-        if episode.error or episode.void:
-            tokens = sum(r.num_tokens for r in episode.rollouts if r.policy)
-            discarded[episode.failure or "void"] += tokens
-    return TrainingBatch(
-        samples=tuple(samples),
-        episodes=tuple(episodes),
-        tokens_generated=sum(episode.num_tokens for episode in episodes),
-        tokens_discarded=dict(discarded),
-        metrics=step_metrics(flat, breaks) | singletons,
-    )
-
-
-def _assigned(
-    credit: CreditAssigner, played: Sequence[Episode]
-) -> Sequence[Mapping[str, Sequence[float]]]:
-    """What a credit rule gives, one mapping per play.
-
-    Raises:
-        ArenaError: it failed, or gave another number of mappings.
-        LegosError: it refuses the rewards.
-    """
-    rule = type(credit).__name__
-    try:
-        assigned = list(credit.assign(played))
-    except LegosError:
-        raise
-    except Exception as error:  # a rule of one's own may raise anything
-        story = "".join(traceback.format_exception(error, limit=-4))
-        raise ArenaError(f"credit rule {rule} failed:\n{story}") from error
-    if len(assigned) != len(played):
-        raise ArenaError(
-            f"credit rule {rule} gave {len(assigned)} mappings for {len(played)} plays; "
-            "assign(episodes) returns one for each of them, in their order"
-        )
-    return assigned
-
-
-def _per_turn(
-    advantages: Mapping[str, Sequence[float]], rollout: Rollout, credit: CreditAssigner
-) -> list[float]:
-    """A rollout's advantages as plain numbers.
-
-    Raises:
-        ArenaError: they are not one number for each of its turns.
-    """
-    try:
-        values = [float(advantage) for advantage in advantages[rollout.role]]
-    except (KeyError, IndexError, TypeError, ValueError):
-        values = None
-    if values is None or len(values) != len(rollout.turns):
-        raise ArenaError(
-            f"credit rule {type(credit).__name__} gave {advantages!r} for a play in which "
-            f"{rollout.role!r} had {len(rollout.turns)} turns; expected a mapping from each "
-            "trained role to one number per turn, as legos.protocols.CreditAssigner says"
-        )
-    return values
-
-
-def _untrainable(rollout: Rollout) -> str | None:
-    """Why a rollout's completions cannot be trained on, or None."""
-    if any(adapter_name(turn.completion.adapter) != rollout.policy for turn in rollout.turns):
-        return "wrong_adapter"
-    if any(turn.completion.filtered for turn in rollout.turns):
-        return "sampling_filters"
-    if not all(turn.completion.trainable for turn in rollout.turns):
-        return "no_logprobs"
-    return None
+    failed = [each for each in errors if not isinstance(each, Draw | Forfeit | Void)]
+    grave = [each for each in failed if isinstance(each, EngineError | ArenaError)]
+    return (grave or failed or errors)[0]

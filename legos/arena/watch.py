@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from legos.arena.arena import Arena
+from legos.arena.playable import Playable
 from legos.arena.table import Table
-from legos.errors import ArenaError, PlayTimeoutError
+from legos.errors import PlayCancelledError, PlayTimeoutError
 
 __all__ = ["Watch"]
 
@@ -26,7 +26,7 @@ TICK_S = 1.0  # at most so long between two looks
 class _Play:
     """One play that goes on."""
 
-    arena: Arena
+    arena: Playable
     table: Table
     task: "asyncio.Task[Any]"
     age_s: float = 0.0  # without the time in which it waited for plays that it spawned
@@ -43,15 +43,15 @@ class _Play:
 
 
 class Watch:
-    """Looks at the plays of a step, children included, about once a second.
+    """Looks at the plays that go on, children included, about once a second.
 
     A thread keeps the time, so that it also sees a play that blocks the event loop, where nothing
     else can run. Only time in which the process ran counts: a laptop that slept, or a process that
     was stopped, has not used up the limit of its plays.
     """
 
-    def __init__(self, arena: Arena) -> None:
-        """Watch the plays of one step.
+    def __init__(self, arena: Playable) -> None:
+        """Watch the plays of an arena.
 
         Args:
             arena: what is played; a child's own ``play_timeout_s`` holds for the child.
@@ -84,24 +84,26 @@ class Watch:
         self._thread.join()
 
     @contextmanager
-    def over(self, arena: Arena, table: Table) -> Generator[None]:
+    def over(self, arena: Playable, table: Table) -> Generator[None]:
         """Within the block a play goes on, in the current task.
 
         Raises:
             PlayTimeoutError: it exceeded its time limit and was cancelled.
-            ArenaError: something that it awaited was cancelled, and not the play.
+            PlayCancelledError: something that it awaited was cancelled, and not the play.
         """
         task = asyncio.current_task()
         assert task is not None, "a play runs in a task"
         play = _Play(arena, table, task)
+        if not self._plays:  # nothing was waited for
+            self._quiet_s, self._report_at = 0.0, self._arena.report_after_s
         self._plays.add(play)
         try:
             yield
         except asyncio.CancelledError as error:
-            if task.cancelling() > play.cancels:  # the step is cancelled
+            if task.cancelling() > play.cancels:  # it is cancelled from outside
                 raise
             if not play.cancels:
-                raise ArenaError(
+                raise PlayCancelledError(
                     "play() raised CancelledError, but nobody has cancelled the play: something "
                     "that it awaits was cancelled; catch asyncio.CancelledError where it awaits it"
                 ) from error
@@ -191,7 +193,7 @@ def _callers(frame: FrameType | None) -> Iterator[FrameType]:
     return reversed(found)
 
 
-def _place(frames: Iterator[FrameType], arena: Arena) -> str:
+def _place(frames: Iterator[FrameType], arena: Playable) -> str:
     """The innermost line in the arena's own file, else the innermost of all."""
     module = sys.modules.get(type(arena).__module__)
     own = getattr(module, "__file__", None)

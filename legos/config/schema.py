@@ -162,7 +162,8 @@ class PlayConfig(Settings):
     is rendered again from its messages, and a template that rewrites earlier answers breaks the
     sample; none: the arena's own choice."""
     concurrency: int = knob(256, unit="episodes", ge=1)
-    """Plays that run at the same time. Lower it to save memory."""
+    """Plays that run at the same time for each step's worth of tasks; loop.step_concurrency says
+    how many of those. Lower it to save memory."""
     options: dict[str, Any] = knob({})
     """Arguments of the arena's constructor, by name (--play.options.NAME VALUE)."""
 
@@ -172,8 +173,8 @@ class LoopConfig(Settings):
 
     steps: int = knob(200, unit="optimiser steps", ge=1)
     """Length of the run."""
-    step_concurrency: int = knob(2, unit="batches", ge=1, le=64)
-    """Training batches that are played at the same time."""
+    step_concurrency: int = knob(2, unit="steps", ge=1, le=64)
+    """Steps' worth of tasks (play.tasks_per_step) that are played at the same time."""
     deterministic: bool = knob(False)
     """Make the run repeat bit for bit: generation and training take turns on one thread. Sets
     staleness_limit to 0 and step_concurrency to 1."""
@@ -200,7 +201,7 @@ class LoopConfig(Settings):
     """Plays of each step that are written to episodes.jsonl."""
     max_failed_share: float = knob(0.9, unit="share", ge=0, le=1)
     """The run ends with the first traceback when a larger share of the plays of the last ten
-    batches has failed."""
+    steps' worth of tasks has failed."""
     serve_port: int | None = knob(None, ge=0, le=65535)
     """Port of 127.0.0.1 at which the policy can be asked while it trains; 0: a free port; none: no
     server."""
@@ -253,7 +254,7 @@ class RunConfig(Settings):
         if loop.deterministic and loop.step_concurrency > 1:
             raise ConfigError(
                 f"loop.deterministic is true but loop.step_concurrency is {loop.step_concurrency}; "
-                "a deterministic run plays one batch at a time: set it to 1 or leave it out"
+                "a deterministic run plays for one step at a time: set it to 1 or leave it out"
             )
         if play.group_size == 1 and play.credit not in (None, *WITHOUT_GROUPS):
             raise ConfigError(

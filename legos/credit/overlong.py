@@ -56,6 +56,11 @@ class OverlongPenalty:
         return getattr(self._credit, "singletons", 0)
 
     @property
+    def needs_step(self) -> bool:
+        """Whether the rule needs a whole step's worth of tasks."""
+        return getattr(self._credit, "needs_step", False)
+
+    @property
     def scope(self) -> Scope | None:
         """Which plays the rule compares, where it says so."""
         return getattr(self._credit, "scope", None)

@@ -21,6 +21,8 @@ class RAECredit:
     Source: SPIRAL, arXiv:2506.24119, section 3.3.
     """
 
+    needs_step = True
+
     def __init__(self, *, decay: float = 0.95) -> None:
         if not 0.0 <= decay < 1.0:
             raise ConfigError(f"decay is {decay}; expected 0 <= decay < 1")

@@ -23,10 +23,12 @@ class TurnComparison(Singletons):
 
     Attributes:
         discount: what a reward one turn later is worth.
+        needs_step: whether turns of different tasks have the same key.
     """
 
-    def __init__(self, key: Key, *, discount: float = 1.0) -> None:
+    def __init__(self, key: Key, *, discount: float = 1.0, needs_step: bool = False) -> None:
         super().__init__()
+        self.needs_step = needs_step
         if not 0.0 <= discount <= 1.0:
             raise ConfigError(f"discount is {discount}; expected 0 <= discount <= 1")
         self._key = key

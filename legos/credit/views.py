@@ -24,4 +24,4 @@ def SameViewCredit(*, discount: float = 1.0) -> TurnComparison:  # noqa: N802 - 
     def key(episode: Episode, rollout: Rollout, turn: int) -> Hashable:
         return episode.arena, rollout.role, rollout.turns[turn].completion.prompt_ids
 
-    return TurnComparison(key, discount=discount)
+    return TurnComparison(key, discount=discount, needs_step=True)

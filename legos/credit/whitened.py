@@ -39,6 +39,8 @@ class ReinforcePPCredit(Singletons):
     Source: REINFORCE++ and REINFORCE++-baseline, arXiv:2501.03262.
     """
 
+    needs_step = True
+
     def __init__(self, *, baseline: bool = False, discount: float = 1.0) -> None:
         super().__init__()
         if not 0.0 <= discount <= 1.0:

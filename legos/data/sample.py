@@ -104,7 +104,9 @@ def _is_logprob(given: Any) -> bool:
 
 
 class TrainingBatch(Struct, frozen=True, kw_only=True):
-    """What one ``arena.step`` returns: samples, not packed, and the account of every token.
+    """What the plays of some tasks gave: samples, not packed, and the account of every token.
+
+    ``arena.step`` returns one for all its tasks; in the loop each group of plays gives one.
 
     ``tokens_generated`` equals the samples' chosen tokens plus ``tokens_discarded`` of all reasons.
     """
@@ -114,6 +116,9 @@ class TrainingBatch(Struct, frozen=True, kw_only=True):
     tokens_generated: int
     tokens_discarded: Mapping[str, int] = field(default_factory=dict[str, int])  # reason -> tokens
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Number of values behind each metric that is a mean; the other metrics are counts."""
+    num_tasks: int = 1  # how many tasks were drawn for its plays
 
     def __post_init__(self) -> None:
         """Refuse a batch whose account does not balance.

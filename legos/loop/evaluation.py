@@ -1,23 +1,22 @@
 """How good a policy is at an arena: exactly where the game can be written out, else by play."""
 
 import asyncio
-import logging
 import math
 from collections.abc import Mapping
 from typing import Any, cast
 
 from legos.arena.arena import Arena
+from legos.arena.cursor import plays_from
 from legos.arena.game_arena import GameArena
 from legos.arena.means import play_figures, with_children
-from legos.arena.step import failures, play_all
+from legos.arena.step import play_all, warn_of
 from legos.data.message import Message
+from legos.data.names import POLICY
 from legos.errors import ArenaError
 from legos.exact.figures import GameReport, GameTree, decision_points, evaluate
 from legos.protocols import Scorer
 
 __all__ = ["ArenaEvaluation", "flat_figures"]
-
-logger = logging.getLogger(__name__)
 
 SEED = 0x5EED  # plays of an evaluation never meet those of training
 UNDEFINED = (  # where an arena is not written out
@@ -76,14 +75,21 @@ class ArenaEvaluation:
         """Whether the figures are computed, and nothing is played for them."""
         return self._tree is not None
 
-    async def figures(self) -> dict[str, Any]:
-        """The evaluation as JSON values; a figure that the arena does not define is None."""
-        if self._tree is not None:
-            return (await self.report()).as_dict()
-        return await self._played()
+    async def figures(self, *, adapter: str = POLICY) -> dict[str, Any]:
+        """The evaluation as JSON values; a figure that the arena does not define is None.
 
-    async def report(self) -> GameReport:
-        """Every figure of the game, from the policy's own move probabilities.
+        Args:
+            adapter: what is evaluated, under its name in the engine.
+        """
+        if self._tree is not None:
+            return (await self.report(adapter=adapter)).as_dict()
+        return await self._played(adapter)
+
+    async def report(self, *, adapter: str = POLICY) -> GameReport:
+        """Every figure of the game, from an adapter's own move probabilities.
+
+        Args:
+            adapter: what is evaluated, under its name in the engine.
 
         Raises:
             ArenaError: the arena is no game that can be written out.
@@ -96,7 +102,8 @@ class ArenaEvaluation:
         prompts = [([Message("user", point.prompt)], point.legal) for point in points]
         policy: dict[tuple[str, str], dict[str, float]] = {}
         illegal: dict[tuple[str, str], float] = {}
-        for point, scores in zip(points, await self._scorer.score(prompts), strict=True):
+        found = await self._scorer.score(prompts, adapter=adapter)
+        for point, scores in zip(points, found, strict=True):
             chances = [math.exp(score) for score in scores]
             total = sum(chances)
             key = (point.role, point.view)
@@ -107,18 +114,18 @@ class ArenaEvaluation:
             }
         return evaluate(self._tree, policy, illegal)
 
-    async def _played(self) -> dict[str, Any]:
+    async def _played(self, adapter: str) -> dict[str, Any]:
         """Means of plays that nothing is trained on, and how many of them did not end."""
         arena = self._arena
         episodes = await play_all(
             arena,
-            arena.plays_from(SEED, self._plays),
+            plays_from(arena, SEED, self._plays),
             asyncio.Semaphore(self._concurrency),
             temperature=self._temperature,
+            adapter=None if adapter == POLICY else adapter,
         )
         self.tokens_generated += sum(episode.num_tokens for episode in episodes)
-        if failure := failures(arena, episodes):
-            logger.warning("in an evaluation %s", failure)
+        warn_of(episodes, where="in an evaluation ")
         return {
             "arena": arena.name,
             **dict.fromkeys(UNDEFINED),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from legos.arena.means import merged_metrics
 from legos.data.batch import LossNormalisation, normalisation_weights
 from legos.data.sample import Sample, TrainingBatch
 from legos.data.select import Select, keep_all
@@ -123,8 +124,8 @@ class PolicyTrainer:
         """One optimiser step on batches whose tokens are in the ledger already.
 
         Args:
-            batches: from the queue.
-            queued: tokens that wait in the queue, asked after the step.
+            batches: from the buffer.
+            queued: tokens that wait in the buffer, asked after the step.
 
         Raises:
             TrainerError: there is no sample.
@@ -215,7 +216,8 @@ class PolicyTrainer:
             "samples_per_step": len(samples),
             "staleness_max": int(ages.max()),
             "staleness_mean": float(ages.mean()),
-            **_mean_metrics(step.batches),
+            "reward_mean": 0.0,
+            **merged_metrics(step.batches),
             **self.ledger.metrics(queued=queued),
             "step_s": time.perf_counter() - started,
         }
@@ -246,13 +248,3 @@ def _alone(samples: Sequence[Sample], version: int) -> "Future[list[Sample]]":
 def _longer(sample: Sample, limit: int | None) -> bool:
     """Whether what stands before a sample's last chosen token is longer than a limit."""
     return limit is not None and max(sample.positions) > limit
-
-
-def _mean_metrics(batches: Sequence[TrainingBatch]) -> dict[str, float]:
-    """Metrics of the played batches, averaged over them."""
-    names = {name for batch in batches for name in batch.metrics}
-    means = {"reward_mean": 0.0}
-    for name in sorted(names):
-        values = [batch.metrics[name] for batch in batches if name in batch.metrics]
-        means[name] = sum(values) / len(values)
-    return means

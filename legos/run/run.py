@@ -14,9 +14,10 @@ from legos.arena.arena import Arena
 from legos.data.sample import TrainingBatch
 from legos.errors import CheckpointError, ConfigError, EngineError
 from legos.files.lines import report_steps
+from legos.loop.buffer import Stopped
 from legos.loop.evaluation import flat_figures
-from legos.loop.loop import queue_of, training_loop
-from legos.loop.queue import MAX_FAILED_SHARE, Stopped
+from legos.loop.failures import MAX_FAILED_SHARE
+from legos.loop.loop import buffer_of, training_loop
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.protocols import Tracker
 from legos.run.checkpoint import read_state, write_checkpoint
@@ -47,8 +48,8 @@ class RunSettings:
     """How long a run is and what it leaves behind."""
 
     num_steps: int
-    episode_concurrency: int  # plays at once in each batch
-    step_concurrency: int  # batches being played at once
+    episode_concurrency: int  # plays at once for each step's worth of tasks
+    step_concurrency: int  # steps' worth of tasks being played at once
     checkpoint_every: int  # optimiser steps; 0: only at the start, by time and at the end
     checkpoint_seconds: float = math.inf  # longest time between two, looked at after each step
     keep_checkpoints: int
@@ -102,7 +103,7 @@ class Run:
         self._engine_worked = 0.0  # until the step before
         self._clock = clock
         self._step_ended = self._saved = clock()
-        self._queue = queue_of(trainer, max_failed_share=settings.max_failed_share)
+        self._buffer = buffer_of(trainer, arena, max_failed_share=settings.max_failed_share)
         self._evaluated_step: int | None = None  # step of the newest evaluation
         self._evaluating: asyncio.Task[Figures] | None = None
         self._stopping = False
@@ -172,8 +173,9 @@ class Run:
         try:
             self._trainer.restore(place, state["trainer"])
             self._arena.restore(state["arena"])
-            self._queue.refill(batches_from_json(state["queued"]))
-            self._queue.restore(state["queue"])
+            queued = batches_from_json(state["queued"])
+            self._buffer.refill(queued, version=self._trainer.version)
+            self._buffer.restore(state["buffer"])
             self.first, self.last = state["first"], state["last"]
             self._evaluated_step = state["evaluated_step"]
             self._unlogged = state["unlogged"]
@@ -217,7 +219,7 @@ class Run:
         self._stopping = True
         if self._evaluating is not None:
             self._evaluating.cancel()
-        await self._queue.end(Stopped())
+        await self._buffer.end(Stopped())
 
     async def _to_the_end(self, tracker: Tracker, evaluations: Tracker) -> None:
         settings, trainer = self._settings, self._trainer
@@ -242,7 +244,7 @@ class Run:
                 episode_concurrency=settings.episode_concurrency,
                 step_concurrency=settings.step_concurrency,
                 after_step=after_step,
-                queue=self._queue,
+                buffer=self._buffer,
                 progress=False,
             )
         if not self.finished:  # the stop came in the middle of the last evaluation
@@ -383,9 +385,9 @@ class Run:
             "trainer": self._trainer.save(place),
             "arena": self._arena.state(),
             "queued": batches_to_json(
-                self._queue.queued, num_episodes=self._settings.episodes_kept
+                self._buffer.queued, num_episodes=self._settings.episodes_kept
             ),
-            "queue": self._queue.state(),
+            "buffer": self._buffer.state(),
             "first": self.first,
             "last": self.last,
             "evaluated_step": self._evaluated_step,

@@ -24,6 +24,8 @@ def batches_to_json(
         {
             "samples": [[getattr(sample, name) for name in _FIELDS] for sample in batch.samples],
             "metrics": dict(batch.metrics),
+            "weights": dict(batch.weights),
+            "num_tasks": batch.num_tasks,
             "episodes": [
                 msgspec.to_builtins(_without_data(episode), enc_hook=float)  # NumPy's floats
                 for episode in batch.episodes[:num_episodes]
@@ -44,6 +46,8 @@ def batches_from_json(stored: Sequence[Mapping[str, Any]]) -> list[TrainingBatch
                 episodes=_episodes(item.get("episodes", ())),
                 tokens_generated=sum(len(sample.positions) for sample in samples),
                 metrics=item["metrics"],
+                weights=item["weights"],
+                num_tasks=item["num_tasks"],
             )
         )
     return batches

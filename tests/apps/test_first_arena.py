@@ -132,7 +132,9 @@ def test_tasks_that_return_nothing(refusal: Callable[..., str]) -> None:
 def test_a_play_that_cannot_be_used(play: str, message: str, refusal: Callable[..., str]) -> None:
     write(ARENA, f"async def play(self, t):\n    {play}")
     told = refusal()
-    assert "4 of 4 plays of arena 'mine' failed; the first, of task 'a':" in told
+    data_of_the_arena = "TypeError" in message  # its own failure may not happen in every play
+    failed = "4 of 4 plays of arena 'mine' failed; the first, of task 'a':"
+    assert (failed if data_of_the_arena else "in a play of task 'a' of arena 'mine'") in told
     assert message in told
     if "returned" not in message and "reward" not in message:
         assert f"in play\n    {play}\n" in told
@@ -144,10 +146,7 @@ def test_a_play_that_cannot_be_used(play: str, message: str, refusal: Callable[.
 def test_a_forgotten_await(refusal: Callable[..., str]) -> None:
     write(ARENA, 'async def play(self, t):\n    t.ask("player", "?")\n    return {"player": 1.0}')
     told = refusal()
-    assert (
-        "error: 10 batches in a row left nothing to train on: no seat was asked in any of the 4 "
-        in told
-    )
+    assert "left nothing to train on: no seat was asked in any of the 2 " in told
     assert "plays of the newest; is `await` missing before t.ask(...)?" in told
 
 
@@ -181,7 +180,7 @@ def test_answers_that_are_never_legal_where_equal_rewards_are_left_out(
     play = 'async def play(self, t):\n    await t.ask("player", "?", choices=["north", "south"])'
     write(ARENA, play)
     told = refusal("--training.zero-advantage", "remove")
-    assert "10 batches in a row left nothing to train on: 100% of the plays of the newest" in told
+    assert "(20 tasks) left nothing to train on: 100% of the plays of the newest" in told
     assert (
         "hold an answer that is not legal, and earn the same for it; sample legal answers only "
         "(--play.restrict-choices)" in told

@@ -74,11 +74,11 @@ def check_lines(run: Path, steps: int) -> None:
     for line in lines:
         assert line.keys() >= PROMISED
         assert None not in line.values()
-        for half in ("engine", "trainer"):
-            idle = line[f"loop/{half}_idle_share"]
-            assert idle is not None
-            assert 0.0 <= idle < 1.0
+        assert 0.0 <= (line["loop/trainer_idle_share"] or 0.0) < 1.0
+        # 1 where all groups of a step had been played before it began
+        assert 0.0 <= (line["loop/engine_idle_share"] or 0.0) <= 1.0
         assert line["tokens_generated"] == sum(line[f"tokens_{use}"] or 0 for use in USES)
+    assert min(line["loop/engine_idle_share"] or 0.0 for line in lines) < 1.0
 
 
 def test_runs_without_a_name_are_numbered(

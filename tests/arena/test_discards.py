@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from legos.arena.step import batch_of
+from legos.arena.credited import batch_of
 from legos.credit import GRPOCredit, RAECredit
 from legos.data.episode import Episode, Turn
 from legos.errors import ArenaError
@@ -55,7 +55,7 @@ def test_a_rollout_that_cannot_be_trained_on_is_a_named_discard(
     told = [record.message for record in caplog.records]
     assert len(told) == 1
     assert f"arena/task/0/player is discarded: {reason}" in told[0]
-    assert told[0].endswith("(1 such rollouts in this step)")
+    assert told[0].endswith("(1 such rollouts in these plays)")
 
 
 @pytest.mark.parametrize(

@@ -104,14 +104,14 @@ class Many(Game):
 
 def test_starts_that_cannot_be_listed_are_tasks_of_their_own() -> None:
     arena = GameArena(Many, ScriptedClient(lambda asked: "on"), credit_assigner=GRPOCredit())
-    plays = arena.next_plays()
+    plays = arena.cursor.next_group("round").plays
     assert len({task.id for task, _ in plays}) == 256
     for task, _ in plays[:5]:
         assert task.id == f"many/{task.seed}"
         assert task.data == arena.game.start(random.Random(task.seed))
-    again = GameArena(Many).next_plays()
+    again = GameArena(Many).cursor.next_group("round").plays
     assert again == plays
-    assert GameArena(Many, seed=1).next_plays() != plays
+    assert GameArena(Many, seed=1).cursor.next_group("round").plays != plays
 
 
 @pytest.mark.parametrize("game", [Nim, Kuhn])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from legos.arena.arena import Arena
+from legos.arena.cursor import plays_from
 from legos.arena.step import play_all
 from legos.arena.table import Table
 from legos.credit import RAECredit
@@ -115,7 +116,7 @@ def test_every_play_of_a_step_is_recorded_once_in_order() -> None:
     assert matchmaker.recorded == episodes
 
     async def evaluated() -> list[Episode]:
-        return await play_all(arena, arena.plays_from(7, 3), asyncio.Semaphore(3))
+        return await play_all(arena, plays_from(arena, 7, 3), asyncio.Semaphore(3))
 
     asyncio.run(evaluated())
     assert matchmaker.recorded == episodes

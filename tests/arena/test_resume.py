@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 
@@ -22,6 +22,7 @@ class Solo(Arena):
     tasks_per_step = 4
     group_size = 2
     num_tasks = 3
+    alike = False  # each task is the same whenever it is drawn
 
     def __init__(self) -> None:
         client = ScriptedClient(lambda asked: str(asked.sampling.seed % 10))
@@ -29,7 +30,7 @@ class Solo(Arena):
 
     def tasks(self, rng: random.Random) -> Iterable[Task]:
         for number in range(self.num_tasks):
-            data = rng.random()
+            data = 0.5 if self.alike else rng.random()
             yield Task(id=f"t{number}/{data}", data=data)
 
     async def play(self, t: Table) -> Mapping[str, float]:
@@ -44,6 +45,12 @@ class Slow(Solo):
         return {}
 
 
+def next_round(arena: Arena) -> Sequence[tuple[Task, int]]:
+    group = arena.cursor.next_group("round")
+    arena.cursor.finish(group)
+    return group.plays
+
+
 def step(arena: Arena) -> TrainingBatch:
     return asyncio.run(arena.step())
 
@@ -52,12 +59,51 @@ def step(arena: Arena) -> TrainingBatch:
 def test_a_resumed_arena_goes_on_with_the_same_plays(steps: int) -> None:
     arena = Solo()
     for _ in range(steps):
-        arena.next_plays()
+        next_round(arena)
     state = arena.state()
     resumed = Solo()
     resumed.restore(state)
     for _ in range(3):
-        assert resumed.next_plays() == arena.next_plays()
+        assert next_round(resumed) == next_round(arena)
+
+
+def test_groups_are_finished_one_by_one_and_the_others_played_again() -> None:
+    arena = Solo()  # a round of t0, t1, t2 and t0 with other data
+    groups = [arena.cursor.next_group("id") for _ in range(4)]
+    assert [group.num_tasks for group in groups] == [1] * 4
+    arena.cursor.finish(groups[2])
+    arena.cursor.finish(groups[0])
+    resumed = Solo()
+    resumed.restore(json.loads(json.dumps(arena.state())))
+    for group in (groups[1], groups[3]):
+        again = resumed.cursor.next_group("id")
+        assert again.plays == group.plays
+        resumed.cursor.finish(again)
+    assert resumed.cursor.state()["unfinished"] == []
+    assert next_round(resumed) == next_round(arena)
+
+
+def test_tasks_with_one_id_are_one_group() -> None:
+    arena = Solo()
+    arena.alike = True
+    arena.tasks_per_step = 7
+    groups = [arena.cursor.next_group("id") for _ in range(3)]
+    assert [group.numbers for group in groups] == [(0, 3, 6), (1, 4), (2, 5)]
+    whole = Solo()
+    whole.alike = True
+    whole.tasks_per_step = 7
+    plays = [play for group in groups for play in group.plays]
+    assert sorted(plays, key=str) == sorted(next_round(whole), key=str)
+
+
+def test_what_is_given_back_is_played_next() -> None:
+    arena = Solo()
+    first, second = (arena.cursor.next_group("id") for _ in range(2))
+    arena.cursor.give_back(first)
+    assert arena.cursor.next_group("id").plays == first.plays
+    assert arena.cursor.next_group("id").numbers == (2,)
+    arena.cursor.give_back(second)
+    assert arena.cursor.next_group("round").numbers == (1, 3)
 
 
 def test_steps_that_were_being_played_are_played_again() -> None:
@@ -91,7 +137,7 @@ def test_a_step_that_failed_is_not_played_again() -> None:
     arena = Failing()
     with pytest.raises(ArenaError):
         step(arena)
-    assert arena.state()["unfinished"] == []
+    assert arena.state()["cursor"]["unfinished"] == []
 
 
 def test_tasks_that_fail_are_told_with_where() -> None:

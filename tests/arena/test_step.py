@@ -304,8 +304,8 @@ def test_rollouts_of_different_plays_never_share_a_name() -> None:
 
 def test_finite_tasks_start_again_with_other_random_numbers() -> None:
     arena = Solo(one_question, num_tasks=3)
-    arena.group_size = 1
-    drawn = [task for _ in range(3) for task, _ in arena.next_plays()]
+    arena.group_size, arena.tasks_per_step = 1, 3
+    drawn = [task for _ in range(4) for task, _ in arena.cursor.next_group("round").plays]
     assert [task.id for task in drawn] == [f"t{n % 3}" for n in range(12)]
     assert len({task.data for task in drawn}) == 12
 

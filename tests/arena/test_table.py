@@ -16,7 +16,7 @@ from legos.arena.step import play_all
 from legos.arena.table import Table
 from legos.data.episode import Episode, Task
 from legos.data.message import Completion, Message, Sampling
-from legos.errors import RequestError
+from legos.errors import ArenaError, RequestError
 from legos.protocols import Seat
 from legos.testing import Asked, ScriptedClient
 
@@ -27,7 +27,7 @@ Play = Callable[[Table], Awaitable[Any]]
 class Room(Arena):
     """Three seats, each with a client of its own, and a play that is handed in."""
 
-    roles = ROLES
+    roles: tuple[str, ...] = ROLES
 
     def __init__(
         self,
@@ -342,7 +342,9 @@ def test_misuse_is_named(call: Callable[[Table], None], message: str) -> None:
     async def play(t: Table) -> None:
         call(t)
 
-    assert message in (Room(play, {}).go().error or "")
+    with pytest.raises(ArenaError) as raised:
+        Room(play, {}).go()
+    assert message in str(raised.value)
 
 
 def test_a_request_that_cannot_be_served_fails_the_play_alone() -> None:

@@ -18,9 +18,9 @@ from legos.data.sample import Sample, TrainingBatch
 from legos.data.select import selection
 from legos.data.step import PassResult, Update
 from legos.errors import TrainerError
+from legos.loop.buffer import Buffer
 from legos.loop.ledger import Ledger
 from legos.loop.loop import synchronous_training_loop, training_loop
-from legos.loop.queue import SampleQueue
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
 from legos.testing import FakeBackend, FakePublisher, ScriptedClient, make_sample
@@ -102,7 +102,9 @@ def test_a_script_sees_each_step_unless_it_asks_for_silence(
 def test_a_run_without_any_signal_ends_with_the_reason() -> None:
     trained = trainer()
     go = synchronous_training_loop(Coin(0, trained), trained, 1)
-    with pytest.raises(TrainerError, match=r"10 batches in a row.*'zero_advantage': 120.*solved"):
+    with pytest.raises(
+        TrainerError, match=r"10 steps' worth of plays in a row.*'zero_advantage': 120.*solved"
+    ):
         asyncio.run(asyncio.wait_for(go, timeout=60))
 
 
@@ -118,11 +120,11 @@ DEAD = make_sample((1, 2), advantages=0.0, group="dead")
 def test_a_batch_without_samples_goes_along_for_its_metrics() -> None:
     async def go() -> list[TrainingBatch]:
         select = selection(overlong=False, zero_advantage=True)
-        queue = SampleQueue(Ledger(), min_samples=1, staleness_limit=0, select=select)
+        buffer = Buffer(Ledger(), min_samples=1, staleness_limit=0, select=select)
         for samples in ((DEAD,), (LIVE,)):
-            await queue.admit()
-            await queue.put(batch(*samples))
-        return await queue.take(0)
+            admission = await buffer.admit()
+            await buffer.put(batch(*samples), admission)
+        return await buffer.take(0)
 
     assert [taken.samples for taken in asyncio.run(go())] == [(), (LIVE,)]
 
@@ -151,11 +153,11 @@ def test_a_batch_of_another_tokenizer_makes_the_step_wait_and_not_fail() -> None
     async def go() -> tuple[list[TrainingBatch], Ledger]:
         select = selection(overlong=False, zero_advantage=False, num_vocabulary=10)
         ledger = Ledger()
-        queue = SampleQueue(ledger, min_samples=1, staleness_limit=0, select=select)
+        buffer = Buffer(ledger, min_samples=1, staleness_limit=0, select=select)
         for samples in ((make_sample((1, 10)),), (LIVE,)):
-            await queue.admit()
-            await queue.put(batch(*samples))
-        return await queue.take(0), ledger
+            admission = await buffer.admit()
+            await buffer.put(batch(*samples), admission)
+        return await buffer.take(0), ledger
 
     taken, ledger = asyncio.run(go())
     assert [each.samples for each in taken] == [(), (LIVE,)]
@@ -175,16 +177,16 @@ class Failing(FakeBackend):
 def test_what_a_failed_step_was_made_of_waits_again(limit: int) -> None:
     trained = trainer(staleness_limit=limit)
     trained.backend = Failing()
-    queue = SampleQueue(
+    buffer = Buffer(
         trained.ledger, min_samples=4, staleness_limit=limit, select=trained.settings.select
     )
     with pytest.raises(TrainerError, match="no memory"):
-        asyncio.run(training_loop(Coin(5, trained), trained, 4, queue=queue))
-    assert queue.num_tokens >= 4
-    trained.ledger.check(queued=queue.num_tokens)
+        asyncio.run(training_loop(Coin(5, trained), trained, 4, buffer=buffer))
+    assert buffer.num_tokens >= 4
+    trained.ledger.check(queued=buffer.num_tokens)
     with pytest.raises(TrainerError, match="no memory"):
         trained.train_step(batch(LIVE))
-    trained.ledger.check(queued=queue.num_tokens)
+    trained.ledger.check(queued=buffer.num_tokens)
 
 
 class Narrow(FakeBackend):

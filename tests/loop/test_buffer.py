@@ -1,4 +1,4 @@
-"""The queue's pace: nothing is played while a step without lag is due, and it outlives a resume."""
+"""The buffer's pace: nothing is played while a step without lag is due, also after a resume."""
 
 import asyncio
 
@@ -6,8 +6,8 @@ import pytest
 
 from legos.data.sample import TrainingBatch
 from legos.errors import ArenaError
+from legos.loop.buffer import Buffer
 from legos.loop.ledger import Ledger
-from legos.loop.queue import SampleQueue
 from legos.testing import make_episode, make_sample
 
 
@@ -22,13 +22,13 @@ def played(*, failed: int, of: int) -> TrainingBatch:
 
 @pytest.mark.parametrize(("failed", "ends"), [(5, False), (6, True)])
 def test_too_large_a_share_of_failed_plays_ends_the_run(failed: int, ends: bool) -> None:
-    async def story() -> SampleQueue:
-        queue = SampleQueue(Ledger(), min_samples=1, staleness_limit=99, max_failed_share=0.5)
+    async def story() -> Buffer:
+        buffer = Buffer(Ledger(), min_samples=1, staleness_limit=99, max_failed_share=0.5)
         for number in range(10):
-            await queue.put(played(failed=failed, of=10))
+            await buffer.put(played(failed=failed, of=10))
             if number < 9:
-                await queue.take(0)  # one bad batch says nothing yet
-        return queue
+                await buffer.take(0)  # one bad batch says nothing yet
+        return buffer
 
     async def taken() -> None:
         await (await story()).take(0)
@@ -46,51 +46,50 @@ def batch(count: int) -> TrainingBatch:
     return TrainingBatch(samples=samples, episodes=(), tokens_generated=count)
 
 
-async def filled(limit: int, *sizes: int) -> SampleQueue:
-    queue = SampleQueue(Ledger(), min_samples=16, staleness_limit=limit)
+async def filled(limit: int, *sizes: int) -> Buffer:
+    buffer = Buffer(Ledger(), min_samples=16, staleness_limit=limit)
     for size in sizes:
-        await asyncio.wait_for(queue.admit(), 1)
-        await queue.put(batch(size))
-    return queue
+        admission = await asyncio.wait_for(buffer.admit(), 1)
+        await buffer.put(batch(size), admission)
+    return buffer
 
 
-async def admits(queue: SampleQueue) -> bool:
+async def admits(buffer: Buffer) -> bool:
     try:
-        await asyncio.wait_for(queue.admit(), 0.01)
+        await asyncio.wait_for(buffer.admit(), 0.01)
     except TimeoutError:
         return False
-    await queue.give_up()
     return True
 
 
 @pytest.mark.parametrize(("limit", "plays"), [(0, False), (1, True)])
 def test_without_lag_nothing_is_played_once_a_step_is_due(limit: int, plays: bool) -> None:
     async def story() -> tuple[bool, bool]:
-        queue = await filled(limit, 4, 4, 10)  # batches that grow: on average four make a step
-        due = await admits(queue)
-        await queue.take(0)
-        return due, await admits(queue)
+        buffer = await filled(limit, 4, 4, 10)  # batches that grow: on average four make a step
+        due = await admits(buffer)
+        await buffer.take(0)
+        return due, await admits(buffer)
 
     assert asyncio.run(story()) == (plays, plays)
 
 
 def test_without_lag_play_goes_on_after_the_step() -> None:
     async def story() -> bool:
-        queue = await filled(0, 4, 4, 10)
-        await queue.take(0)
-        await queue.release()
-        return await admits(queue)
+        buffer = await filled(0, 4, 4, 10)
+        await buffer.take(0)
+        await buffer.release(1)
+        return await admits(buffer)
 
     assert asyncio.run(story())
 
 
 def test_the_pace_of_a_resumed_run_is_the_one_it_had() -> None:
     async def story() -> list[bool]:
-        queue = await filled(1, 4, 4, 4, 4)
+        buffer = await filled(1, 4, 4, 4, 4)
         answers: list[bool] = []
-        for state in (queue.state(), {"batch_samples": 0.0}):
-            resumed = SampleQueue(Ledger(), min_samples=16, staleness_limit=1)
-            resumed.refill(queue.queued)
+        for state in (buffer.state(), {"tasks_seen": 0, "samples_per_task": 0.0}):
+            resumed = Buffer(Ledger(), min_samples=16, staleness_limit=1)
+            resumed.refill(buffer.queued, version=0)
             resumed.restore(state)
             answers.append(await admits(resumed))
         return answers
@@ -103,14 +102,13 @@ def test_a_sample_is_as_old_as_its_oldest_token(version: int, kept: list[int]) -
     ledger = Ledger()
 
     async def story() -> list[int]:
-        queue = SampleQueue(ledger, min_samples=1, staleness_limit=1)
-        await queue.admit()
+        buffer = Buffer(ledger, min_samples=1, staleness_limit=1)
         samples = tuple(
             make_sample((1, 2, 3), positions=(1, 2), versions=(9, oldest)) for oldest in (3, 4)
         )
-        await queue.put(TrainingBatch(samples=samples, episodes=(), tokens_generated=4))
+        await buffer.put(TrainingBatch(samples=samples, episodes=(), tokens_generated=4))
         try:
-            (taken,) = await asyncio.wait_for(queue.take(version), 0.01)
+            (taken,) = await asyncio.wait_for(buffer.take(version), 0.01)
         except TimeoutError:
             return []
         return [sample.oldest_version for sample in taken.samples]

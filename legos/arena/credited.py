@@ -1,0 +1,135 @@
+"""From episodes to samples: credit, one advantage per turn, and an account of every token."""
+
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from legos.arena.groups import check_episodes
+from legos.arena.means import step_metrics, with_children
+from legos.data.episode import Episode, Rollout
+from legos.data.names import adapter_name
+from legos.data.sample import Sample, TrainingBatch, samples_of_rollout
+from legos.errors import ArenaError, LegosError, RecordError
+from legos.protocols import CreditAssigner
+
+__all__ = ["batch_of"]
+
+logger = logging.getLogger(__name__)
+
+
+def batch_of(
+    episodes: Sequence[Episode], credit: CreditAssigner, *, num_tasks: int = 1
+) -> TrainingBatch:
+    """Credit and samples of episodes, children included, every token accounted for.
+
+    Args:
+        episodes: that are compared with each other, task by task.
+        credit: turns their rewards into advantages.
+        num_tasks: how many tasks were drawn for them.
+
+    Raises:
+        ArenaError: the credit rule failed, or gave no advantage for each trained turn, or would
+            compare plays of different tasks.
+    """
+    flat = list(with_children(episodes))
+    played = [episode for episode in flat if not episode.error and not episode.void]
+    check_episodes(flat, credit)
+    samples: list[Sample] = []
+    discarded: Counter[str] = Counter()
+    breaks = 0
+    complaints: list[str] = []
+    alone = getattr(credit, "singletons", 0)
+    for episode, advantages in zip(played, _assigned(credit, played), strict=True):
+        for rollout in episode.rollouts:
+            if not rollout.policy or not rollout.turns:
+                continue
+            reason = _untrainable(rollout)
+            why = reason or ""
+            group = f"{episode.arena}/{episode.task.id}"
+            name = f"{group}/{episode.seed}/{rollout.role}"
+            try:
+                if reason is None:
+                    given = _per_turn(advantages, rollout, credit)
+                    made, broken = samples_of_rollout(rollout, given, group=group, name=name)
+                    samples += made
+                    breaks += broken
+            except RecordError as error:  # what an endpoint or an arena reports is data
+                reason, why = "invalid", f"invalid, {error}"
+            if reason is not None:
+                discarded[reason] += rollout.num_tokens
+                complaints.append(f"rollout {name} is discarded: {why}")
+    if complaints:
+        logger.warning("%s (%d such rollouts in these plays)", complaints[0], len(complaints))
+    metrics, weights = step_metrics(flat, breaks)
+    metrics["credit/singletons"] = float(getattr(credit, "singletons", 0) - alone)
+    for episode in flat:
+        if episode.error or episode.void:
+            tokens = sum(r.num_tokens for r in episode.rollouts if r.policy)
+            discarded[episode.failure or "void"] += tokens
+    return TrainingBatch(
+        samples=tuple(samples),
+        episodes=tuple(episodes),
+        tokens_generated=sum(episode.num_tokens for episode in episodes),
+        tokens_discarded=dict(discarded),
+        metrics=metrics,
+        weights=weights,
+        num_tasks=num_tasks,
+    )
+
+
+def _assigned(
+    credit: CreditAssigner, played: Sequence[Episode]
+) -> Sequence[Mapping[str, Sequence[float]]]:
+    """What a credit rule gives, one mapping per play.
+
+    Raises:
+        ArenaError: it failed, or gave another number of mappings.
+        LegosError: it refuses the rewards.
+    """
+    rule = type(credit).__name__
+    try:
+        assigned = list(credit.assign(played))
+    except LegosError:
+        raise
+    except Exception as error:  # a rule of one's own may raise anything
+        story = "".join(traceback.format_exception(error, limit=-4))
+        raise ArenaError(f"credit rule {rule} failed:\n{story}") from error
+    if len(assigned) != len(played):
+        raise ArenaError(
+            f"credit rule {rule} gave {len(assigned)} mappings for {len(played)} plays; "
+            "assign(episodes) returns one for each of them, in their order"
+        )
+    return assigned
+
+
+def _per_turn(
+    advantages: Mapping[str, Sequence[float]], rollout: Rollout, credit: CreditAssigner
+) -> list[float]:
+    """A rollout's advantages as plain numbers.
+
+    Raises:
+        ArenaError: they are not one number for each of its turns.
+    """
+    try:
+        values = [float(advantage) for advantage in advantages[rollout.role]]
+    except (KeyError, IndexError, TypeError, ValueError):
+        values = None
+    if values is None or len(values) != len(rollout.turns):
+        raise ArenaError(
+            f"credit rule {type(credit).__name__} gave {advantages!r} for a play in which "
+            f"{rollout.role!r} had {len(rollout.turns)} turns; expected a mapping from each "
+            "trained role to one number per turn, as legos.protocols.CreditAssigner says"
+        )
+    return values
+
+
+def _untrainable(rollout: Rollout) -> str | None:
+    """Why a rollout's completions cannot be trained on, or None."""
+    if any(adapter_name(turn.completion.adapter) != rollout.policy for turn in rollout.turns):
+        return "wrong_adapter"
+    if any(turn.completion.filtered for turn in rollout.turns):
+        return "sampling_filters"
+    if not all(turn.completion.trainable for turn in rollout.turns):
+        return "no_logprobs"
+    return None

@@ -1,0 +1,164 @@
+"""The position in an arena's tasks: what is played next, with which seeds, and what is unfinished.
+
+Tasks are drawn in rounds of ``tasks_per_step``, the plays of one ``arena.step``. A round is split
+into groups, which are played and finished one by one. What is drawn and not finished is played
+again after a resume, with the same seeds.
+"""
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+
+from legos.arena.checks import checked_tasks
+from legos.arena.groups import check_tasks
+from legos.arena.playable import Playable
+from legos.data.episode import Task
+from legos.data.seeds import mix
+from legos.errors import ArenaError
+
+__all__ = ["PlannedGroup", "Split", "TaskCursor", "plays_from"]
+
+Split = Literal["round", "id"]
+"""What is played as one group: a whole round, or its tasks with one id."""
+
+
+@dataclass(slots=True, eq=False)
+class _Round:
+    """Tasks that were drawn together."""
+
+    first_task: int  # tasks drawn before it
+    first_play: int  # plays planned before it
+    tasks: list[Task]
+    waiting: list[int]  # numbers of its tasks that are not being played yet, in order
+    unfinished: set[int]  # numbers of its tasks whose group has not been finished
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedGroup:
+    """Plays whose episodes are handed over together."""
+
+    plays: tuple[tuple[Task, int], ...]  # each with the seed of its play
+    round: _Round
+    numbers: tuple[int, ...]  # of its tasks in the round
+
+    @property
+    def num_tasks(self) -> int:
+        """How many drawn tasks it plays; those with one id count each."""
+        return len(self.numbers)
+
+
+class TaskCursor:
+    """Plans groups of an arena, one after the other."""
+
+    def __init__(self, arena: Playable) -> None:
+        self._arena = arena
+        self._tasks_drawn = 0
+        self._plays_planned = 0
+        self._stream: Iterator[Task] | None = None
+        self._rounds: list[_Round] = []  # those with unfinished tasks, oldest first
+
+    def next_group(self, split: Split) -> PlannedGroup:
+        """The next plays; follow with ``finish``, or with ``give_back`` to have them played again.
+
+        Raises:
+            ArenaError: ``tasks`` failed, yields none, or gives one id to different tasks.
+        """
+        current = next((each for each in self._rounds if each.waiting), None) or self._new_round()
+        first = current.tasks[current.waiting[0]]
+        numbers = [
+            number
+            for number in current.waiting
+            if split == "round" or current.tasks[number].id == first.id
+        ]
+        taken = set(numbers)
+        current.waiting = [number for number in current.waiting if number not in taken]
+        size = self._arena.group_size
+        plays = tuple(
+            (current.tasks[n], mix(self._arena.seed, current.first_play + n * size + play))
+            for n in numbers
+            for play in range(size)
+        )
+        return PlannedGroup(plays, current, tuple(numbers))
+
+    def finish(self, group: PlannedGroup) -> None:
+        """Its episodes have been handed over; it is not played again."""
+        group.round.unfinished.difference_update(group.numbers)
+        if not group.round.unfinished:
+            self._rounds.remove(group.round)
+
+    def give_back(self, group: PlannedGroup) -> None:
+        """It was cut off, and is the next to be played."""
+        group.round.waiting = sorted({*group.round.waiting, *group.numbers})
+
+    def state(self) -> dict[str, Any]:
+        """The position and what is unfinished, as JSON values."""
+        return {
+            "tasks_drawn": self._tasks_drawn,
+            "plays_planned": self._plays_planned,
+            "unfinished": [
+                [each.first_task, each.first_play, sorted(each.unfinished)] for each in self._rounds
+            ],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state`` returned.
+
+        Raises:
+            ArenaError: ``tasks`` failed, or yields none.
+        """
+        self._tasks_drawn = state["tasks_drawn"]
+        self._plays_planned = state["plays_planned"]
+        self._stream = None
+        self._rounds = []
+        for first_task, first_play, numbers in state["unfinished"]:
+            stream = _stream(self._arena, skip=first_task, seed=self._arena.seed)
+            tasks = list(islice(stream, max(numbers) + 1))
+            self._rounds.append(_Round(first_task, first_play, tasks, list(numbers), set(numbers)))
+
+    def _new_round(self) -> _Round:
+        arena = self._arena
+        if self._stream is None:
+            self._stream = _stream(arena, skip=self._tasks_drawn, seed=arena.seed)
+        tasks = list(islice(self._stream, arena.tasks_per_step))
+        numbers = range(len(tasks))
+        drawn = _Round(self._tasks_drawn, self._plays_planned, tasks, list(numbers), set(numbers))
+        self._tasks_drawn += len(tasks)
+        self._plays_planned += len(tasks) * arena.group_size
+        check_tasks(arena.name, tasks)
+        self._rounds.append(drawn)
+        return drawn
+
+
+def plays_from(arena: Playable, seed: int, number: int) -> list[tuple[Task, int]]:
+    """The first plays of an arena under a seed of their own, one of each task.
+
+    A finite list of tasks starts again. No cursor moves, so an evaluation plays the same each time.
+
+    Args:
+        arena: what is played.
+        seed: of the tasks and of the plays.
+        number: of plays.
+
+    Raises:
+        ArenaError: ``tasks`` failed, or yields none.
+    """
+    tasks = islice(_stream(arena, skip=0, seed=seed), number)
+    return [(task, mix(seed, index)) for index, task in enumerate(tasks)]
+
+
+def _stream(arena: Playable, *, skip: int, seed: int) -> Iterator[Task]:
+    """Tasks of epoch 0, 1, ... without the first ``skip``."""
+    epoch = 0
+    while True:
+        empty = True
+        for task in checked_tasks(arena, random.Random(mix(seed, epoch))):
+            empty = False
+            if skip:
+                skip -= 1
+            else:
+                yield task
+        if empty:
+            raise ArenaError(f"arena {arena.name!r} has no tasks; tasks(rng) yielded none")
+        epoch += 1

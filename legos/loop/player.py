@@ -1,0 +1,78 @@
+"""The player: plays an arena at a constant number of plays, and hands over each group as it ends.
+
+A group is the plays of one task, which are compared with each other. It gets credit and enters the
+buffer when its last play ends; no group waits for another one. In two cases a whole step's worth of
+tasks is one group: where the credit rule compares plays of different tasks (``needs_step``), and
+where no lag is allowed, so that the trainer waits for all of them anyway.
+"""
+
+import asyncio
+
+from legos.arena.arena import Arena
+from legos.arena.credited import batch_of
+from legos.arena.cursor import PlannedGroup, Split
+from legos.arena.step import Stage, play_each, required_credit, stage_of
+from legos.loop.buffer import Admission, Buffer, Stopped
+
+__all__ = ["Player"]
+
+
+class Player:
+    """Plays one arena for one buffer."""
+
+    def __init__(
+        self, arena: Arena, buffer: Buffer, *, episode_concurrency: int, step_concurrency: int
+    ) -> None:
+        """Make a player.
+
+        Args:
+            arena: what is played; its cursor holds the position.
+            buffer: admits groups and takes them.
+            episode_concurrency: plays that go on at once for each step's worth of tasks.
+            step_concurrency: steps' worth of tasks that are played at once.
+
+        Raises:
+            ArenaError: the arena has no credit rule.
+        """
+        self._arena = arena
+        self._buffer = buffer
+        self._credit = required_credit(arena, arena.credit_assigner)
+        self._slots = asyncio.Semaphore(episode_concurrency * step_concurrency)
+        self._at_once = step_concurrency * arena.tasks_per_step
+        needs_step = getattr(self._credit, "needs_step", False)
+        self._split: Split = "round" if needs_step or buffer.in_turns else "id"
+        self._unfinished: set[PlannedGroup] = set()
+
+    async def run(self) -> None:
+        """Play until the buffer ends; what fails outside a play ends the buffer.
+
+        A group that is cut off is not finished: a resumed run plays it again.
+        """
+        try:
+            with stage_of(self._arena, self._slots) as stage:
+                async with asyncio.TaskGroup() as plays:
+                    await self._admit_groups(stage, plays)
+        except* Exception as errors:
+            await self._buffer.end(errors.exceptions[0])
+        finally:
+            for group in self._unfinished:
+                self._arena.cursor.give_back(group)
+
+    async def _admit_groups(self, stage: Stage, plays: asyncio.TaskGroup) -> None:
+        try:
+            while True:
+                group = self._arena.cursor.next_group(self._split)
+                self._unfinished.add(group)
+                admission = await self._buffer.admit(group.num_tasks, at_once=self._at_once)
+                plays.create_task(self._play(stage, group, admission))
+        except Stopped:
+            return  # the plays that go on may end, or are cancelled with the player
+
+    async def _play(self, stage: Stage, group: PlannedGroup, admission: Admission) -> None:
+        episodes = await play_each(stage, self._arena, group.plays)
+        batch = batch_of(episodes, self._credit, num_tasks=group.num_tasks)
+        for episode in episodes:
+            self._arena.matchmaker.record(episode)
+        self._arena.cursor.finish(group)
+        self._unfinished.discard(group)
+        await self._buffer.put(batch, admission)

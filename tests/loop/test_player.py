@@ -1,0 +1,164 @@
+"""Groups flow: a slow play delays nobody else's group, and an arena's own bug ends the run."""
+
+import asyncio
+import random
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from legos.arena.arena import Arena
+from legos.arena.endings import Forfeit
+from legos.arena.table import Table
+from legos.credit import GRPOCredit, RAECredit
+from legos.data.episode import Task
+from legos.data.sample import TrainingBatch
+from legos.data.step import Update
+from legos.errors import ArenaError
+from legos.loop.loop import training_loop
+from legos.loop.trainer import PolicyTrainer, StepSettings
+from legos.losses.objective import Objective
+from legos.protocols import CreditAssigner
+from legos.testing import FakeBackend, FakePublisher, ScriptedClient
+
+FAST_S, SLOW_S = 0.01, 5.0
+
+
+class VirtualTime(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next timer instead of waiting for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+        select = self._selector.select  # type: ignore[attr-defined]
+
+        def jump(timeout: float | None = None) -> Any:
+            self._now += timeout or 0.0
+            return select(0)
+
+        self._selector.select = jump  # type: ignore[attr-defined]
+
+    def time(self) -> float:
+        return self._now
+
+
+class Waits(Arena):
+    """Plays that last; ``slow`` says for which numbers a play lasts 500 times as long."""
+
+    tasks_per_step = 8
+    group_size = 8
+    play_timeout_s = None
+
+    def __init__(
+        self, trainer: PolicyTrainer, slow: Sequence[int], credit: CreditAssigner | None = None
+    ) -> None:
+        self._scripted = ScriptedClient(lambda asked: "ab")
+        super().__init__(self._scripted, credit_assigner=credit or GRPOCredit())
+        self._trainer = trainer
+        self._slow = slow
+        self._number = 0
+
+    def tasks(self, rng: random.Random) -> Iterable[Task]:
+        yield from (Task(id=f"t{n}") for n in range(100_000))
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        number, self._number = self._number, self._number + 1
+        self._scripted.version = self._trainer.version
+        await t.ask("player", "?")
+        await asyncio.sleep(SLOW_S if number in self._slow else FAST_S)
+        return {"player": t.rng.random()}
+
+
+def trainer(limit: int = 2) -> PolicyTrainer:
+    settings = StepSettings(
+        min_samples=64,
+        staleness_limit=limit,
+        normalisation="token",
+        constant_length=1,
+        objective=lambda step, num_steps: Objective(),
+        update=lambda step, num_steps: Update(learning_rate=1.0),
+    )
+    return PolicyTrainer(FakeBackend(), FakePublisher(), settings)
+
+
+def in_virtual_time(story: Coroutine[Any, Any, None]) -> float:
+    """Run to the end; the seconds that it took by the loop's clock."""
+    with asyncio.Runner(loop_factory=VirtualTime) as runner:
+        runner.run(story)
+        return runner.get_loop().time()
+
+
+def seconds(slow: Sequence[int], *, steps: int, step_concurrency: int) -> float:
+    """How long 64 plays at once take for so many optimiser steps."""
+    made = trainer()
+    arena = Waits(made, slow)
+    story = training_loop(
+        arena,
+        made,
+        steps,
+        episode_concurrency=64 // step_concurrency,
+        step_concurrency=step_concurrency,
+        progress=False,
+    )
+    took = in_virtual_time(story)
+    made.ledger.check(queued=0)
+    assert made.step == steps
+    return took
+
+
+@pytest.mark.parametrize("step_concurrency", [1, 2])
+def test_a_slow_play_does_not_delay_the_groups_of_others(step_concurrency: int) -> None:
+    without = seconds((), steps=40, step_concurrency=step_concurrency)
+    with_one = seconds((5,), steps=40, step_concurrency=step_concurrency)
+    assert with_one < SLOW_S / 5
+    assert without / with_one >= 0.9
+
+
+def test_a_group_enters_when_its_last_play_ends() -> None:
+    made, arrivals = trainer(limit=50), list[tuple[float, list[str]]]()
+
+    async def after_step(_: Any, batches: Sequence[TrainingBatch]) -> None:
+        groups = [batch.episodes[0].task.id for batch in batches]
+        assert all(len(batch.episodes) == 8 for batch in batches)
+        arrivals.append((asyncio.get_running_loop().time(), groups))
+
+    arena = Waits(made, (8,))  # the first play of task t1
+    story = training_loop(
+        arena, made, 2, episode_concurrency=64, after_step=after_step, progress=False
+    )
+    in_virtual_time(story)
+    (first, early), (_, late) = arrivals
+    assert first < 0.1
+    assert "t1" not in early + late
+    # What was cut off when the loop ended is the next to be played.
+    assert arena.cursor.next_group("id").plays[0][0].id == "t1"
+
+
+def test_a_rule_that_needs_the_step_gets_the_plays_of_all_its_tasks() -> None:
+    made, sizes = trainer(), list[list[int]]()
+
+    async def after_step(_: Any, batches: Sequence[TrainingBatch]) -> None:
+        sizes.append([len(batch.episodes) for batch in batches])
+
+    arena = Waits(made, (), RAECredit())
+    story = training_loop(arena, made, 3, after_step=after_step, progress=False)
+    in_virtual_time(story)
+    assert sizes == [[64]] * 3
+
+
+@pytest.mark.parametrize("returned", [None, {"player": "1"}, {"referee": 1.0}])
+def test_a_breach_of_the_rules_for_plays_ends_the_run_though_most_plays_forfeit(
+    returned: Any,
+) -> None:
+    class Mostly(Waits):
+        async def play(self, t: Table) -> Mapping[str, float]:
+            await t.ask("player", "?")
+            if t.rng.random() < 0.9:
+                raise Forfeit("player")
+            return returned
+
+    made = trainer()
+    with pytest.raises(ArenaError, match=r"play\(\) of arena 'mostly'") as raised:
+        asyncio.run(training_loop(Mostly(made, ()), made, 1000, progress=False))
+    assert "of arena 'mostly'" in raised.value.__notes__[0]
+    assert made.step < 20
