@@ -10,6 +10,7 @@ from contextlib import contextmanager
 __all__ = ["main"]
 
 INTERRUPTED, TERMINATED = 130, 143
+LAST_CALL_S = 3.0  # for device calls in flight once a command was interrupted
 
 
 class _Terminated(KeyboardInterrupt):
@@ -29,6 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is not None:
         return _run(arguments)
     code = _run(sys.argv[1:])
+    if code in (INTERRUPTED, TERMINATED):  # maybe in a device call that never returns
+        end = threading.Timer(LAST_CALL_S, os._exit, (code,))
+        end.daemon = True
+        end.start()
     if any(thread is not threading.main_thread() for thread in _waited_for()):
         sys.stdout.flush()
         sys.stderr.flush()

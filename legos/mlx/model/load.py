@@ -2,6 +2,7 @@
 
 import json
 import logging
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ def load_tree(folder: Path, *, share: dict[str, mx.array] | None = None) -> nn.M
     Raises:
         ModelError: the architecture or the weights do not fit.
     """
+    if share is None:
+        _check_memory(folder)
     try:
         model, _ = load_mlx_model(folder, lazy=share is not None)
     except (ValueError, KeyError, TypeError, FileNotFoundError, RuntimeError) as error:
@@ -74,6 +77,35 @@ def load_tree(folder: Path, *, share: dict[str, mx.array] | None = None) -> nn.M
     model.freeze()
     mx.eval(model.parameters())
     return model
+
+
+def _check_memory(folder: Path) -> None:
+    """Refuse weights that do not fit into memory; MLX would wait without end.
+
+    Raises:
+        ModelError: naming both sizes.
+    """
+    size = sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
+    free = _free_memory()
+    if size > free:
+        raise ModelError(
+            f"{folder} has {size / 2**30:.1f} GiB of weights but {free / 2**30:.1f} GiB of memory "
+            "are free; close other programs, or take a smaller or quantised model"
+        )
+
+
+def _free_memory() -> int:
+    """Bytes that the process may still take; on macOS, which swaps by itself, all there are."""
+    if not Path("/proc/meminfo").exists():
+        return int(mx.device_info()["memory_size"])
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    sizes = {words[0]: int(words[1]) for words in lines}
+    free = 1024 * (sizes["MemAvailable:"] + sizes["SwapFree:"])
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return free
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    return min(free, max(limit - used, 0))
 
 
 def base_arrays(model: nn.Module) -> dict[str, mx.array]:
