@@ -7,6 +7,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from legos.server.memory import MemoryRelease
 from legos.server.problems import Problem
 from legos.server.service import Service
 
@@ -25,6 +26,7 @@ class Access:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
+        self._memory = MemoryRelease()
         key = service.options.api_key
         self._key = None if key is None else f"Bearer {key}".encode()
 
@@ -35,6 +37,7 @@ class Access:
             return
         started = time.perf_counter()
         status: int | None = None
+        read = 0  # bytes of the body
         gone = False  # before there was an answer
 
         async def noted(message: Message) -> None:
@@ -44,8 +47,9 @@ class Access:
             await send(message)
 
         async def heard() -> Message:
-            nonlocal gone
+            nonlocal gone, read
             message = await receive()
+            read += len(message.get("body", b""))
             gone = gone or (message["type"] == "http.disconnect" and status is None)
             return message
 
@@ -58,6 +62,7 @@ class Access:
         finally:
             seconds = time.perf_counter() - started
             self._note(scope, None if gone else status, seconds)
+            self._memory.after(read)
 
     def _refusal(self, scope: Scope) -> Problem | None:
         """Why a request is not let in, by its head alone."""
