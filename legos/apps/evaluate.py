@@ -5,14 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from legos.apps.adapters import named_adapter
+from legos.apps.adapters import loaded, named_adapter
 from legos.clients.engine import EngineClient
 from legos.config.resolve import resolve
 from legos.errors import ConfigError
 from legos.run.find import find_run, split_place
 from legos.wiring.arena import check_options, make_arena
 from legos.wiring.evaluate import evaluation_of
-from legos.wiring.model import apply_adapter_shape, load_model
 
 __all__ = ["evaluate_run"]
 
@@ -42,12 +41,8 @@ def evaluate_run(
     weights = named_adapter(str(run))
     config = resolve(run=config_file, overrides=overrides).config
     check_options(config.arena, config.play.options)
-    model = load_model(config.model)
-    apply_adapter_shape(model, weights.shape)
-    engine = model.make_engine(config.generation.limits())
-    try:
-        engine.load_adapter(weights).result()
-        client = EngineClient(engine, model.tokenizer)
+    with loaded(config.model, [weights], config.generation.limits()) as live:
+        client = EngineClient(live.engine, live.handle.tokenizer)
         arena = make_arena(
             config.arena, client, play=config.play, generation=config.generation, seed=config.seed
         )
@@ -59,7 +54,4 @@ def evaluate_run(
                 "policy's own probabilities; leave it out"
             )
         figures = asyncio.run(evaluation.figures())
-    finally:
-        engine.close()
-        model.close()
     return {"arena": figures["arena"], "policy_version": weights.version, **figures}

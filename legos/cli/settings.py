@@ -1,6 +1,6 @@
 """The settings of a run, from the options of ``legos train``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,18 +13,17 @@ from legos.config.resolve import (
     resolve,
     settings_of,
 )
-from legos.config.schema import RunConfig
 from legos.config.toml import read_sources
 from legos.errors import ConfigError
 from legos.run.checkpoint import read_state
 from legos.run.find import find_run, split_place
+from legos.run.folder import RunFolder
 
 __all__ = ["resolve_run"]
 
 _KEPT = ("model", "arena", "seed", "training.lora_alpha", "training.use_dora")
 _SHARED = ("model", "arena")
-DEFAULT = "default"
-_LORA = "training.lora_"
+_LORA = ("training.lora_", "training.use_dora")
 
 
 def resolve_run(
@@ -63,20 +62,12 @@ def _resumed(
 ) -> ResolvedConfig:
     """The settings of a resumed run; ``out`` is the folder in which it was found."""
     run = find_run(resume, purpose=" to resume")
-    saved, folder = run.config, run.path
-    before = read_config(saved)
-    if overrides.get("out") not in (None, folder):
-        raise ConfigError(f"--out {overrides['out']} differs from --resume {folder}; leave it out")
-    resolved = resolve(
-        run=saved, files=files, overrides={**overrides, "out": folder}, recommend=advice
-    )
-    _check_kept(_KEPT, resolved, before, f"the run in {folder}")
-    origins = read_sources(saved.read_text(encoding="utf-8"))
-    sources = {
-        name: origins.get(name, source) if source == f"file {saved}" else source
-        for name, source in resolved.sources.items()
-    }
-    return replace(resolved, sources=sources)
+    if overrides.get("out") not in (None, run.path):
+        raise ConfigError(
+            f"--out {overrides['out']} differs from --resume {run.path}; leave it out"
+        )
+    overrides = {**overrides, "out": run.path}
+    return _changed(run, files, overrides, keep=_KEPT, what=f"the run in {run.path}")
 
 
 def _forked(files: Sequence[Path], fork: str, overrides: Mapping[str, object]) -> ResolvedConfig:
@@ -86,44 +77,58 @@ def _forked(files: Sequence[Path], fork: str, overrides: Mapping[str, object]) -
     step = int(read_state(parent.checkpoint(at))["trainer"]["step"])
     start = f"{parent.path}@{step}"
     overrides = {"out": None, **overrides, "fork_from": start}
-    resolved = resolve(run=parent.config, files=files, overrides=overrides, recommend=advice)
-    before = read_config(parent.config)
     lora = [name for name in knobs() if name.startswith(_LORA)]
-    _check_kept([*_SHARED, *lora, "training.use_dora"], resolved, before, f"{start} to fork from")
+    resolved = _changed(
+        parent,
+        files,
+        overrides,
+        keep=[*_SHARED, *lora],
+        what=f"{start} to fork from",
+        inherit=lambda source: f"run {start}" if is_chosen(source) else source,
+    )
     if resolved.config.loop.steps <= step:
         raise ConfigError(
             f"loop.steps is {resolved.config.loop.steps} but {start} has done {step} steps "
             f"already; give a larger total, such as --steps {2 * step or 1}"
         )
-    origins = read_sources(parent.config.read_text(encoding="utf-8"))
-    sources = {
-        name: _inherited(origins.get(name, DEFAULT), start)
-        if source == f"file {parent.config}"
-        else source
-        for name, source in resolved.sources.items()
-    }
     if overrides["out"] is None:
-        sources["out"] = DEFAULT
-    return replace(resolved, sources=sources)
+        return replace(resolved, sources={**resolved.sources, "out": "default"})
+    return resolved
 
 
-def _inherited(origin: str, start: str) -> str:
-    """The source of a value that a fork takes from its parent."""
-    return f"run {start}" if is_chosen(origin) else origin
+def _changed(
+    run: RunFolder,
+    files: Sequence[Path],
+    overrides: Mapping[str, object],
+    *,
+    keep: Sequence[str],
+    what: str,
+    inherit: Callable[[str], str] = str,
+) -> ResolvedConfig:
+    """The settings of a run with files and options over them.
 
-
-def _check_kept(
-    names: Sequence[str], resolved: ResolvedConfig, before: RunConfig, run: str
-) -> None:
-    """Refuse changes of settings that a resumed or forked run keeps.
+    Args:
+        run: the run whose settings are changed.
+        files: TOML files; they win over the run.
+        overrides: options; they win over everything.
+        keep: settings that must not change.
+        what: name of the run in messages.
+        inherit: source of a value in the run -> its source in the result.
 
     Raises:
-        ConfigError: with the setting and the source of its new value.
+        ConfigError: a setting of ``keep`` changes; with the source of its new value.
     """
-    old, new = settings_of(before), settings_of(resolved.config)
-    for name in names:
+    resolved = resolve(run=run.config, files=files, overrides=overrides, recommend=advice)
+    old, new = settings_of(read_config(run.config)), settings_of(resolved.config)
+    for name in keep:
         if old[name] != new[name]:
             raise ConfigError(
-                f"{name} is {new[name]!r} ({resolved.sources[name]}) but {run} has "
+                f"{name} is {new[name]!r} ({resolved.sources[name]}) but {what} has "
                 f"{old[name]!r}; leave it out, or start a new run"
             )
+    origins = read_sources(run.config.read_text(encoding="utf-8"))
+    sources = {
+        name: inherit(origins.get(name, source)) if source == f"file {run.config}" else source
+        for name, source in resolved.sources.items()
+    }
+    return replace(resolved, sources=sources)
