@@ -140,7 +140,7 @@ class PlayConfig(Settings):
     """How the arena is played; none leaves a choice to the arena."""
 
     tasks_per_step: int | None = knob(None, unit="tasks", ge=1)
-    """Tasks played for one training batch; none: the arena's own number."""
+    """Tasks of one optimiser step; none: the arena's own number."""
     group_size: int | None = knob(None, unit="episodes", ge=1)
     """Plays of each task; the credit rule compares them with each other. Raise it where most groups
     have equal rewards; none: the arena's own number."""
@@ -162,8 +162,8 @@ class PlayConfig(Settings):
     is rendered again from its messages, and a template that rewrites earlier answers breaks the
     sample; none: the arena's own choice."""
     concurrency: int = knob(256, unit="episodes", ge=1)
-    """Plays that run at the same time for each step's worth of tasks; loop.step_concurrency says
-    how many of those. Lower it to save memory."""
+    """Plays that run at the same time for one step; loop.step_concurrency sets for how many steps.
+    Lower it to save memory."""
     options: dict[str, Any] = knob({})
     """Arguments of the arena's constructor, by name (--play.options.NAME VALUE)."""
 
@@ -174,7 +174,7 @@ class LoopConfig(Settings):
     steps: int = knob(200, unit="optimiser steps", ge=1)
     """Length of the run."""
     step_concurrency: int = knob(2, unit="steps", ge=1, le=64)
-    """Steps' worth of tasks (play.tasks_per_step) that are played at the same time."""
+    """Number of steps whose tasks (play.tasks_per_step) are played at the same time."""
     deterministic: bool = knob(False)
     """Make the run repeat bit for bit: generation and training take turns on one thread. Sets
     staleness_limit to 0 and step_concurrency to 1."""
@@ -200,8 +200,8 @@ class LoopConfig(Settings):
     episodes_kept_per_step: int = knob(8, unit="episodes", ge=0)
     """Plays of each step that are written to episodes.jsonl."""
     max_failed_share: float = knob(0.9, unit="share", ge=0, le=1)
-    """The run ends with the first traceback when a larger share of the plays of the last ten
-    steps' worth of tasks has failed."""
+    """The run ends with the first traceback when a larger share of the plays has failed, counted
+    over the tasks of the last ten steps."""
     serve_port: int | None = knob(None, ge=0, le=65535)
     """Port of 127.0.0.1 at which the policy can be asked while it trains; 0: a free port; none: no
     server."""
