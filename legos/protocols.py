@@ -4,7 +4,7 @@
                ↑ Matchmaker.seats
                ↑ Seat.ask → Client → Engine ←────────── Publisher ←─────────────┘
 
-The fakes for tests are in ``legos.testing``.
+The fakes for tests are in ``legos.testing``; the seams of a device stand in ``legos/device.py``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +12,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from legos.data.episode import Episode, Task
 from legos.data.message import Completion, Message, Prompt, Sampling
@@ -194,15 +197,20 @@ class Engine(Protocol):
 
 
 class Backend(Protocol):
-    """The thing that computes gradients and owns the trained adapter and its optimiser."""
+    """The thing that computes gradients; it owns the trained policies and their optimisers."""
 
     @property
     def version(self) -> int:
-        """Optimiser steps applied so far."""
+        """Optimiser steps applied so far to the policy of the default name."""
         ...
 
     def forward_backward(
-        self, samples: Sequence[Sample], weights: Sequence[float], objective: Objective
+        self,
+        samples: Sequence[Sample],
+        weights: Sequence[float],
+        objective: Objective,
+        *,
+        policy: str = POLICY,
     ) -> "Future[PassResult]":
         """Compute loss and gradients of a step's samples; the policy stays as it is.
 
@@ -213,19 +221,32 @@ class Backend(Protocol):
             samples: [S] all samples of one optimiser step, at least one.
             weights: [S] the weight of each sample's tokens in the loss of the step.
             objective: what to minimise.
+            policy: which one; each has LoRA arrays, an optimiser and a version of its own.
         """
         ...
 
-    def optim_step(self, update: Update) -> "Future[int]":
-        """Apply the gradients of the last ``forward_backward``; the policy version after it."""
+    def optim_step(self, update: Update, *, policy: str = POLICY) -> "Future[int]":
+        """Apply the gradients of the policy's last ``forward_backward``; its version after it."""
         ...
 
-    def adapter(self) -> Adapter:
-        """The adapter as trained so far; its arrays never change afterwards."""
+    def logprobs(
+        self, samples: Sequence[Sample], *, policy: str = POLICY, reference: bool = False
+    ) -> "Future[Sequence[NDArray[np.float32]]]":
+        """[S][A] nats of each sample's chosen tokens, at its temperature, computed in float32.
+
+        Args:
+            samples: any number; they need not fit into one step.
+            policy: under which one.
+            reference: under the policy that its divergence is measured from instead.
+        """
+        ...
+
+    def adapter(self, policy: str = POLICY) -> Adapter:
+        """A policy's adapter as trained so far; its arrays never change afterwards."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Write adapter, average adapter and optimiser state into an existing folder."""
+        """Write every policy, its EMA and its optimiser into an existing folder."""
         ...
 
     def restore(self, folder: Path) -> None:

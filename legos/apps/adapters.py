@@ -8,13 +8,14 @@ from pathlib import Path
 
 from legos.data.limits import EngineLimits
 from legos.data.names import POLICY
+from legos.device import ModelHandle
 from legos.errors import CheckpointError
 from legos.protocols import Engine
 from legos.run.find import find_adapter, find_run, split_place
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
-from legos.wiring.model import ModelHandle, apply_lora, load_model
-from legos.wiring.serving import base_of, put_on, watched_engine
+from legos.wiring.model import apply_lora, load_model
+from legos.wiring.serving import base_of, put_on
 
 __all__ = ["Loaded", "loaded", "named_adapter", "resume_command"]
 
@@ -76,7 +77,7 @@ def loaded(
         if not adapters:
             apply_lora(handle)
             adapters = [handle.base_adapter()]
-        engine = watched_engine(handle, limits)
+        engine = handle.make_engine(limits, watched=True)
         try:
             for adapter in adapters:
                 put_on(engine, adapter, name)

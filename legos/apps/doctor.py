@@ -14,11 +14,12 @@ from typing import Any
 
 from legos.arena.registry import advice
 from legos.bench.models import write_bench_model
+from legos.bench.self_test import CHECKS, Check, SelfTest
 from legos.config.resolve import resolve
 from legos.errors import LegosError
 from legos.run.folder import RUNS
+from legos.wiring.device import find_device
 from legos.wiring.machine import blas_hint
-from legos.wiring.self_test import CHECKS, Check, SelfTest, device
 
 __all__ = ["SMALL", "Report", "examine"]
 
@@ -119,7 +120,7 @@ def _facts() -> dict[str, Any]:
 
 def _device() -> Mapping[str, Any]:
     try:
-        return device()
+        return find_device().facts()
     except Exception as error:  # the library is not installed, or finds no device
         return {"error": f"{type(error).__name__}: {error}"}
 

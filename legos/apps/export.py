@@ -12,6 +12,7 @@ from legos.run.find import find_run, split_place
 from legos.weights.adapter import Adapter
 from legos.weights.folder import write_adapter
 from legos.weights.peft import write_peft
+from legos.wiring.model import load_model
 
 __all__ = ["ExportFormat", "export"]
 
@@ -60,7 +61,6 @@ def _write(
     elif form == "peft":
         write_peft(adapter, folder, base_model=model)
     else:
-        from legos.wiring.export import fuse
-
-        return {"largest_logprob_gap": fuse(model, adapter, folder)}
+        handle = load_model(model, inline=True)
+        return {"largest_logprob_gap": handle.write_fused(adapter, folder)}
     return {"base_model": model}

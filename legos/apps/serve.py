@@ -15,6 +15,7 @@ from legos.builtin import BUILTIN, EXAMPLE
 from legos.clients.engine import EngineClient
 from legos.data.limits import EngineLimits
 from legos.data.names import POLICY
+from legos.device import ModelHandle
 from legos.errors import ConfigError
 from legos.protocols import Engine
 from legos.server.app import make_app
@@ -23,8 +24,6 @@ from legos.server.listen import bind, serve_app
 from legos.server.options import ServerOptions
 from legos.weights.adapter import Adapter
 from legos.wiring.machine import quiet_collector
-from legos.wiring.model import ModelHandle
-from legos.wiring.serving import tool_format_of
 
 __all__ = ["app_of", "serve"]
 
@@ -93,7 +92,7 @@ def app_of(
         handle.tokenizer,
         model=name,
         context=handle.context,
-        tools=tool_format_of(handle),
+        tools=handle.tool_format,
         lora_scale=scale,
         options=options,
     )

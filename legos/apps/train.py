@@ -122,7 +122,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 _run_settings(config),
                 evaluation=evaluation,
                 count_tokens=count_tokens,
-                engine_seconds=lambda: trainer.engine.worked_s,
+                engine_seconds=trainer.engine_seconds,
             )
             if checkpoint is not None:
                 run.resume(checkpoint)

@@ -10,13 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from legos.bench.engine_bench import EngineBench
 from legos.bench.models import write_bench_model
 from legos.bench.rounds import medians
+from legos.clients.submit import submit_all
 from legos.data.limits import EngineLimits
 from legos.data.names import BASE, POLICY
 from legos.data.request import Request
-from legos.wiring.asking import submit_all
-from legos.wiring.engine_bench import EngineBench
 
 __all__ = ["bench_engine"]
 

@@ -9,19 +9,21 @@ from typing import Any
 
 from legos.arena.registry import advice
 from legos.bench.rounds import in_turn
+from legos.clients.submit import submit_all
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
+from legos.data.batch import row_blocks
 from legos.data.message import Message
+from legos.data.request import Request
 from legos.data.sample import TrainingBatch
 from legos.loop.loop import training_loop
 from legos.wiring.arena import make_arena
-from legos.wiring.bare import DeviceBench
+from legos.wiring.device import DeviceChecks, Row, device_checks
 from legos.wiring.machine import quiet_collector, share_cores
 from legos.wiring.trainer import Trainer, trainer_of
 
 __all__ = ["bench_loop"]
 
-Row = tuple[int, ...]
 ROUNDS = 5
 
 
@@ -47,21 +49,20 @@ def _loop(trainer: Trainer, config: RunConfig, seconds: float) -> dict[str, Any]
     The bare loops compute every row, as loops without sharing do, and then equal rows once.
     """
     prompts = _step_prompts(trainer, config)
-    device = DeviceBench(trainer)
+    device, engine = device_checks(trainer.model), trainer.engine
     rows = sorted(set(prompts))
     budget = config.training.micro_batch_tokens
     max_rows = config.generation.max_batch
     bare = {
         "bare_generation_s": [
-            device.bare(prompts, max_tokens=1, rows=max_rows) for _ in range(ROUNDS)
+            device.bare_generation(engine, prompts, max_tokens=1, rows=max_rows)
+            for _ in range(ROUNDS)
         ],
-        "bare_training_s": device.bare_training(prompts, updates=ROUNDS, max_tokens=budget)[1:],
+        "bare_training_s": _bare_training(device, prompts, budget, ROUNDS)[1:],
         "bare_generation_shared_s": [
-            device.bare_shared(prompts, rows=max_rows) for _ in range(ROUNDS)
+            device.bare_shared_generation(engine, prompts, rows=max_rows) for _ in range(ROUNDS)
         ],
-        "bare_training_shared_s": device.bare_training(rows, updates=4 * ROUNDS, max_tokens=budget)[
-            ROUNDS:
-        ],
+        "bare_training_shared_s": _bare_training(device, rows, budget, 4 * ROUNDS)[ROUNDS:],
     }
     line = _run_line(trainer, config, device, seconds * 0.4)
     bare_s = {name: statistics.median(times) for name, times in bare.items()}
@@ -70,14 +71,14 @@ def _loop(trainer: Trainer, config: RunConfig, seconds: float) -> dict[str, Any]
         halves = (bare_s[f"bare_{half}{suffix}"] for half in ("generation", "training"))
         return max(halves) / line["seconds_per_step"]
 
-    engine = _engine(trainer, config, seconds * 0.25)
+    generation = _engine(trainer, config, seconds * 0.25)
     return {
         **line,
         "distinct_rows_per_step": len(rows),
         **bare_s,
-        "completions_per_s": {name: speed for name, (_, speed) in engine.items()},
+        "completions_per_s": {name: speed for name, (_, speed) in generation.items()},
         "ratios": {
-            **{name: ratio for name, (ratio, _) in engine.items()},
+            **{name: ratio for name, (ratio, _) in generation.items()},
             "line_vs_slower_half": against_slower("_s"),
             "line_vs_slower_half_shared": against_slower("_shared_s"),
         },
@@ -86,7 +87,7 @@ def _loop(trainer: Trainer, config: RunConfig, seconds: float) -> dict[str, Any]
 
 def _engine(trainer: Trainer, config: RunConfig, seconds: float) -> dict[str, tuple[float, float]]:
     """Speed of generation as a ratio to a bare BatchGenerator, and completions per second."""
-    device = DeviceBench(trainer)
+    device, engine = device_checks(trainer.model), trainer.engine
     rows = config.generation.max_batch
     repeated = _step_prompts(trainer, config)
     distinct = _distinct_prompts(trainer, 256, len(repeated[0]))
@@ -95,23 +96,51 @@ def _engine(trainer: Trainer, config: RunConfig, seconds: float) -> dict[str, tu
         prompts: list[Row], max_tokens: int, bare: Callable[[], float]
     ) -> tuple[float, float]:
         pairs = in_turn(
-            lambda: device.engine(prompts, max_tokens=max_tokens), bare, seconds / 3, least=ROUNDS
+            lambda: _generation(trainer, prompts, max_tokens), bare, seconds / 3, least=ROUNDS
         )
         ratio = statistics.median(b / o for o, b in pairs)
         return ratio, len(prompts) / statistics.median(o for o, _ in pairs)
 
     def compare_plain(prompts: list[Row], max_tokens: int) -> tuple[float, float]:
         return compare(
-            prompts, max_tokens, lambda: device.bare(prompts, max_tokens=max_tokens, rows=rows)
+            prompts,
+            max_tokens,
+            lambda: device.bare_generation(engine, prompts, max_tokens=max_tokens, rows=rows),
         )
 
     return {
         "engine_vs_bare": compare_plain(distinct, 1),
         "engine_vs_bare_long": compare_plain(distinct[:64], 32),
         "engine_vs_bare_repeated": compare(
-            repeated, 1, lambda: device.bare_shared(repeated, rows=rows)
+            repeated, 1, lambda: device.bare_shared_generation(engine, repeated, rows=rows)
         ),
     }
+
+
+def _generation(trainer: Trainer, prompts: Sequence[Row], max_tokens: int) -> float:
+    """Seconds in which the engine samples a completion of every prompt, nothing remembered."""
+    trainer.engine.load_adapter(trainer.backend.adapter()).result()
+    requests = [
+        Request(prompt_ids=prompt, max_tokens=max_tokens, seed=number)
+        for number, prompt in enumerate(prompts)
+    ]
+    started = time.perf_counter()
+    submit_all(trainer.engine, requests).result()
+    return time.perf_counter() - started
+
+
+def _bare_training(
+    device: DeviceChecks, rows: Sequence[Row], max_tokens: int, updates: int
+) -> list[float]:
+    """Seconds of each bare update on one more token after each row."""
+    longer = [((*row, row[-1]), len(row)) for row in rows]
+    update = device.bare_update(list(row_blocks(longer, max_tokens, length=lambda one: one[1])))
+    times: list[float] = []
+    for _ in range(updates):
+        started = time.perf_counter()
+        update()
+        times.append(time.perf_counter() - started)
+    return times
 
 
 def _step_prompts(trainer: Trainer, config: RunConfig) -> list[Row]:
@@ -134,7 +163,7 @@ def _distinct_prompts(trainer: Trainer, count: int, length: int) -> list[Row]:
 
 
 def _run_line(
-    trainer: Trainer, config: RunConfig, device: DeviceBench, seconds: float
+    trainer: Trainer, config: RunConfig, device: DeviceChecks, seconds: float
 ) -> dict[str, float]:
     """The asynchronous loop for roughly ``seconds``, without its first steps."""
     arena = make_arena(

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from legos.bench.engine_bench import EngineBench
 from legos.bench.models import write_bench_model
 from legos.bench.peers import (
     Body,
@@ -28,7 +29,6 @@ from legos.bench.rounds import medians
 from legos.data.limits import EngineLimits
 from legos.data.names import BASE, POLICY
 from legos.weights.adapter import pack_adapter
-from legos.wiring.engine_bench import EngineBench
 
 __all__ = ["bench_server"]
 
@@ -121,8 +121,8 @@ def _against_stock(
 
 def _swaps(folder: Path, seconds: float) -> dict[str, float]:
     """Time to load about 20 MB over HTTP, to discard them, and of ``/health`` meanwhile."""
-    with closing(EngineBench(folder, EngineLimits())) as bench:
-        data = pack_adapter(bench.adapter(POLICY, rank=56))
+    with closing(EngineBench(folder, EngineLimits(), rank=56)) as bench:
+        data = pack_adapter(bench.adapter(POLICY))
     path = "/adapters/load?name=policy&version=2"
     octets = {"content-type": "application/octet-stream"}
     with (

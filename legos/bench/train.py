@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 
 from legos.bench.rounds import in_turn
+from legos.bench.train_bench import Cost, TrainBench
 from legos.builtin.files import ModelShape, random_weights, write_model
+from legos.data.batch import row_blocks
 from legos.data.sample import Sample
+from legos.wiring.device import Split
 from legos.wiring.machine import quiet_collector, share_cores
-from legos.wiring.train_bench import Cost, TrainBench
 
 __all__ = ["bench_train"]
 
-Row = tuple[tuple[int, ...], int]  # token ids, and the length of the prompt in them
 Ratios = dict[str, float | None]
 Measure = Callable[[], Cost]
 ROUNDS = 5
@@ -82,17 +83,19 @@ def _mlx_lm_lora(folder: Path, seconds: float) -> Ratios:
     Both run with their default micro-batches, and with the fastest ones.
     """
     name = "train_vs_mlx_lm_lora"
-    if not TrainBench.has_mlx_lm_lora():
-        return dict.fromkeys((name, f"{name}_memory", f"{name}_fastest"))
     rows = sorted(_unrelated(12), key=lambda row: len(row[0]))
     device = _device(folder, HEADED)
+    if device.peer([rows[:1]]) is None:
+        return dict.fromkeys((name, f"{name}_memory", f"{name}_fastest"))
     kit = {budget: _device(folder, HEADED, micro_batch_tokens=budget) for budget in BUDGETS}
 
     def ours(budget: int) -> Cost:
         return kit[budget].step(_samples(rows))
 
     def theirs(count: int) -> Cost:
-        return device.mlx_lm_lora([rows[at : at + count] for at in range(0, len(rows), count)])
+        cost = device.peer([rows[at : at + count] for at in range(0, len(rows), count)])
+        assert cost is not None, "it was installed a moment ago"
+        return cost
 
     our_best, their_best = _fastest(BUDGETS, ours), _fastest((1, 2, 4), theirs)
     usual = _pairs(lambda: ours(4096), lambda: theirs(4), seconds / 2)
@@ -183,7 +186,7 @@ def _device(folder: Path, shape: ModelShape, **options: Any) -> TrainBench:
     return TrainBench(folder, **options)
 
 
-def _unrelated(count: int) -> list[Row]:
+def _unrelated(count: int) -> list[Split]:
     """Rows of 64 to 512 tokens; the last quarter of each is the completion."""
     rng = random.Random(0)
     return [_row(rng, length := rng.randint(64, 512), length * 3 // 4) for _ in range(count)]
@@ -199,11 +202,11 @@ def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
     return tuple(rng.randrange(1, SMALL.vocab) for _ in range(count))
 
 
-def _row(rng: random.Random, length: int, prompt: int) -> Row:
+def _row(rng: random.Random, length: int, prompt: int) -> Split:
     return _tokens(rng, length), prompt
 
 
-def _samples(rows: Sequence[Row]) -> list[Sample]:
+def _samples(rows: Sequence[Split]) -> list[Sample]:
     """Rows as samples; their log-probabilities and advantages do not change the work."""
     return [
         Sample(
@@ -218,14 +221,9 @@ def _samples(rows: Sequence[Row]) -> list[Sample]:
     ]
 
 
-def _blocks(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
+def _blocks(rows: Sequence[Split], max_tokens: int) -> list[list[Split]]:
     """Rows sorted by length, in blocks of at most ``max_tokens`` padded tokens or one row."""
-    blocks: list[list[Row]] = [[]]
-    for row in sorted(rows, key=lambda row: len(row[0])):
-        if blocks[-1] and (len(blocks[-1]) + 1) * len(row[0]) > max_tokens:
-            blocks.append([])
-        blocks[-1].append(row)
-    return blocks
+    return list(row_blocks(rows, max_tokens, length=lambda row: len(row[0])))
 
 
 def _pairs(ours: Measure, bare: Measure, seconds: float) -> list[tuple[Cost, Cost]]:

@@ -9,7 +9,7 @@ Shape letters: R rows, T tokens of the longest row, P places, S samples, A chose
 sample that has most, K legal tokens of the place that has most.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -26,12 +26,14 @@ __all__ = [
     "normalisation_weights",
     "pack",
     "pad_rows",
+    "row_blocks",
 ]
 
 LossNormalisation = Literal["token", "sample", "constant", "prompt"]
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 ScalarT = TypeVar("ScalarT", bound=np.generic)
+T = TypeVar("T")
 PLACE_FIELDS = ("place_column", "place_temperature", "place_restricted", "place_legal")
 SAMPLE_FIELDS = ("sample_place", "target", "behaviour_logprob", "version", "advantage", "weight")
 
@@ -53,6 +55,9 @@ class Batch:
     version: Ints  # [S, A] policy version, 0 where masked
     advantage: Floats  # [S, A] 0 where masked
     weight: Floats  # [S, A] share of the token in the whole optimiser step's loss, 0 where masked
+    reference_logprob: Floats | None = None
+    """[S, A] nats under a reference, computed elsewhere; NaN where a sample brings none, 0 where
+    masked. None: no sample brings any."""
 
     def __post_init__(self) -> None:
         """Refuse arrays whose shapes or indices contradict each other.
@@ -61,7 +66,8 @@ class Batch:
             RecordError: naming the array and what was expected.
         """
         shape = self.mask.shape
-        for name in SAMPLE_FIELDS:
+        given = () if self.reference_logprob is None else ("reference_logprob",)
+        for name in (*SAMPLE_FIELDS, *given):
             if getattr(self, name).shape != shape:
                 raise RecordError(
                     f"{name} has shape {getattr(self, name).shape}; expected {shape} like mask"
@@ -151,13 +157,8 @@ def pack(samples: Sequence[Sample], weights: Sequence[float], *, max_tokens: int
     sharers: dict[tuple[int, ...], list[int]] = {}
     for index, sample in enumerate(samples):
         sharers.setdefault(sample.token_ids[:-1], []).append(index)
-    blocks: list[list[tuple[int, ...]]] = []
-    for row in sorted(sharers, key=lambda row: (len(row), row)):
-        if not blocks or (len(blocks[-1]) + 1) * len(row) > max_tokens:
-            blocks.append([])
-        blocks[-1].append(row)
     batches: list[Batch] = []
-    for rows in blocks:
+    for rows in row_blocks(sorted(sharers), max_tokens, length=len):
         members = [(number, index) for number, row in enumerate(rows) for index in sharers[row]]
         batches.append(
             make_batch(
@@ -168,6 +169,20 @@ def pack(samples: Sequence[Sample], weights: Sequence[float], *, max_tokens: int
             )
         )
     return batches
+
+
+def row_blocks(
+    rows: Sequence[T], max_tokens: int, *, length: Callable[[T], int]
+) -> Iterator[list[T]]:
+    """Rows sorted by length, in blocks of at most ``max_tokens`` padded tokens or one row."""
+    block: list[T] = []
+    for row in sorted(rows, key=length):
+        if block and (len(block) + 1) * length(row) > max_tokens:
+            yield block
+            block = []
+        block.append(row)
+    if block:
+        yield block
 
 
 def pad_rows(rows: Sequence[Sequence[int] | Ints]) -> Ints:
@@ -216,6 +231,7 @@ def make_batch(
     place_legal = np.full((len(places), max(len(key[2]) for key in places)), -1, np.int32)
     for index, key in enumerate(places):
         place_legal[index, : len(key[2])] = key[2]
+    given = [s.reference_logprobs or (np.nan,) * len(s.positions) for s in samples]
     return Batch(
         input_ids=input_ids,
         place_row=np.array([key[0] for key in places], np.int32),
@@ -230,4 +246,7 @@ def make_batch(
         version=fill([s.versions for s in samples], np.int32),
         advantage=fill([s.advantages for s in samples], np.float32),
         weight=np.array(weights, np.float32)[:, None] * mask,
+        reference_logprob=fill(given, np.float32)
+        if any(s.reference_logprobs for s in samples)
+        else None,
     )

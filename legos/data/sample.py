@@ -29,6 +29,9 @@ class Sample(Struct, frozen=True, kw_only=True):
     versions: tuple[int, ...]  # [A] policy version that sampled the token
     advantages: tuple[float, ...]  # [A]
     legal: tuple[tuple[int, ...], ...]  # [A] legal token ids at that position, () where unknown
+    reference_logprobs: tuple[float, ...] | None = None
+    """[A] nats of the chosen tokens under the reference, at the same temperature and among the same
+    legal tokens, where they were computed elsewhere; None: the backend computes them."""
     restricted: bool = False  # True: log-probabilities are over `legal` alone
     temperature: float = 1.0  # the temperature of the log-probabilities
     group: str = ""  # arena and task of the plays compared with each other
@@ -71,6 +74,8 @@ class Sample(Struct, frozen=True, kw_only=True):
             raise RecordError(
                 f"advantage {bad[0]} is not finite; look at the rewards of {self.group!r}"
             )
+        if self.reference_logprobs is not None:
+            self._check_reference(self.reference_logprobs)
         if self.restricted:
             self._check_legal()
 
@@ -83,6 +88,13 @@ class Sample(Struct, frozen=True, kw_only=True):
             bad = next(given for given in self.logprobs if not _is_logprob(given))
             raise RecordError(
                 f"log-probability {bad} is not a finite number <= 0; the engine must report one"
+            )
+
+    def _check_reference(self, given: tuple[float, ...]) -> None:
+        if len(given) != len(self.positions) or not all(map(_is_logprob, given)):
+            raise RecordError(
+                f"reference_logprobs holds {len(given)} numbers for {len(self.positions)} chosen "
+                "tokens; expected one finite number <= 0 for each, or None"
             )
 
     def _check_legal(self) -> None:

@@ -1,15 +1,41 @@
-"""What crosses the seam between the trainer and a backend in one optimiser step."""
+"""What crosses the seam between the trainer and a backend: settings, passes, updates."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from legos.data.names import POLICY
 from legos.errors import ConfigError
 
-__all__ = ["PassResult", "Update"]
+__all__ = ["BackendConfig", "MeasuredStep", "PassResult", "Update"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendConfig:
+    """How a backend computes, whatever its device."""
+
+    policies: tuple[str, ...] = (POLICY,)  # adapters that are trained, each on its own
+    betas: tuple[float, float] = (0.9, 0.95)  # decay of AdamW's moments
+    weight_decay: float = 0.0  # of AdamW, on the LoRA arrays
+    micro_batch_tokens: int = 4096
+    """Padded tokens of one forward and backward pass, shared prefixes counted once."""
+    gradient_checkpointing: bool = False
+    """Keep the inputs of layers alone and compute the rest again in the backward pass: less
+    memory, about a third more time."""
+    reference: Path | None = None
+    """Folder of the adapter that ``kl_coef`` pulls to at first, of any rank, from then on in every
+    checkpoint; None: the model without LoRA."""
+    restored: bool = False
+    """Whether a checkpoint is restored next, which holds the reference; False reads it at once."""
+    memory_limit_bytes: int | None = None
+    """What the device may hold at the most: less is computed at once to stay below it, and samples
+    that do not fit alone are left out of their step. None: most of what the device has."""
+    report: Callable[[str], None] | None = None
+    """Gets the plan of the memory in one line, before the first step; None: it is logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,3 +80,13 @@ class Update:
             raise ConfigError(
                 f"kl_refresh_steps is {self.kl_refresh_steps}; expected at least 1 update"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredStep:
+    """A step's gradients and what they cost, for checks of a device."""
+
+    gradients: NDArray[np.float64]  # [N] of all LoRA arrays, one after the other
+    seconds: float
+    peak_bytes: int  # allocated at the most beyond what was there before
+    shared: bool  # whether rows shared prefixes

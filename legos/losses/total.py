@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from legos.data.batch import Batch
+from legos.errors import TrainerError
 from legos.losses.corrections import correct
-from legos.losses.kl import loss_kl, reward_kl
+from legos.losses.kl import KlEstimator, loss_kl, reward_kl
 from legos.losses.metrics import SUMS, token_sums
 from legos.losses.objective import Objective
 from legos.losses.places import (
@@ -35,6 +36,8 @@ class BatchArrays:
         self.behaviour_logprob = xp.array(batch.behaviour_logprob)
         self.advantage = xp.array(batch.advantage)
         self.weight = xp.array(batch.weight)
+        given = batch.reference_logprob
+        self.reference_logprob = None if given is None else xp.array(given)
         self.mask = xp.array(batch.mask.astype(batch.weight.dtype))
 
 
@@ -160,6 +163,22 @@ def token_loss(
     return xp.sum(per_token * arrays.weight), sums
 
 
+def _reference(xp: Any, given: Any, computed: Any, estimator: KlEstimator) -> Any:
+    """[S, A] what the samples bring of the reference; what was computed, where they bring nothing.
+
+    Raises:
+        TrainerError: the divergence is exact, which chosen tokens alone do not tell.
+    """
+    if given is None:
+        return computed
+    if estimator == "exact":
+        raise TrainerError(
+            "kl_estimator 'exact' compares whole distributions, and samples bring reference "
+            "log-probabilities of their own tokens alone; choose k2 or k3"
+        )
+    return given if computed is None else xp.where(xp.isnan(given), computed, given)
+
+
 def _divergences(
     xp: Any, terms: Terms, arrays: BatchArrays, objective: Objective, *, frozen: Any, gap: Any
 ) -> tuple[Any, Any, list[Any]]:
@@ -172,6 +191,8 @@ def _divergences(
         ("average", objective.ema_kl_coef),
     ):
         other = terms.get(name)
+        if name == "reference" and coefficient:
+            other = _reference(xp, arrays.reference_logprob, other, estimator)
         if other is None:
             reported.append(xp.zeros_like(arrays.mask))
             continue

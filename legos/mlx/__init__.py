@@ -1,9 +1,11 @@
 """The MLX device.
 
+- ``device``: what the rest of legos asks for a model, an engine or a backend
 - ``model``: one module tree, loaded, adapted, run, owned by one thread
 - ``generate``: the engine, on a tree of its own
-- ``train``: the backend, on another
-- ``checks``: what both are measured and checked against
+- ``train``: the backend, on another one
+- ``checks``: bare loops and checks for the benches and the self-test
+- ``pretraining``: how the built-in model was made
 """
 
 import resource

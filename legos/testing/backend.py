@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from legos.data.batch import normalisation_weights
 from legos.data.names import POLICY
@@ -90,7 +91,12 @@ class FakeBackend:
         return self._version
 
     def forward_backward(
-        self, samples: Sequence[Sample], weights: Sequence[float], objective: Objective
+        self,
+        samples: Sequence[Sample],
+        weights: Sequence[float],
+        objective: Objective,
+        *,
+        policy: str = POLICY,
     ) -> "Future[PassResult]":
         """Take note of a step."""
         self.steps.append((samples, weights, objective))
@@ -101,13 +107,21 @@ class FakeBackend:
             self.release()
         return future
 
-    def optim_step(self, update: Update) -> "Future[int]":
+    def optim_step(self, update: Update, *, policy: str = POLICY) -> "Future[int]":
         """Count an update."""
         self.updates.append(update)
         self._digest(f"{update}")
         self._version += 1
         future: Future[int] = Future()
         future.set_result(self._version)
+        return future
+
+    def logprobs(
+        self, samples: Sequence[Sample], *, policy: str = POLICY, reference: bool = False
+    ) -> "Future[Sequence[NDArray[np.float32]]]":
+        """What the samples themselves say."""
+        future: Future[Sequence[NDArray[np.float32]]] = Future()
+        future.set_result([np.array(sample.logprobs, np.float32) for sample in samples])
         return future
 
     def release(self, error: Exception | None = None) -> None:
@@ -132,7 +146,7 @@ class FakeBackend:
     def _digest(self, text: str) -> None:
         self.trail = hashlib.sha256(f"{self.trail} {text}".encode()).hexdigest()
 
-    def adapter(self) -> Adapter:
+    def adapter(self, policy: str = POLICY) -> Adapter:
         """The adapter of the steps so far."""
         arrays = {
             "mlp.lora_a": np.full((2, 1), self._version, np.float32),

@@ -1,24 +1,30 @@
-"""A second device in NumPy: a policy that is a table of logits, one row for every context.
+"""A second device in NumPy: a policy is a table of logits, one row for every context.
 
-It serves the same seams as a real device and is slow and exact: the engine draws from the table,
-and the backend differentiates the kit's own loss by central finite differences, so every objective
-works on it. Moves must be restricted to the legal ones, since only their logits are in the table.
+Slow and exact: the engine draws from the table, and the backend differentiates the kit's own loss
+by central finite differences. Moves must be restricted to the legal ones, as only their logits are
+in the table.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from legos.chat.tokenizer import load_tokenizer
+from legos.chat.tools import PLAIN_TOOLS
 from legos.data.batch import Batch, make_batch, pad_rows
+from legos.data.limits import EngineLimits
 from legos.data.names import POLICY
 from legos.data.request import Generated, Request, Result
 from legos.data.sample import Sample
-from legos.data.step import PassResult, Update
+from legos.data.step import BackendConfig, PassResult, Update
 from legos.errors import AdapterError, CheckpointError, RequestError, TrainerError
 from legos.losses.objective import Objective
 from legos.losses.places import Places, chosen_logprobs, place_logprobs
@@ -28,24 +34,103 @@ from legos.testing.records import float64
 from legos.weights.adapter import Adapter, AdapterInfo, LoraShape
 from legos.weights.tensors import pack_tensors, unpack_tensors
 
-__all__ = ["TableBackend", "TableEngine"]
+__all__ = ["STEP", "TableBackend", "TableDevice", "TableEngine", "TableModel"]
 
 Floats = NDArray[np.float64]
+P = ParamSpec("P")
 T = TypeVar("T")
 Table = Mapping[str, Floats]  # context -> [V] logits; a context that is missing has zeros
 NO_LORA = LoraShape(rank=0, scale=0.0, num_layers=0, modules=())
-STATE_FILE = "table.safetensors"
 EPSILON = 1e-4  # of the finite differences, nats
+STEP = 100.0  # logits move by the learning rate times this; weights behind logits move less
 
 
-def context(token_ids: Sequence[int]) -> str:
-    """The name of the row that holds the logits after some tokens."""
-    return "-".join(map(str, token_ids))
+def _answered(method: Callable[P, T]) -> Callable[P, "Future[T]"]:
+    """The method with a future around what it returns or raises."""
+
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        future: Future[T] = Future()
+        try:
+            future.set_result(method(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    return run
 
 
-def _log_softmax(logits: Floats) -> Floats:
-    top = logits.max(axis=-1, keepdims=True)
-    return logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
+class TableDevice:
+    """Models whose tokenizer alone is read from their folder."""
+
+    def load(self, name: str, *, inline: bool = False) -> "TableModel":
+        """A model that chooses evenly; everything runs where it is called."""
+        return TableModel(Path(name))
+
+    def facts(self) -> Mapping[str, str]:
+        """The version of NumPy."""
+        return {"numpy": np.__version__}
+
+
+class TableModel:
+    """A tokenizer and an empty table."""
+
+    tool_format = PLAIN_TOOLS
+    num_parameters = 0
+    dtype = "float64"
+    context = 1 << 20
+    processes = None
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tokenizer = load_tokenizer(folder)
+        self.lora: LoraShape | None = None
+        self._table: Table = {}
+
+    def __call__(self, input_ids: Sequence[int]) -> NDArray[np.float32]:
+        """[T, V] logits after each of T tokens."""
+        names = [_context(input_ids[: end + 1]) for end in range(len(input_ids))]
+        return _logits(self._table, names, self.tokenizer.vocab_size).astype(np.float32)
+
+    def lora_shape(self, **_: Any) -> LoraShape:
+        """A shape without modules."""
+        return NO_LORA
+
+    def add_lora(self, shape: LoraShape, *, seed: int = 0) -> None:
+        """Note that the model may be trained."""
+        self.lora = shape
+
+    def set_adapter(self, adapter: Adapter) -> None:
+        """Have calls read this table."""
+        self._table = adapter.arrays
+
+    @contextmanager
+    def without_lora(self) -> Generator[None]:
+        """Within the block, every choice is even."""
+        table, self._table = self._table, {}
+        yield
+        self._table = table
+
+    def base_adapter(self) -> Adapter:
+        """The empty table."""
+        return Adapter(name=POLICY, version=0, shape=NO_LORA, arrays={})
+
+    def write_fused(self, adapter: Adapter, folder: Path) -> float:
+        """Raise ``AdapterError``: there are no weights to merge a table into."""
+        raise AdapterError("a table of logits cannot be merged into a model")
+
+    def make_engine(
+        self, limits: EngineLimits | None = None, *, watched: bool = False
+    ) -> "TableEngine":
+        """An engine, which needs no limits and never hangs."""
+        return TableEngine(self.tokenizer.vocab_size)
+
+    def make_backend(self, config: BackendConfig | None = None) -> "TableBackend":
+        """A backend of one policy, for which the settings mean nothing."""
+        return TableBackend(self.tokenizer.vocab_size)
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class TableEngine:
@@ -55,7 +140,7 @@ class TableEngine:
         self._num_vocabulary = num_vocabulary
         self._live: dict[str, Adapter] = {}
         self._lock = threading.Lock()
-        self._drawn = 0
+        self._drawn: Counter[str] = Counter()
 
     def submit(self, requests: Sequence[tuple[int, Request]], deliver: Deliver) -> None:
         """Answer every request before returning."""
@@ -66,18 +151,17 @@ class TableEngine:
     def cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
         """Nothing waits here."""
 
-    def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
+    @_answered
+    def load_adapter(self, adapter: Adapter) -> AdapterInfo:
         """Make a table live under its name."""
-        with self._lock:
-            self._live[adapter.name] = adapter
-        return _done(adapter.info)
+        self._live[adapter.name] = adapter
+        return adapter.info
 
-    def drop_adapter(self, name: str) -> "Future[None]":
+    @_answered
+    def drop_adapter(self, name: str) -> None:
         """Forget a table; the future raises ``AdapterError`` for unknown names."""
-        with self._lock:
-            if self._live.pop(name, None) is None:
-                return _failed(AdapterError(f"adapter {name!r} is not live; live: {self._live}"))
-            return _done(None)
+        if self._live.pop(name, None) is None:
+            raise AdapterError(f"adapter {name!r} is not live; live: {[*self._live]}")
 
     def versions(self) -> Mapping[str, int]:
         """Name -> policy version."""
@@ -89,43 +173,50 @@ class TableEngine:
 
     def stats(self) -> Mapping[str, float]:
         """Tokens drawn so far."""
-        return {"tokens_generated_total": self._drawn}
+        return {"tokens_generated_total": self._drawn.total()}
 
+    @_answered
+    def tokens_generated(self, adapter: str) -> int:
+        """Tokens drawn so far under a name."""
+        return self._drawn[adapter]
+
+    def close(self) -> None:
+        """Nothing waits here."""
+
+    @_answered
     def score(
         self,
         prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
         *,
         end_ids: Sequence[int],
         adapter: str = POLICY,
-    ) -> "Future[list[list[float]]]":
+    ) -> list[list[float]]:
         """Log-probability (nats) of each continuation among those of its prompt."""
-        table = self._live[adapter].arrays
-        scores: list[list[float]] = []
-        for prompt, answers in prompts:
-            if any(len(answer) != 1 for answer in answers):
-                return _failed(RequestError("a table scores choices of one token alone"))
-            row = self._row(table, prompt)
-            scores.append(_log_softmax(row[[token for (token,) in answers]]).tolist())
-        return _done(scores)
+        if any(len(answer) != 1 for _, answers in prompts for answer in answers):
+            raise RequestError("a table scores choices of one token alone")
+        return [
+            _log_softmax(self._row(adapter, prompt)[[token for (token,) in answers]]).tolist()
+            for prompt, answers in prompts
+        ]
 
-    def _row(self, table: Table, token_ids: Sequence[int]) -> Floats:
-        found = table.get(context(token_ids))
-        return np.zeros(self._num_vocabulary) if found is None else found
+    def _row(self, adapter: str, token_ids: Sequence[int]) -> Floats:
+        table = self._live[adapter].arrays
+        return _logits(table, [_context(token_ids)], self._num_vocabulary)[0]
 
     def _answer(self, request: Request) -> Result:
         """Draw until an answer is whole."""
         live, node = self._live.get(request.adapter), request.choices
-        if live is None or node is None or not request.restrict:
+        if live is None:
+            return RequestError(f"adapter {request.adapter!r} is not live; live: {[*self._live]}")
+        if node is None or not request.restrict:
             return RequestError(
-                f"adapter {request.adapter!r}, restrict {request.restrict}: a table draws for live "
-                "adapters, among given choices alone; set play.restrict_choices"
+                "a table draws among legal choices alone; set play.restrict_choices"
             )
-        table = live.arrays
         tokens: list[int] = []
         logprobs: list[float] = []
         legal: list[tuple[int, ...]] = []
         while node is not None and not node.closed and len(tokens) < request.max_tokens:
-            row = self._row(table, request.prompt_ids + tuple(tokens))
+            row = self._row(request.adapter, (*request.prompt_ids, *tokens))
             found = _log_softmax(row[list(node.legal)] / request.temperature)
             draw = np.random.default_rng([request.seed, len(tokens)])
             index = int(draw.choice(len(found), p=np.exp(found)))
@@ -133,7 +224,7 @@ class TableEngine:
             logprobs.append(min(0.0, float(found[index])))
             legal.append(node.legal)
             node = node.children.get(tokens[-1])
-        self._drawn += len(tokens)
+        self._drawn[request.adapter] += len(tokens)
         return Generated(
             token_ids=tuple(tokens),
             logprobs=tuple(logprobs),
@@ -144,14 +235,12 @@ class TableEngine:
 
 
 class TableBackend:
-    """Gradients of a table by finite differences, and plain gradient descent."""
+    """One policy: its gradients by finite differences, and plain gradient descent."""
 
     def __init__(self, num_vocabulary: int) -> None:
         self._num_vocabulary = num_vocabulary
-        self._table: dict[str, Floats] = {}
-        self._ema: dict[str, Floats] = {}
-        self._reference: Table = {}
-        self._gradients: dict[str, Floats] | None = None
+        self._parts: dict[str, Table] = {"table": {}, "ema": {}, "reference": {}}
+        self._gradients: Table | None = None
         self._version = 0
 
     @property
@@ -159,19 +248,22 @@ class TableBackend:
         """Updates applied so far."""
         return self._version
 
+    @_answered
     def forward_backward(
-        self, samples: Sequence[Sample], weights: Sequence[float], objective: Objective
-    ) -> "Future[PassResult]":
+        self,
+        samples: Sequence[Sample],
+        weights: Sequence[float],
+        objective: Objective,
+        *,
+        policy: str = POLICY,
+    ) -> PassResult:
         """Loss, sums and gradients of a step; the future raises for samples of open moves."""
-        if not all(sample.restricted for sample in samples):
-            return _failed(TrainerError("a table is trained on restricted choices alone"))
         batch = _batch_of(samples, weights)
-        arrays, places, contexts = BatchArrays(np, batch), Places(np, batch), _contexts(batch)
-        logits, reference, ema = (
-            self._logits(table, contexts) for table in (self._table, self._reference, self._ema)
+        arrays, contexts = BatchArrays(np, batch), _contexts(batch)
+        logits, ema, reference = (
+            _logits(table, contexts, self._num_vocabulary) for table in self._parts.values()
         )
-        everywhere, _ = place_logprobs(np, logits, places)
-        logprobs = chosen_logprobs(everywhere, batch.sample_place, batch.target)
+        logprobs = _chosen(batch, logits)
 
         def loss_of(logits: Floats) -> tuple[float, Floats]:
             loss, sums = total_loss(
@@ -186,59 +278,60 @@ class TableBackend:
             return float(loss), sums
 
         self._gradients = gradients = {name: np.zeros(self._num_vocabulary) for name in contexts}
-        for place, token in zip(*np.nonzero(_is_legal(batch, self._num_vocabulary)), strict=True):
-            ends: list[float] = []
-            for move in (EPSILON, -EPSILON):
-                moved = logits.copy()
-                moved[place, token] += move
-                ends.append(loss_of(moved)[0])
-            gradients[contexts[place]][token] += (ends[0] - ends[1]) / (2 * EPSILON)
+        for place, number in zip(*np.nonzero(batch.place_legal >= 0), strict=True):
+            token = batch.place_legal[place, number]
+            move = np.zeros_like(logits)
+            move[place, token] = EPSILON
+            change = loss_of(logits + move)[0] - loss_of(logits - move)[0]
+            gradients[contexts[place]][token] += change / (2 * EPSILON)
         loss, sums = loss_of(logits)
-        return _done(
-            PassResult(
-                loss=loss,
-                sums=tuple(sums.tolist()),
-                grad_norm=_norm(gradients),
-                logprobs=[
-                    row[mask].astype(np.float32)
-                    for row, mask in zip(logprobs, batch.mask, strict=True)
-                ],
-            )
+        return PassResult(
+            loss=loss,
+            sums=tuple(sums.tolist()),
+            grad_norm=_norm(gradients),
+            logprobs=_by_sample(batch, logprobs),
         )
 
-    def optim_step(self, update: Update) -> "Future[int]":
+    @_answered
+    def logprobs(
+        self, samples: Sequence[Sample], *, policy: str = POLICY, reference: bool = False
+    ) -> Sequence[NDArray[np.float32]]:
+        """[S][A] nats of the chosen tokens."""
+        batch = _batch_of(samples, [0.0] * len(samples))
+        table = self._parts["reference" if reference else "table"]
+        logits = _logits(table, _contexts(batch), self._num_vocabulary)
+        return _by_sample(batch, _chosen(batch, logits))
+
+    @_answered
+    def optim_step(self, update: Update, *, policy: str = POLICY) -> int:
         """Gradient descent on the last step's gradients."""
         gradients, self._gradients = self._gradients, None
         if gradients is None:
-            return _failed(TrainerError("there are no gradients; call forward_backward first"))
-        scale = update.learning_rate * min(1.0, update.max_grad_norm / (_norm(gradients) + 1e-12))
-        nothing = np.zeros(self._num_vocabulary)
-        before, self._table = self._table, dict(self._table)
-        for name, gradient in gradients.items():
-            self._table[name] = before.get(name, nothing) - scale * gradient
+            raise TrainerError("there are no gradients; call forward_backward first")
+        share = min(1.0, update.max_grad_norm / (_norm(gradients) + 1e-12))
+        rate, nothing = STEP * update.learning_rate * share, np.zeros(self._num_vocabulary)
+        before, ema = self._parts["table"], self._parts["ema"]
+        moved = {name: before.get(name, nothing) - rate * g for name, g in gradients.items()}
+        self._parts["table"] = table = {**before, **moved}
         keep = update.ema_decay or 0.0
-        self._ema = {
-            name: keep * self._ema.get(name, nothing) + (1.0 - keep) * row
-            for name, row in self._table.items()
+        self._parts["ema"] = {
+            name: keep * ema.get(name, nothing) + (1.0 - keep) * row for name, row in table.items()
         }
         self._version += 1
-        every = update.kl_refresh_steps
-        if every is not None and self._version % every == 0:
-            self._reference = self._table
-        return _done(self._version)
+        if update.kl_refresh_steps and self._version % update.kl_refresh_steps == 0:
+            self._parts["reference"] = table
+        return self._version
 
-    def adapter(self) -> Adapter:
+    def adapter(self, policy: str = POLICY) -> Adapter:
         """The table as it is."""
-        return Adapter(name=POLICY, version=self._version, shape=NO_LORA, arrays=self._table)
+        arrays = self._parts["table"]
+        return Adapter(name=POLICY, version=self._version, shape=NO_LORA, arrays=arrays)
 
     def save(self, folder: Path) -> None:
         """Write the table, its EMA and the reference."""
-        parts = {"table": self._table, "ema": self._ema, "reference": self._reference}
-        arrays = {
-            f"{part}/{name}": row for part, rows in parts.items() for name, row in rows.items()
-        }
-        texts = {"version": str(self._version)}
-        (folder / STATE_FILE).write_bytes(pack_tensors(arrays, texts))
+        for part, table in self._parts.items():
+            data = pack_tensors(table, {"version": str(self._version)})
+            (folder / f"{part}.safetensors").write_bytes(data)
 
     def restore(self, folder: Path) -> None:
         """Read what ``save`` wrote, in single precision.
@@ -246,56 +339,59 @@ class TableBackend:
         Raises:
             CheckpointError: there is none, or it is damaged.
         """
-        try:
-            arrays, texts = unpack_tensors((folder / STATE_FILE).read_bytes())
-        except (OSError, AdapterError) as error:
-            raise CheckpointError(f"{folder} cannot be restored: {error}") from error
-        parts: dict[str, dict[str, Floats]] = {"table": {}, "ema": {}, "reference": {}}
-        for name, row in arrays.items():
-            part, _, of_context = name.partition("/")
-            parts[part][of_context] = row.astype(np.float64)
-        self._table, self._ema, self._reference = parts.values()
-        self._version = int(texts["version"])
+        for part in self._parts:
+            try:
+                arrays, texts = unpack_tensors((folder / f"{part}.safetensors").read_bytes())
+            except (OSError, AdapterError) as error:
+                raise CheckpointError(f"{folder} cannot be restored: {error}") from error
+            self._parts[part] = {name: row.astype(np.float64) for name, row in arrays.items()}
+            self._version = int(texts["version"])
 
-    def _logits(self, table: Table, contexts: Sequence[str]) -> Floats:
-        """[P, V]."""
-        nothing = np.zeros(self._num_vocabulary)
-        return np.stack([table.get(name, nothing) for name in contexts])
+
+def _context(token_ids: Sequence[int]) -> str:
+    """The name of the row that holds the logits after some tokens."""
+    return "-".join(map(str, token_ids))
+
+
+def _logits(table: Table, contexts: Sequence[str], num_vocabulary: int) -> Floats:
+    """[P, V] rows of a table."""
+    nothing = np.zeros(num_vocabulary)
+    return np.stack([table.get(name, nothing) for name in contexts])
+
+
+def _log_softmax(logits: Floats) -> Floats:
+    top = logits.max()
+    return logits - top - np.log(np.exp(logits - top).sum())
 
 
 def _batch_of(samples: Sequence[Sample], weights: Sequence[float]) -> Batch:
-    """All samples as one batch in double precision, in their order, equal rows once."""
-    rows = {
-        row: index for index, row in enumerate(dict.fromkeys(s.token_ids[:-1] for s in samples))
-    }
-    read_at = [[(rows[s.token_ids[:-1]], p - 1) for p in s.positions] for s in samples]
-    return float64(make_batch(pad_rows(list(rows)), samples, weights, read_at))
+    """All samples as one batch in double precision, in their order, equal rows once.
+
+    Raises:
+        TrainerError: a move was not restricted.
+    """
+    if not all(sample.restricted for sample in samples):
+        raise TrainerError("a table is trained on restricted choices alone")
+    numbers = {row: n for n, row in enumerate(dict.fromkeys(s.token_ids[:-1] for s in samples))}
+    read_at = [[(numbers[s.token_ids[:-1]], p - 1) for p in s.positions] for s in samples]
+    return float64(make_batch(pad_rows(list(numbers)), samples, weights, read_at))
 
 
 def _contexts(batch: Batch) -> list[str]:
     """[P] the context of each place."""
     at = zip(batch.place_row, batch.place_column, strict=True)
-    return [context(batch.input_ids[row, : column + 1].tolist()) for row, column in at]
+    return [_context(batch.input_ids[row, : column + 1].tolist()) for row, column in at]
 
 
-def _is_legal(batch: Batch, num_vocabulary: int) -> NDArray[np.bool_]:
-    """[P, V] True where a token could be chosen."""
-    found = np.zeros((len(batch.place_legal), num_vocabulary + 1), np.bool_)
-    np.put_along_axis(found, batch.place_legal, values=True, axis=1)  # -1: the last column
-    return found[:, :-1]
+def _chosen(batch: Batch, logits: Floats) -> Floats:
+    """[S, A] nats of the chosen tokens."""
+    everywhere, _ = place_logprobs(np, logits, Places(np, batch))
+    return chosen_logprobs(everywhere, batch.sample_place, batch.target)
+
+
+def _by_sample(batch: Batch, logprobs: Floats) -> list[NDArray[np.float32]]:
+    return [row[mask].astype(np.float32) for row, mask in zip(logprobs, batch.mask, strict=True)]
 
 
 def _norm(gradients: Table) -> float:
     return float(np.sqrt(sum((row**2).sum() for row in gradients.values())))
-
-
-def _done(result: T) -> "Future[T]":
-    future: Future[T] = Future()
-    future.set_result(result)
-    return future
-
-
-def _failed(error: Exception) -> "Future[Any]":
-    future: Future[Any] = Future()
-    future.set_exception(error)
-    return future

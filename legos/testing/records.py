@@ -199,6 +199,6 @@ def float64(batch: Batch) -> Batch:
     floats = {
         field.name: getattr(batch, field.name).astype(np.float64)
         for field in fields(batch)
-        if getattr(batch, field.name).dtype == np.float32
+        if getattr(getattr(batch, field.name), "dtype", None) == np.float32
     }
     return replace(batch, **floats)

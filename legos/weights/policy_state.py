@@ -19,13 +19,14 @@ __all__ = ["PolicyState", "read_policy_state", "write_policy_state"]
 ADAPTER_FILE = "adapter.safetensors"
 EMA_FILE = "ema.safetensors"
 MOMENTS_FILE = "optimiser.safetensors"
-FORMAT = "1"
+FORMAT = "2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyState:
     """One policy and its optimiser; arrays are anything that NumPy can read."""
 
+    name: str  # of the policy, where several are trained
     version: int  # updates behind the adapter
     updates: int  # updates behind the moments, which AdamW's bias correction counts
     adapter: Mapping[str, Any]
@@ -35,7 +36,12 @@ class PolicyState:
 
 def write_policy_state(state: PolicyState, folder: Path) -> None:
     """Write three files into an existing folder."""
-    texts = {"format": FORMAT, "version": str(state.version), "updates": str(state.updates)}
+    texts = {
+        "format": FORMAT,
+        "policy": state.name,
+        "version": str(state.version),
+        "updates": str(state.updates),
+    }
     for name, arrays in (
         (ADAPTER_FILE, state.adapter),
         (EMA_FILE, state.ema),
@@ -44,15 +50,18 @@ def write_policy_state(state: PolicyState, folder: Path) -> None:
         (folder / name).write_bytes(pack_tensors(arrays, texts))
 
 
-def read_policy_state(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> PolicyState:
+def read_policy_state(
+    folder: Path, name: str, shapes: Mapping[str, tuple[int, ...]]
+) -> PolicyState:
     """Read what ``write_policy_state`` wrote.
 
     Args:
         folder: with the three files.
+        name: of the policy that is expected there.
         shapes: of every array of the policy that it is for, by name.
 
     Raises:
-        CheckpointError: another format, or the moments of another optimiser.
+        CheckpointError: another format, another policy, or the moments of another optimiser.
         AdapterError: a file is damaged, or of another model or LoRA; names the first difference.
         OSError: a file is missing.
     """
@@ -62,11 +71,14 @@ def read_policy_state(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Po
             f"{folder} has policy format {texts.get('format')!r} and this version of legos reads "
             f"{FORMAT!r}; resume it with the version that wrote it, or start a new run"
         )
+    if texts["policy"] != name:
+        raise CheckpointError(f"{folder} holds policy {texts['policy']!r}; expected {name!r}")
     adapter, ema = (_read(folder / name)[0] for name in (ADAPTER_FILE, EMA_FILE))
     check_shapes(adapter, shapes, name=f"v{texts['version']}")
     check_shapes(ema, shapes, name="ema")
     _check_moments(moments, shapes)
     return PolicyState(
+        name=name,
         version=int(texts["version"]),
         updates=int(texts["updates"]),
         adapter=adapter,

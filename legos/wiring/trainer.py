@@ -2,18 +2,16 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from legos.clients.engine import EngineClient
 from legos.config.schema import RunConfig, TrainingConfig
 from legos.data.limits import EngineLimits
 from legos.data.names import POLICY
-from legos.data.sample import Sample
 from legos.data.select import selection
-from legos.data.step import Update
+from legos.data.step import BackendConfig, Update
+from legos.device import ModelHandle
 from legos.errors import AdapterError, ConfigError
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
@@ -22,10 +20,7 @@ from legos.publish.engine import EnginePublisher
 from legos.publish.http import HttpPublisher
 from legos.weights.adapter import AdapterInfo
 from legos.weights.folder import read_adapter
-from legos.wiring.model import ModelHandle, apply_lora, load_model
-
-if TYPE_CHECKING:
-    from legos.mlx.model.spans import Spans
+from legos.wiring.model import apply_lora, load_model
 
 __all__ = ["Trainer", "step_settings", "trainer_of"]
 
@@ -36,10 +31,9 @@ class Trainer(PolicyTrainer):
     Attributes:
         model: the handle it was made of.
         engine: generates with the adapter that was published last.
-        rank: number of this process among those that ``mlx.launch`` started together, all of which
-            make the same steps on what all have played; let each play with another seed.
+        rank: number of this process among those that were launched together, all of which make
+            the same steps on what all have played; let each play with another seed.
         num_processes: how many there are.
-        spans: when device code ran, in the engine and in the trainer; off unless set to record.
     """
 
     def __init__(
@@ -66,9 +60,6 @@ class Trainer(PolicyTrainer):
         Raises:
             AdapterError: the adapter of ``kl_reference`` does not exist, or does not fit.
         """
-        from legos.mlx.train.backend import MlxBackend
-        from legos.mlx.train.parallel import exchange_samples, process_group
-
         config = config or TrainingConfig()
         if model.lora is None:
             apply_lora(
@@ -80,35 +71,15 @@ class Trainer(PolicyTrainer):
                 use_dora=config.use_dora,
                 seed=seed,
             )
-        assert model.lora is not None, "apply_lora has set it"
         self.model = model
         self.engine = model.make_engine(limits)
-        group = process_group()
-        self.rank, self.num_processes = (group.rank(), group.size()) if group else (0, 1)
-
-        def gather(samples: Sequence[Sample], version: int) -> "Future[list[Sample]]":
-            return model.worker.call(exchange_samples, samples, version, group)
-
-        limit = config.memory_limit_gib
-        backend = MlxBackend(
-            model.worker,
-            model.tree,
-            model.lora,
-            betas=(config.adam_beta1, config.adam_beta2),
-            weight_decay=config.weight_decay,
-            micro_batch_tokens=config.micro_batch_tokens,
-            gradient_checkpointing=config.gradient_checkpointing,
-            reference=config.kl_reference,
-            group=group,
-            memory_limit_bytes=None if limit is None else int(limit * (1 << 30)),
-            tell=tell,
-        )
-        if not restored:
-            backend.read_reference()
-        settings = step_settings(config, num_vocabulary=model([0]).shape[-1])
-        self.spans: tuple[Spans, ...] = (self.engine.spans, backend.spans)
+        others = model.processes
+        self.rank, self.num_processes = (others.rank, others.size) if others else (0, 1)
         super().__init__(
-            backend, EnginePublisher(self.engine), settings, gather=gather if group else None
+            model.make_backend(backend_config(config, restored=restored, report=tell)),
+            EnginePublisher(self.engine),
+            step_settings(config, num_vocabulary=model([0]).shape[-1]),
+            gather=others.gather if others else None,
         )
 
     async def publish_weights(
@@ -165,8 +136,11 @@ class Trainer(PolicyTrainer):
         Raises:
             EngineError: the engine has died or was closed.
         """
-        engine = self.engine
-        return await asyncio.wrap_future(engine.run(lambda _: engine.tokens_generated(policy)))
+        return await asyncio.wrap_future(self.engine.tokens_generated(policy))
+
+    def engine_seconds(self) -> float:
+        """How long the engine has computed since it was made; 0 where it does not say."""
+        return self.engine.stats().get("worked_seconds_total", 0.0)
 
     def close(self) -> None:
         """End the engine's and the trainer's threads."""
@@ -208,6 +182,23 @@ def trainer_of(
         seed=config.seed,
         restored=restored,
         tell=tell,
+    )
+
+
+def backend_config(
+    config: TrainingConfig, *, restored: bool = False, report: Callable[[str], None] | None = None
+) -> BackendConfig:
+    """How the settings of training have the backend compute."""
+    limit = config.memory_limit_gib
+    return BackendConfig(
+        betas=(config.adam_beta1, config.adam_beta2),
+        weight_decay=config.weight_decay,
+        micro_batch_tokens=config.micro_batch_tokens,
+        gradient_checkpointing=config.gradient_checkpointing,
+        reference=config.kl_reference,
+        restored=restored,
+        memory_limit_bytes=None if limit is None else int(limit * (1 << 30)),
+        report=report,
     )
 
 

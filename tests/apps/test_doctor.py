@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from legos.apps.doctor import examine
+from legos.bench import self_test
+from legos.bench.self_test import Check, SelfTest
 from legos.cli import main
 from legos.weights.adapter import Adapter
-from legos.wiring import self_test
-from legos.wiring.self_test import Check, SelfTest
 
 MODELS = ["llama", "qwen3"]
 

@@ -11,12 +11,12 @@ import pytest
 from legos.apps.export import export
 from legos.cli import main
 from legos.errors import AdapterError, CheckpointError
+from legos.mlx.model.fuse import LARGEST_GAP
 from legos.run.folder import RunFolder
 from legos.testing import write_tiny_model
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
 from legos.weights.peft import read_peft
-from legos.wiring.export import LARGEST_GAP, fuse
 from legos.wiring.model import apply_lora, load_model
 
 ROWS = np.array([[1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5, 4]])
@@ -43,12 +43,12 @@ def logprobs(folder: Path) -> np.ndarray:
 
 
 def applied(folder: Path, adapter: Adapter) -> np.ndarray:
-    from legos.mlx.model.fuse import probe_logprobs, set_adapter
-    from legos.wiring.model import apply_adapter_shape
+    from legos.mlx.device import MlxDevice
+    from legos.mlx.model.fuse import probe_logprobs
 
-    model = load_model(folder, inline=True)
-    apply_adapter_shape(model, adapter.shape)
-    set_adapter(model.tree, adapter)
+    model = MlxDevice().load(str(folder), inline=True)
+    model.add_lora(adapter.shape)
+    model.set_adapter(adapter)
     return probe_logprobs(model.tree, ROWS)
 
 
@@ -115,7 +115,7 @@ def test_a_merged_model_that_computes_something_else_is_not_left(
     monkeypatch.setitem(LARGEST_GAP, "float32", -1.0)
     (tmp_path / "out").mkdir()
     with pytest.raises(AdapterError, match=r"differ by up to .* nats .*; at most -1.0"):
-        fuse(str(model), trained(model), tmp_path / "out")
+        load_model(model, inline=True).write_fused(trained(model), tmp_path / "out")
     folder = RunFolder(tmp_path / "run")
     with folder.new_run(f'model = "{model}"\n'):
         folder.write_adapter(trained(model))

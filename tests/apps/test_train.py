@@ -150,7 +150,7 @@ def test_the_books_are_those_of_the_engine(options: list[str], trainers: list[Tr
     [trainer] = trainers
     state = read_state(newest_whole(Path("run/checkpoints")))
     ledger = state["trainer"]["ledger"]
-    assert ledger["generated"] == trainer.engine.tokens_generated("policy")
+    assert ledger["generated"] == trainer.engine.tokens_generated("policy").result()
     queued = sum(len(sample[1]) for batch in state["queued"] for sample in batch["samples"])
     lost = sum(ledger["filtered"].values()) + sum(ledger["discarded"].values())
     assert ledger["generated"] == ledger["trained"] + lost + queued
@@ -186,9 +186,9 @@ def test_tokens_of_a_rival_that_is_not_trained_are_not_in_the_books(
     arena = ("--arena", "rivals.py:Rivals", "--play.credit", "rae", "--loop.evaluation-plays", "4")
     assert main(["train", "--out", "run", *FAST, "--steps", "2", *arena]) == 0
     engine = trainers[0].engine
-    assert engine.tokens_generated("base") > 0
+    assert engine.tokens_generated("base").result() > 0
     ledger = read_state(newest_whole(Path("run/checkpoints")))["trainer"]["ledger"]
-    assert ledger["generated"] == engine.tokens_generated("policy")
+    assert ledger["generated"] == engine.tokens_generated("policy").result()
     play = msgspec.json.decode(Path("run/episodes.jsonl").read_text().splitlines()[0])
     assert [(seat["seat"], seat["policy"]) for seat in play["seats"]] == [
         ("policy", "policy"),
@@ -251,7 +251,7 @@ def test_what_was_being_sampled_at_a_stop_is_booked(
     [step] = map(int, re.findall(r"at step (\d+) of 400, with a checkpoint; continue with\n", told))
     assert told.endswith("  uv run legos train --resume run\n")
     ledger = read_state(newest_whole(Path("run/checkpoints")))["trainer"]["ledger"]
-    assert ledger["generated"] == trainers[0].engine.tokens_generated("policy")
+    assert ledger["generated"] == trainers[0].engine.tokens_generated("policy").result()
     check_lines(Path("run"), step)
     monkeypatch.undo()
 

@@ -21,15 +21,14 @@ from legos import (
 from legos.clients.engine import EngineClient
 from legos.data.message import Completion
 from legos.data.sample import TrainingBatch
+from legos.device import LocalEngine, ModelHandle
 from legos.errors import AdapterError, RequestError
 from legos.loop.evaluation import ArenaEvaluation
 from legos.loop.trainer import Metrics
-from legos.mlx.generate.engine import MlxEngine
 from legos.publish.http import HttpPublisher
 from legos.server.app import make_app
 from legos.testing import serving
 from legos.weights.adapter import Adapter, AdapterInfo, shape_of
-from legos.wiring.model import ModelHandle
 
 ASK = (Message("user", "Nim: 5 left, last one wins.\nMoves: 1 2 3"),)
 
@@ -43,14 +42,14 @@ def model() -> Iterator[ModelHandle]:
 
 
 @pytest.fixture(scope="module")
-def engine(model: ModelHandle) -> Iterator[MlxEngine]:
+def engine(model: ModelHandle) -> Iterator[LocalEngine]:
     made = model.make_engine()
     yield made
     made.close()
 
 
 @pytest.fixture
-def url(model: ModelHandle, engine: MlxEngine) -> Iterator[str]:
+def url(model: ModelHandle, engine: LocalEngine) -> Iterator[str]:
     assert model.lora is not None
     engine.load_adapter(model.base_adapter()).result()
     app = make_app(
@@ -94,7 +93,7 @@ def over_http(url: str, samplings: Sequence[Sampling], adapter: str = "policy") 
 
 
 def in_process(
-    model: ModelHandle, engine: MlxEngine, samplings: Sequence[Sampling]
+    model: ModelHandle, engine: LocalEngine, samplings: Sequence[Sampling]
 ) -> list[Completion]:
     client = EngineClient(engine, model.tokenizer)
 
@@ -120,7 +119,7 @@ def close(a: Sequence[float], b: Sequence[float]) -> bool:
 
 
 def test_a_hundred_at_once_are_what_the_engine_says(
-    url: str, model: ModelHandle, engine: MlxEngine
+    url: str, model: ModelHandle, engine: LocalEngine
 ) -> None:
     samplings = [
         Sampling(seed=(1 << 63) + n, max_tokens=12, temperature=0.5 + n % 3)
@@ -139,7 +138,7 @@ def test_a_hundred_at_once_are_what_the_engine_says(
 
 
 def test_all_that_the_engine_tells_of_a_token_arrives(
-    url: str, model: ModelHandle, engine: MlxEngine
+    url: str, model: ModelHandle, engine: LocalEngine
 ) -> None:
     sampling = Sampling(max_tokens=4, temperature=0.5, raw_logprobs=True, num_alternatives=30)
     (there,), (here,) = over_http(url, [sampling]), in_process(model, engine, [sampling])
@@ -168,7 +167,7 @@ def test_each_adapter_scores_in_its_own_way(url: str, model: ModelHandle) -> Non
     assert abs(base[0][0] - policy[0][0]) > 1e-3
 
 
-def test_what_is_published_speaks_next(url: str, model: ModelHandle, engine: MlxEngine) -> None:
+def test_what_is_published_speaks_next(url: str, model: ModelHandle, engine: LocalEngine) -> None:
     sampling = Sampling(seed=3, max_tokens=16)
     (before,) = over_http(url, [sampling])
     adapter = random_adapter(model, 5)
@@ -223,7 +222,7 @@ def test_a_stream_says_the_same(url: str, model: ModelHandle) -> None:
 
 
 def test_an_exact_evaluation_works_over_http(
-    url: str, model: ModelHandle, engine: MlxEngine
+    url: str, model: ModelHandle, engine: LocalEngine
 ) -> None:
     arena = make_arena("nim", None)
 
@@ -238,7 +237,7 @@ def test_an_exact_evaluation_works_over_http(
     assert theirs["optimal_move_rate"] == pytest.approx(ours["optimal_move_rate"], abs=1e-6)
 
 
-def test_a_trainer_learns_from_what_a_server_plays(url: str, engine: MlxEngine) -> None:
+def test_a_trainer_learns_from_what_a_server_plays(url: str, engine: LocalEngine) -> None:
     config = TrainingConfig(min_samples_per_step=16, staleness_limit=1, learning_rate=1e-3)
     model = load_model()
     trainer = Trainer(model=model, config=config)

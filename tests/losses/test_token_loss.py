@@ -27,6 +27,7 @@ def found(
         behaviour_logprob=np.full((1, 4), -3.0),
         advantage=ADVANTAGE,
         weight=WEIGHT,
+        reference_logprob=None,
         mask=np.ones((1, 4)),
     )
     terms = {"logprob": logprob, "spread": np.array([[0.1, 0.2, 0.3, 0.4]])}

@@ -1,6 +1,8 @@
 """Gradients of the whole loss: MLX's own against finite differences of the NumPy form."""
 
 import itertools
+from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -116,3 +118,30 @@ def test_mlx_has_the_gradient_of_the_finite_differences(
         assert value == pytest.approx(numpy_loss(batch, objective, logits, others), abs=1e-5)
         assert np.abs(expected).max() > 1e-3, seed
         assert np.abs(found - expected).max() < 1e-5, (seed, objective)
+
+
+@pytest.mark.parametrize(
+    ("kl_estimator", "kl_in"), [("k2", "loss"), ("k3", "loss"), ("k1", "reward")]
+)
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_references_that_samples_bring_have_the_gradient_of_the_finite_differences(
+    kl_estimator: Any, kl_in: Any, share: float
+) -> None:
+    batch = random_batch(3, "mixed", (0.5, 1.0, 2.0))
+    rng = np.random.default_rng(0)
+    brought = rng.random(batch.mask.shape) < share
+    given = np.where(brought, -3 * rng.random(batch.mask.shape), np.nan)
+    batch = replace(batch, reference_logprob=(given * batch.mask).astype(np.float32))
+    logits, reference = rng.normal(size=(2, len(batch.place_row), VOCAB)).astype(np.float32)
+    others = (None if share == 1.0 else reference.astype(np.float64), None)
+    objective = Objective(
+        kl_coef=0.7, kl_estimator=kl_estimator, kl_in=kl_in, clip_low=0.9, clip_high=9.0
+    )
+    expected = numpy_gradient(batch, objective, logits.astype(np.float64), others)
+    _, found = mlx_gradient(batch, objective, logits.astype(np.float64), others)
+    without = replace(batch, reference_logprob=None)
+    plain = numpy_gradient(
+        without, replace(objective, kl_coef=0.0), logits.astype(np.float64), others
+    )
+    assert np.abs(expected - plain).max() > 1e-2
+    assert np.abs(found - expected).max() < 1e-5

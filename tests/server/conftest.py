@@ -16,13 +16,12 @@ from legos.apps.serve import app_of
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.clients.engine import EngineClient
-from legos.mlx.generate.engine import MlxEngine
+from legos.device import LocalEngine, ModelHandle
 from legos.server.app import make_app, service_of
 from legos.server.listen import bind, serve_app
 from legos.server.options import ServerOptions
 from legos.server.service import Service
 from legos.testing import FakeEngine
-from legos.wiring.model import ModelHandle
 
 
 @dataclass
@@ -92,7 +91,7 @@ def model() -> Iterator[ModelHandle]:
 
 
 @pytest.fixture(scope="session")
-def engine(model: ModelHandle) -> Iterator[MlxEngine]:
+def engine(model: ModelHandle) -> Iterator[LocalEngine]:
     made = model.make_engine()
     made.load_adapter(model.base_adapter()).result()
     yield made
@@ -100,7 +99,7 @@ def engine(model: ModelHandle) -> Iterator[MlxEngine]:
 
 
 @pytest.fixture(scope="session")
-def served(model: ModelHandle, engine: MlxEngine) -> Iterator[Served]:
+def served(model: ModelHandle, engine: LocalEngine) -> Iterator[Served]:
     """The built-in model over HTTP, its policy live."""
     with serving(app_of(model, engine, name="builtin", options=ServerOptions())) as server:
         yield server

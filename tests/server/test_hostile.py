@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from legos.device import ModelHandle
 from legos.weights.adapter import pack_adapter
-from legos.wiring.model import ModelHandle
 
 pytestmark = pytest.mark.slow
 

@@ -21,11 +21,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from legos.cli import main
+from legos.device import ModelHandle
 from legos.run.folder import RunFolder
 from legos.testing import write_tiny_model
 from legos.weights.adapter import Adapter
 from legos.weights.folder import write_adapter
-from legos.wiring.model import ModelHandle
 
 ROOT = Path(__file__).parents[2]
 PAGE, README = ROOT / "docs" / "serving.md", ROOT / "README.md"

@@ -6,25 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arenas.nim import Nim
-from legos import GameArena, GRPOCredit
-from legos.builtin import builtin_path
-from legos.chat.tokenizer import load_tokenizer
+from legos import Trainer, TrainingConfig, disable_lora, load_model, make_arena, training_loop
 from legos.clients.engine import EngineClient
+from legos.config.schema import GenerationConfig, PlayConfig
 from legos.data.message import Sampling
 from legos.data.sample import Sample
 from legos.data.step import Update
+from legos.device import Device, ModelHandle
 from legos.errors import RequestError, TrainerError
 from legos.loop.evaluation import ArenaEvaluation
-from legos.loop.loop import training_loop
-from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
-from legos.publish.engine import EnginePublisher
 from legos.testing import make_sample, optimiser_step
-from legos.testing.logit_table import TableBackend, TableEngine
+from legos.testing.logit_table import STEP, TableBackend, TableDevice, TableModel
+from legos.weights.adapter import Adapter
 
 V = 8
-RATE = 0.5
+RATE = 0.5 / STEP
 
 
 def choice(token: int, advantage: float, **changes: object) -> Sample:
@@ -42,7 +39,7 @@ def test_a_step_is_the_policy_gradient_by_hand() -> None:
     probability = np.array([1, 1, 1]) / 3
     ascent = 0.5 * (1.0 * (np.eye(3)[0] - probability) - 0.5 * (np.eye(3)[1] - probability))
     expected = np.zeros(V)
-    expected[3:6] = RATE * ascent
+    expected[3:6] = 0.5 * ascent
     np.testing.assert_allclose(backend.adapter().arrays["1-2"], expected, atol=1e-7)
 
 
@@ -70,38 +67,62 @@ def test_a_restored_table_goes_on(tmp_path: Path) -> None:
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def test_it_learns_nim_through_the_real_loop() -> None:
-    tokenizer = load_tokenizer(builtin_path())
-    engine, backend = TableEngine(tokenizer.vocab_size), TableBackend(tokenizer.vocab_size)
-    client = EngineClient(engine, tokenizer)
-    arena = GameArena(Nim(largest=9), client, credit_assigner=GRPOCredit(deviation=False))
-    arena.restrict_choices, arena.tasks_per_step = True, 24
-    settings = StepSettings(
-        min_samples=64,
+def test_it_learns_nim_through_the_same_wiring_as_any_device() -> None:
+    device: Device = TableDevice()
+    config = TrainingConfig(
+        min_samples_per_step=64,
         staleness_limit=1,
-        normalisation="token",
-        constant_length=1,
-        objective=lambda step, num_steps: Objective(entropy_coef=0.05),
-        update=lambda step, num_steps: Update(learning_rate=20.0, max_grad_norm=1e9),
+        learning_rate=8.0 / STEP,
+        max_grad_norm=1e9,
+        kl_coef=0.0,
+        entropy_coef=0.05,
     )
-    trainer = PolicyTrainer(backend, EnginePublisher(engine), settings)
-    evaluation = ArenaEvaluation(arena, client)
+    trainer = Trainer(model=load_model("builtin", device=device), config=config)
+    play = PlayConfig(restrict_choices=True, tasks_per_step=24, options={"largest": 9})
+    arena = make_arena("nim", trainer.client(), play=play, generation=GenerationConfig())
+    evaluation = ArenaEvaluation(arena, trainer.client())
 
     async def go() -> tuple[float, float]:
         await trainer.publish_weights()
         before = (await evaluation.report()).optimal_move_rate
-        await training_loop(arena, trainer, 60, episode_concurrency=64)
+        await training_loop(arena=arena, trainer=trainer, num_steps=60, episode_concurrency=64)
         return before or 0.0, (await evaluation.report()).optimal_move_rate or 0.0
 
     before, after = asyncio.run(asyncio.wait_for(go(), timeout=240))
-    assert (trainer.step, engine.versions()) == (60, {"policy": trainer.version})
+    assert (trainer.step, trainer.engine.versions()) == (60, {"policy": trainer.version})
     trainer.ledger.check(queued=0)
     assert before < 0.45
     assert after > 0.9
+    assert asyncio.run(trainer.tokens_generated()) >= trainer.ledger.generated
+    trainer.close()
+
+
+def test_log_probabilities_are_of_the_policy_or_of_its_reference() -> None:
+    backend, samples = TableBackend(V), [choice(3, 1.0), choice(4, -1.0)]
+    even = [np.array([-np.log(3)])] * 2
+    np.testing.assert_allclose(backend.logprobs(samples).result(), even, atol=1e-6)
+    optimiser_step(backend, samples, Objective(loss="reinforce"), update=Update(learning_rate=0.1))
+    likelier, rarer = (row[0] for row in backend.logprobs(samples).result())
+    assert likelier > -np.log(3) > rarer
+    np.testing.assert_allclose(backend.logprobs(samples, reference=True).result(), even, atol=1e-6)
+
+
+def test_a_handle_computes_the_table_and_the_model_without_it() -> None:
+    model: ModelHandle = TableModel(load_model("builtin", device=TableDevice()).folder)
+    row = np.arange(model.tokenizer.vocab_size, dtype=np.float64)
+    base = model.base_adapter()
+    model.set_adapter(Adapter(name="policy", version=1, shape=base.shape, arrays={"1-2": row}))
+    np.testing.assert_array_equal(model([1, 2])[1], row)
+    with disable_lora(model):
+        assert not model([1, 2]).any()
 
 
 def test_requests_that_it_cannot_serve_are_answered_with_the_reason() -> None:
-    tokenizer = load_tokenizer(builtin_path())
-    client = EngineClient(TableEngine(tokenizer.vocab_size), tokenizer)
+    model = load_model("builtin", device=TableDevice())
+    engine = model.make_engine()
+    client = EngineClient(engine, model.tokenizer)
+    with pytest.raises(RequestError, match="adapter 'policy' is not live"):
+        asyncio.run(client.complete([1, 2], Sampling(choices=("1", "2"))))
+    engine.load_adapter(model.base_adapter()).result()
     with pytest.raises(RequestError, match=r"set play\.restrict_choices"):
         asyncio.run(client.complete([1, 2], Sampling(choices=("1", "2"))))

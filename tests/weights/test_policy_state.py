@@ -26,14 +26,19 @@ def make_state() -> PolicyState:
         }
 
     return PolicyState(
-        version=7, updates=5, adapter=arrays(""), ema=arrays(""), moments=arrays(".m", ".v")
+        name="policy",
+        version=7,
+        updates=5,
+        adapter=arrays(""),
+        ema=arrays(""),
+        moments=arrays(".m", ".v"),
     )
 
 
 def test_what_was_written_is_read_to_the_bit(tmp_path: Path) -> None:
     state = make_state()
     write_policy_state(state, tmp_path)
-    found = read_policy_state(tmp_path, SHAPES)
+    found = read_policy_state(tmp_path, "policy", SHAPES)
     assert (found.version, found.updates) == (7, 5)
     for name in ("adapter", "ema", "moments"):
         expected = getattr(state, name)
@@ -54,18 +59,18 @@ def test_another_format_is_refused_and_not_misread(tmp_path: Path, format_: str 
     path = tmp_path / "optimiser.safetensors"
     save_file(load_file(path), path, metadata={"format": format_} if format_ else None)
     (tmp_path / "ema.safetensors").unlink()  # a former format had none
-    told = f"has policy format {format_!r} and this version of legos reads '1'; resume it with"
+    told = f"has policy format {format_!r} and this version of legos reads '2'; resume it with"
     with pytest.raises(CheckpointError, match=re.escape(told)):
-        read_policy_state(tmp_path, SHAPES)
+        read_policy_state(tmp_path, "policy", SHAPES)
 
 
 def test_arrays_of_another_model_or_optimiser_are_named(tmp_path: Path) -> None:
     write_policy_state(make_state(), tmp_path)
     told = f"adapter 'v7': {Q}.lora_b has shape (2, 5), expected (2, 6)"
     with pytest.raises(AdapterError, match=re.escape(told)):
-        read_policy_state(tmp_path, SHAPES | {f"{Q}.lora_b": (2, 6)})
+        read_policy_state(tmp_path, "policy", SHAPES | {f"{Q}.lora_b": (2, 6)})
     with pytest.raises(AdapterError, match=r"'v7' holds .*lora_b, where this model has no LoRA"):
-        read_policy_state(tmp_path, {f"{Q}.lora_a": (3, 2)})
+        read_policy_state(tmp_path, "policy", {f"{Q}.lora_a": (3, 2)})
     state = make_state()
     whole = dict(state.moments)
     for change, told in (
@@ -74,4 +79,4 @@ def test_arrays_of_another_model_or_optimiser_are_named(tmp_path: Path) -> None:
     ):
         write_policy_state(replace(state, moments=whole | change), tmp_path)
         with pytest.raises(CheckpointError, match=told):
-            read_policy_state(tmp_path, SHAPES)
+            read_policy_state(tmp_path, "policy", SHAPES)

@@ -1,21 +1,13 @@
-"""Bare loops: the same work with nothing around it, the limit that benches measure against.
-
-``bare_generation`` drives mlx-lm's BatchGenerator directly; ``bare_training`` is one forward,
-backward and AdamW update of the same LoRA model on the same rows.
-"""
+"""Bare generation: mlx-lm's BatchGenerator with nothing around it, which benches compare with."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
-import mlx.optimizers as optim
-from mlx.utils import tree_map
 from mlx_lm.generate import BatchGenerator
 
-from legos.mlx.generate.prefill import pad_rows, row_blocks
-
-__all__ = ["bare_generation", "bare_shared_generation", "make_bare_training"]
+__all__ = ["bare_generation", "bare_shared_generation"]
 
 Row = tuple[int, ...]
 
@@ -58,41 +50,6 @@ def bare_shared_generation(model: nn.Module, counts: Mapping[Row, int], *, rows:
             _ = tokens.tolist(), response.logprobs[tokens].tolist()
     generator.close()
     return time.perf_counter() - started
-
-
-def make_bare_training(
-    model: nn.Module, rows: Sequence[Row], learning_rate: float, max_tokens: int
-) -> Callable[[], float]:
-    """A function that does one update on rows, every one computed, and returns its seconds.
-
-    The loss is the mean log-probability of each row's last place with a fixed advantage: the
-    forward and backward pass that any policy loss needs, in passes of at most ``max_tokens`` padded
-    tokens, and an AdamW update.
-    """
-    optimiser = optim.AdamW(learning_rate=learning_rate)
-    blocks = [pad_rows(block) for block in row_blocks(rows, max_tokens)]
-
-    def loss(input_ids: mx.array, last: mx.array) -> mx.array:
-        places = mx.arange(len(last))
-        logits = model(input_ids)[places, last]
-        logprobs = logits - mx.logsumexp(logits, axis=1, keepdims=True)
-        return -mx.sum(logprobs[places, input_ids[places, last]]) / len(rows)
-
-    step = nn.value_and_grad(model, loss)
-
-    def update() -> float:
-        started = time.perf_counter()
-        gradients = None
-        for block in blocks:
-            _, grads = step(*block)
-            gradients = grads if gradients is None else tree_map(mx.add, gradients, grads)
-            mx.eval(gradients)
-        gradients, _ = optim.clip_grad_norm(gradients, 1.0)
-        optimiser.update(model, gradients)
-        mx.eval(model.trainable_parameters(), optimiser.state)
-        return time.perf_counter() - started
-
-    return update
 
 
 def _generator(model: nn.Module, *, max_tokens: int, rows: int) -> BatchGenerator:

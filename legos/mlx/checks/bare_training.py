@@ -15,14 +15,14 @@ from mlx.utils import tree_map
 from legos.mlx.generate.prefill import pad_rows
 from legos.mlx.model.forward import CausalModel
 
-__all__ = ["Row", "make_bare_completions", "summed"]
+__all__ = ["Split", "make_bare_update", "summed"]
 
-Row = tuple[tuple[int, ...], int]
+Split = tuple[tuple[int, ...], int]
 """Token ids, and how many of them are the prompt."""
 
 
-def make_bare_completions(
-    model: nn.Module, blocks: Sequence[Sequence[Row]], *, pad_to: int = 0
+def make_bare_update(
+    model: nn.Module, blocks: Sequence[Sequence[Split]], *, pad_to: int = 0
 ) -> Callable[[], None]:
     """A function that does one update on blocks of rows, each block padded to its longest row.
 
@@ -63,7 +63,7 @@ def summed(parts: Iterable[Any]) -> Any:
     return total
 
 
-def _inputs(block: Sequence[Row], pad_to: int) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+def _inputs(block: Sequence[Split], pad_to: int) -> tuple[mx.array, mx.array, mx.array, mx.array]:
     """Token ids [R, T], and row, column and target of every completion token."""
     input_ids, _ = pad_rows([tokens[:-1] for tokens, _ in block])
     input_ids = mx.pad(input_ids, [(0, 0), (0, max(0, pad_to - input_ids.shape[1]))])

@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 
-from legos.mlx.checks.bare_training import Row, summed
+from legos.mlx.checks.bare_training import Split, summed
 
 __all__ = ["is_installed", "make_mlx_lm_lora_step", "mlx_lm_lora_gradients"]
 
@@ -19,7 +19,9 @@ def is_installed() -> bool:
     return importlib.util.find_spec("mlx_lm_lora") is not None
 
 
-def make_mlx_lm_lora_step(model: nn.Module, blocks: Sequence[Sequence[Row]]) -> Callable[[], None]:
+def make_mlx_lm_lora_step(
+    model: nn.Module, blocks: Sequence[Sequence[Split]]
+) -> Callable[[], None]:
     """A function that does one optimiser step with mlx-lm-lora's loss, without KL to a reference.
 
     What its trainer does besides (rewards, a search for infinities, reports) is left out.
@@ -41,7 +43,7 @@ def make_mlx_lm_lora_step(model: nn.Module, blocks: Sequence[Sequence[Row]]) -> 
     return update
 
 
-def mlx_lm_lora_gradients(model: nn.Module, block: Sequence[Row], advantages: list[float]) -> Any:
+def mlx_lm_lora_gradients(model: nn.Module, block: Sequence[Split], advantages: list[float]) -> Any:
     """Gradients of its GRPO loss where the policy itself has said the completions.
 
     Args:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from legos.data.batch import normalisation_weights
 from legos.data.sample import Sample
+from legos.data.step import MeasuredStep
 from legos.losses.objective import Objective
 from legos.mlx.model.fuse import set_adapter
 from legos.mlx.model.load import load_tree
@@ -21,17 +21,7 @@ from legos.mlx.train.rematerialisation import rematerialise_layers
 from legos.mlx.train.step_gradients import StepGradients
 from legos.weights.adapter import Adapter
 
-__all__ = ["StepRun", "run_step"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRun:
-    """A step's gradients and what they cost."""
-
-    gradients: NDArray[np.float64]  # [N] of all LoRA arrays, one after the other
-    seconds: float
-    peak_bytes: int  # allocated at the most beyond what was there before
-    shared: bool  # whether rows shared prefixes
+__all__ = ["run_step"]
 
 
 def run_step(
@@ -41,7 +31,7 @@ def run_step(
     *,
     share: bool = True,
     checkpoint: bool = False,
-) -> StepRun:
+) -> MeasuredStep:
     """Compute the gradients of one step on a module tree of its own, on the calling thread.
 
     Args:
@@ -49,7 +39,7 @@ def run_step(
         adapter: LoRA as it stands.
         samples: of the step.
         share: whether rows share prefixes, where the architecture allows it.
-        checkpoint: whether layers are computed again on the way back.
+        checkpoint: whether layers are computed again in the backward pass.
     """
     tree = load_tree(folder)
     add_lora(tree, adapter.shape, seed=0)
@@ -71,7 +61,7 @@ def run_step(
     compute()  # plans the memory and warms up
     started = time.perf_counter()
     peak = peak_bytes(compute)
-    return StepRun(
+    return MeasuredStep(
         gradients=found[-1],
         seconds=time.perf_counter() - started,
         peak_bytes=peak,

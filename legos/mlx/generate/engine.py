@@ -30,7 +30,7 @@ from legos.errors import EngineError, RequestError
 from legos.mlx.generate.scheduler import Outcome, Scheduler
 from legos.mlx.generate.score import Score
 from legos.mlx.generate.sequences import SequenceState, refusal
-from legos.mlx.model.worker import Worker, answer
+from legos.mlx.model.worker import InlineWorker, Worker, answer
 from legos.protocols import Deliver
 from legos.weights.adapter import Adapter, AdapterInfo
 
@@ -98,12 +98,10 @@ class MlxEngine:
         """Rows that went through the model so far, prefill and decode."""
         return self._scheduler.rows_computed
 
-    def tokens_generated(self, adapter: str) -> int:
-        """Tokens drawn so far for one adapter, whatever its version; call it through ``run``."""
-        inside = (
-            len(one.tokens) for one in self._inside if adapter_name(one.request.adapter) == adapter
-        )
-        return self._drawn[adapter] + sum(inside)
+    def tokens_generated(self, adapter: str) -> "Future[int]":
+        """Tokens drawn so far for one adapter, whatever its version, counted between two steps."""
+        worker = InlineWorker() if self._closed else self._worker  # no step runs any more
+        return worker.call(self._tokens_drawn, adapter)
 
     @property
     def alive(self) -> bool:
@@ -231,6 +229,12 @@ class MlxEngine:
         self._worker.abandon()
         self._scheduler.fail_scores(EngineError("the engine was given up"))
         self._refuse_inbox()
+
+    def _tokens_drawn(self, adapter: str) -> int:
+        inside = (
+            len(one.tokens) for one in self._inside if adapter_name(one.request.adapter) == adapter
+        )
+        return self._drawn[adapter] + sum(inside)
 
     def _load(self, adapter: Adapter) -> AdapterInfo:
         self._scheduler.load(adapter, self._inside)

@@ -1,7 +1,7 @@
 """Prefill: from distinct prompts to the logits of their last token, with or without a cache."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -10,10 +10,9 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from legos.mlx.model.forward import CausalModel
 
-__all__ = ["Prefill", "last_logits", "pad_rows", "row_blocks"]
+__all__ = ["Prefill", "last_logits", "pad_rows"]
 
 Row = tuple[int, ...]
-T = TypeVar("T")
 
 
 def last_logits(forward: CausalModel, rows: Sequence[Row]) -> mx.array:
@@ -83,20 +82,6 @@ class Prefill:
     def logits(self) -> mx.array:
         """[B, V] float32 logits of the next token, the last of each row going into the cache."""
         return self._forward.next_logits(self._last, self.cache)
-
-
-def row_blocks(
-    rows: Sequence[T], max_tokens: int, *, length: Callable[[T], int] = len
-) -> Iterator[list[T]]:
-    """Rows sorted by length, in blocks of at most ``max_tokens`` padded tokens or one row."""
-    block: list[T] = []
-    for row in sorted(rows, key=length):
-        if block and (len(block) + 1) * length(row) > max_tokens:
-            yield block
-            block = []
-        block.append(row)
-    if block:
-        yield block
 
 
 def pad_rows(rows: Sequence[Row]) -> tuple[mx.array, mx.array]:

@@ -6,10 +6,11 @@ from typing import Any
 
 import mlx.core as mx
 
+from legos.data.batch import row_blocks
 from legos.mlx.generate.adapter_table import LiveAdapter
 from legos.mlx.generate.kv_budget import KeyValueBudget
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
-from legos.mlx.generate.prefill import Prefill, last_logits, row_blocks
+from legos.mlx.generate.prefill import Prefill, last_logits
 from legos.mlx.generate.prefix_cache import PrefixCache
 from legos.mlx.generate.sampling.sampler import Row, Sampler
 from legos.mlx.generate.sequences import SequenceState

@@ -16,11 +16,12 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
+from legos.data.batch import row_blocks
 from legos.data.request import Request
 from legos.errors import EngineError, RequestError
 from legos.mlx.generate.adapter_table import LiveAdapter
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
-from legos.mlx.generate.prefill import pad_rows, row_blocks
+from legos.mlx.generate.prefill import pad_rows
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.worker import answer
 
@@ -94,7 +95,7 @@ class Score:
         """
         if self._long is None:
             self._plan(max_tokens)
-            block = next(row_blocks(list(self._rows), max_tokens), [])
+            block = next(row_blocks(list(self._rows), max_tokens, length=len), [])
             if block and len(block[-1]) > max_tokens:
                 self._long = _LongRow(block[0], make_prompt_cache(forward.model))
             elif block:

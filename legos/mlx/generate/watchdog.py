@@ -112,6 +112,10 @@ class WatchedEngine:
         """As of ``MlxEngine``."""
         return self._engine.score(prompts, end_ids=end_ids, adapter=adapter)
 
+    def tokens_generated(self, adapter: str) -> "Future[int]":
+        """As of ``MlxEngine``; what a replaced engine drew is not counted."""
+        return self._engine.tokens_generated(adapter)
+
     def stats(self) -> Mapping[str, float]:
         """As of ``MlxEngine``, and how often it was made again.
 

@@ -13,15 +13,27 @@ from mlx.utils import tree_unflatten
 from mlx_lm.utils import dequantize_model, save_model
 from numpy.typing import NDArray
 
+from legos.errors import AdapterError
 from legos.mlx.model.dora import DoraLinear
-from legos.mlx.model.load import load_tree
+from legos.mlx.model.load import base_arrays, load_tree
 from legos.mlx.model.lora import LORA, check_fits, lora_arrays, set_lora_arrays
 from legos.weights.adapter import Adapter
 
-__all__ = ["folder_logprobs", "probe_logprobs", "set_adapter", "weights_dtype", "write_fused"]
+__all__ = [
+    "LARGEST_GAP",
+    "folder_logprobs",
+    "probe_logprobs",
+    "set_adapter",
+    "weights_dtype",
+    "write_checked",
+    "write_fused",
+]
 
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 _REPLACED = ("config.json", "model.safetensors.index.json", "adapter_config.json")
+PROBE = (4, 32)  # rows and tokens on which the merged model is compared with the adapter
+LARGEST_GAP = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
+"""Nats that one token's log-probability may move by: the sum is rounded to the base's type."""
 _QUANTISED = ("quantization", "quantization_config")  # in mlx-lm's and in the hub's config.json
 
 
@@ -34,6 +46,35 @@ def set_adapter(model: nn.Module, adapter: Adapter) -> None:
     arrays = {name: mx.array(np.asarray(array)) for name, array in adapter.arrays.items()}
     check_fits(arrays, lora_arrays(model), name=f"v{adapter.version}")
     set_lora_arrays(model, arrays)
+
+
+def write_checked(model: nn.Module, source: Path, folder: Path, vocabulary: int) -> float:
+    """``write_fused``, and a comparison of what stands on disk with the adapter as applied.
+
+    Args:
+        model: with LoRA; it has none afterwards.
+        source: the base model's folder.
+        folder: where to.
+        vocabulary: the probe's token ids are below it.
+
+    Returns:
+        The largest difference of a token's log-probability, nats.
+
+    Raises:
+        AdapterError: the written model computes something else.
+    """
+    dtype = weights_dtype(base_arrays(model))
+    ids = np.random.default_rng(0).integers(vocabulary, size=PROBE)
+    applied = probe_logprobs(model, ids)
+    write_fused(model, source, folder)
+    gap = float(np.abs(folder_logprobs(folder, ids) - applied).max())
+    if not gap <= LARGEST_GAP[dtype]:
+        raise AdapterError(
+            f"the merged model's log-probabilities differ by up to {gap:.3g} nats from those with "
+            f"the adapter applied; at most {LARGEST_GAP[dtype]} is expected in {dtype}: export the "
+            "adapter by itself, --format mlx or peft"
+        )
+    return gap
 
 
 def write_fused(model: nn.Module, source: Path, folder: Path) -> None:

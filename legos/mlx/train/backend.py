@@ -1,8 +1,13 @@
-"""The MLX backend: gradients of the LoRA arrays, the optimiser, the average and the reference."""
+"""The MLX backend: gradients of LoRA arrays, optimisers, EMAs and references, one of each a policy.
+
+Several policies share the base model and one module tree, which holds the LoRA arrays of the policy
+that is computed; the arrays of the others wait aside. Nothing is copied when they change places.
+"""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -12,17 +17,18 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
+from numpy.typing import NDArray
 
 from legos.data.names import POLICY
 from legos.data.sample import Sample
-from legos.data.step import PassResult, Update
+from legos.data.step import BackendConfig, PassResult, Update
 from legos.errors import AdapterError, CheckpointError, TrainerError
 from legos.losses.objective import Objective
 from legos.mlx.model.lora import check_fits, lora_arrays, set_lora_arrays
 from legos.mlx.model.spans import Spans
 from legos.mlx.model.worker import Worker
 from legos.mlx.train.packing import StepSamples
-from legos.mlx.train.reference import Lora, Reference
+from legos.mlx.train.reference import Lora, Reference, other_lora
 from legos.mlx.train.rematerialisation import rematerialise_layers
 from legos.mlx.train.step_gradients import StepGradients
 from legos.weights.adapter import Adapter, LoraShape
@@ -33,118 +39,107 @@ __all__ = ["MlxBackend"]
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class _Policy:
+    """What is trained under one name."""
+
+    adapter: Adapter  # as trained so far
+    ema: Mapping[str, mx.array]
+    optimiser: optim.AdamW
+    reference: Reference
+    pending: Any = None  # gradients that wait for `optim_step`
+
+
 class MlxBackend:
-    """Owns the trained adapter of one module tree; every call runs on the worker's thread."""
+    """Owns the trained adapters of one module tree; every call runs on the worker's thread."""
 
     def __init__(
         self,
         worker: Worker,
         model: nn.Module,
         shape: LoraShape,
+        config: BackendConfig | None = None,
         *,
-        betas: tuple[float, float] = (0.9, 0.95),
-        weight_decay: float = 0.0,
-        micro_batch_tokens: int = 4096,
-        gradient_checkpointing: bool = False,
-        reference: Path | None = None,
-        memory_limit_bytes: int | None = None,
-        tell: Callable[[str], None] | None = None,
         group: mx.distributed.Group | None = None,
     ) -> None:
         """Take over a module tree that the worker's thread has built, LoRA already in it.
 
         Args:
             worker: runs everything that touches the tree.
-            model: the tree.
+            model: the tree; every policy begins with the LoRA that it holds.
             shape: where LoRA stands in it.
-            betas: decay of AdamW's moments.
-            weight_decay: of AdamW, on the LoRA arrays.
-            micro_batch_tokens: padded tokens computed at once, shared prefixes counted once.
-            gradient_checkpointing: keep the inputs of layers alone and compute them again on the
-                way back: less memory, about a third more time.
-            reference: folder of the adapter that ``kl_coef`` pulls to at first, of any rank, read
-                when it is first needed and from then on in every checkpoint; None: the model
-                without LoRA.
-            memory_limit_bytes: what the device may hold at the most: less is computed at once to
-                stay below it, and samples that do not fit alone are left out of their step; None:
-                most of what it has.
-            tell: is given the plan of the memory before the first step; None: it is logged.
+            config: how it computes; None: the defaults.
             group: processes that share the work of every step; each is given the same steps.
 
         Raises:
             TrainerError: weight decay with DoRA.
+            AdapterError: the reference does not exist, or does not fit.
         """
-        if shape.use_dora and weight_decay:
+        config = config or BackendConfig()
+        if shape.use_dora and config.weight_decay:
             raise TrainerError(
-                f"weight decay {weight_decay} would pull the lengths of DoRA's rows, and with them "
-                "the model, to 0; set it to 0"
+                f"weight decay {config.weight_decay} would pull the lengths of DoRA's rows, and "
+                "with them the model, to 0; set it to 0"
             )
         self._worker = worker
         self._model = model
-        if gradient_checkpointing:
-            worker.call(rematerialise_layers, model).result()
-        self._gradients = worker.call(
-            partial(
-                StepGradients,
-                model,
-                max_tokens=micro_batch_tokens,
-                group=group,
-                ceiling_bytes=memory_limit_bytes,
-                tell=tell,
-            )
-        ).result()
         self._shape = shape
-        self._optimiser = optim.AdamW(
-            learning_rate=0.0, betas=list(betas), weight_decay=weight_decay, bias_correction=True
-        )
-        worker.call(self._optimiser.init, model.trainable_parameters()).result()
-        self._adapter = worker.call(self._trained, 0).result()
-        self._average: Mapping[str, mx.array] = self._adapter.arrays
-        self._reference = Reference(model, reference)
-        self._pending: Any = None  # gradients that wait for `optim_step`
         self.spans = Spans()
+        self._policies: Mapping[str, _Policy] = {}
+        worker.call(self._prepare, config, group).result()
 
     @property
     def version(self) -> int:
-        """Optimiser steps applied so far."""
-        return self._adapter.version
+        """Optimiser steps applied so far to the policy of the default name."""
+        return self.adapter().version
 
     def forward_backward(
-        self, samples: Sequence[Sample], weights: Sequence[float], objective: Objective
+        self,
+        samples: Sequence[Sample],
+        weights: Sequence[float],
+        objective: Objective,
+        *,
+        policy: str = POLICY,
     ) -> "Future[PassResult]":
         """Compute loss and gradients of a step's samples; the policy stays as it is."""
         step = StepSamples(samples=samples, weights=weights)
-        return self._worker.call(self._forward_backward, step, objective)
+        return self._worker.call(self._forward_backward, step, objective, policy)
 
-    def optim_step(self, update: Update) -> "Future[int]":
-        """Apply the gradients of the last ``forward_backward``; the policy version after it.
+    def optim_step(self, update: Update, *, policy: str = POLICY) -> "Future[int]":
+        """Apply the gradients of the policy's last ``forward_backward``; its version after it.
 
         The future raises ``TrainerError`` where there are none.
         """
-        return self._worker.call(self._optim_step, update)
+        return self._worker.call(self._optim_step, update, policy)
 
-    def adapter(self) -> Adapter:
-        """The adapter as trained so far; nothing is copied and its arrays never change."""
-        return self._adapter
+    def logprobs(
+        self, samples: Sequence[Sample], *, policy: str = POLICY, reference: bool = False
+    ) -> "Future[Sequence[NDArray[np.float32]]]":
+        """[S][A] nats of each sample's chosen tokens under the policy, or under its reference."""
+        return self._worker.call(self._logprobs, samples, policy, reference)
 
-    def load(self, adapter: Adapter) -> None:
-        """Start from an adapter, and the average from it; the optimiser keeps its state.
+    def adapter(self, policy: str = POLICY) -> Adapter:
+        """A policy's adapter as trained so far; nothing is copied and its arrays never change.
+
+        Raises:
+            TrainerError: no policy of that name is trained here.
+        """
+        return self._find(policy).adapter
+
+    def load(self, adapter: Adapter, *, policy: str = POLICY) -> None:
+        """Start a policy from an adapter, and its EMA; the optimiser keeps its state.
 
         Raises:
             AdapterError: it does not fit.
+            TrainerError: no policy of that name is trained here.
         """
-        self._worker.call(self._load, adapter.arrays, adapter.version).result()
-
-    def read_reference(self) -> None:
-        """Read the reference's adapter now.
-
-        Raises:
-            AdapterError: there is no such adapter, or it does not fit.
-        """
-        self._worker.call(self._reference.lora).result()
+        self._worker.call(self._load, policy, adapter.arrays, adapter.version).result()
 
     def save(self, folder: Path) -> None:
-        """Write adapter, average, reference and optimiser state into an existing folder."""
+        """Write adapters, EMAs, references and optimisers into an existing folder.
+
+        A policy of another than the default name has a folder of its own in it.
+        """
         self._worker.call(self._save, folder).result()
 
     def restore(self, folder: Path) -> None:
@@ -158,15 +153,56 @@ class MlxBackend:
         except (AdapterError, ValueError, KeyError, RuntimeError, OSError) as error:
             raise CheckpointError(f"{folder} cannot be restored: {error}") from error
 
-    def _forward_backward(self, step: StepSamples, objective: Objective) -> PassResult:
+    def _prepare(self, config: BackendConfig, group: mx.distributed.Group | None) -> None:
+        if config.gradient_checkpointing:
+            rematerialise_layers(self._model)
+        self._gradients = StepGradients(
+            self._model,
+            max_tokens=config.micro_batch_tokens,
+            group=group,
+            ceiling_bytes=config.memory_limit_bytes,
+            report=config.report,
+        )
+        self._policies = {name: self._begun(name, config) for name in config.policies}
+        if not config.restored:
+            for policy in self._policies.values():
+                policy.reference.lora()
+
+    def _begun(self, name: str, config: BackendConfig) -> _Policy:
+        """A policy before its first step."""
+        optimiser = optim.AdamW(
+            learning_rate=0.0,
+            betas=list(config.betas),
+            weight_decay=config.weight_decay,
+            bias_correction=True,
+        )
+        optimiser.init(self._model.trainable_parameters())
+        adapter = self._trained(name, 0)
+        reference = Reference(self._model, config.reference)
+        return _Policy(adapter, adapter.arrays, optimiser, reference)
+
+    def _find(self, name: str) -> _Policy:
+        if name not in self._policies:
+            raise TrainerError(f"no policy {name!r} is trained here; known: {[*self._policies]}")
+        return self._policies[name]
+
+    def _use(self, name: str) -> _Policy:
+        """Have the tree hold a policy's arrays."""
+        policy = self._find(name)
+        if len(self._policies) > 1:
+            set_lora_arrays(self._model, policy.adapter.arrays)
+        return policy
+
+    def _forward_backward(self, step: StepSamples, objective: Objective, name: str) -> PassResult:
         if not step.samples:
             raise TrainerError("an optimiser step needs at least one sample; none came")
-        self._pending = None
-        reference = self._reference.lora() if objective.kl_coef else None
+        policy = self._use(name)
+        policy.pending = None
+        reference = policy.reference.lora() if objective.kl_coef else None
         with self.spans:
-            found = self._gradients.of_step(step, objective, self._average, reference=reference)
+            found = self._gradients.of_step(step, objective, policy.ema, reference=reference)
             norm = _norm(found.gradients)
-        self._pending = found.gradients
+        policy.pending = found.gradients
         limit = self._gradients.row_limit
         kept = [limit is None or sample.positions[-1] <= limit for sample in step.samples]
         counts = [len(s.positions) * keep for s, keep in zip(step.samples, kept, strict=True)]
@@ -179,79 +215,105 @@ class MlxBackend:
             peak_bytes=mx.get_peak_memory(),
         )
 
-    def _optim_step(self, update: Update) -> int:
-        if self._pending is None:
-            raise TrainerError("there are no gradients to apply; call forward_backward first")
-        gradients, self._pending = self._pending, None
+    def _logprobs(
+        self, samples: Sequence[Sample], name: str, reference: bool
+    ) -> Sequence[NDArray[np.float32]]:
+        if not samples:
+            return []
+        policy = self._use(name)
         with self.spans:
-            self._apply(gradients, update)
-        return self.version
+            if reference:
+                within = partial(other_lora, self._model, policy.reference.lora())
+                found = self._gradients.logprobs(samples, within)
+            else:
+                found = self._gradients.logprobs(samples)
+        return np.split(found, np.cumsum([len(sample.positions) for sample in samples])[:-1])
 
-    def _apply(self, gradients: Any, update: Update) -> None:
+    def _optim_step(self, update: Update, name: str) -> int:
+        policy = self._use(name)
+        if policy.pending is None:
+            raise TrainerError("there are no gradients to apply; call forward_backward first")
+        gradients, policy.pending = policy.pending, None
+        with self.spans:
+            self._apply(policy, gradients, update)
+        return policy.adapter.version
+
+    def _apply(self, policy: _Policy, gradients: Any, update: Update) -> None:
         gradients, _ = optim.clip_grad_norm(gradients, update.max_grad_norm)
-        self._optimiser.learning_rate = update.learning_rate
-        self._optimiser.update(self._model, gradients)
-        adapter = self._trained(self._adapter.version + 1)
+        policy.optimiser.learning_rate = update.learning_rate
+        policy.optimiser.update(self._model, gradients)
+        adapter = self._trained(policy.adapter.name, policy.adapter.version + 1)
         trained = adapter.arrays
         if update.ema_decay is None:
-            self._average = trained
+            ema = trained
         else:
             keep = update.ema_decay
-            self._average = {
-                name: keep * old + (1.0 - keep) * trained[name]
-                for name, old in self._average.items()
+            ema = {
+                name: keep * old + (1.0 - keep) * trained[name] for name, old in policy.ema.items()
             }
-        mx.eval(trained, self._average, self._optimiser.state)
-        self._adapter = adapter
+        mx.eval(trained, ema, policy.optimiser.state)
+        policy.adapter, policy.ema = adapter, ema
         every = update.kl_refresh_steps
-        if every is not None and self.version % every == 0:
-            self._reference.take(Lora(arrays=trained, scale=self._shape.scale))
-            logger.info("the reference of the divergences is now policy version %d", self.version)
+        if every is not None and adapter.version % every == 0:
+            policy.reference.take(Lora(arrays=trained, scale=self._shape.scale))
+            logger.info("the reference of the divergences is now version %d", adapter.version)
 
-    def _trained(self, version: int) -> Adapter:
+    def _trained(self, name: str, version: int) -> Adapter:
         """What the tree holds, as a record that does not change with it."""
         arrays = lora_arrays(self._model)
-        return Adapter(name=POLICY, version=version, shape=self._shape, arrays=arrays)
+        return Adapter(name=name, version=version, shape=self._shape, arrays=arrays)
 
-    def _load(self, arrays: Mapping[str, Any], version: int) -> None:
-        fresh = {name: mx.array(array) for name, array in arrays.items()}
+    def _load(self, name: str, arrays: Mapping[str, Any], version: int) -> None:
+        policy = self._find(name)
+        fresh = {key: mx.array(array) for key, array in arrays.items()}
         check_fits(fresh, lora_arrays(self._model), name=f"v{version}")
         mx.eval(list(fresh.values()))
         set_lora_arrays(self._model, fresh)
-        self._adapter = self._trained(version)
-        self._average = self._adapter.arrays
+        policy.adapter = self._trained(name, version)
+        policy.ema = policy.adapter.arrays
 
     def _save(self, folder: Path) -> None:
-        state = dict(tree_flatten(self._optimiser.state))
-        updates = int(_number(state.pop("step")))
-        state.pop("learning_rate")  # every update brings its own
-        write_policy_state(
-            PolicyState(
-                version=self.version,
-                updates=updates,
-                adapter=lora_arrays(self._model),
-                ema=self._average,
-                moments=state,
-            ),
-            folder,
-        )
-        self._reference.save(folder)
+        for name, policy in self._policies.items():
+            moments = dict(tree_flatten(policy.optimiser.state))
+            updates = int(_number(moments.pop("step")))
+            moments.pop("learning_rate")  # every update brings its own
+            place = _place(folder, name)
+            place.mkdir(exist_ok=True)
+            write_policy_state(
+                PolicyState(
+                    name=name,
+                    version=policy.adapter.version,
+                    updates=updates,
+                    adapter=policy.adapter.arrays,
+                    ema=policy.ema,
+                    moments=moments,
+                ),
+                place,
+            )
+            policy.reference.save(place)
 
     def _restore(self, folder: Path) -> None:
         shapes = {name: array.shape for name, array in lora_arrays(self._model).items()}
-        state = read_policy_state(folder, shapes)
-        average = {name: mx.array(array) for name, array in state.ema.items()}
-        moments = {name: mx.array(array) for name, array in state.moments.items()}
-        check_fits(average, lora_arrays(self._model), name="EMA")
-        self._reference.restore(folder)
-        self._load(state.adapter, state.version)
-        self._average = average
-        self._optimiser.state = cast("dict[str, Any]", tree_unflatten(list(moments.items())))
-        self._optimiser.state |= {
-            "step": mx.array(state.updates, mx.uint64),
-            "learning_rate": mx.array(0.0),
-        }
-        mx.eval(average, self._optimiser.state)
+        for name, policy in self._policies.items():
+            place = _place(folder, name)
+            state = read_policy_state(place, name, shapes)
+            ema = {key: mx.array(array) for key, array in state.ema.items()}
+            moments = {key: mx.array(array) for key, array in state.moments.items()}
+            check_fits(ema, lora_arrays(self._model), name="EMA")
+            policy.reference.restore(place)
+            self._load(name, state.adapter, state.version)
+            policy.ema = ema
+            policy.optimiser.state = cast("dict[str, Any]", tree_unflatten(list(moments.items())))
+            policy.optimiser.state |= {
+                "step": mx.array(state.updates, mx.uint64),
+                "learning_rate": mx.array(0.0),
+            }
+            mx.eval(ema, policy.optimiser.state)
+
+
+def _place(folder: Path, name: str) -> Path:
+    """Where a policy is kept in a checkpoint."""
+    return folder if name == POLICY else folder / name
 
 
 def _number(array: Any) -> float:

@@ -9,6 +9,7 @@ and however many processes there are, and all of them take the same decisions af
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import mlx.core as mx
@@ -19,8 +20,9 @@ from mlx.utils import tree_map
 
 from legos.data.sample import Sample
 from legos.errors import TrainerError
+from legos.mlx.model.worker import Worker
 
-__all__ = ["exchange_samples", "process_group", "sum_over_processes"]
+__all__ = ["MlxProcesses", "exchange_samples", "process_group", "sum_over_processes"]
 
 LAUNCHED = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")  # set by mlx.launch and by mpirun
 
@@ -31,6 +33,25 @@ def process_group() -> mx.distributed.Group | None:
         return None
     group = mx.distributed.init()
     return group if group.size() > 1 else None
+
+
+class MlxProcesses:
+    """Processes that make the same steps on what all of them have played.
+
+    Attributes:
+        rank: number of this process.
+        size: how many there are.
+        group: as MLX knows them.
+    """
+
+    def __init__(self, group: mx.distributed.Group, worker: Worker) -> None:
+        self.rank, self.size = group.rank(), group.size()
+        self.group = group
+        self._worker = worker
+
+    def gather(self, samples: Sequence[Sample], version: int) -> "Future[list[Sample]]":
+        """``exchange_samples`` on the worker's thread."""
+        return self._worker.call(exchange_samples, samples, version, self.group)
 
 
 def exchange_samples(

@@ -5,14 +5,16 @@ P places, V vocabulary, H hidden size.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
+from numpy.typing import NDArray
 
+from legos.data.sample import Sample
 from legos.errors import TrainerError
 from legos.losses.objective import Objective
 from legos.mlx.model.forward import CausalModel
@@ -53,7 +55,7 @@ class StepGradients:
         max_places: int | None = None,
         group: mx.distributed.Group | None = None,
         ceiling_bytes: int | None = None,
-        tell: Callable[[str], None] | None = None,
+        report: Callable[[str], None] | None = None,
     ) -> None:
         """Find out how the model can be run.
 
@@ -64,7 +66,7 @@ class StepGradients:
             group: processes that share the work, each given the same steps; None: this one alone.
             ceiling_bytes: passes are made smaller than ``max_tokens`` to stay below it, and rows
                 left out that do not fit alone; None: most of the machine's memory.
-            tell: is given the plan of the memory in one line; None: it is logged.
+            report: gets the plan of the memory in one line; None: it is logged.
         """
         self._model = model
         forward = CausalModel(model)
@@ -73,7 +75,7 @@ class StepGradients:
         self._max_tokens = max_tokens
         self._group = group if group is not None and group.size() > 1 else None
         self._ceiling_bytes = ceiling_bytes
-        self._tell = tell
+        self._report = report
         self.row_limit: int | None = None
         self._runner = Runner(
             model=model,
@@ -86,7 +88,7 @@ class StepGradients:
         self,
         step: StepSamples,
         objective: Objective,
-        average: Arrays,
+        ema: Arrays,
         *,
         reference: Lora | None = None,
     ) -> Found:
@@ -95,35 +97,26 @@ class StepGradients:
         Args:
             step: its samples and their weights.
             objective: what to minimise.
-            average: LoRA arrays of the averaged policy, read where ``ema_kl_coef`` is not 0.
-            reference: LoRA of the reference, read where ``kl_coef`` is not 0; None: the base model.
+            ema: LoRA arrays of the policy's EMA, read where ``ema_kl_coef`` is not 0.
+            reference: LoRA of the reference, read where ``kl_coef`` is not 0 and a sample brings no
+                log-probabilities of its own; None: the base model.
 
         Raises:
             TrainerError: no row fits into memory.
         """
+        unknown = any(sample.reference_logprobs is None for sample in step.samples)
 
         def prepared(step: StepSamples) -> tuple[StepRows, Trie, PassGradients]:
             """Rows, their trie, and what computes them under this step's policies."""
             others = {
                 name: Policy(within=partial(other_lora, self._model, lora))
                 for name, lora, coefficient in (
-                    ("reference", reference, objective.kl_coef),
-                    ("average", Lora(arrays=average), objective.ema_kl_coef),
+                    ("reference", reference, objective.kl_coef and unknown),
+                    ("average", Lora(arrays=ema), objective.ema_kl_coef),
                 )
                 if coefficient
             }
-            rows = step_rows(step.samples)
-            trie = token_trie(rows.tokens, share=self.shares)
-            work = PassGradients(
-                self._runner,
-                step,
-                rows,
-                trie,
-                objective=objective,
-                policy=Policy(within=nullcontext),
-                others=others,
-            )
-            return rows, trie, work
+            return self._prepared(step, objective, Policy(within=nullcontext), others)
 
         rows, trie, work = prepared(step)
         longest = max(range(len(rows.tokens)), key=lambda row: len(rows.tokens[row]))
@@ -146,6 +139,34 @@ class StepGradients:
         found = work.of_passes(passes)
         self.memory = self._corrected(plan, passes)
         return found if self._group is None else _sum_of(found, self._group)
+
+    def logprobs(
+        self,
+        samples: Sequence[Sample],
+        within: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> NDArray[np.float32]:
+        """[N] nats of the samples' chosen tokens, one sample after the other; no gradient is made.
+
+        Args:
+            samples: at least one.
+            within: what the tree computes; by default what it holds.
+        """
+        step = StepSamples(samples=samples, weights=[0.0] * len(samples))
+        _, trie, work = self._prepared(step, Objective(), Policy(within=within), {})
+        budget = self._max_tokens
+        if self.memory is not None:
+            budget = self.memory.holding(mx.get_active_memory()).max_tokens(budget)
+        return work.logprobs(plan_passes(trie, max_tokens=budget))
+
+    def _prepared(
+        self, step: StepSamples, objective: Objective, policy: Policy, others: Mapping[str, Policy]
+    ) -> tuple[StepRows, Trie, PassGradients]:
+        rows = step_rows(step.samples)
+        trie = token_trie(rows.tokens, share=self.shares)
+        work = PassGradients(
+            self._runner, step, rows, trie, objective=objective, policy=policy, others=others
+        )
+        return rows, trie, work
 
     def _planned(self, longest: int, probe: Callable[[int], None]) -> MemoryPlan:
         """The plan of this step; made at the first one, and again where rows are much longer."""
@@ -194,8 +215,8 @@ class StepGradients:
         return plan.max_tokens(self._max_tokens), plan.row_limit
 
     def _announce(self, text: str, *, warn: bool) -> None:
-        if self._tell is not None:
-            self._tell(text)
+        if self._report is not None:
+            self._report(text)
         else:
             logger.log(logging.WARNING if warn else logging.INFO, "%s", text)
 

@@ -133,7 +133,7 @@ def test_shared_prompts_are_computed_once_and_fork(room: Callable[..., Any]) -> 
     thirds = {tokens.token_ids[:2] for tokens in generated}
     assert one.engine.rows_computed == 1 + len(seconds) + len(thirds)
     assert len(seconds) > 20
-    assert one.engine.tokens_generated("policy") == 150
+    assert one.engine.tokens_generated("policy").result() == 150
 
 
 def test_a_prompt_that_comes_again_is_not_computed_again(room: Callable[..., Any]) -> None:

@@ -12,9 +12,7 @@ import pytest
 
 from legos import apply_lora, load_model
 from legos.clients.engine import EngineClient
-from legos.data.limits import EngineLimits
 from legos.data.message import Message, Sampling
-from legos.wiring.serving import watched_engine
 
 CLIENTS = 64
 MOST = 5.0  # times its time alone
@@ -29,7 +27,7 @@ def kinds(tiny_models: Mapping[str, Path]) -> Iterator[dict[str, Ask]]:
     """What clients do, each time with another prompt or other weights."""
     model = load_model(tiny_models["llama"])
     apply_lora(model)
-    engine = watched_engine(model, EngineLimits())
+    engine = model.make_engine(watched=True)
     client = EngineClient(engine, model.tokenizer, use_threads=True)
     start, number = model.base_adapter(), itertools.count()
     other = {name: np.asarray(array) + np.float32(0.01) for name, array in start.arrays.items()}

@@ -12,7 +12,7 @@ import pytest
 from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.utils import load_adapters
 
-from legos.data.step import Update
+from legos.data.step import BackendConfig, Update
 from legos.errors import AdapterError, TrainerError
 from legos.losses.objective import Objective
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
@@ -259,7 +259,7 @@ def test_what_does_not_fit_is_refused_by_name(folders: Mapping[str, Path]) -> No
     with pytest.raises(AdapterError, match=r"\.m, .* set training\.use_dora to true"):
         MlxBackend(worker, other, lora.shape).load(dora)
     with pytest.raises(TrainerError, match=r"weight decay .* DoRA"):
-        MlxBackend(worker, tree, dora.shape, weight_decay=0.1)
+        MlxBackend(worker, tree, dora.shape, BackendConfig(weight_decay=0.1))
 
 
 def test_experts_are_refused_by_name(tmp_path: Path) -> None:
@@ -349,7 +349,8 @@ def test_what_is_rewarded_gets_likelier_and_rows_change_their_length(
     shape = lora_shape(tree, rank=4, alpha=8.0, num_layers=2, head=False, use_dora=True)
     add_lora(tree, shape, seed=0)
     worker = InlineWorker()
-    backend = MlxBackend(worker, tree, shape, gradient_checkpointing=gradient_checkpointing)
+    config = BackendConfig(gradient_checkpointing=gradient_checkpointing)
+    backend = MlxBackend(worker, tree, shape, config)
     first = backend.adapter()
     engine = load_tree(folders[model])
     slots = AdapterSlots(engine)
@@ -384,7 +385,8 @@ def test_the_average_and_the_optimiser_hold_magnitudes_and_are_restored(
     tree, one = backend()
     for _ in range(3):
         step(tree, one, **objective)
-    gap = np.array(mx.abs(one._average[f"{Q}.m"] - one.adapter().arrays[f"{Q}.m"]))
+    average = one._policies["policy"].ema
+    gap = np.array(mx.abs(average[f"{Q}.m"] - one.adapter().arrays[f"{Q}.m"]))
     assert 1e-4 < gap.max() < 0.1
     one.save(tmp_path)
     again, other = backend()

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from legos.data.sample import Sample
-from legos.data.step import Update
+from legos.data.step import BackendConfig, Update
 from legos.errors import CheckpointError
 from legos.losses.objective import Objective
 from legos.mlx.model.load import load_tree
@@ -28,7 +28,7 @@ def make_backend(folder: Path, **options: Any) -> tuple[Any, MlxBackend]:
     tree: Any = load_tree(folder)
     shape = lora_shape(tree, rank=4, alpha=8.0, num_layers=2, head=False)
     add_lora(tree, shape, seed=0)
-    return tree, MlxBackend(InlineWorker(), tree, shape, **options)
+    return tree, MlxBackend(InlineWorker(), tree, shape, BackendConfig(**options))
 
 
 def logprob(tree: Any) -> float:

@@ -195,7 +195,7 @@ def test_rows_that_do_not_fit_alone_are_left_out_and_counted(
         tree,
         max_tokens=4096,
         ceiling_bytes=mx.get_active_memory() + (40 << 20),
-        tell=told.append,
+        report=told.append,
     )
     peak = peak_bytes(lambda: gradients.of_step(step, KEEP, {}))
     assert peak < 40 << 20
@@ -258,7 +258,7 @@ def test_what_a_step_took_corrects_the_plan(
     step = whole(random_samples_of([60] * 40))
     told: list[str] = []
     ceiling = mx.get_active_memory() + (60 << 20)
-    gradients = StepGradients(tree, max_tokens=4096, ceiling_bytes=ceiling, tell=told.append)
+    gradients = StepGradients(tree, max_tokens=4096, ceiling_bytes=ceiling, report=told.append)
     gradients.of_step(step, KEEP, {})
     monkeypatch.setattr(mx, "get_peak_memory", lambda: 2 * ceiling)  # as if another had taken it
     gradients.of_step(step, KEEP, {})

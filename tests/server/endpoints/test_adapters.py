@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from legos.mlx.generate.engine import MlxEngine
+from legos.device import LocalEngine, ModelHandle
 from legos.testing import FakeEngine
 from legos.weights.adapter import Adapter, pack_adapter
 from legos.weights.folder import write_adapter
 from legos.weights.peft import to_peft, write_peft
-from legos.wiring.model import ModelHandle
 
 BYTES = {"content-type": "application/octet-stream"}
 
@@ -30,7 +29,7 @@ def http(served: Any) -> Any:
 
 
 @pytest.fixture
-def other(model: ModelHandle, engine: MlxEngine) -> Any:
+def other(model: ModelHandle, engine: LocalEngine) -> Any:
     """Arrays of another policy; whatever was loaded is gone afterwards, and the base is back."""
     base = model.base_adapter()
     rng = np.random.default_rng(5)

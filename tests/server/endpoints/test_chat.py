@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 
 from legos.data.message import Message
-from legos.wiring.model import ModelHandle
+from legos.device import ModelHandle
 
 QUESTION = "Nim: 5 left, last one wins.\nMoves: 1 2 3"
 CHAT = [{"role": "user", "content": QUESTION}]

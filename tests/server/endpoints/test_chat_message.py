@@ -12,7 +12,6 @@ from openai import OpenAI
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.testing import FakeEngine, write_tiny_model
 from legos.wiring.model import load_model
-from legos.wiring.serving import tool_format_of
 
 WEATHER = {
     "type": "function",
@@ -128,7 +127,7 @@ def test_a_model_without_tools_is_told_of_them(fake: Any, tokenizer: ChatTokeniz
 def test_a_template_with_tools_renders_them_and_its_form_is_found(taught: Path, fake: Any) -> None:
     own = load_tokenizer(taught)
     handle = load_model(taught)
-    form = tool_format_of(handle)
+    form = handle.tool_format
     handle.close()
     assert (form.start, form.end) == ("<tool_call>", "</tool_call>")
     engine = saying(own, CALL)

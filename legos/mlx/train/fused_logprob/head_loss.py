@@ -22,7 +22,7 @@ from legos.losses.total import BatchArrays, Terms, token_loss, token_terms
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.train.fused_logprob.open_terms import open_terms
 
-__all__ = ["OtherLogits", "head_loss"]
+__all__ = ["OtherLogits", "head_logprobs", "head_loss"]
 
 OtherLogits = Callable[[mx.array], mx.array]
 """[C] places -> [C, V] logits of another policy, without gradient."""
@@ -63,6 +63,13 @@ def head_loss(
     return value, value, sums, terms["logprob"]
 
 
+def head_logprobs(
+    forward: CausalModel, hidden: mx.array, batch: Batch, *, num_places: int
+) -> mx.array:
+    """[S, A] nats of the chosen tokens, in float32; arguments as of ``head_loss``."""
+    return _Chunked(forward, batch, Objective(), {}, num_places).logprobs(hidden)
+
+
 class _Chunk:
     """Some tokens of a batch, and the places that they read.
 
@@ -81,6 +88,8 @@ class _Chunk:
                 for name in (*SAMPLE_FIELDS, "mask")
             },
         }
+        if batch.reference_logprob is not None:
+            fields["reference_logprob"] = batch.reference_logprob[sample, column, None]
         fields["sample_place"] = number.astype(np.int32).reshape(-1, 1)
         self.places = mx.array(read)
         self.arrays = BatchArrays(mx, Batch(input_ids=batch.input_ids, **fields))
@@ -120,6 +129,15 @@ class _Chunked:
         number = np.zeros(batch.mask.shape, np.int32)
         number[sample[order], column[order]] = np.arange(len(order))
         self._number = mx.array(number)  # [S, A] of each token among those of all chunks
+
+    def logprobs(self, hidden: mx.array) -> mx.array:
+        """What ``head_logprobs`` returns; each chunk is evaluated before the next one is made."""
+        module, parts = self._forward.head_module, list[mx.array]()
+        parameters: Any = module.trainable_parameters() if module is not None else {}
+        for chunk in self._chunks:
+            parts.append(self._terms(parameters, hidden[chunk.places], chunk)["logprob"])
+            mx.eval(parts[-1])
+        return mx.concatenate(parts)[self._number, 0]
 
     def loss(self, hidden: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
         """What ``head_loss`` returns."""

@@ -18,7 +18,7 @@ from legos.data.batch import Batch
 from legos.losses.metrics import SUMS
 from legos.losses.objective import Objective
 from legos.mlx.model.forward import CausalModel
-from legos.mlx.train.fused_logprob.head_loss import head_loss
+from legos.mlx.train.fused_logprob.head_loss import head_logprobs, head_loss
 from legos.mlx.train.packing import StepRows, StepSamples, pass_batch
 from legos.mlx.train.prefix_sharing.kv import Outputs, run_pass
 from legos.mlx.train.prefix_sharing.plan import Pass, pass_of_carried
@@ -86,6 +86,7 @@ class PassGradients:
         self._objective = objective
         self._policy = policy
         self._others = others
+        self._ends = np.cumsum([len(sample.positions) for sample in step.samples])
 
     def of_passes(self, passes: Sequence[Pass]) -> Found:
         """What some passes find.
@@ -98,20 +99,17 @@ class PassGradients:
         self._carry(carried)
         loss, sums = 0.0, np.zeros(len(SUMS))
         gradients: Any = tree_map(mx.zeros_like, self._runner.model.trainable_parameters())
-        ends = np.cumsum([len(sample.positions) for sample in self._step.samples])
-        logprobs = np.zeros(ends[-1], np.float32)
+        logprobs = np.zeros(self._ends[-1], np.float32)
         slopes: dict[int, Any] = {}
         for one in passes:
-            batch, members = pass_batch(self._step, self._rows, self._trie, one)
+            batch, indices = pass_batch(self._step, self._rows, self._trie, one)
             value, counted, logprob, found, back = self._of_pass(one, batch)
             gradients = tree_map(mx.add, gradients, found)
             _add(slopes, one, back)
             mx.eval(value, counted, logprob, gradients, list(slopes.values()))
             loss += float(np.array(value))
             sums += np.array(counted, np.float64)
-            starts = ends[members] - batch.mask.sum(axis=1)
-            places = (starts[:, None] + np.arange(batch.mask.shape[1]))[batch.mask]
-            logprobs[places] = np.array(logprob)[batch.mask]
+            self._put(logprobs, batch, indices, logprob)
         for number in reversed(carried):
             one = pass_of_carried(self._trie, number)
             found, back = self._back(one, slopes.pop(number))
@@ -119,6 +117,28 @@ class PassGradients:
             _add(slopes, one, back)
             mx.eval(gradients, list(slopes.values()))
         return Found(loss, sums, gradients, logprobs)
+
+    def logprobs(self, passes: Sequence[Pass]) -> NDArray[np.float32]:
+        """[N] nats of the chosen tokens, one sample after the other; no gradient is made."""
+        self._carry(sorted({number for one in passes for number in one.carried}))
+        found = np.zeros(self._ends[-1], np.float32)
+        runner = self._runner
+        for one in passes:
+            batch, indices = pass_batch(self._step, self._rows, self._trie, one)
+            with self._policy.within():
+                hidden = self._hidden(one, batch, _given(one, self._policy))
+                logprob = head_logprobs(runner.forward, hidden, batch, num_places=runner.max_places)
+                mx.eval(logprob)
+            self._put(found, batch, indices, logprob)
+        return found
+
+    def _put(
+        self, logprobs: NDArray[np.float32], batch: Batch, indices: Sequence[int], found: mx.array
+    ) -> None:
+        """Write [S, A] log-probabilities of some samples to their places among all."""
+        starts = self._ends[list(indices)] - batch.mask.sum(axis=1)
+        places = (starts[:, None] + np.arange(batch.mask.shape[1]))[batch.mask]
+        logprobs[places] = np.array(found)[batch.mask]
 
     def _carry(self, carried: Sequence[int]) -> None:
         """Compute the outputs of carried segments, parents first, under every policy."""

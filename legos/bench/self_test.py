@@ -5,22 +5,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from legos.clients.submit import submit_all
 from legos.data.names import POLICY
 from legos.data.request import Generated, Request
 from legos.data.sample import Sample
+from legos.data.step import MeasuredStep
 from legos.weights.adapter import Adapter
-from legos.wiring.asking import submit_all
+from legos.wiring.device import device_checks
 from legos.wiring.model import apply_lora, load_model
 
-if TYPE_CHECKING:
-    from legos.mlx.checks.step_check import StepRun
-
-__all__ = ["CHECKS", "Check", "SelfTest", "device", "memory"]
+__all__ = ["CHECKS", "Check", "SelfTest"]
 
 Row = tuple[int, ...]
 Status = Literal["pass", "fail", "skip"]
@@ -46,20 +45,6 @@ class Check:
     seconds: float = 0.0
 
 
-def device() -> dict[str, str | int | float | bool]:
-    """Versions of MLX, and the device with its kind and memory."""
-    from legos.mlx.model.facts import device_facts
-
-    return device_facts()
-
-
-def memory() -> dict[str, float]:
-    """MiB that the device library holds now and held at the most."""
-    from legos.mlx.model.facts import memory_facts
-
-    return memory_facts()
-
-
 class SelfTest:
     """One model with its engine and a trainer's tree; make it, run its checks, close it."""
 
@@ -69,11 +54,9 @@ class SelfTest:
         Raises:
             LegosError: the model cannot be loaded.
         """
-        from legos.mlx.model.fuse import weights_dtype
-        from legos.mlx.model.load import base_arrays
-
         self._model = load_model(model)
-        self.dtype = weights_dtype(base_arrays(self._model.tree))
+        self._checks = device_checks(self._model)
+        self._dtype = self._model.dtype
         apply_lora(self._model, rank=4, alpha=8.0)
         self._engine = self._model.make_engine()
         self._adapter = self._random_adapter(1)
@@ -92,7 +75,7 @@ class SelfTest:
             "mean_gap_nats": float(gaps.mean()),
             "tokens": float(gaps.size),
         }
-        return _judged("parity", figures, "largest_gap_nats", LARGEST_GAP[self.dtype])
+        return _judged("parity", figures, "largest_gap_nats", LARGEST_GAP[self._dtype])
 
     def swap(self) -> Check:
         """Whether weights that change under load leave every token with its own version."""
@@ -127,21 +110,23 @@ class SelfTest:
         if not spanning:
             reason = "no request ran across the swap; the device is too fast for this load"
             return Check(name="swap", status="skip", figures=figures, reason=reason)
-        return _judged("swap", figures, "largest_gap_nats", LARGEST_GAP[self.dtype])
+        return _judged("swap", figures, "largest_gap_nats", LARGEST_GAP[self._dtype])
 
     def checkpointing(self) -> Check:
         """Whether a step with gradient checkpointing has the gradients of one without."""
-        plain, again = self._plain, self._step(checkpoint=True)
+        plain = self._plain
+        again = self._checks.step(self._adapter, self._samples, checkpoint=True)
         figures = {
             "distance": _distance(again.gradients, plain.gradients),
             "time_ratio": again.seconds / plain.seconds,
             "memory_ratio": again.peak_bytes / max(plain.peak_bytes, 1),
         }
-        return _judged("checkpointing", figures, "distance", LARGEST_DISTANCE[self.dtype])
+        return _judged("checkpointing", figures, "distance", LARGEST_DISTANCE[self._dtype])
 
     def shared_prefix(self) -> Check:
         """Whether a step whose rows share prefixes has the gradients of one row per sample."""
-        shared, rows = self._plain, self._step(share=False)
+        shared = self._plain
+        rows = self._checks.step(self._adapter, self._samples, share=False)
         figures = {
             "distance": _distance(shared.gradients, rows.gradients),
             "speed_up": rows.seconds / shared.seconds,
@@ -150,7 +135,7 @@ class SelfTest:
         if not shared.shared:
             reason = "this architecture keeps a state and shares no prefixes"
             return Check(name="shared_prefix", status="skip", figures=figures, reason=reason)
-        return _judged("shared_prefix", figures, "distance", LARGEST_DISTANCE[self.dtype])
+        return _judged("shared_prefix", figures, "distance", LARGEST_DISTANCE[self._dtype])
 
     def speed(self) -> Check:
         """How fast tokens are sampled and trained, and what that holds; nothing to fail."""
@@ -166,7 +151,7 @@ class SelfTest:
             "trained_tokens_per_s": rows / step.seconds,
             "step_peak_mib": step.peak_bytes / 2**20,
             "parameters": float(self._model.num_parameters),
-            **memory(),
+            **self._checks.memory(),
         }
         return Check(name="speed", status="pass", figures=figures)
 
@@ -190,16 +175,9 @@ class SelfTest:
         ]
 
     @cached_property
-    def _plain(self) -> "StepRun":
+    def _plain(self) -> MeasuredStep:
         """A step as it is trained by default."""
-        return self._step()
-
-    def _step(self, *, share: bool = True, checkpoint: bool = False) -> "StepRun":
-        from legos.mlx.checks.step_check import run_step
-
-        return run_step(
-            self._model.folder, self._adapter, self._samples, share=share, checkpoint=checkpoint
-        )
+        return self._checks.step(self._adapter, self._samples)
 
     def _requests(
         self, count: int, *, tokens: int = COMPLETION_TOKENS, seed: int = 0
@@ -225,14 +203,13 @@ class SelfTest:
 
     def _gaps(self, answers: Sequence[tuple[Row, Generated]]) -> NDArray[np.float64]:
         """[N] distance of each token's log-probability from a forward pass of the tree."""
-        from legos.mlx.model.fuse import probe_logprobs
-
         gaps: list[NDArray[np.float64]] = []
         for prompt, answer in answers:
-            row = np.array([prompt + answer.token_ids])
-            found = self._model.worker.call(probe_logprobs, self._model.tree, row).result()
-            own = found[0, len(prompt) - 1 :].astype(np.float64)
-            gaps.append(np.abs(own - np.array(answer.logprobs)))
+            logits = self._model(prompt + answer.token_ids[:-1])[len(prompt) - 1 :]
+            top = logits.max(axis=1)
+            normaliser = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
+            own = logits[np.arange(len(logits)), answer.token_ids] - normaliser
+            gaps.append(np.abs(own.astype(np.float64) - np.array(answer.logprobs)))
         return np.concatenate(gaps)
 
     def _random_adapter(self, version: int) -> Adapter:
@@ -245,10 +222,8 @@ class SelfTest:
         return Adapter(name=POLICY, version=version, shape=base.shape, arrays=arrays)
 
     def _live(self, adapter: Adapter) -> None:
-        """Load an adapter into the engine and into the trainer's tree."""
-        from legos.mlx.model.fuse import set_adapter
-
-        self._model.worker.call(set_adapter, self._model.tree, adapter).result()
+        """Load an adapter into the engine and into the trainer's model."""
+        self._model.set_adapter(adapter)
         self._engine.load_adapter(adapter).result(TIMEOUT_S)
 
 

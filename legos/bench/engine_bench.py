@@ -1,0 +1,71 @@
+"""What benches of generation time: one engine on one model, and bare loops on the same tree."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from legos.clients.submit import submit_all
+from legos.data.limits import EngineLimits
+from legos.data.request import Request
+from legos.weights.adapter import Adapter
+from legos.wiring.device import Row, device_checks
+from legos.wiring.model import apply_lora, load_model
+
+__all__ = ["EngineBench"]
+
+
+class EngineBench:
+    """One engine of a model, alone in the process."""
+
+    def __init__(self, folder: Path, limits: EngineLimits, *, rank: int = 8) -> None:
+        self._model = load_model(folder)
+        self._max_rows = limits.max_rows
+        self.engine = self._model.make_engine(limits)
+        self._checks = device_checks(self._model)
+        apply_lora(self._model, rank=rank, alpha=2.0 * rank, layers=1000, head=True)
+
+    def close(self) -> None:
+        """End the engine and let go of the model."""
+        self.engine.close()
+        self._model.close()
+
+    def prompts(self, count: int, length: int, *, seed: int = 0) -> list[Row]:
+        """Random prompts."""
+        rng = np.random.default_rng(seed)
+        ids = rng.integers(6, 90, size=(count, length))
+        return [tuple(row) for row in ids.tolist()]
+
+    def adapter(self, name: str, *, version: int = 1) -> Adapter:
+        """Random LoRA arrays on every linear module."""
+        base = self._model.base_adapter()
+        rng = np.random.default_rng(sum(name.encode()) + version)
+        arrays: dict[str, Any] = {
+            key: np.asarray(rng.standard_normal(array.shape) * 0.02, np.float32)
+            for key, array in base.arrays.items()
+        }
+        return Adapter(name=name, version=version, shape=base.shape, arrays=arrays)
+
+    def run(self, requests: Sequence[Request], beats: list[float] | None = None) -> float:
+        """Seconds until all requests are answered.
+
+        Args:
+            requests: submitted at once.
+            beats: is given the time of every token of the streamed ones.
+        """
+        heard = None if beats is None else lambda: beats.append(time.perf_counter())
+        started = time.perf_counter()
+        submit_all(self.engine, requests, on_progress=heard).result()
+        return time.perf_counter() - started
+
+    def bare(self, prompts: Sequence[Row], *, max_tokens: int) -> float:
+        """Seconds of a bare BatchGenerator on the same prompts and the same tree."""
+        return self._checks.bare_generation(
+            self.engine, prompts, max_tokens=max_tokens, rows=self._max_rows
+        )
+
+    def computed(self) -> float:
+        """Prompt tokens that went through the model so far."""
+        return self.engine.stats()["prefill_tokens_total"]

@@ -1,0 +1,60 @@
+"""Optimiser steps of the kit, and bare updates on the same model, with their time and memory."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from legos.data.batch import normalisation_weights
+from legos.data.sample import Sample
+from legos.data.step import BackendConfig, Update
+from legos.losses.objective import Objective
+from legos.wiring.device import Split, device_checks
+from legos.wiring.model import apply_lora, load_model
+
+__all__ = ["Cost", "TrainBench"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Time and memory of one update."""
+
+    seconds: float
+    peak_bytes: int  # at the most, beyond what was allocated before
+
+
+class TrainBench:
+    """The kit's step and bare updates on one model, on the calling thread."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        """Load a model and put LoRA on all its layers; ``settings`` are of ``BackendConfig``."""
+        model = load_model(folder, inline=True)
+        apply_lora(model, rank=8, layers=1000, head=False)
+        self._backend = model.make_backend(BackendConfig(**settings))
+        self._checks = device_checks(model)
+
+    def step(self, samples: Sequence[Sample]) -> Cost:
+        """One optimiser step, from samples to the new adapter."""
+
+        def step() -> None:
+            weights = normalisation_weights(samples, "token")
+            self._backend.forward_backward(samples, weights, Objective()).result()
+            self._backend.optim_step(Update(learning_rate=1e-6)).result()
+
+        return self._measured(step)
+
+    def bare(self, blocks: Sequence[Sequence[Split]], *, pad_to: int = 0) -> Cost:
+        """One bare update, its padding done before the clock starts."""
+        return self._measured(self._checks.bare_update(blocks, pad_to=pad_to))
+
+    def peer(self, blocks: Sequence[Sequence[Split]]) -> Cost | None:
+        """One step of mlx-lm-lora; None where it is not installed."""
+        update = self._checks.peer_update(blocks)
+        return None if update is None else self._measured(update)
+
+    def _measured(self, call: Callable[[], object]) -> Cost:
+        """Run a call whose arrays are evaluated when it returns."""
+        started = time.perf_counter()
+        peak = self._checks.peak_bytes(call)
+        return Cost(seconds=time.perf_counter() - started, peak_bytes=peak)

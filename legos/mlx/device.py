@@ -1,0 +1,197 @@
+"""The MLX device: models, loaded once and owned by one thread, and what is made from them."""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.chat.tokenizer import load_tokenizer
+from legos.chat.tools import PLAIN_TOOLS, ToolFormat
+from legos.data.limits import EngineLimits
+from legos.data.names import POLICY
+from legos.data.step import BackendConfig
+from legos.errors import ModelError
+from legos.mlx.generate.engine import MlxEngine
+from legos.mlx.generate.watchdog import WatchedEngine
+from legos.mlx.model.facts import device_facts
+from legos.mlx.model.forward import all_logits
+from legos.mlx.model.fuse import set_adapter, weights_dtype, write_checked
+from legos.mlx.model.load import base_arrays, context_length, load_tree, resolve_folder
+from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, without_lora
+from legos.mlx.model.spans import Spans
+from legos.mlx.model.tools import tool_format
+from legos.mlx.model.worker import InlineWorker, ThreadWorker, Worker
+from legos.mlx.train.backend import MlxBackend
+from legos.mlx.train.parallel import MlxProcesses, process_group
+from legos.weights.adapter import Adapter, LoraShape
+
+__all__ = ["MlxDevice", "MlxModel"]
+
+
+class MlxDevice:
+    """What MLX computes on: Metal, CUDA or the processor, as MLX itself chooses."""
+
+    def load(self, name: str, *, inline: bool = False) -> "MlxModel":
+        """Load a model: a folder in MLX or hub format, or a hub name.
+
+        Raises:
+            ModelError: no such model, a file is missing, or the architecture does not fit.
+        """
+        return MlxModel(resolve_folder(name), inline=inline)
+
+    def facts(self) -> Mapping[str, str | int | float | bool]:
+        """Versions of MLX and mlx-lm, and the default device with its kind and memory."""
+        return device_facts()
+
+
+class MlxModel:
+    """A loaded model; its module tree is touched by its own thread alone.
+
+    Attributes:
+        folder: where it was loaded from.
+        tokenizer: its tokenizer and chat template.
+        num_parameters: of the base model.
+        dtype: the narrowest type that it computes in.
+        context: longest prompt plus completion, tokens.
+        lora: where LoRA stands, or None before it is put on.
+        processes: those that ``mlx.launch`` started together; None where this one is alone.
+        worker: the thread that owns the tree, or the caller's.
+        tree: the module tree, for its owner alone.
+        spans: of every engine and backend of this model, when device code ran; off unless set.
+    """
+
+    def __init__(self, folder: Path, *, inline: bool) -> None:
+        self.folder = folder
+        self.tokenizer = load_tokenizer(folder)
+        self.context = context_length(folder)
+        self.lora: LoraShape | None = None
+        self.spans: list[Spans] = []
+        self._inline = inline
+        self.worker = self._make_worker("legos-trainer")
+        self.tree: Any = self.worker.call(load_tree, folder).result()
+        self._base = base_arrays(self.tree)
+        group = process_group()
+        self.processes = None if group is None else MlxProcesses(group, self.worker)
+        self.num_parameters = sum(array.size for array in self._base.values())
+        self.dtype = weights_dtype(self._base)
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """The form that the model was taught, or the plain one, which its prompts then explain."""
+        return (self.tokenizer.knows_tools and tool_format(self.folder)) or PLAIN_TOOLS
+
+    def __call__(self, input_ids: Sequence[int]) -> NDArray[np.float32]:
+        """[T, V] next-token logits after each of T tokens."""
+        return self.worker.call(all_logits, self.tree, list(input_ids)).result()
+
+    def lora_shape(
+        self, *, rank: int, alpha: float, num_layers: int, head: bool, use_dora: bool
+    ) -> LoraShape:
+        """As ``legos.mlx.model.lora.lora_shape``."""
+        shape: dict[str, Any] = {"rank": rank, "alpha": alpha, "num_layers": num_layers}
+        shape |= {"head": head, "use_dora": use_dora}
+        return self.worker.call(lambda: lora_shape(self.tree, **shape)).result()
+
+    def add_lora(self, shape: LoraShape, *, seed: int = 0) -> None:
+        """Put LoRA on the model, which changes nothing before the first update.
+
+        Raises:
+            ModelError: the model has LoRA already.
+            AdapterError: the model has no such modules.
+        """
+        if self.lora is not None:
+            raise ModelError("the model has LoRA already; load it again for another shape")
+        self.worker.call(lambda: add_lora(self.tree, shape, seed=seed)).result()
+        self.lora = shape
+
+    def set_adapter(self, adapter: Adapter) -> None:
+        """Make calls compute an adapter.
+
+        Raises:
+            AdapterError: it does not fit the LoRA that was put on.
+        """
+        self.worker.call(set_adapter, self.tree, adapter).result()
+
+    @contextmanager
+    def without_lora(self) -> Generator[None]:
+        """Within the block, calls compute the model without LoRA."""
+        block = without_lora(self.tree)
+        self.worker.call(block.__enter__).result()
+        try:
+            yield
+        finally:
+            self.worker.call(block.__exit__, None, None, None).result()
+
+    def base_adapter(self) -> Adapter:
+        """LoRA as it was put on, version 0; it changes nothing.
+
+        Raises:
+            ModelError: the model has no LoRA.
+        """
+        shape = self._lora_shape()
+        arrays = self.worker.call(lora_arrays, self.tree).result()
+        return Adapter(name=POLICY, version=0, shape=shape, arrays=arrays)
+
+    def write_fused(self, adapter: Adapter, folder: Path) -> float:
+        """Merge an adapter into the model and write it; as ``write_checked``."""
+        if self.lora is None:
+            self.add_lora(adapter.shape)
+        self.set_adapter(adapter)
+        vocabulary = self.tokenizer.vocab_size
+        write = self.worker.call(write_checked, self.tree, self.folder, folder, vocabulary)
+        return write.result()
+
+    def make_engine(
+        self, limits: EngineLimits | None = None, *, watched: bool = False
+    ) -> MlxEngine | WatchedEngine:
+        """An engine on a thread and module tree of its own, sharing this model's base arrays.
+
+        Args:
+            limits: what it may use; None: the defaults.
+            watched: whether it is replaced, its adapters with it, when it dies or hangs.
+        """
+        return WatchedEngine(lambda: self._engine(limits)) if watched else self._engine(limits)
+
+    def make_backend(self, config: BackendConfig | None = None) -> MlxBackend:
+        """What trains the LoRA of this model, on its thread; at most one of a handle.
+
+        Raises:
+            ModelError: the model has no LoRA.
+            TrainerError: weight decay with DoRA.
+            AdapterError: the reference does not exist, or does not fit.
+        """
+        group = self.processes and self.processes.group
+        backend = MlxBackend(self.worker, self.tree, self._lora_shape(), config, group=group)
+        self.spans.append(backend.spans)
+        return backend
+
+    def close(self) -> None:
+        """End the owning thread."""
+        self.worker.close()
+
+    def _engine(self, limits: EngineLimits | None) -> MlxEngine:
+        worker = self._make_worker("legos-engine")
+
+        def build() -> MlxEngine:
+            return MlxEngine(
+                worker,
+                load_tree(self.folder, share=self._base),
+                num_vocabulary=self.tokenizer.vocab_size,
+                context=self.context,
+                limits=limits,
+            )
+
+        engine = worker.call(build).result()
+        self.spans.append(engine.spans)
+        return engine
+
+    def _make_worker(self, name: str) -> Worker:
+        return InlineWorker() if self._inline else ThreadWorker(name)
+
+    def _lora_shape(self) -> LoraShape:
+        if self.lora is None:
+            raise ModelError("the model has no LoRA; call apply_lora first")
+        return self.lora

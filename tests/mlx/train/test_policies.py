@@ -1,0 +1,232 @@
+"""Log-probabilities that a backend tells, references from elsewhere, policies over one base."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from msgspec.structs import replace as changed
+
+from legos.data.batch import normalisation_weights
+from legos.data.sample import Sample
+from legos.data.step import BackendConfig, PassResult, Update
+from legos.errors import CheckpointError, RecordError, TrainerError
+from legos.losses.objective import Objective
+from legos.mlx.model.load import load_tree
+from legos.mlx.model.lora import add_lora, lora_shape, without_lora
+from legos.mlx.model.worker import InlineWorker
+from legos.mlx.train.backend import MlxBackend
+from legos.testing import make_sample, optimiser_step, random_samples
+
+VOCAB = 40
+
+
+def made(folder: Path, **settings: Any) -> tuple[Any, MlxBackend]:
+    """A backend whose policies have taken one step away from the base."""
+    tree: Any = load_tree(folder)
+    shape = lora_shape(tree, rank=4, alpha=8.0, num_layers=2, head=True)
+    add_lora(tree, shape, seed=0)
+    return tree, MlxBackend(InlineWorker(), tree, shape, BackendConfig(**settings))
+
+
+def moved(folder: Path, **settings: Any) -> tuple[Any, MlxBackend]:
+    tree, backend = made(folder, **settings)
+    for seed in range(3):
+        optimiser_step(backend, some(seed), update=Update(learning_rate=2e-2))
+    return tree, backend
+
+
+def some(seed: int) -> list[Sample]:
+    """Samples of open, legal and restricted tokens at several temperatures."""
+    return random_samples(np.random.default_rng(seed), num_samples=9, vocab=VOCAB, max_length=12)
+
+
+def group(seed: int) -> list[Sample]:
+    """Completions of one prompt, which is long enough to be shared and to be carried."""
+    rng = np.random.default_rng(seed)
+    prompt = rng.integers(1, VOCAB, 150).tolist()
+    return [
+        make_sample(
+            [*prompt, *rng.integers(1, VOCAB, count).tolist()],
+            positions=range(150, 150 + count),
+        )
+        for count in (3, 7, 12, 5)
+    ]
+
+
+def by_hand(tree: Any, sample: Sample) -> np.ndarray:
+    """Log-probabilities of an open sample at its temperature, from one plain forward pass."""
+    logits = np.array(tree(mx.array([sample.token_ids]))[0].astype(mx.float32), np.float64)
+    logits = logits[[p - 1 for p in sample.positions]] / sample.temperature
+    chosen = [sample.token_ids[p] for p in sample.positions]
+    top = logits.max(axis=1)
+    normaliser = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
+    return logits[np.arange(len(chosen)), chosen] - normaliser
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [60, 4096])  # 60: the prompt is carried
+@pytest.mark.parametrize("max_places", [3, None])  # 3: the head runs in chunks
+def test_they_are_those_of_a_plain_forward_pass(
+    tiny_models: Mapping[str, Path], micro_batch_tokens: int, max_places: int | None
+) -> None:
+    tree, backend = moved(tiny_models["llama"], micro_batch_tokens=micro_batch_tokens)
+    if max_places is not None:
+        runner = backend._gradients._runner
+        backend._gradients._runner = replace(runner, max_places=max_places)
+    samples = [changed(sample, temperature=0.7) for sample in group(0)]
+    own = backend.logprobs(samples).result()
+    base = backend.logprobs(samples, reference=True).result()
+    assert [row.dtype for row in own] == [np.float32] * 4
+    for sample, of_policy, of_base in zip(samples, own, base, strict=True):
+        np.testing.assert_allclose(of_policy, by_hand(tree, sample), atol=1e-5)
+        with without_lora(tree):
+            np.testing.assert_allclose(of_base, by_hand(tree, sample), atol=1e-5)
+    assert np.abs(own[0] - base[0]).max() > 1e-2
+
+
+def test_they_are_those_of_the_next_step_and_nothing_changes(
+    tiny_models: Mapping[str, Path],
+) -> None:
+    _, backend = moved(tiny_models["llama"])
+    samples, before = some(5), backend.adapter().digest
+    told = backend.logprobs(samples).result()
+    weights = normalisation_weights(samples, "token")
+    found = backend.forward_backward(samples, weights, Objective()).result()
+    backend.logprobs(samples).result()
+    backend.optim_step(Update(learning_rate=0.0)).result()  # the gradients are still there
+    for one, other in zip(told, found.logprobs, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    assert backend.adapter().digest == before
+    assert backend.logprobs([]).result() == []
+
+
+def step(backend: MlxBackend, samples: list[Sample], objective: Objective) -> PassResult:
+    weights = normalisation_weights(samples, "token")
+    return backend.forward_backward(samples, weights, objective).result()
+
+
+@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_reference_from_elsewhere_gives_the_same_step(
+    tiny_models: Mapping[str, Path], kl_in: Any, share: float
+) -> None:
+    estimator: Any = "k3" if kl_in == "loss" else "k1"
+    objective = Objective(kl_coef=0.5, kl_in=kl_in, kl_estimator=estimator)
+    _, backend = moved(tiny_models["llama"])
+    samples = some(7)
+    given = backend.logprobs(samples, reference=True).result()
+    told = [
+        changed(sample, reference_logprobs=tuple(np.minimum(row, 0.0).tolist()))
+        if number < share * len(samples)
+        else sample
+        for number, (sample, row) in enumerate(zip(samples, given, strict=True))
+    ]
+    expected, found = step(backend, samples, objective), step(backend, told, objective)
+    assert expected.sums[2] > 1e-3  # the divergence
+    assert found.loss == pytest.approx(expected.loss, rel=1e-5, abs=1e-6)
+    assert found.sums == pytest.approx(expected.sums, rel=1e-4, abs=1e-5)
+    assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+    other = [changed(sample, reference_logprobs=(-5.0,) * len(sample.positions)) for sample in told]
+    assert step(backend, other, objective).sums[2] != pytest.approx(expected.sums[2], rel=1e-2)
+
+
+def test_where_all_samples_bring_one_no_reference_is_computed(
+    tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, backend = made(tiny_models["llama"])
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("the reference was computed")
+
+    monkeypatch.setattr("legos.mlx.train.step_gradients.other_lora", never)
+    told = [changed(s, reference_logprobs=(-1.0,) * len(s.positions)) for s in group(1)]
+    step(backend, told, Objective(kl_coef=0.1))
+    with pytest.raises(AssertionError, match="was computed"):
+        step(backend, group(1), Objective(kl_coef=0.1))
+
+
+def test_what_cannot_be_a_reference_is_refused(tiny_models: Mapping[str, Path]) -> None:
+    _, backend = made(tiny_models["llama"])
+    told = [changed(s, reference_logprobs=(-1.0,) * len(s.positions)) for s in group(1)]
+    with pytest.raises(TrainerError, match="'exact' compares whole distributions"):
+        step(backend, told, Objective(kl_coef=0.1, kl_estimator="exact"))
+    for given in ((-1.0,), (-1.0, 0.5, -1.0), (-1.0, float("nan"), -1.0)):
+        with pytest.raises(RecordError, match="numbers for 3 chosen tokens; expected one finite"):
+            changed(group(1)[0], reference_logprobs=given)
+
+
+def test_each_policy_is_trained_as_if_it_were_alone(tiny_models: Mapping[str, Path]) -> None:
+    objective = Objective(kl_coef=0.2, ema_kl_coef=0.2)
+    updates = {
+        "policy": Update(learning_rate=1e-2, ema_decay=0.5),
+        "rival": Update(learning_rate=2e-2, ema_decay=0.9, kl_refresh_steps=2),
+    }
+    _, both = made(tiny_models["llama"], policies=("policy", "rival"))
+    alone = {name: made(tiny_models["llama"])[1] for name in updates}
+    for seed in range(3):
+        for number, (name, update) in enumerate(updates.items()):
+            samples = some(10 * seed + number)
+            weights = normalisation_weights(samples, "token")
+            expected = step(alone[name], samples, objective)
+            alone[name].optim_step(update).result()
+            found = both.forward_backward(samples, weights, objective, policy=name).result()
+            assert found.sums == expected.sums
+            assert both.optim_step(update, policy=name).result() == seed + 1
+    for name, backend in alone.items():
+        mine, own = both.adapter(name), backend.adapter()
+        assert (mine.name, mine.version) == (name, 3)
+        for key, array in own.arrays.items():
+            np.testing.assert_array_equal(np.asarray(mine.arrays[key]), np.asarray(array))
+    for name in alone:
+        told = both.logprobs(some(99), policy=name, reference=True).result()
+        expected = alone[name].logprobs(some(99), reference=True).result()
+        np.testing.assert_array_equal(np.concatenate(told), np.concatenate(expected))
+    assert both.version == 3
+
+
+def test_policies_are_saved_by_name_and_go_on_to_the_bit(
+    tiny_models: Mapping[str, Path], tmp_path: Path
+) -> None:
+    names, update = ("policy", "rival"), Update(learning_rate=1e-2, ema_decay=0.5)
+    _, whole = made(tiny_models["llama"], policies=names)
+
+    def train(backend: MlxBackend, seed: int) -> None:
+        for number, name in enumerate(names):
+            samples = some(10 * seed + number)
+            weights = normalisation_weights(samples, "token")
+            pull = Objective(ema_kl_coef=0.2)
+            backend.forward_backward(samples, weights, pull, policy=name).result()
+            backend.optim_step(update, policy=name).result()
+
+    train(whole, 0)
+    whole.save(tmp_path)
+    _, again = made(tiny_models["llama"], policies=names)
+    again.restore(tmp_path)
+    for backend in (whole, again):
+        train(backend, 1)
+    assert [again.adapter(name).info for name in names] == [
+        whole.adapter(name).info for name in names
+    ]
+    assert len({whole.adapter(name).digest for name in names}) == 2
+    (tmp_path / "other").mkdir()
+    for file in (tmp_path / "rival").iterdir():
+        file.rename(tmp_path / "other" / file.name)
+    _, other = made(tiny_models["llama"], policies=("policy", "other"))
+    with pytest.raises(CheckpointError, match="holds policy 'rival'; expected 'other'"):
+        other.restore(tmp_path)
+    with pytest.raises(CheckpointError, match="rival"):
+        again.restore(tmp_path)
+
+
+def test_an_unknown_policy_is_named(tiny_models: Mapping[str, Path]) -> None:
+    _, backend = made(tiny_models["llama"])
+    for call in (
+        lambda: backend.optim_step(Update(learning_rate=0.1), policy="rival").result(),
+        lambda: backend.logprobs(some(0), policy="rival").result(),
+        lambda: backend.adapter("rival"),
+    ):
+        with pytest.raises(TrainerError, match=r"no policy 'rival' .* known: \['policy'\]"):
+            call()
