@@ -9,6 +9,7 @@ from typing import Any
 
 from legos.arena.registry import advice
 from legos.bench.rounds import in_turn
+from legos.bench.straggler import slow_play_throughput
 from legos.clients.submit import submit_all
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
@@ -72,6 +73,7 @@ def _loop(trainer: Trainer, config: RunConfig, seconds: float) -> dict[str, Any]
         return max(halves) / line["seconds_per_step"]
 
     generation = _engine(trainer, config, seconds * 0.25)
+    slow_play = slow_play_throughput(trainer, seconds * 0.15)
     return {
         **line,
         "distinct_rows_per_step": len(rows),
@@ -81,6 +83,7 @@ def _loop(trainer: Trainer, config: RunConfig, seconds: float) -> dict[str, Any]
             **{name: ratio for name, (ratio, _) in generation.items()},
             "line_vs_slower_half": against_slower("_s"),
             "line_vs_slower_half_shared": against_slower("_shared_s"),
+            "slow_play_throughput": slow_play,
         },
     }
 

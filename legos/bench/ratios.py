@@ -58,6 +58,11 @@ RATIOS: Mapping[str, Mapping[str, Ratio]] = {
         "line_vs_slower_half_shared": Ratio(
             "the same against a bare loop that computes equal rows once", 0.6
         ),
+        "slow_play_throughput": Ratio(
+            "speed of the line while one of 64 running plays takes 500 times as long as the "
+            "others, against none",
+            0.9,
+        ),
     },
     "server": {
         "server_vs_bare": Ratio(f"{_BARE} and without HTTP, 64 clients, 5 M parameters", 0.75),
