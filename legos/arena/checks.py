@@ -16,7 +16,7 @@ from legos.protocols import Seat
 
 __all__ = [
     "check_arena",
-    "check_roles",
+    "check_names",
     "check_text",
     "checked_choices",
     "checked_rewards",
@@ -53,7 +53,8 @@ def check_arena(arena: Playable) -> None:
             "temperature=..., seed=...); take these arguments and pass them on"
         )
     name = f"arena {arena.name!r}"
-    check_roles(arena.roles, name)
+    check_names(arena.roles, f"roles of {name}")
+    check_names(arena.policies, f"policies of {name}")
     if arena.illegal not in ILLEGAL:
         raise ArenaError(
             f"illegal of {name} is {arena.illegal!r}{did_you_mean(str(arena.illegal), ILLEGAL)}"
@@ -82,22 +83,22 @@ def check_arena(arena: Playable) -> None:
             raise ArenaError(f"{method}() of {name} takes {signature}; write {form}") from None
 
 
-def check_roles(roles: object, owner: str) -> None:
-    """Refuse roles that are no list of different names.
+def check_names(given: object, what: str) -> None:
+    """Refuse roles or policies that are not a list of different names.
 
     Args:
-        roles: what the class says.
-        owner: whose they are, for the message.
+        given: the attribute of the class.
+        what: what it is, for the message.
 
     Raises:
         ArenaError: with what to write.
     """
-    if isinstance(roles, str):
-        raise ArenaError(f'roles of {owner} is the text {roles!r}; write ("{roles}",)')
-    names = list(cast("Sequence[object]", roles)) if isinstance(roles, Sequence) else []
+    if isinstance(given, str):
+        raise ArenaError(f'{what} is the text {given!r}; write ("{given}",)')
+    names = list(cast("Sequence[object]", given)) if isinstance(given, Sequence) else []
     texts = [name for name in names if isinstance(name, str) and name]
     if not texts or len(set(texts)) < len(names):
-        raise ArenaError(f"roles of {owner} is {roles!r}; expected one name or more, each once")
+        raise ArenaError(f"{what} is {given!r}; expected one name or more, each once")
 
 
 def checked_tasks(arena: Playable, rng: random.Random) -> Iterator[Task]:

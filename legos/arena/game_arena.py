@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from legos.arena.arena import Arena
-from legos.arena.checks import check_roles, checked_rewards, shown
+from legos.arena.checks import check_names, checked_rewards, shown
 from legos.arena.game import Game
 from legos.arena.table import Table
 from legos.data.episode import Task
@@ -60,7 +60,7 @@ class GameArena(Arena):
             seed=seed,
         )
         self.game = game(**options) if isinstance(game, type) else game
-        check_roles(self.game.roles, f"game {self.game.name!r}")
+        check_names(self.game.roles, f"roles of game {self.game.name!r}")
         self.roles = tuple(self.game.roles)
         self.forfeit_reward = self.game.forfeit_reward
         self.recommended = self.game.recommended

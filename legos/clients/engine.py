@@ -318,9 +318,7 @@ class EngineClient:
         if len(self._grammars) > _GRAMMARS:
             del self._grammars[next(iter(self._grammars))]
         try:
-            return await asyncio.shield(
-                made
-            )  # a caller that is cancelled does not cancel it for the others
+            return await asyncio.shield(made)  # others may wait for it
         except Exception:
             self._grammars.pop(schema, None)
             raise

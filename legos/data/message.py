@@ -167,28 +167,6 @@ class Tokens(Struct, frozen=True, kw_only=True):
     raw_logprobs: tuple[float, ...] = ()  # [N] the model's own at temperature 1; () unless asked
     alternatives: tuple[Alternatives, ...] = ()  # [N] under the distribution sampled from; or ()
 
-    def __post_init__(self) -> None:
-        """Refuse fields of different lengths.
-
-        Raises:
-            RecordError: naming the field and both lengths.
-        """
-        num_tokens = len(self.token_ids)
-        if len(self.logprobs) != num_tokens or len(self.versions) != num_tokens:
-            raise RecordError(
-                f"a completion of {num_tokens} tokens has {len(self.logprobs)} log-probabilities "
-                f"and {len(self.versions)} versions; every token needs one of each"
-            )
-        for field, what in (
-            (self.raw_logprobs, "raw log-probabilities"),
-            (self.alternatives, "sets of alternatives"),
-        ):
-            if len(field) not in (0, num_tokens):
-                raise RecordError(
-                    f"a completion of {num_tokens} tokens has {len(field)} {what}; every token "
-                    "needs one, or none has one"
-                )
-
 
 class Generated(Tokens, frozen=True, kw_only=True):
     """All that an engine sampled for one request of C tokens."""
@@ -219,8 +197,21 @@ class Completion(Generated, frozen=True, kw_only=True):
         Raises:
             RecordError: naming the field and both lengths.
         """
-        Tokens.__post_init__(self)
         num_tokens = len(self.token_ids)
+        if len(self.logprobs) != num_tokens or len(self.versions) != num_tokens:
+            raise RecordError(
+                f"a completion of {num_tokens} tokens has {len(self.logprobs)} log-probabilities "
+                f"and {len(self.versions)} versions; every token needs one of each"
+            )
+        for field, what in (
+            (self.raw_logprobs, "raw log-probabilities"),
+            (self.alternatives, "sets of alternatives"),
+        ):
+            if len(field) not in (0, num_tokens):
+                raise RecordError(
+                    f"a completion of {num_tokens} tokens has {len(field)} {what}; every token "
+                    "needs one, or none has one"
+                )
         if len(self.legal) != num_tokens and (self.legal or self.restricted):
             kind = "a restricted completion" if self.restricted else "a completion"
             raise RecordError(

@@ -12,7 +12,7 @@ from math import isclose
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.arena.checks import check_roles, checked_choices, checked_rewards, shown
+from legos.arena.checks import check_names, checked_choices, checked_rewards, shown
 from legos.arena.game import Game, State
 from legos.errors import ArenaError, LegosError
 from legos.exact.layers import IntArray, layered, node_on_cycle
@@ -143,7 +143,7 @@ def _checked_starts(game: Game) -> Sequence[tuple[State, float]]:
             f"game {game.name!r}: the probabilities of its {len(starts)} starts sum to {total};"
             " expected positive ones that sum to 1"
         )
-    check_roles(game.roles, f"game {game.name!r}")
+    check_names(game.roles, f"roles of game {game.name!r}")
     return starts
 
 

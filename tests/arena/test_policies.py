@@ -78,6 +78,13 @@ def test_a_seat_of_an_adapter_that_is_not_trained_is_refused() -> None:
         step(pair)
 
 
+def test_policies_are_names() -> None:
+    pair = Pair(both)
+    pair.policies = "one"  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ArenaError, match=r"policies of arena 'pair' is the text 'one'; write \("):
+        step(pair)
+
+
 def test_answers_of_another_adapter_than_was_asked_are_discarded() -> None:
     class Confused(ScriptedClient):
         async def complete(self, prompt: Any, *args: Any, **options: Any) -> Completion:
