@@ -24,6 +24,11 @@ class Playable(Protocol):
         ...
 
     @property
+    def policies(self) -> tuple[str, ...]:
+        """Names of the adapters that are trained."""
+        ...
+
+    @property
     def system(self) -> Mapping[str, str]:
         """Role -> system message."""
         ...
