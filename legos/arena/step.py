@@ -246,15 +246,10 @@ async def _play_one(stage: Stage, arena: Playable, task: Task, seed: int) -> Epi
 def _table(stage: Stage, arena: Playable, task: Task, seed: int) -> Table:
     seats = arena.seated(task, seed)
     return Table(
+        arena,
         task,
         {role: _seated(seat, stage) for role, seat in seats.items()},
         seed=seed,
-        system=arena.system,
-        remember=arena.remember,
-        continue_tokens=arena.continue_tokens,
-        illegal=arena.illegal,
-        retries=arena.retries,
-        restrict_choices=arena.restrict_choices,
         slots=stage.slots,
         spawn=partial(play_each, stage),
     )

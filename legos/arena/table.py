@@ -15,6 +15,7 @@ from legos.arena.answer import Reply, read_answer
 from legos.arena.checks import check_arena, check_text, checked_choices, number, shown
 from legos.arena.endings import Forfeit
 from legos.arena.means import RESERVED
+from legos.arena.playable import Playable
 from legos.chat.reply import split_thinking
 from legos.data.episode import Episode, Rollout, Task, Turn
 from legos.data.message import Completion, Continuation, Message, Sampling
@@ -54,16 +55,11 @@ class Table:
 
     def __init__(
         self,
+        arena: Playable,
         task: Task,
         seats: Mapping[str, Seat],
         *,
         seed: int,
-        system: Mapping[str, str],
-        remember: bool,
-        continue_tokens: bool,
-        illegal: str,
-        retries: int,
-        restrict_choices: bool,
         slots: asyncio.Semaphore,
         spawn: Spawn,
     ) -> None:
@@ -72,18 +68,14 @@ class Table:
         self._seed = seed
         self._rng: random.Random | None = None
         self._children_seeds = 0
-        self._remember = remember
-        self._continue = continue_tokens
-        self._illegal = illegal
-        self._retries = retries
-        self._restrict = restrict_choices
+        self._arena = arena
         self._slots = slots
         self._spawn = spawn
         self._chairs = {
             role: _Chair(
                 seat,
                 number * STREAM,
-                [Message("system", system[role])] if role in system else [],
+                [Message("system", arena.system[role])] if role in arena.system else [],
                 [],
             )
             for number, (role, seat) in enumerate(seats.items(), start=1)
@@ -148,18 +140,18 @@ class Table:
         if choices is not None and parse is not None:
             raise ArenaError(f"ask({role!r}, ...) has choices and parse; give one of them")
         legal = None if choices is None else checked_choices(choices, role)
-        retries = self._retries if retries is None else retries
+        retries = self._arena.retries if retries is None else retries
         asking = partial(
             self._ask_once, chair, choices=legal, parse=parse, max_tokens=max_tokens, stop=stop
         )
         reply, reason = await asking(prompt)
-        for _ in range(retries if self._illegal == "retry" else 0):
+        for _ in range(retries if self._arena.illegal == "retry" else 0):
             if reason is None:
                 break
             reply, reason = await asking(f"{reason} Answer again.\n{prompt}")
         if reason is None:
             return reply
-        if self._illegal == "random" and legal:
+        if self._arena.illegal == "random" and legal:
             move = legal[self._next_seed(chair) % len(legal)]
             return replace(reply, move=move, parsed=move)
         raise Forfeit(role, reason)
@@ -316,7 +308,7 @@ class Table:
         """One model call; the reply, and why it is not legal (None when it is)."""
         seat = chair.seat
         base = seat.sampling
-        restrict = self._restrict and bool(choices)
+        restrict = self._arena.restrict_choices and bool(choices)
         limit = None if restrict else base.max_tokens  # no choice is cut short
         sampling = Sampling(
             temperature=base.temperature,
@@ -336,11 +328,12 @@ class Table:
             chair.waiting -= 1
         thinking, answer = split_thinking(completion.text)
         move, parsed, reason = read_answer(answer, choices, parse)
-        if self._remember:
+        if self._arena.remember:
             all_read = len(chair.memory) < len(messages)  # nothing came while it was answering
+            whole = all_read and completion.prompt_ids and completion.token_ids
             chair.memory += (question, Message("assistant", answer))
-            whole = self._continue and all_read and completion.prompt_ids and completion.token_ids
-            chair.last, chair.heard = completion if whole else None, len(chair.memory)
+            chair.last = completion if whole and self._arena.continue_tokens else None
+            chair.heard = len(chair.memory)
         legal = reason is None if choices or parse else None
         chair.turns.append(Turn(messages=messages, completion=completion, move=move, legal=legal))
         reply = Reply(
