@@ -6,6 +6,7 @@ hundreds of megabytes of the memory that models and other programs need.
 
 import asyncio
 import ctypes
+import gc
 
 __all__ = ["MemoryRelease"]
 
@@ -18,19 +19,29 @@ class MemoryRelease:
 
     def __init__(self) -> None:
         self._due: asyncio.TimerHandle | None = None
+        self._more = False  # large bodies since the release was planned
 
     def after(self, num_bytes: int) -> None:
         """A request with a body of so many bytes has ended; called on the event loop."""
-        if num_bytes >= LARGE and self._due is None:
+        if num_bytes < LARGE:
+            return
+        self._more = self._due is not None
+        if self._due is None:
             self._due = asyncio.get_running_loop().call_later(PAUSE_S, self._release)
 
     def _release(self) -> None:
-        self._due = None
-        asyncio.get_running_loop().run_in_executor(None, _release)
+        loop = asyncio.get_running_loop()
+        self._due = loop.call_later(PAUSE_S, self._release) if self._more else None
+        self._more = False
+        loop.run_in_executor(None, _release)
 
 
 def _release() -> None:
-    """Ask the C library, glibc's or macOS's; others keep what they have."""
+    """Drop young garbage, bodies in errors among it, and ask the C library for the rest.
+
+    That is glibc's or macOS's; others keep what they have.
+    """
+    gc.collect(1)
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)

@@ -25,7 +25,7 @@ from legos.weights.adapter import pack_adapter
 pytestmark = pytest.mark.slow
 
 HONEST = 64
-WARM_S, ATTACK_S, SETTLE_S = 20.0, 30.0, 13.0  # heads that do not come are waited for 10 s
+WARM_S, ATTACK_S, SETTLE_S = 5.0, 20.0, 13.0  # heads that do not come are waited for 10 s
 HI = [{"role": "user", "content": "Nim: 5 left, last one wins.\nMoves: 1 2 3"}]
 _HEALTH = """
 import http.client, json, sys, time
@@ -190,6 +190,18 @@ class Clients:
                 self.statuses["large", status] += 1
         await asyncio.sleep(0.2)
 
+    async def warm_up(self) -> None:
+        """Everybody for a while, then every bomb four times: what stays for good is taken now."""
+        await self.attack(WARM_S)
+
+        async def bomb() -> None:
+            for _ in range(2 * len(BOMBS)):
+                await self.bombing()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(bomb())
+
     async def attack(self, seconds: float) -> None:
         """Everybody at once."""
         self.until = time.monotonic() + seconds
@@ -252,7 +264,7 @@ def test_hostile_clients_harm_nobody(
         for name, array in base.arrays.items()
     }
     clients = Clients(port, [pack_adapter(base), pack_adapter(replace(base, arrays=other))])
-    asyncio.run(clients.attack(WARM_S))
+    asyncio.run(clients.warm_up())
     time.sleep(SETTLE_S)
     before = resident(process)
     clients.swaps.clear()
