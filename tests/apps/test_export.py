@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_models import write_any_model
 
 from legos.apps.export import export
 from legos.cli import main
 from legos.errors import AdapterError, CheckpointError
 from legos.mlx.model.fuse import LARGEST_GAP
 from legos.run.folder import RunFolder
-from legos.testing import write_tiny_model
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
 from legos.weights.peft import read_peft
@@ -65,7 +65,7 @@ DORA = ("qwen2 dora", "4bit dora")
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     root = tmp_path_factory.mktemp("export")
     kind, _, dora = request.param.partition(" ")
-    model = write_tiny_model(root / "model", **MODELS[kind])
+    model = write_any_model(root / "model", **MODELS[kind])
     folder = RunFolder(root / "run")
     with folder.new_run(f'model = "{model}"\n'):
         folder.write_adapter(trained(model, use_dora=bool(dora)))
@@ -111,7 +111,7 @@ def test_what_is_there_already_stays(run: RunFolder, tmp_path: Path) -> None:
 def test_a_merged_model_that_computes_something_else_is_not_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = write_tiny_model(tmp_path / "model")
+    model = write_any_model(tmp_path / "model")
     monkeypatch.setitem(LARGEST_GAP, "float32", -1.0)
     (tmp_path / "out").mkdir()
     with pytest.raises(AdapterError, match=r"differ by up to .* nats .*; at most -1.0"):

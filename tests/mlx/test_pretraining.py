@@ -9,12 +9,12 @@ import mlx_lm
 import numpy as np
 import pytest
 from mlx_lm.utils import load_model
+from tiny_models import write_any_model
 
 from legos.builtin.files import ModelShape, write_model
 from legos.builtin.practice import Exercise, collate, made_up
 from legos.data.message import Message
 from legos.mlx.pretraining import answer_logits, known_positions, practise
-from legos.testing.models import write_tiny_model
 
 SMALL = ModelShape(hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48)
 POINTS = [Exercise((Message("user", "pile 2\nMoves: 1 2"),), ("1", "2"))]
@@ -22,7 +22,7 @@ POINTS = [Exercise((Message("user", "pile 2\nMoves: 1 2"),), ("1", "2"))]
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_tiny_models_open(tmp_path: Path, architecture: Any) -> None:
-    loaded: Any = mlx_lm.load(str(write_tiny_model(tmp_path, architecture=architecture)))
+    loaded: Any = mlx_lm.load(str(write_any_model(tmp_path, architecture=architecture)))
     ids = loaded[1].apply_chat_template(
         [{"role": "user", "content": "hé"}], add_generation_prompt=True
     )
@@ -30,7 +30,7 @@ def test_tiny_models_open(tmp_path: Path, architecture: Any) -> None:
 
 
 def test_the_shortcut_gives_the_logits_of_the_whole_model(tmp_path: Path) -> None:
-    model: Any = load_model(write_tiny_model(tmp_path))[0]
+    model: Any = load_model(write_any_model(tmp_path))[0]
     rng = Random(1)
     batch = collate([made_up(rng) for _ in range(6)], rng)
     width = batch.targets.shape[1]

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from legos.testing import write_tiny_model
+from tiny_models import write_any_model
 
 ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "llama": {"architecture": "llama"},
@@ -32,6 +31,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """Name -> model folder, two layers each."""
     root = tmp_path_factory.mktemp("architectures")
     return {
-        name: write_tiny_model(root / name, layers=2, seed=3, **arguments)
+        name: write_any_model(root / name, layers=2, seed=3, **arguments)
         for name, arguments in ARCHITECTURES.items()
     }

@@ -9,6 +9,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
+from tiny_models import write_any_model
 
 from legos.data.batch import Batch, normalisation_weights, pack
 from legos.data.sample import Sample
@@ -21,7 +22,7 @@ from legos.mlx.train.prefix_sharing.plan import plan_passes
 from legos.mlx.train.prefix_sharing.trie import token_trie
 from legos.mlx.train.rematerialisation import rematerialise_layers
 from legos.mlx.train.step_gradients import StepGradients
-from legos.testing import make_sample, write_tiny_model
+from legos.testing import make_sample
 
 VOCAB = 40
 Arrays = Mapping[str, mx.array]
@@ -212,7 +213,7 @@ ARCHITECTURES: Mapping[str, bool] = {  # and whether prefixes can be shared
 def test_every_architecture_is_trained_exactly(
     tmp_path: Path, architecture: Any, checkpointed: bool
 ) -> None:
-    tree = trained_tree(write_tiny_model(tmp_path / "model", architecture=architecture))
+    tree = trained_tree(write_any_model(tmp_path / "model", architecture=architecture))
     check_exact(tree, shares=ARCHITECTURES[architecture], checkpointed=checkpointed)
 
 
@@ -224,7 +225,7 @@ def test_layers_computed_again_have_the_same_gradients(
 
 
 def test_four_bits_are_trained_exactly(tmp_path: Path) -> None:
-    tree = trained_tree(write_tiny_model(tmp_path / "model", bits=4))
+    tree = trained_tree(write_any_model(tmp_path / "model", bits=4))
     check_exact(tree, shares=True, checkpointed=False)
 
 
@@ -233,7 +234,7 @@ def test_four_bits_are_trained_exactly(tmp_path: Path) -> None:
 def test_dora_is_trained_exactly(
     tmp_path: Path, model: Mapping[str, Any], checkpointed: bool
 ) -> None:
-    tree = trained_tree(write_tiny_model(tmp_path / "model", **model), use_dora=True)
+    tree = trained_tree(write_any_model(tmp_path / "model", **model), use_dora=True)
     assert any(name.endswith(".m") for name in lora_arrays(tree))
     check_exact(tree, shares=True, checkpointed=checkpointed)
 

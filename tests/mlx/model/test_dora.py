@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.utils import load_adapters
+from tiny_models import write_any_model
 
 from legos.data.step import BackendConfig, Update
 from legos.errors import AdapterError, TrainerError
@@ -21,7 +22,7 @@ from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays, without_lora
 from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.backend import MlxBackend
-from legos.testing import make_sample, optimiser_step, write_tiny_model
+from legos.testing import make_sample, optimiser_step
 from legos.weights.adapter import Adapter, pack_adapter, unpack_adapter
 from legos.weights.folder import read_adapter, write_adapter
 from legos.weights.peft import read_peft, to_peft, write_peft
@@ -39,7 +40,7 @@ Q = "model.layers.1.self_attn.q_proj"
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     root = tmp_path_factory.mktemp("models")
-    return {name: write_tiny_model(root / name, seed=3, **kind) for name, kind in MODELS.items()}
+    return {name: write_any_model(root / name, seed=3, **kind) for name, kind in MODELS.items()}
 
 
 def logprobs(model: Any, tokens: mx.array = TOKENS) -> np.ndarray:
@@ -263,7 +264,7 @@ def test_what_does_not_fit_is_refused_by_name(folders: Mapping[str, Path]) -> No
 
 
 def test_experts_are_refused_by_name(tmp_path: Path) -> None:
-    folder = write_tiny_model(tmp_path / "model", architecture="qwen3_moe")
+    folder = write_any_model(tmp_path / "model", architecture="qwen3_moe")
     tree = load_tree(folder)
     with pytest.raises(AdapterError, match=r"mlp\.switch_mlp\.\w+ is a SwitchLinear; DoRA is"):
         lora_shape(tree, rank=4, alpha=8.0, num_layers=2, head=False, use_dora=True)

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from tiny_models import write_any_model
 
 from legos.data.sample import Sample
 from legos.data.step import BackendConfig, Update
@@ -17,7 +18,7 @@ from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.backend import MlxBackend
-from legos.testing import make_sample, optimiser_step, write_tiny_model
+from legos.testing import make_sample, optimiser_step
 from legos.testing.backend import Stepped
 
 TOKENS = (5, 6, 7, 8, 9, 10, 11)
@@ -80,7 +81,7 @@ def saved(backend: MlxBackend, folder: Path, file: str) -> Mapping[str, Any]:
 def test_what_is_rewarded_gets_likelier(
     tmp_path: Path, bits: int | None, gradient_checkpointing: bool
 ) -> None:
-    folder = write_tiny_model(tmp_path / "model", bits=bits)
+    folder = write_any_model(tmp_path / "model", bits=bits)
     tree, backend = make_backend(folder, gradient_checkpointing=gradient_checkpointing)
     before = [logprob(tree)]
     for number in range(6):
@@ -95,7 +96,7 @@ def test_what_is_rewarded_gets_likelier(
 
 @pytest.mark.parametrize("limit", [1e-3, 1e3])
 def test_gradients_are_scaled_down_to_the_norm(tmp_path: Path, limit: float) -> None:
-    _, backend = make_backend(write_tiny_model(tmp_path / "model"), betas=(0.75, 0.95))
+    _, backend = make_backend(write_any_model(tmp_path / "model"), betas=(0.75, 0.95))
     norm = step_on(backend, sample_of(-3.0), update={"max_grad_norm": limit}).metrics["grad_norm"]
     assert 1e-2 < norm < 1e2  # before it is scaled down
     state = saved(backend, tmp_path / "saved", "optimiser.safetensors")
@@ -112,7 +113,7 @@ def test_gradients_are_scaled_down_to_the_norm(tmp_path: Path, limit: float) -> 
     ],
 )
 def test_what_is_not_finite_never_reaches_the_weights(tmp_path: Path, weight: float) -> None:
-    tree, backend = make_backend(write_tiny_model(tmp_path / "model"))
+    tree, backend = make_backend(write_any_model(tmp_path / "model"))
     step(tree, backend)
     before = saved(backend, tmp_path / "before", "adapter.safetensors")
     result = step_on(backend, sample_of(-3.0), weights=[weight])
@@ -128,7 +129,7 @@ def test_what_is_not_finite_never_reaches_the_weights(tmp_path: Path, weight: fl
 def test_a_step_is_skipped_for_clipped_tokens_of_either_sign(
     tmp_path: Path, advantage: float
 ) -> None:
-    tree, backend = make_backend(write_tiny_model(tmp_path / "model"))
+    tree, backend = make_backend(write_any_model(tmp_path / "model"))
     far = logprob(tree) - 8.0 if advantage > 0 else 0.0
     result = step_on(backend, sample_of(far, advantage), loss="ppo", threshold=0.9)
     assert result.metrics["clip_fraction"] == 1.0
@@ -136,7 +137,7 @@ def test_a_step_is_skipped_for_clipped_tokens_of_either_sign(
 
 
 def test_the_average_keeps_its_share_of_the_past(tmp_path: Path) -> None:
-    _, backend = make_backend(write_tiny_model(tmp_path / "model"))
+    _, backend = make_backend(write_any_model(tmp_path / "model"))
     trained = [{name: np.array(array) for name, array in backend.adapter().arrays.items()}]
     for _ in range(2):
         step_on(backend, sample_of(-3.0), ema_kl_coef=0.1, update={"ema_decay": 0.75})
@@ -149,7 +150,7 @@ def test_the_average_keeps_its_share_of_the_past(tmp_path: Path) -> None:
 
 
 def test_a_restored_backend_pulls_to_the_same_average(tmp_path: Path) -> None:
-    folder = write_tiny_model(tmp_path / "model")
+    folder = write_any_model(tmp_path / "model")
     pull: Mapping[str, Any] = {"ema_kl_coef": 0.1, "update": {"ema_decay": 0.75}}
     _, whole = make_backend(folder)
     first = step_on(whole, sample_of(-3.0), **pull)
@@ -164,7 +165,7 @@ def test_a_restored_backend_pulls_to_the_same_average(tmp_path: Path) -> None:
 
 
 def test_the_checkpoint_of_another_lora_is_named(tmp_path: Path) -> None:
-    folder = write_tiny_model(tmp_path / "model")
+    folder = write_any_model(tmp_path / "model")
     tree, backend = make_backend(folder)
     saved(backend, tmp_path / "saved", "optimiser.safetensors")
     other: Any = load_tree(folder)
@@ -177,7 +178,7 @@ def test_the_checkpoint_of_another_lora_is_named(tmp_path: Path) -> None:
 
 
 def test_the_average_starts_from_the_adapter_that_is_loaded(tmp_path: Path) -> None:
-    folder = write_tiny_model(tmp_path / "model")
+    folder = write_any_model(tmp_path / "model")
     tree, other = make_backend(folder)
     step(tree, other)
     _, backend = make_backend(folder)

@@ -10,6 +10,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from tiny_models import write_any_model
 
 from legos.data.batch import Batch, normalisation_weights, pack
 from legos.data.sample import Sample
@@ -25,7 +26,7 @@ from legos.mlx.train.packing import StepSamples
 from legos.mlx.train.reference import Lora, fitted, other_lora
 from legos.mlx.train.rematerialisation import rematerialise_layers
 from legos.mlx.train.step_gradients import StepGradients
-from legos.testing import make_sample, optimiser_step, write_tiny_model
+from legos.testing import make_sample, optimiser_step
 from legos.testing.backend import Stepped
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.folder import write_adapter
@@ -153,7 +154,7 @@ def test_another_adapter_is_the_reference_on_every_path(
 def test_experts_states_dora_and_layers_computed_again(
     tmp_path: Path, architecture: Any, use_dora: bool
 ) -> None:
-    folder = write_tiny_model(tmp_path / "model", architecture=architecture)
+    folder = write_any_model(tmp_path / "model", architecture=architecture)
     policy, other, adapter = both(folder, use_dora=use_dora)
     reference = fitted(adapter, lora_arrays(policy), name="other")
     samples = some_samples(np.random.default_rng(0), legal=False)

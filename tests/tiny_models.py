@@ -1,19 +1,27 @@
-"""Architectures of tiny models beside the built-in one: configuration, and arrays by name.
+"""Tiny models of other architectures than the built-in one, and quantised ones.
 
 One per way in which serving can differ: biases and a tied head (qwen2), experts (qwen3_moe), caches
 that wrap around (gemma3_text), state-space, convolution and linear-attention layers beside
 attention (falcon_h1, lfm2, qwen3_5), and quantised weights (llama, in 4 bits).
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType]
 
-__all__ = ["SLIDING_WINDOW", "OtherArchitecture", "Sizes", "other_model", "quantized"]
+from legos.builtin.files import model_config, random_weights
+from legos.builtin.vocabulary import BOS, END, PAD, TOKENS, token_id, write_tokenizer
+from legos.testing import write_tiny_model
+from legos.testing.models import tiny_shape
+
+__all__ = ["write_any_model"]
 
 OtherArchitecture = Literal["qwen2", "qwen3_moe", "gemma3_text", "falcon_h1", "lfm2", "qwen3_5"]
 Config = dict[str, Any]
@@ -293,3 +301,40 @@ _ARCHITECTURES: Mapping[OtherArchitecture, Callable[[Sizes], tuple[Config, Shape
     "lfm2": _lfm2,
     "qwen3_5": _qwen3_5,
 }
+
+
+def write_any_model(
+    folder: Path,
+    *,
+    architecture: Literal["llama", "qwen3"] | OtherArchitecture = "llama",
+    hidden: int = 32,
+    layers: int = 2,
+    vocab: int = len(TOKENS),
+    seed: int = 0,
+    bits: int | None = None,
+) -> Path:
+    """``write_tiny_model`` for every architecture, and in so many bits for llama and qwen3."""
+    rng, sizes = np.random.default_rng(seed), Sizes(hidden=hidden, layers=layers, vocab=vocab)
+    if architecture not in ("llama", "qwen3"):
+        assert bits is None, "the arrays of other architectures are not quantised here"
+        return _write(folder, *other_model(architecture, sizes, rng))
+    own: Any = {"hidden": hidden, "layers": layers, "vocab": vocab, "architecture": architecture}
+    if bits is None:
+        return write_tiny_model(folder, seed=seed, **own)
+    shape = tiny_shape(**own)
+    config, packed = quantized(random_weights(shape, rng), bits=bits, group_size=32)
+    return _write(folder, model_config(shape) | config, packed)
+
+
+def _write(folder: Path, config: dict[str, Any], weights: dict[str, NDArray[Any]]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    ends = {
+        "bos_token_id": token_id(BOS),
+        "eos_token_id": token_id(END),
+        "pad_token_id": token_id(PAD),
+    }
+    (folder / "config.json").write_text(json.dumps(config | ends, indent=2) + "\n")
+    (folder / "generation_config.json").write_text(json.dumps(ends) + "\n")
+    write_tokenizer(folder, max_tokens=config["max_position_embeddings"])
+    save_file(weights, folder / "model.safetensors", metadata={"format": "mlx"})
+    return folder
