@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from legos.arena.answer import Reply
-    from legos.arena.arena import Arena
+    from legos.arena.arena import Arena, GameArena
     from legos.arena.endings import Draw, Forfeit, Void
     from legos.arena.game import Game
-    from legos.arena.game_arena import GameArena
     from legos.arena.table import Table
     from legos.clients.openai import OpenAIClient
     from legos.config.schema import TrainingConfig
@@ -40,7 +39,7 @@ _HOMES = {
     "Forfeit": "legos.arena.endings",
     "GRPOCredit": "legos.credit.group",
     "Game": "legos.arena.game",
-    "GameArena": "legos.arena.game_arena",
+    "GameArena": "legos.arena.arena",
     "HierarchicalCredit": "legos.credit.hierarchical",
     "JointCredit": "legos.credit.joint",
     "MaxRLCredit": "legos.credit.maxrl",

@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,25 @@ def test_no_function_is_longer_than_60_lines() -> None:
         if length(function) > MAX_FUNCTION_LINES
     }
     assert not too_long
+
+
+def imports(path: Path) -> set[str]:
+    """Modules of the kit that a file imports, in functions and for type checkers too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_no_module_needs_itself() -> None:
+    names = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for path in FILES
+        if path.is_relative_to(ROOT / "legos") and path.name != "__init__.py"
+    }
+    graph = {name: imports(path) & names.keys() for name, path in names.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
 
 
 def test_every_module_says_what_it_is() -> None:

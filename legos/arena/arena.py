@@ -1,50 +1,33 @@
-"""The base class of what people write: tasks, roles, and one coroutine that plays."""
+"""The base class of what people write, and the arena that plays a ``Game``."""
 
 import random
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from legos.arena.checks import check_arena, checked_seats
+from legos.arena.checks import check_arena, check_names, checked_rewards, checked_seats, shown
 from legos.arena.cursor import TaskCursor
+from legos.arena.game import Game
 from legos.arena.matchmaker import ArenaSeats
+from legos.arena.playable import Playable
 from legos.arena.step import play_step
 from legos.arena.table import Table
 from legos.data.episode import Task
 from legos.data.message import Sampling
-from legos.data.names import POLICY
 from legos.data.sample import TrainingBatch
 from legos.data.seeds import mix
 from legos.errors import ArenaError
 from legos.protocols import Client, CreditAssigner, Matchmaker, Seat
 
-__all__ = ["Arena", "IllegalMove"]
+__all__ = ["Arena", "GameArena"]
 
-IllegalMove = Literal["forfeit", "retry", "random"]
 SEATING = 0  # the stream of a play's random numbers that its seats are drawn from
 
 
-class Arena:
+class Arena(Playable):
     """A game, a debate, a proposer and a solver, a set of questions.
 
-    Subclasses give ``tasks`` and ``play``; the class attributes say how it is run. The number of
-    plays of one step is ``tasks_per_step * group_size``.
+    Subclasses give ``tasks`` and ``play``; the class attributes of ``Playable`` say how it is run.
     """
-
-    roles: tuple[str, ...] = ("player",)
-    system: Mapping[str, str] = {}  # role -> system message
-    illegal: IllegalMove = "forfeit"  # what an illegal move costs
-    retries: int = 2  # how often it is asked again, where illegal is "retry"
-    forfeit_reward: float = -1.0  # of the seat that forfeits; the others get 0
-    remember: bool = True  # a seat's questions and answers stay in its conversation
-    continue_tokens: bool = True  # a conversation keeps its tokens; False: each prompt is rendered
-    restrict_choices: bool = False  # sample nothing but the legal choices
-    tasks_per_step: int = 16
-    group_size: int = 8  # plays of each task
-    play_timeout_s: float | None = 600.0  # seconds that a play may take; None: any number
-    report_after_s: float = 60.0  # seconds without an ended play before the log says what waits
-    max_tokens: int | None = 256  # of one reply, where `ask` does not say; None: its longest choice
-    policies: tuple[str, ...] = (POLICY,)  # names of the adapters that are trained
-    recommended: Mapping[str, object] = {}  # settings that suit it, dotted names
 
     def __init__(
         self,
@@ -129,6 +112,30 @@ class Arena:
         """Rewards of a play that ``role`` forfeits."""
         return {other: self.forfeit_reward if other == role else 0.0 for other in self.roles}
 
+    def child(self, thing: object, seat: Seat) -> "Arena":
+        """The arena of child plays.
+
+        Args:
+            thing: an arena, which is taken as it is, a game, or the class of one.
+            seat: who is asked in an arena that is made here.
+
+        Raises:
+            ArenaError: the thing is neither an arena nor a game.
+        """
+        if isinstance(thing, Arena):
+            return thing
+        kind = thing if isinstance(thing, type) else type(thing)
+        if issubclass(kind, Game):
+            arena: Arena = GameArena(thing, seat.client)  # pyright: ignore[reportArgumentType]
+        elif issubclass(kind, Arena):
+            arena = kind(seat.client)
+        else:
+            raise ArenaError(
+                f"spawn() got {shown(thing)}; expected an Arena or a Game, or the class of one"
+            )
+        arena.temperature = seat.sampling.temperature
+        return arena
+
     async def step(self, concurrency: int = 8) -> TrainingBatch:
         """Play the next tasks and return their samples.
 
@@ -157,3 +164,78 @@ class Arena:
         if self.credit_assigner:
             self.credit_assigner.restore(state["credit"])
         self.matchmaker.restore(state["matchmaker"])
+
+
+class GameArena(Arena):
+    """Plays a game from its start states; views are complete, so no seat needs a memory.
+
+    Where the game lists its start states, plays from one start share a task id, so they are
+    compared with each other without being asked for in groups.
+    """
+
+    remember = False
+    max_tokens = None  # a move and nothing else; a model that thinks first needs a number
+    tasks_per_step = 256
+    group_size = 1
+
+    def __init__(
+        self,
+        game: Game | type[Game],
+        client: Client | None = None,
+        *,
+        credit_assigner: CreditAssigner | None = None,
+        matchmaker: Matchmaker | None = None,
+        temperature: float = 1.0,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        """Make the arena of a game.
+
+        Args:
+            game: the game, or its class (made with ``options``).
+            client: who answers for every seat.
+            credit_assigner: turns rewards into advantages.
+            matchmaker: decides who sits where; None: the policy sits everywhere.
+            temperature: of the policy's own draws.
+            seed: of deals and plays.
+            options: for the game's constructor.
+
+        Raises:
+            ArenaError: the game's roles are no list of names.
+        """
+        super().__init__(
+            client,
+            credit_assigner=credit_assigner,
+            matchmaker=matchmaker,
+            temperature=temperature,
+            seed=seed,
+        )
+        self.game = game(**options) if isinstance(game, type) else game
+        check_names(self.game.roles, f"roles of game {self.game.name!r}")
+        self.roles = tuple(self.game.roles)
+        self.forfeit_reward = self.game.forfeit_reward
+        self.recommended = self.game.recommended
+
+    @property
+    def name(self) -> str:
+        """The game's name."""
+        return self.game.name
+
+    def tasks(self, rng: random.Random) -> Iterator[Task]:
+        """Random start states without end."""
+        listed = self.game.starts() is not None
+        while True:
+            seed = rng.getrandbits(63)
+            start = self.game.start(random.Random(seed))
+            name = f"{self.name}/{start!r}" if listed else f"{self.name}/{seed}"
+            yield Task(id=name, seed=seed, data=start)
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        """Ask each seat in turn until the game ends."""
+        game, state = self.game, t.task.data
+        while (role := game.turn(state)) is not None:
+            legal = tuple(game.legal(state))
+            reply = await t.ask(role, game.prompt(state, role), choices=legal)
+            assert reply.move is not None, "ask returns a legal move or raises Forfeit"
+            state = game.play(state, reply.move)
+        return checked_rewards(game.payoff(state), self.roles, f"payoff() of game {self.name!r}")

@@ -1,95 +1,49 @@
-"""What the players of an arena need of it; ``Arena`` is the class that has all of it."""
+"""What the players of an arena need of it; ``Arena`` is the class that people derive from."""
 
 import random
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from legos.data.episode import Task
+from legos.data.names import POLICY
 from legos.protocols import Matchmaker, Seat
 
-__all__ = ["Playable"]
+__all__ = ["IllegalMove", "Playable"]
+
+IllegalMove = Literal["forfeit", "retry", "random"]
 
 
 class Playable(Protocol):
-    """Tasks, seats and one coroutine that plays; ``Arena`` documents each attribute."""
+    """Settings, tasks, seats and one coroutine that plays.
+
+    The number of plays of one step is ``tasks_per_step * group_size``.
+    """
+
+    roles: tuple[str, ...] = ("player",)
+    system: Mapping[str, str] = {}  # role -> system message
+    illegal: IllegalMove = "forfeit"  # what an illegal move costs
+    retries: int = 2  # how often it is asked again, where illegal is "retry"
+    forfeit_reward: float = -1.0  # of the seat that forfeits; the others get 0
+    remember: bool = True  # a seat's questions and answers stay in its conversation
+    continue_tokens: bool = True  # a conversation keeps its tokens; False: each prompt is rendered
+    restrict_choices: bool = False  # sample nothing but the legal choices
+    tasks_per_step: int = 16
+    group_size: int = 8  # plays of each task
+    play_timeout_s: float | None = 600.0  # seconds that a play may take; None: any number
+    report_after_s: float = 60.0  # seconds without an ended play before the log says what waits
+    max_tokens: int | None = 256  # of one reply, where `ask` does not say; None: its longest choice
+    policies: tuple[str, ...] = (POLICY,)  # names of the adapters that are trained
+    recommended: Mapping[str, object] = {}  # settings that suit it, dotted names
+    seed: int  # of tasks and plays
+    matchmaker: Matchmaker  # decides who sits where
 
     @property
     def name(self) -> str:
         """The arena's name in logs and records."""
         ...
 
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The parts in a play."""
-        ...
-
-    @property
-    def policies(self) -> tuple[str, ...]:
-        """Names of the adapters that are trained."""
-        ...
-
-    @property
-    def system(self) -> Mapping[str, str]:
-        """Role -> system message."""
-        ...
-
-    @property
-    def illegal(self) -> Any:
-        """What an illegal move costs."""
-        ...
-
-    @property
-    def retries(self) -> int:
-        """How often an illegal move is asked again."""
-        ...
-
-    @property
-    def remember(self) -> bool:
-        """Whether a seat's questions and answers stay in its conversation."""
-        ...
-
-    @property
-    def restrict_choices(self) -> bool:
-        """Whether only the legal choices are sampled."""
-        ...
-
-    @property
-    def continue_tokens(self) -> bool:
-        """Whether a conversation keeps its tokens."""
-        ...
-
-    @property
-    def tasks_per_step(self) -> int:
-        """Tasks of one step."""
-        ...
-
-    @property
-    def group_size(self) -> int:
-        """Plays of each task."""
-        ...
-
-    @property
-    def play_timeout_s(self) -> float | None:
-        """Seconds that a play may take; None: any number."""
-        ...
-
-    @property
-    def report_after_s(self) -> float:
-        """Seconds without an ended play before the log says what waits."""
-        ...
-
-    @property
-    def seed(self) -> int:
-        """Of tasks and plays."""
-        ...
-
-    @property
-    def matchmaker(self) -> Matchmaker:
-        """Who decides who sits where."""
-        ...
-
     def tasks(self, rng: random.Random) -> Iterable[Task]:
-        """What to play, in order."""
+        """What to play, in order; a finite list is started again when it ends."""
         ...
 
     def seated(self, task: Task, seed: int) -> Mapping[str, Seat]:
@@ -102,4 +56,8 @@ class Playable(Protocol):
 
     def forfeit(self, role: str) -> Mapping[str, float]:
         """Rewards of a play that ``role`` forfeits."""
+        ...
+
+    def child(self, thing: Any, seat: Seat) -> "Playable":
+        """The arena of child plays, from what ``Table.spawn`` was given and the seat to ask."""
         ...

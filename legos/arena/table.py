@@ -65,10 +65,10 @@ class Table:
     ) -> None:
         self.task = task
         self.seats = dict(seats)
+        self._arena = arena
         self._seed = seed
         self._rng: random.Random | None = None
         self._children_seeds = 0
-        self._arena = arena
         self._slots = slots
         self._spawn = spawn
         self._chairs = {
@@ -244,9 +244,7 @@ class Table:
         Raises:
             ArenaError: there is nothing to play, or an attribute of the arena makes no sense.
         """
-        from legos.arena.game_arena import arena_of  # which needs this module
-
-        child = arena_of(arena, next(iter(self.seats.values())))
+        child = self._arena.child(arena, next(iter(self.seats.values())))
         check_arena(child)
         plays: list[tuple[Task, int]] = []
         for task in [tasks] if isinstance(tasks, Task) else tasks:

@@ -5,9 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, cast
 
-from legos.arena.arena import Arena
+from legos.arena.arena import Arena, GameArena
 from legos.arena.cursor import plays_from
-from legos.arena.game_arena import GameArena
 from legos.arena.means import play_figures, with_children
 from legos.arena.step import play_all, warn_of
 from legos.data.message import Message

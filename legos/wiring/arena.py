@@ -4,10 +4,9 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from legos.arena.arena import Arena
+from legos.arena.arena import Arena, GameArena
 from legos.arena.checks import check_arena
 from legos.arena.game import Game
-from legos.arena.game_arena import GameArena
 from legos.arena.registry import find_arena
 from legos.config.schema import GenerationConfig, PlayConfig
 from legos.credit.overlong import OverlongPenalty

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from legos.arena.arena import Arena
+from legos.arena.arena import Arena, GameArena
 from legos.arena.game import Game
-from legos.arena.game_arena import GameArena
 from legos.arena.table import Table
 from legos.credit import GRPOCredit
 from legos.data.episode import Task

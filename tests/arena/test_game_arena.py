@@ -9,8 +9,8 @@ import pytest
 
 from arenas.kuhn import Kuhn
 from arenas.nim import Nim
+from legos.arena.arena import GameArena
 from legos.arena.game import Game
-from legos.arena.game_arena import GameArena
 from legos.arena.step import play_all
 from legos.credit import GRPOCredit
 from legos.data.episode import Episode, Task
