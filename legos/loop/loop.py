@@ -18,7 +18,7 @@ from legos.loop.failures import MAX_FAILED_SHARE
 from legos.loop.player import Player
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.protocols import Publisher
-from legos.publish.engine import publisher_reaching
+from legos.publish.engine import reaching
 from legos.track.console import ConsoleTracker
 
 __all__ = ["AfterStep", "buffer_of", "synchronous_training_loop", "training_loop"]
@@ -59,7 +59,6 @@ async def training_loop(
         Exception: what a play's surroundings or the trainer failed with.
     """
     trainer.num_steps = num_steps
-    publisher = publisher or publisher_reaching(arena.client, trainer.publisher)
     given = buffer
     buffer = buffer or buffer_of(trainer, arena)
     player = Player(
@@ -68,21 +67,24 @@ async def training_loop(
         episode_concurrency=episode_concurrency,
         step_concurrency=step_concurrency,
     )
-    await publisher.publish(trainer.backend.adapter())
-    await buffer.release(trainer.version)
     failure: Exception | None = None
+    reached = nullcontext(publisher) if publisher else reaching(arena.client, trainer.publisher)
     shown = closing(ConsoleTracker(num_steps=num_steps)) if progress else nullcontext()
-    async with asyncio.TaskGroup() as group:
-        playing = group.create_task(player.run())
-        try:
-            with shown as console:
-                while trainer.step < num_steps:
-                    await _whole_step(trainer, buffer, publisher, _reporting(console, after_step))
-        except Exception as error:
-            failure = error
-        finally:
-            await buffer.end(Stopped())
-            playing.cancel()
+    async with reached as live:
+        await live.publish(trainer.backend.adapter())
+        await buffer.release(trainer.version)
+        async with asyncio.TaskGroup() as group:
+            playing = group.create_task(player.run())
+            try:
+                with shown as console:
+                    report = _reporting(console, after_step)
+                    while trainer.step < num_steps:
+                        await _whole_step(trainer, buffer, live, report)
+            except Exception as error:
+                failure = error
+            finally:
+                await buffer.end(Stopped())
+                playing.cancel()
     if given is None:
         buffer.discard_rest()
     if failure is not None:

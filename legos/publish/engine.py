@@ -1,7 +1,8 @@
 """How a new adapter reaches the engine of this process, and several places at once."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 
 from legos.clients.openai import OpenAIClient
 from legos.errors import EngineError
@@ -9,7 +10,7 @@ from legos.protocols import Engine, Publisher
 from legos.publish.http import HttpPublisher
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["EnginePublisher", "ManyPublishers", "publisher_reaching"]
+__all__ = ["EnginePublisher", "ManyPublishers", "reaching"]
 
 
 class EnginePublisher:
@@ -52,7 +53,8 @@ class ManyPublishers:
         return adapter.info
 
 
-def publisher_reaching(client: object, publisher: Publisher) -> Publisher:
+@asynccontextmanager
+async def reaching(client: object, publisher: Publisher) -> AsyncGenerator[Publisher]:
     """A publisher that also reaches the server that a client asks, where there is one.
 
     Args:
@@ -60,5 +62,10 @@ def publisher_reaching(client: object, publisher: Publisher) -> Publisher:
         publisher: reaches what the trainer reaches anyway.
     """
     if not isinstance(client, OpenAIClient):
-        return publisher
-    return ManyPublishers([publisher, HttpPublisher(client.base_url, api_key=client.api_key)])
+        yield publisher
+        return
+    server = HttpPublisher(client.base_url, api_key=client.api_key)
+    try:
+        yield ManyPublishers([publisher, server])
+    finally:
+        await server.aclose()

@@ -14,6 +14,7 @@ from legos.arena.arena import Arena
 from legos.arena.table import Table
 from legos.credit import GRPOCredit
 from legos.data.episode import Task
+from legos.data.names import POLICY
 from legos.data.sample import Sample, TrainingBatch
 from legos.data.select import selection
 from legos.data.step import PassResult, Update
@@ -168,7 +169,12 @@ class Failing(FakeBackend):
     """Has no memory for any step."""
 
     def forward_backward(
-        self, samples: Sequence[Sample], weights: Sequence[float], objective: Objective
+        self,
+        samples: Sequence[Sample],
+        weights: Sequence[float],
+        objective: Objective,
+        *,
+        policy: str = POLICY,
     ) -> "Future[PassResult]":
         raise TrainerError("no memory")
 
@@ -193,7 +199,12 @@ class Narrow(FakeBackend):
     """Has no room for samples with more than two tokens before a chosen one."""
 
     def forward_backward(
-        self, samples: Sequence[Sample], weights: Sequence[float], objective: Objective
+        self,
+        samples: Sequence[Sample],
+        weights: Sequence[float],
+        objective: Objective,
+        *,
+        policy: str = POLICY,
     ) -> "Future[PassResult]":
         result = super().forward_backward(samples, weights, objective).result()
         future: Future[PassResult] = Future()

@@ -1,6 +1,8 @@
 """How adapters reach vLLM, several places, and the server that an arena's client asks."""
 
 import asyncio
+import gc
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,7 @@ import pytest
 from legos.clients.openai import OpenAIClient
 from legos.errors import AdapterError, EngineError
 from legos.protocols import Publisher
-from legos.publish.engine import EnginePublisher, ManyPublishers, publisher_reaching
-from legos.publish.http import HttpPublisher
+from legos.publish.engine import EnginePublisher, ManyPublishers, reaching
 from legos.publish.vllm import VllmPublisher
 from legos.testing import FakeEngine, HttpAnswer, HttpAsked, ScriptedServer, serving
 from legos.weights.adapter import Adapter, AdapterInfo, LoraShape
@@ -113,11 +114,18 @@ def test_several_places_get_the_same() -> None:
     assert engines[1].versions() == {"policy": 5}  # the others were reached all the same
 
 
-def test_the_server_of_an_arenas_client_is_reached_once() -> None:
+def test_the_server_of_an_arenas_client_is_reached_and_closed() -> None:
     own: Any = EnginePublisher(FakeEngine())
-    assert publisher_reaching(object(), own) is own
-    client = OpenAIClient("http://localhost:1/v1")
-    both = publisher_reaching(client, own)
-    assert isinstance(both, ManyPublishers)
-    assert both.publishers[0] is own
-    assert isinstance(both.publishers[1], HttpPublisher)
+    live = json.dumps({"version": 4, "digest": adapter(4).digest}).encode()
+    server = ScriptedServer(lambda asked: HttpAnswer(live))
+
+    async def publish_both(url: str) -> None:
+        async with reaching(object(), own) as publisher:
+            assert publisher is own
+        async with reaching(OpenAIClient(url), own) as publisher:
+            await publisher.publish(adapter(4))
+        gc.collect()  # warns of a connection that is not closed
+
+    with serving(server) as url:
+        asyncio.run(publish_both(url))
+    assert [asked.path for asked in server.asked] == ["/adapters/load"]
