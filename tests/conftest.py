@@ -1,6 +1,7 @@
 """What all tests share: Hypothesis's manners, tiny models, an engine that steps when told to."""
 
 import gc
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
 
 from legos.data.limits import EngineLimits
 from legos.data.request import Generated, Request, Result
@@ -24,6 +26,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("legos")
+
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+if WORKERS > 1:  # the threads of matrix products are shared between the processes
+    threads = max((os.cpu_count() or 1) // WORKERS, 1)
+    threadpool_limits(limits=threads, user_api="blas")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", str(threads))  # of the programs that tests start
 
 
 @pytest.fixture(scope="session")
