@@ -1,1 +1,1 @@
-"""The engine: requests in, sampled tokens out."""
+"""The generation engine: turns requests into sampled tokens."""

@@ -1,4 +1,4 @@
-"""Which adapters are live, under which names, and what becomes of those that are replaced."""
+"""The table of live adapters by name; it also keeps replaced ones while requests still use them."""
 
 from collections.abc import Collection, Mapping
 from itertools import count
@@ -13,13 +13,13 @@ __all__ = ["AdapterTable", "LiveAdapter"]
 
 
 class LiveAdapter:
-    """Weights that requests speak through.
+    """One set of weights that requests can use: an adapter, or the base model.
 
     Attributes:
-        name: what they are called; "base" for the model alone.
+        name: name of the adapter; "base" for the base model.
         info: version and digest; None for the base.
-        slot: where the adapter lies in the module tree.
-        epoch: a number that changes with the weights; no two weights share one.
+        slot: slot of the adapter in the module tree.
+        epoch: a number that changes with the weights and is never used twice.
     """
 
     __slots__ = ("epoch", "info", "name", "slot")
@@ -37,12 +37,12 @@ class LiveAdapter:
 
 
 class AdapterTable:
-    """The adapters of one module tree by name; for the thread that owns the tree.
+    """The adapters of one module tree by name; only the thread that owns the tree may use it.
 
     Attributes:
-        loaded: name -> the adapter that is live under it.
-        infos: name -> its version and digest. Neither is changed in place, so any thread may read
-            them.
+        loaded: name -> the live adapter of that name.
+        infos: name -> its version and digest. Both mappings are replaced as a whole and never
+            changed in place, so any thread may read them.
     """
 
     def __init__(self, slots: AdapterSlots, *, in_flight: InFlight) -> None:
@@ -61,7 +61,7 @@ class AdapterTable:
             asked: a name, or ``NAME@VERSION`` to insist on a version.
 
         Raises:
-            RequestError: nothing is live under that name, or another version is.
+            RequestError: no adapter of that name is live, or it has another version.
         """
         live = self._by_name.get(asked)
         if live is not None:
@@ -77,14 +77,14 @@ class AdapterTable:
         return live
 
     def load(self, adapter: Adapter) -> LiveAdapter:
-        """Put an adapter under its name, in the way that was chosen at the start.
+        """Make an adapter live under its name, as ``in_flight`` says.
 
         Returns:
-            What is live under the name now. In a switch it is the object that was there before,
-            with another epoch.
+            The live weights of that name. With "switch" this is the same object as before, with
+            a new epoch.
 
         Raises:
-            AdapterError: it does not fit; nothing has changed then.
+            AdapterError: the adapter does not fit the model; nothing is changed.
         """
         name = adapter.name
         if name == BASE or "@" in name:
@@ -103,7 +103,7 @@ class AdapterTable:
         return live
 
     def drop(self, name: str) -> None:
-        """Take an adapter from its name; requests that run on it end under it.
+        """Remove an adapter by name; requests that already use it finish with its weights.
 
         Raises:
             AdapterError: no adapter is live under that name.
@@ -120,10 +120,11 @@ class AdapterTable:
     def keep(
         self, name: str, used: Collection[LiveAdapter]
     ) -> tuple[LiveAdapter, LiveAdapter] | None:
-        """Before a name gets other weights: those it has, and a copy that stays as they are.
+        """Copy the weights of a name to a new slot before ``load`` replaces them.
 
         Returns:
-            None where nothing is live under the name, or it is not among those that are used.
+            The live weights and the copy; None where no adapter of that name is live, or it is not
+            in ``used``.
         """
         live = self._by_name.get(name)
         if live is None or live.info is None or live not in used:
@@ -134,16 +135,16 @@ class AdapterTable:
 
     @property
     def epochs(self) -> set[int]:
-        """The epochs of all weights that new requests may speak through."""
+        """The epochs of all weights that new requests can use."""
         return {live.epoch for live in self._by_name.values()}
 
     @property
     def any_retired(self) -> bool:
-        """Whether weights without a name still lie in the tree."""
+        """Whether replaced or removed weights still occupy slots of the tree."""
         return bool(self._retired)
 
     def free_unused(self, used: Collection[LiveAdapter]) -> None:
-        """Let go of weights without a name that no request speaks through any more."""
+        """Free the slots of replaced or removed weights that are not in ``used``."""
         for live in self._retired:
             if live not in used:
                 self._slots.free(live.slot)

@@ -1,4 +1,4 @@
-"""What a loaded model's caches can do, found out by running a few tokens through it once."""
+"""What the caches of a loaded model support, found by running a few tokens through it once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,41 +18,41 @@ __all__ = ["Capabilities", "probe"]
 PROBE = (
     (1, 2, 1, 1, 2, 2, 1, 2, 1),
     (2, 1),
-)  # rows of unlike length, so that one of them is padded
-# mlx-lm's ``ssm_attn`` takes the state of a row that goes on beyond a piece from the wrong place
-# where the piece is no multiple of its own step (seen in 0.32.2, falcon_h1).
+)  # rows of different lengths, so that one of them is padded
+# Where a row is longer than one chunk and the chunk is not a multiple of the step of mlx-lm's
+# ``ssm_attn``, ``ssm_attn`` keeps the state of a wrong position (seen in 0.32.2, falcon_h1).
 STATE_STEP = 256
 WAY_OUT = "take a model of another architecture, such as llama, qwen3 or gemma3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a model that can be served in batches needs and allows."""
+    """Cache sizes and chunk size of a model that can be served in batches."""
 
     architecture: str
-    caches: tuple[str, ...]  # classes of the layers' caches, sorted
-    bytes_per_token: int  # of one row, in the layers that keep every token
-    bytes_per_row: int  # of one row of any length: its states, and its windows when they are full
-    block_tokens: int  # the layers that keep every token allocate this many at once
-    prompt_step: int  # a prompt may be processed in pieces of a multiple of this many tokens
+    caches: tuple[str, ...]  # class names of the layers' caches, sorted
+    bytes_per_token: int  # bytes per token and row, in the layers that keep every token
+    bytes_per_row: int  # bytes per row of any length: its states, and its full sliding windows
+    block_tokens: int  # tokens that a layer which keeps every token allocates at once
+    prompt_step: int  # a prompt is processed in chunks of a multiple of this many tokens
 
     def cache_bytes(self, num_rows: int, num_tokens: int) -> int:
-        """Device memory of a batch's cache, at most.
+        """Upper bound of the device memory of a batch's cache, in bytes.
 
         Args:
-            num_rows: rows of the batch.
-            num_tokens: tokens of its longest row, as every row has room for as many.
+            num_rows: number of rows in the batch.
+            num_tokens: tokens of its longest row; every row is allocated at this length.
         """
         blocks = -(-num_tokens // self.block_tokens)
         return num_rows * (self.bytes_per_row + blocks * self.block_tokens * self.bytes_per_token)
 
 
 def probe(model: nn.Module) -> Capabilities:
-    """Find out what a tree can do; for the thread that owns it.
+    """Find the capabilities of a model; call it on the thread that owns the module tree.
 
     Raises:
-        ModelError: the engine cannot serve it: a cache of its layers cannot be batched, or rows of
-            unlike length compute in a batch what they do not compute alone.
+        ModelError: the engine cannot serve the model: the cache of a layer cannot be batched, or
+            rows of different lengths give other results in a batch than alone.
     """
     name = str(getattr(model, "model_type", type(model).__module__.rpartition(".")[2]))
     caches: list[Any] = make_prompt_cache(model)
@@ -89,21 +89,21 @@ def _leaves(caches: Sequence[Any]) -> Iterator[Any]:
 
 
 def _token_bytes(cache: Any) -> int:
-    """Of one token in a key-value cache, whose third axis is tokens."""
+    """Bytes of one token in a key-value cache, whose third axis is tokens."""
     return sum(array.nbytes // array.shape[2] for array in (cache.keys, cache.values))
 
 
 def _row_bytes(cache: Any) -> int:
-    """Of one row in a cache that does not grow, or not for ever."""
+    """Bytes of one row in a cache of constant or bounded size; 0 for a growing one."""
     if isinstance(cache, RotatingKVCache):
         return _token_bytes(cache) * cache.max_size
     return cache.nbytes if isinstance(cache, ArraysCache) else 0
 
 
 def _check_batch(model: nn.Module, name: str) -> None:
-    """Compare a small batch of unlike rows with the same rows alone.
+    """Compare a small batch of rows of different lengths with the same rows alone.
 
-    The bound is far above the rounding of the model's type and below what padding does to a row.
+    The tolerance is far above the rounding of the model's type and below the error from padding.
     """
     together, kind = _last_logprobs(model, PROBE)
     alone = np.concatenate([_last_logprobs(model, [row])[0] for row in PROBE])
@@ -119,7 +119,7 @@ def _check_batch(model: nn.Module, name: str) -> None:
 def _last_logprobs(
     model: Any, rows: Sequence[tuple[int, ...]]
 ) -> tuple[NDArray[np.float32], mx.Dtype]:
-    """[B, V] after the last token of each row, computed as the engine does; the model's type."""
+    """[B, V] log-probabilities after each row's last token, as the engine computes; their type."""
     batch = PromptProcessingBatch(
         model, list(range(len(rows))), [make_prompt_cache(model) for _ in rows]
     )

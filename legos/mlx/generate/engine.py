@@ -1,16 +1,16 @@
 """The engine: continuous batching in which every distinct row of tokens is computed once.
 
-Sequences whose tokens so far are equal, under the same weights, share one row. A row is prefilled
-once, and each of its sequences draws its own next token from the row's distribution; where they
-draw different tokens the row forks. Games that repeat a few prompts thousands of times, groups of
-samples of one prompt, and plain batches are all the same case.
+Sequences with equal tokens so far and the same weights share one row. A row is prefilled once, and
+each of its sequences samples its own next token from the row's distribution; where they sample
+different tokens, the row forks. Games that repeat a few prompts thousands of times, groups of
+samples of one prompt, and plain batches are all handled in this one way.
 
-A request is *inside* from its submission until it is answered. It waits under its tokens for a
-forward pass, is decoded with the rows, and may wait again where its row forked into more rows than
-fit. Whatever happens, leaving is one act, so that every number is delivered exactly once. Once a
-second, and before it rests, the engine checks that the scheduler holds everybody who is inside.
+A request is *inside* from the step that accepts it until it is answered. It waits for a forward
+pass, is decoded with the other rows, and may wait again where its row forked into more rows than
+fit. Requests leave only through ``_answer``, so every number gets exactly one final result. Once a
+second, and before it goes idle, the engine checks that the scheduler holds every request inside.
 
-All methods named ``_x`` run on the worker that owns the module tree.
+Unless their docstrings say otherwise, methods named ``_x`` run on the worker that owns the tree.
 """
 
 import logging
@@ -37,7 +37,7 @@ from legos.weights.adapter import Adapter, AdapterInfo
 __all__ = ["MlxEngine"]
 
 logger = logging.getLogger(__name__)
-CHECK_S = 1.0  # between two looks for lost requests
+CHECK_S = 1.0  # seconds between two checks for lost requests
 Tokens = tuple[int, ...]
 Message = tuple[Deliver, Sequence[tuple[int, Request]] | frozenset[int]] | Score
 """Requests that come in, or the numbers of those to be cancelled; or a score."""
@@ -48,8 +48,9 @@ class MlxEngine:
     """Generates for one model and its live adapters; safe to call from any thread.
 
     Attributes:
-        spans: when the device computed, while recording is on.
-        swaps: adapters loaded so far.
+        spans: time spans in which the device computed, recorded while recording is on.
+        swaps: number of adapters loaded so far.
+        worked_s: seconds spent in steps so far.
     """
 
     def __init__(
@@ -64,11 +65,11 @@ class MlxEngine:
         """Take over a module tree that the worker's thread has built, without LoRA.
 
         Args:
-            worker: runs everything that touches the tree.
-            model: the tree.
-            num_vocabulary: V; prompts with other token ids are refused.
-            context: longest prompt plus completion, tokens.
-            limits: what may be used; the defaults of ``EngineLimits`` where none are given.
+            worker: runs every call that uses the tree.
+            model: the module tree.
+            num_vocabulary: vocabulary size V; prompts with other token ids are refused.
+            context: maximum number of prompt and completion tokens together.
+            limits: limits of rows, tokens and memory; None: the defaults of ``EngineLimits``.
         """
         self._worker = worker
         self._model = model
@@ -87,7 +88,7 @@ class MlxEngine:
         self._closed = False
         self._checked = 0.0
         self._accepted = self._answered = 0
-        self._drawn: Counter[str] = Counter()  # tokens of requests that have ended, by adapter
+        self._drawn: Counter[str] = Counter()  # adapter -> tokens sampled by finished requests
         self.swaps = 0
         self.worked_s = 0.0
         self.spans = self._scheduler.sampler.spans
@@ -95,12 +96,12 @@ class MlxEngine:
 
     @property
     def rows_computed(self) -> int:
-        """Rows that went through the model so far, prefill and decode."""
+        """Number of rows computed by the model so far, in prefill and decoding."""
         return self._scheduler.rows_computed
 
     def tokens_generated(self, adapter: str) -> "Future[int]":
-        """Tokens drawn so far for one adapter, whatever its version, counted between two steps."""
-        worker = InlineWorker() if self._closed else self._worker  # no step runs any more
+        """Tokens sampled so far for all versions of one adapter, counted between two steps."""
+        worker = InlineWorker() if self._closed else self._worker  # no step runs after closing
         return worker.call(self._tokens_drawn, adapter)
 
     @property
@@ -110,14 +111,14 @@ class MlxEngine:
 
     @property
     def turn(self) -> int | None:
-        """The number of the step or call that runs now; None between two."""
+        """The number of the step or call that runs now; None while none runs."""
         return self._worker.turn
 
     def stats(self) -> Mapping[str, float]:
-        """What it has done and holds now: counts end in ``_total``, sizes in ``_bytes``.
+        """Counters and gauges of the engine: counters end in ``_total``, sizes in ``_bytes``.
 
         Raises:
-            EngineError: it is closed, or its thread has died.
+            EngineError: the engine is closed, or its thread has died.
         """
         if not self.alive:
             raise EngineError("the engine was closed, or its thread has died")
@@ -135,46 +136,46 @@ class MlxEngine:
         }
 
     def submit(self, requests: Sequence[tuple[int, Request]], deliver: Deliver) -> None:
-        """Queue requests; each number is delivered once, from the worker's thread.
+        """Queue requests; the worker's thread delivers one final result for each number.
 
-        Once the engine is closed it is delivered with ``EngineError``, from the calling thread.
+        After the engine is closed, the calling thread delivers an ``EngineError`` for each number.
         """
         self._post((deliver, requests))
 
     def cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
-        """End requests early; each is delivered as it is, with finish reason "cancelled"."""
+        """End requests early; each is delivered with its tokens so far and reason "cancelled"."""
         self._post((deliver, frozenset(numbers)))
 
     def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
         """Make an adapter live under its name between two steps.
 
-        The future raises ``AdapterError`` where it does not fit; what was live before stays.
+        The future raises ``AdapterError`` where the adapter does not fit; nothing is changed then.
         """
         return self._worker.call(self._load, adapter)
 
     def drop_adapter(self, name: str) -> "Future[None]":
-        """Forget a named adapter; requests that run on it end under it, later ones are refused.
+        """Remove an adapter by name; running requests finish with it, later ones are refused.
 
         The future raises ``AdapterError`` where no adapter of that name is live.
         """
         return self._worker.call(self._drop, name)
 
     def versions(self) -> Mapping[str, int]:
-        """LiveAdapter adapter name -> policy version."""
+        """Name of each live adapter -> its policy version."""
         return {name: info.version for name, info in self._scheduler.adapters.infos.items()}
 
     def adapters(self) -> Mapping[str, AdapterInfo]:
-        """LiveAdapter adapter name -> its version and digest."""
+        """Name of each live adapter -> its version and digest."""
         return self._scheduler.adapters.infos
 
     def loaded(self) -> Collection[Adapter]:
-        """The live adapters themselves."""
+        """All live adapters."""
         return self._scheduler.adapters.loaded.values()
 
     def unanswered(self, deliver: Deliver) -> set[int]:
-        """The numbers of a receiver that are inside, or on their way in.
+        """The numbers of a receiver's requests that are queued or inside; callable on any thread.
 
-        From any thread. One that is being taken in at this moment may be missing.
+        A request that is being accepted at this moment may be missing.
         """
         waiting = [m for m in tuple(self._inbox) if not isinstance(m, Score) and m[0] == deliver]
         coming = {n for _, asked in waiting if not isinstance(asked, frozenset) for n, _ in asked}
@@ -191,13 +192,14 @@ class MlxEngine:
 
         Args:
             prompts: prompt token ids, and the continuations to score after it. A continuation that
-                is the beginning of another one is scored with the end of text after it.
+                is a prefix of another one is scored with an end-of-text token after it.
             end_ids: the model's end-of-text ids.
-            adapter: whose probabilities. A score ends under the weights it began with.
+            adapter: name of the adapter to score with. A score finishes with the weights that it
+                started with.
 
         Returns:
-            A future; cancelling it ends the score. It raises ``RequestError`` for what cannot be
-            scored, ``EngineError`` where the engine is closed or dies.
+            A future; cancelling it ends the score. It raises ``RequestError`` where a prompt or
+            continuation cannot be scored, ``EngineError`` where the engine is closed or dies.
         """
         score = Score(
             prompts,
@@ -213,17 +215,17 @@ class MlxEngine:
         return self._worker.call(work, self._model)
 
     def close(self) -> None:
-        """End; every waiting request is answered with ``EngineError``. A second time: nothing."""
+        """Stop; every waiting request is answered with ``EngineError``. Safe to call twice."""
         if not self._closed:
             self._closed = True
             self._worker.call(self._end).result()
             self._worker.close()
 
     def abandon(self) -> None:
-        """Give up an engine whose thread no longer answers; nothing is waited for.
+        """Give up an engine whose thread no longer responds, without waiting for it.
 
-        Whoever waits for a score, a load or a drop gets ``EngineError``, as do later requests.
-        Those who wait for completions are to be told by the caller, who may ask another engine.
+        Pending scores, loads and drops fail with ``EngineError``, and so do later requests. The
+        caller answers the pending completions, or submits them to another engine.
         """
         self._closed = True
         self._worker.abandon()
@@ -246,7 +248,7 @@ class MlxEngine:
         self._scheduler.tidy(self._inside)
 
     def _post(self, message: Message) -> None:
-        """Have the next step take something in."""
+        """Queue a message for the next step; callable on any thread."""
         self._inbox.append(message)
         if self._closed:
             self._refuse_inbox()
@@ -254,7 +256,7 @@ class MlxEngine:
             self._worker.wake()
 
     def _tick(self) -> bool:
-        """Take in what came, compute, answer; True while work is left."""
+        """Accept new messages, compute one step and answer; True while work is left."""
         if self._closed:
             self._end()
             return False
@@ -277,7 +279,7 @@ class MlxEngine:
         return bool(self._scheduler or self._inbox)
 
     def _accept(self, told: list[Outcome]) -> None:
-        """Take in what was submitted; what was cancelled goes."""
+        """Accept submitted requests and remove cancelled ones; results are appended to ``told``."""
         cancelled: set[tuple[Deliver, int]] = set()
         for message in self._messages():
             if isinstance(message, Score):
@@ -307,7 +309,7 @@ class MlxEngine:
     def _refusal(
         self, request: Request, sequence: SequenceState | None = None, *, room: int = 0
     ) -> str | None:
-        """Why a request cannot be served, or None; finds a sequence's adapter."""
+        """Why a request cannot be served, or None; sets the weights of ``sequence`` if given."""
         try:
             if sequence is not None:
                 sequence.live = self._scheduler.adapters.find(request.adapter)
@@ -320,7 +322,7 @@ class MlxEngine:
             return f"the request is broken: {error!r}"
 
     def _answer(self, told: Sequence[Outcome]) -> None:
-        """Hand out what there is; a sequence that has all it will get leaves, once."""
+        """Deliver results; a sequence with a final result leaves the engine."""
         by_receiver: dict[Deliver, list[tuple[int, Result]]] = {}
         for sequence, result in told:
             if sequence in self._inside:
@@ -340,7 +342,7 @@ class MlxEngine:
             self._scheduler.tidy(self._inside)
 
     def _find_lost(self) -> None:
-        """Answer those whom the scheduler holds no more, which is a defect, with an error."""
+        """Answer with an error every request that the scheduler has lost, which is a defect."""
         now = time.monotonic()
         if self._scheduler and now < self._checked + CHECK_S:
             return
@@ -355,7 +357,7 @@ class MlxEngine:
             self._answer([(sequence, error) for sequence in lost])
 
     def _end(self) -> None:
-        """Answer everybody inside, and whoever came before the worker closed."""
+        """Answer all requests, inside or still queued, with an error."""
         self._scheduler.clear()
         closed = EngineError("the engine was closed")
         self._scheduler.fail_scores(closed)
@@ -363,7 +365,7 @@ class MlxEngine:
         self._refuse_inbox()
 
     def _refuse_inbox(self) -> None:
-        """Answer what nobody will take in any more; from any thread."""
+        """Answer all queued messages with an error; callable on any thread."""
         closed = EngineError("the engine was closed")
         for message in self._messages():
             if isinstance(message, Score):
@@ -374,7 +376,7 @@ class MlxEngine:
                 deliver([(number, closed) for number, _ in requests])
 
     def _messages(self) -> Iterator[Message]:
-        """Everything in the inbox, each message to one thread alone."""
+        """Take every message out of the inbox; each message goes to exactly one thread."""
         while True:
             try:
                 yield self._inbox.popleft()

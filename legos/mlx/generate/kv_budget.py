@@ -1,4 +1,4 @@
-"""Admission by bytes: a request starts only while its keys and values fit in what is set aside."""
+"""Admission control: a request starts only while its keys and values fit in the memory budget."""
 
 from legos.mlx.generate.capabilities import Capabilities
 from legos.mlx.generate.sequences import SequenceState
@@ -7,21 +7,21 @@ __all__ = ["KeyValueBudget"]
 
 
 class KeyValueBudget:
-    """Bytes of keys and values set aside for the requests being decoded.
+    """Bytes of keys and values reserved for the requests being decoded.
 
-    A request takes what it may need at most, so one that started is never thrown out. When nothing
-    is taken, the next one is let in whatever it needs.
+    A request reserves the most that it can need, so a request that has started is never evicted.
+    While nothing is reserved, the next request is admitted whatever its size.
 
     Attributes:
-        taken: bytes set aside.
+        taken: bytes reserved now.
     """
 
     def __init__(self, limit: int, capabilities: Capabilities) -> None:
         """Make an empty budget.
 
         Args:
-            limit: bytes in all.
-            capabilities: of the model, which say what a row takes.
+            limit: bytes that may be reserved in all.
+            capabilities: capabilities of the model; they give the bytes of a row.
         """
         self._limit = limit
         self._capabilities = capabilities
@@ -29,7 +29,7 @@ class KeyValueBudget:
         self.taken = 0
 
     def take(self, sequence: SequenceState) -> bool:
-        """Set bytes aside for a request; False where they do not fit now."""
+        """Reserve bytes for a request; False where they do not fit now."""
         if sequence in self._takers:
             return True
         request = sequence.request
@@ -42,5 +42,5 @@ class KeyValueBudget:
         return True
 
     def give_back(self, sequence: SequenceState) -> None:
-        """The request has ended."""
+        """Release the bytes of a request, if it has reserved any."""
         self.taken -= self._takers.pop(sequence, 0)

@@ -1,4 +1,4 @@
-"""Prefill: from distinct prompts to the logits of their last token, with or without a cache."""
+"""Prefill: next-token logits of distinct prompts, with or without a key-value cache."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,17 +16,17 @@ Row = tuple[int, ...]
 
 
 def last_logits(forward: CausalModel, rows: Sequence[Row]) -> mx.array:
-    """[B, V] float32 logits of the next token of B rows; no cache is made."""
+    """[B, V] float32 next-token logits of B rows, without a cache."""
     input_ids, last = pad_rows(rows)
     return forward.logits_at(input_ids, mx.arange(len(rows)), last)
 
 
 class Prefill:
-    """One block of rows on its way into a batch cache, a chunk at a time.
+    """Fills a batch cache with one block of rows, one chunk at a time.
 
     Attributes:
-        num_tokens: tokens that are computed in all, padding left out.
-        cache: one batch cache per layer; whole once ``logits`` was asked for.
+        num_tokens: number of tokens to compute in all, without padding.
+        cache: one batch cache per layer; complete after ``logits`` is called.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class Prefill:
         Args:
             forward: the model.
             rows: token ids of each row.
-            known: per row the cache of its beginning and how many tokens are in it (less than the
-                row has); an empty cache and 0 where nothing is known.
-            step: rows are processed in pieces of a multiple of so many tokens.
+            known: for each row, the cache of a prefix and its number of tokens (fewer than the row
+                has); an empty cache and 0 where no prefix is cached.
+            step: rows are processed in chunks of a multiple of this many tokens.
         """
         self._forward = forward
         self._step = step
@@ -66,7 +66,7 @@ class Prefill:
                 layer.prepare(lengths=lengths, right_padding=padding)
 
     def advance(self, max_tokens: int) -> bool:
-        """Compute at most so many padded tokens more; True once only the last of each is left."""
+        """Compute one chunk of about ``max_tokens`` padded tokens; True after the last chunk."""
         if self._inputs is not None and self._position < self._longest:
             width = max_tokens // self._inputs.shape[0] // self._step * self._step
             width = max(width, self._step)
@@ -80,18 +80,18 @@ class Prefill:
         return self._position >= self._longest
 
     def logits(self) -> mx.array:
-        """[B, V] float32 logits of the next token, the last of each row going into the cache."""
+        """[B, V] float32 next-token logits; adds the last token of each row to the cache."""
         return self._forward.next_logits(self._last, self.cache)
 
 
 def pad_rows(rows: Sequence[Row]) -> tuple[mx.array, mx.array]:
-    """[R, T] right-padded token ids, and [R] the place of each row's last token."""
+    """[R, T] right-padded token ids, and [R] column of each row's last token."""
     lengths = np.array([len(row) for row in rows], np.int32)
     return mx.array(_padded(rows)), mx.array(lengths - 1)
 
 
 def _padded(rows: Sequence[Row]) -> np.ndarray:
-    """[R, T] right-padded with 0."""
+    """[R, T] token ids, right-padded with 0."""
     padded = np.zeros((len(rows), max(len(row) for row in rows)), np.int32)
     for index, row in enumerate(rows):
         padded[index, : len(row)] = row

@@ -1,4 +1,4 @@
-"""What waits for a forward pass: prompts by their tokens, and the block that is on its way."""
+"""The prefill queue: prompts that wait for a forward pass, and the block that is being computed."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ Sequences = dict[Key, list[SequenceState]]
 class Block:
     """Rows that went through the model together."""
 
-    rows: list[Row]  # those that somebody still waits for
-    logits: mx.array  # [B, V] float32, of the next token
-    cache: list[Any]  # one batch cache per layer, or empty where no row goes on
+    rows: list[Row]  # rows that still have sequences
+    logits: mx.array  # [B, V] float32 next-token logits
+    cache: list[Any]  # one batch cache per layer; empty where every sequence ends here
 
 
 class _Underway:
-    """A block that is being prefilled."""
+    """A block whose prefill has started."""
 
     def __init__(self, waiting: Sequences, prefill: Prefill) -> None:
         self.waiting = waiting
@@ -42,20 +42,20 @@ class _Underway:
 
 
 class PrefillQueue:
-    """Sequences that wait for the next token of their row, in the order in which rows came.
+    """Sequences that wait for the next token of their row, in the order in which rows arrived.
 
-    Sequences that draw for the last time need no cache: their rows are computed and dropped,
-    unless that takes longer than decoding may wait. All others start only while there is room for
-    them among the decoding rows and their bytes. Only rows that are being computed have bytes set
-    aside, never one that waits, so the eldest can always start once the others have ended. A block
-    that new weights interrupt is begun again smaller, and with twice as many tokens at once, so
-    that it is done in the end however often weights are loaded.
+    Sequences that sample their last token need no cache: their rows are computed and dropped,
+    unless a row is longer than one chunk, so that decoding would wait too long. All other rows
+    start only while the decoding batch and the memory budget have room. Only rows that are being
+    computed reserve bytes, never a waiting one, so the oldest row can always start once the others
+    have ended. A block that a change of weights interrupts starts again as a smaller block with
+    chunks of twice as many tokens, so it finishes however often weights are loaded.
 
     Attributes:
-        rows_computed: rows that went through the model.
-        tokens_asked: prompt tokens of the sequences that started.
-        tokens_computed: of these, how many went through the model, each row's once.
-        tokens_reused: of the rows', how many came from the prefix cache.
+        rows_computed: number of rows computed by the model.
+        tokens_asked: number of prompt tokens of the sequences that started.
+        tokens_computed: number of these tokens that the model computed, each row counted once.
+        tokens_reused: number of the rows' tokens that came from the prefix cache.
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class PrefillQueue:
         chunk_tokens: int,
         prompt_step: int,
     ) -> None:
-        """Wait for nothing yet.
+        """Make an empty queue.
 
         Args:
             forward: the model.
-            slots: the adapters in it.
-            prefixes: where beginnings of prompts may be found.
-            budget: of keys and values.
-            block_tokens: padded tokens of a block.
-            chunk_tokens: longest row that is computed at once.
-            prompt_step: prompts are processed in pieces of a multiple of so many tokens.
+            slots: the adapters of the model.
+            prefixes: cache of keys and values of prompt prefixes.
+            budget: memory budget of keys and values.
+            block_tokens: maximum number of padded tokens in a block.
+            chunk_tokens: maximum length of a row that is computed in one forward pass.
+            prompt_step: prompts are processed in chunks of a multiple of this many tokens.
         """
         self._forward = forward
         self._slots = slots
@@ -90,7 +90,7 @@ class PrefillQueue:
         self._last: Sequences = {}
         self._longer: Sequences = {}
         self._underway: _Underway | None = None
-        self._interrupted = 0  # blocks in a row
+        self._interrupted = 0  # number of consecutive interrupted blocks
         self.rows_computed = 0
         self.tokens_asked = self.tokens_computed = self.tokens_reused = 0
 
@@ -106,7 +106,7 @@ class PrefillQueue:
         return bool(self._last or self._longer or self._underway)
 
     def add(self, sequence: SequenceState) -> None:
-        """Wait under one's tokens; what was set aside for a row that forked is free."""
+        """Queue a sequence under its tokens, and release the bytes that it has reserved."""
         self._budget.give_back(sequence)
         key = (sequence.live, sequence.request.prompt_ids + sequence.tokens)
         at_once = sequence.last_draw and len(key[1]) <= self._chunk_tokens
@@ -114,7 +114,7 @@ class PrefillQueue:
         held.setdefault(key, []).append(sequence)
 
     def remove(self, gone: Collection[SequenceState]) -> None:
-        """Take sequences out; a row for which nobody waits is not started."""
+        """Remove sequences; a row without sequences is not started."""
         for held in self._all():
             for key, sequences in list(held.items()):
                 sequences[:] = [sequence for sequence in sequences if sequence not in gone]
@@ -122,11 +122,11 @@ class PrefillQueue:
                     del held[key]
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Remove all sequences."""
         self._last, self._longer, self._underway = {}, {}, None
 
     def interrupt(self, live: LiveAdapter) -> None:
-        """The weights have changed: a block that they began is begun again, before all others."""
+        """Put the block in progress back at the head of the queue if its weights have changed."""
         block = self._underway
         if block is None or all(each is not live for each, _ in block.waiting):
             return
@@ -134,14 +134,14 @@ class PrefillQueue:
         self._interrupted += 1
         later, self._longer = self._longer, {}
         for key, sequences in (*block.waiting.items(), *later.items()):
-            if sequences:  # others may have come under the tokens of the block
+            if sequences:  # other sequences with the same tokens may have been queued since
                 self._longer.setdefault(key, []).extend(sequences)
         for sequences in block.waiting.values():
             for sequence in sequences:
                 self._budget.give_back(sequence)
 
     def known(self, sampler: Sampler) -> list[Row]:
-        """Rows of which the sampler remembers the distribution; they wait no longer."""
+        """Remove and return the rows whose distribution the sampler has cached."""
         known = [
             (key, sequences)
             for key, sequences in self._last.items()
@@ -155,12 +155,12 @@ class PrefillQueue:
         return [((live.epoch, tokens), sequences, -1) for (live, tokens), sequences in known]
 
     def last_draws(self, max_tokens: int) -> Block | None:
-        """Compute a block of rows whose sequences draw for the last time; None where none waits.
+        """Compute a block of rows whose sequences sample their last token; None where none waits.
 
-        The row that came first is in it, with others of about its length.
+        The block holds the oldest row and others of about its length.
 
         Args:
-            max_tokens: padded tokens of the forward pass.
+            max_tokens: maximum number of padded tokens of the forward pass.
         """
         if not self._last:
             return None
@@ -174,11 +174,11 @@ class PrefillQueue:
         return Block(rows=_rows(waiting), logits=logits, cache=[])
 
     def prefilled(self, room: int, max_tokens: int) -> Block | None:
-        """Go on with the block underway, or start one; the block where it is done.
+        """Compute one chunk of the block in progress, or of a new one; None until it is finished.
 
         Args:
-            room: rows that may start.
-            max_tokens: padded tokens of the forward pass.
+            room: number of rows that may start.
+            max_tokens: maximum number of padded tokens of the forward pass.
         """
         max_tokens <<= min(self._interrupted, 10)
         if self._underway is None:
@@ -195,10 +195,10 @@ class PrefillQueue:
         return Block(rows=_rows(block.waiting), logits=logits, cache=block.prefill.cache)
 
     def _next_block(self, room: int, max_tokens: int) -> _Underway | None:
-        """The row that came first, with others of about its length.
+        """Start a block of the oldest row and others of about its length.
 
-        Where pieces cannot be short, or a block was interrupted, only so many rows that the first
-        pieces fit a forward pass.
+        Where chunks have a minimum size, or a block was interrupted, the block is limited to
+        ``max_tokens``, so that its first chunk fits one forward pass.
         """
         admitted = self._admitted(room)
         if not admitted:
@@ -226,7 +226,7 @@ class PrefillQueue:
         return _Underway(waiting, prefill)
 
     def _admitted(self, room: int) -> list[Key]:
-        """The rows that may start, oldest first: as many as fit, none before its elders."""
+        """The rows that may start, oldest first; none starts before an older one that waits."""
         keys: list[Key] = []
         for key, sequences in self._longer.items():
             if len(keys) >= room or not self._budget.take(sequences[0]):
@@ -235,7 +235,7 @@ class PrefillQueue:
         return keys
 
     def _put_off(self, admitted: Sequence[Key], keys: Sequence[Key]) -> None:
-        """Free what was set aside for rows that are not in the block after all."""
+        """Release the bytes reserved for admitted rows that are not in the block."""
         started = set(map(id, keys))
         for key in admitted:
             if id(key) not in started:
@@ -262,7 +262,7 @@ def _length(key: Key) -> int:
 
 
 def _rows(waiting: Sequences) -> list[Row]:
-    """The rows as the sampler wants them; those nobody waits for any more are left out."""
+    """The rows in the sampler's format, without those that have no sequences."""
     return [
         ((live.epoch, tokens), sequences, index)
         for index, ((live, tokens), sequences) in enumerate(waiting.items())

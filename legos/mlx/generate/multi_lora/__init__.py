@@ -1,1 +1,1 @@
-"""Several LoRA adapters in one batch, each row with its own."""
+"""Multi-LoRA batches: each row of a batch uses its own adapter."""

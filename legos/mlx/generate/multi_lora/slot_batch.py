@@ -1,4 +1,4 @@
-"""Which adapter each row of a batch speaks through, as every adapted module of a tree reads it.
+"""The adapter slot of each row of a batch, as the adapted modules of a tree read it.
 
 B rows of a batch, M experts of each token.
 """
@@ -23,8 +23,8 @@ class SlotBatch:
 
     Attributes:
         slots: [B] slot of each row.
-        uniform: the slot that all rows use, or None.
-        stacked: the slots whose pairs are multiplied where rows use several, sorted.
+        uniform: the slot that all rows use; None where they use several.
+        stacked: the slots whose LoRA pairs are multiplied where rows use several, sorted.
     """
 
     def __init__(self, slots: tuple[int, ...], stacked: tuple[int, ...]) -> None:
@@ -37,15 +37,15 @@ class SlotBatch:
     def mask(self, layout: Layout, lead: tuple[int, ...], name: str) -> mx.array:
         """[B, 1 .., sum of ranks] float32: a row's scale in its slot's columns, zero elsewhere.
 
-        It multiplies a product [*lead, sum of ranks].
+        The mask multiplies a product [*lead, sum of ranks].
 
         Args:
-            layout: which pairs stand side by side.
-            lead: leading axes of a module's input.
-            name: of the module.
+            layout: the pairs that are concatenated.
+            lead: leading axes of the module's input.
+            name: name of the module.
 
         Raises:
-            EngineError: the first axis is another one.
+            EngineError: the first axis of the input is not the batch.
         """
         shape = self._shape(lead, name)
         known = self._masks.get((layout, shape))
@@ -57,15 +57,15 @@ class SlotBatch:
         return known
 
     def numbers(self, layout: Layout, lead: tuple[int, ...], name: str) -> mx.array:
-        """[B, 1 ..] which of the pairs each row uses, counted from 1; 0: none.
+        """[B, 1 ..] number of the pair that each row uses, counted from 1; 0: none.
 
         Args:
-            layout: which pairs stand side by side.
-            lead: leading axes of a module's input.
-            name: of the module.
+            layout: the pairs that are concatenated.
+            lead: leading axes of the module's input.
+            name: name of the module.
 
         Raises:
-            EngineError: the first axis is another one.
+            EngineError: the first axis of the input is not the batch.
         """
         shape = self._shape(lead, name)
         known = self._numbers.get((layout, shape))
@@ -76,15 +76,15 @@ class SlotBatch:
         return known
 
     def _rows(self, shape: tuple[int, ...]) -> NDArray[np.int64]:
-        """[first axis of a shape] the slot of each of its rows."""
+        """The slot of each entry along the first axis of a shape."""
         return np.repeat(np.array(self.slots), shape[0] // len(self.slots))
 
     def _shape(self, lead: tuple[int, ...], name: str) -> tuple[int, ...]:
-        """What is broadcast to a module's input: its first axis, which is the batch.
+        """The shape that broadcasts along the first axis of a module's input, which is the batch.
 
-        Of an input [N, in] it may be batch and tokens in one, as some blocks of experts have it.
-        The output head must see the batch itself, because the places where logits are wanted need
-        not be equally many in every row.
+        For an input [N, in] the first axis may be batch and tokens flattened, as in some blocks of
+        experts. The output head must get the batch itself, because rows need not have the same
+        number of logit positions.
         """
         num_rows, tokens = len(self.slots), 1
         if lead[0] != num_rows:
@@ -99,10 +99,10 @@ class SlotBatch:
 
 
 class Current:
-    """What the forward pass in progress uses; every adapted module of a tree reads it.
+    """State of the forward pass in progress, read by every adapted module of a tree.
 
     Attributes:
-        batch: None where all rows use the base model.
+        batch: slots of the rows; None where all rows use the base model.
         indices: [.., M] experts of the tokens that a block of experts is computing, unsorted.
     """
 
@@ -112,7 +112,7 @@ class Current:
 
     @contextmanager
     def using(self, batch: SlotBatch | None) -> Iterator[None]:
-        """Within the block forward passes are of this batch."""
+        """Within the block, forward passes use the slots of this batch."""
         before, self.batch = self.batch, batch
         try:
             yield
@@ -121,7 +121,7 @@ class Current:
 
     @contextmanager
     def routed(self, indices: mx.array) -> Iterator[None]:
-        """Within the block tokens go to these experts."""
+        """Within the block, tokens are routed to these experts."""
         before, self.indices = self.indices, indices
         try:
             yield

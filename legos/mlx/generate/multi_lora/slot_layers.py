@@ -1,12 +1,12 @@
-"""Linear modules that add, row by row, the LoRA pair of the slot which the row uses.
+"""Linear modules that add to each row the LoRA pair of the slot that the row uses.
 
-A module is not wrapped but becomes an instance of a subclass of its own class, so every name, array
-and reference in the tree stays what it was: the base arrays may be shared with other trees.
+A module is not wrapped: its class is replaced by a subclass of its own class. So all names, arrays
+and references in the tree are unchanged, and the base arrays may be shared with other trees.
 
-A batch whose rows use one slot multiplies with this slot's own arrays. Rows of several slots share
-one product with the pairs of all of them side by side, ``((x @ [A_1 .. A_n]) * mask) @ [B_1; ..]``,
-where the mask [B, ranks] holds a slot's scale in its own columns and zero elsewhere. For tokens
-that experts sorted, the mask is sorted with them. DoRA multiplies the sum, but for the bias, by the
+A batch whose rows use one slot multiplies with the arrays of that slot. Rows of several slots share
+one product with the concatenated pairs of all slots, ``((x @ [A_1 .. A_n]) * mask) @ [B_1; ..]``,
+where the mask [B, ranks] holds a slot's scale in its own columns and zero elsewhere. Where tokens
+are sorted by expert, the mask is sorted with them. DoRA multiplies the sum without the bias by the
 gain of each row's slot.
 
 B rows of a batch, E experts, M experts of each token.
@@ -24,7 +24,7 @@ from mlx_lm.models.switch_layers import (
     SwitchGLU,
     SwitchLinear,
     SwitchMLP,
-    _gather_sort,  # the order in which experts get their tokens is decided there
+    _gather_sort,  # decides the order in which experts get their tokens
 )
 
 from legos.errors import EngineError
@@ -46,33 +46,33 @@ EXPERTS = (SwitchGLU, SwitchMLP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One slot's arrays in one module, laid out as mlx-lm has them."""
+    """The LoRA arrays of one slot in one module, in mlx-lm's layout."""
 
     a: mx.array  # [in, rank], or [E, rank, in]
     b: mx.array  # [rank, out], or [E, out, rank]
     scale: float
     rank: int
-    gain: mx.array | None = None  # [out] of DoRA: multiplies the output but for the bias
+    gain: mx.array | None = None  # [out] DoRA's factor of the output without the bias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """The pairs of several slots side by side in one module."""
+    """The concatenated pairs of several slots in one module."""
 
-    slots: tuple[int, ...]  # that were asked for
+    slots: tuple[int, ...]  # requested slots; a slot without a pair here is not in ``layout``
     layout: Layout
     a: mx.array
     b: mx.array
-    gains: mx.array | None  # [1 + pairs, out] ones, then each pair's; None where no pair has any
+    gains: mx.array | None  # [1 + pairs, out] ones, then each pair's gain; None without DoRA
 
 
 class Site:
-    """One module and the pairs that slots have there.
+    """One adapted module and the LoRA pairs of all slots in it.
 
     Attributes:
-        name: of the module in its tree.
+        name: name of the module in its tree.
         module: the module.
-        pairs: slot -> pair; replaced as a whole, never changed.
+        pairs: slot -> pair; replaced as a whole, never changed in place.
     """
 
     def __init__(self, name: str, module: nn.Module, current: Current) -> None:
@@ -83,7 +83,7 @@ class Site:
         self._stack: Stack | None = None
 
     def put(self, slot: int, pair: Pair | None) -> None:
-        """Give a slot this pair, or none."""
+        """Set the pair of a slot; None removes it."""
         pairs = {other: kept for other, kept in self.pairs.items() if other != slot}
         if pair is not None:
             pairs[slot] = pair
@@ -94,11 +94,11 @@ class Site:
         """The output of a linear module for ``x``, with LoRA.
 
         Args:
-            plain: the module without LoRA.
+            plain: computes the module without LoRA.
             x: [B, .., in]
 
-        Source: mlx-lm's ``LoRALinear`` and our ``DoraLinear``, whose arithmetic a uniform batch
-        repeats.
+        Source: mlx-lm's ``LoRALinear`` and our ``DoraLinear``; a uniform batch computes the same
+        operations.
         """
         batch = self._current.batch
         if batch is None:
@@ -126,7 +126,7 @@ class Site:
         delta: mx.array,
         gain: mx.array | None,
     ) -> mx.array:
-        """Output and what LoRA adds to it, times a gain where there is one."""
+        """The module's output plus ``delta``, times DoRA's gain where there is one."""
         if gain is None:
             return plain(x) + delta.astype(x.dtype)
         return with_gain(self.module, x, delta, gain)
@@ -134,7 +134,7 @@ class Site:
     def switch(self, y: mx.array, x: mx.array, indices: mx.array, sorted_indices: bool) -> mx.array:
         """Add LoRA to ``y``, the output of the experts ``indices`` for ``x``.
 
-        Source: mlx-lm's ``LoRASwitchLinear``, whose arithmetic a uniform batch repeats.
+        Source: mlx-lm's ``LoRASwitchLinear``; a uniform batch computes the same operations.
         """
         batch = self._current.batch
         if batch is None:
@@ -157,7 +157,7 @@ class Site:
         return y + chosen(chosen(x, stack.a) * mask, stack.b).astype(x.dtype)
 
     def _expert_mask(self, batch: SlotBatch, layout: Layout, indices: mx.array) -> mx.array:
-        """[.., 1 or M, 1, ranks] the mask of every token and expert, in the experts' order."""
+        """[.., 1 or M, 1, ranks] mask of every token and expert, in the order of the experts."""
         unsorted = self._current.indices
         if unsorted is None:
             raise EngineError(f"{self.name} was called outside its block of experts")
@@ -168,7 +168,7 @@ class Site:
         return _gather_sort(mx.broadcast_to(mask, (*lead, *mask.shape[-3:])), unsorted)[0]
 
     def _stacked(self, batch: SlotBatch) -> Stack | None:
-        """The pairs of the batch's slots side by side; kept until a pair or the slots change."""
+        """The concatenated pairs of the batch's slots, cached until a pair or the slots change."""
         stack = self._stack
         if stack is None or stack.slots != batch.stacked:
             found = [(slot, self.pairs[slot]) for slot in batch.stacked if slot in self.pairs]
@@ -186,14 +186,14 @@ class Site:
 
 
 def become_slotted(site: Site) -> None:
-    """Make a linear module, or linear experts, compute through its site from here on."""
+    """Make a linear module, or linear experts, add the LoRA pairs of its site."""
     module = site.module
     kind = (_switch_class if isinstance(module, SWITCH) else _linear_class)(type(module))
     _become(module, kind, legos_site=site)
 
 
 def become_experts(block: nn.Module, current: Current) -> None:
-    """Make a block of experts say which row each token belongs to; a second time: nothing."""
+    """Make a block of experts record the experts of its tokens; safe to call twice."""
     if not hasattr(block, "legos_current"):
         _become(block, _experts_class(type(block)), legos_current=current)
 
@@ -209,7 +209,7 @@ def _join(arrays: list[mx.array], *, axis: int) -> mx.array:
 
 
 def _gains(gains: Sequence[mx.array | None]) -> mx.array | None:
-    """[1 + pairs, out] ones, and the gain of each pair; None where no pair has any."""
+    """[1 + pairs, out] ones, then the gain of each pair; None where no pair has a gain."""
     known = [gain for gain in gains if gain is not None]
     if not known:
         return None
@@ -222,7 +222,7 @@ def _linear_class(kind: type[nn.Module]) -> type[nn.Module]:
     base = cast(Any, kind)
 
     class SlotLinear(base):
-        """A linear module whose rows have adapters of their own."""
+        """A linear module in which each row uses its own adapter."""
 
         legos_site: Site
 
@@ -237,7 +237,7 @@ def _switch_class(kind: type[nn.Module]) -> type[nn.Module]:
     base = cast(Any, kind)
 
     class SlotSwitchLinear(base):
-        """Linear experts whose tokens have adapters of their own."""
+        """Linear experts in which each token uses the adapter of its row."""
 
         legos_site: Site
 
@@ -255,7 +255,7 @@ def _experts_class(kind: type[nn.Module]) -> type[nn.Module]:
     base = cast(Any, kind)
 
     class SlotExperts(base):
-        """A block of experts that remembers which row a token belongs to."""
+        """A block of experts that records the experts of its tokens before they are sorted."""
 
         legos_current: Current
 

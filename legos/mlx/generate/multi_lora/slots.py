@@ -1,4 +1,4 @@
-"""Several LoRA adapters in one module tree, each row of a batch with its own."""
+"""Several LoRA adapters in one module tree; each row of a batch uses its own adapter."""
 
 import difflib
 import math
@@ -34,42 +34,42 @@ LINEAR = (nn.Linear, nn.QuantizedLinear)
 class AdapterSlots:
     """Per-row LoRA on one module tree; slot 0 is the base model.
 
-    The tree's names and base arrays stay as they are. Arrays of an adapter that are already on the
-    device are used, not copied. All methods are for the thread that owns the tree.
+    The tree's names and base arrays are unchanged. Arrays of an adapter that are already on the
+    device are used without a copy. Only the thread that owns the tree may call the methods.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Look at a tree; nothing in it changes until an adapter is loaded.
+        """Take over a tree; nothing in it changes until an adapter is loaded.
 
         Raises:
-            AdapterError: the tree has LoRA already, or slots of another owner.
+            AdapterError: the tree already has LoRA or adapter slots.
         """
         self._modules: dict[str, nn.Module] = dict(model.named_modules())
         for name, module in self._modules.items():
             if "lora_a" in module or hasattr(module, "legos_site"):
                 raise AdapterError(f"{name} has LoRA already; give a tree as it was loaded")
         self._sites: dict[str, Site] = {}
-        self._squared: dict[str, mx.array] = {}  # of the lengths of rows, where DoRA asked for them
+        self._squared: dict[str, mx.array] = {}  # module -> squared row norms, cached for DoRA
         self._slots: dict[int, frozenset[str]] = {BASE: frozenset()}
         self._next = BASE + 1
         self._current = Current()
         self._batch: SlotBatch | None = (
-            None  # the last one, so that the next step need not plan again
+            None  # the last batch, reused while the slots of the rows are the same
         )
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """The slots there are, the base first."""
+        """All slots, the base model's first."""
         return tuple(self._slots)
 
     def load(self, adapter: Adapter) -> int:
         """Put an adapter into a new slot.
 
         Returns:
-            Its number, which no other slot has had.
+            The number of the slot, which is never used again for another one.
 
         Raises:
-            AdapterError: naming the first tensor that does not fit; nothing has changed then.
+            AdapterError: a tensor does not fit (the message names the first); nothing is changed.
         """
         pairs = self._checked(adapter)
         slot = self._next
@@ -78,16 +78,16 @@ class AdapterSlots:
         return slot
 
     def replace(self, slot: int, adapter: Adapter) -> None:
-        """Put other weights, also of another rank or for other modules, into a slot.
+        """Replace the weights of a slot; rank and adapted modules may change.
 
         Raises:
-            AdapterError: no such slot, or a tensor does not fit; nothing has changed then.
+            AdapterError: no such slot, or a tensor does not fit; nothing is changed.
         """
         self._check_adapted(slot)
         self._put(slot, self._checked(adapter))
 
     def copy(self, slot: int) -> int:
-        """Put what a slot holds into a new one as well; its arrays are shared.
+        """Copy a slot to a new one; both share the arrays.
 
         Returns:
             The new slot's number.
@@ -102,7 +102,7 @@ class AdapterSlots:
         return copied
 
     def free(self, slot: int) -> None:
-        """Forget a slot and its arrays.
+        """Remove a slot and release its arrays.
 
         Raises:
             AdapterError: no such slot.
@@ -112,11 +112,11 @@ class AdapterSlots:
         del self._slots[slot]
 
     def rows(self, slots: Sequence[int]) -> AbstractContextManager[None]:
-        """Within it, row i of every batch [B, ...] uses the adapter in ``slots[i]``.
+        """Within the context, row i of every batch [B, ...] uses the adapter in ``slots[i]``.
 
         Contexts nest; outside of all, every row uses the base model. Where the output head is
-        called on places [P, hidden] instead of rows, give it a context with the slots of the
-        places, unless all are one.
+        called on logit positions [P, hidden] instead of rows, call it in a context with the slots
+        of the positions, unless all slots are equal.
 
         Args:
             slots: [B] the slot of each row.
@@ -135,7 +135,7 @@ class AdapterSlots:
         return self._current.using(self._batch)
 
     def _stacked(self, distinct: frozenset[int]) -> tuple[int, ...]:
-        """Slots to multiply: those before, if not many more, so that stacks need not be rebuilt."""
+        """Slots to stack; those of the last batch are kept if few, to avoid rebuilding stacks."""
         before = frozenset(self._batch.stacked if self._batch else ()) & self._slots.keys()
         union = before | distinct
         return tuple(sorted(union if len(union) <= 2 * len(distinct) else distinct))
@@ -147,7 +147,7 @@ class AdapterSlots:
             raise AdapterError(f"no adapter in slot {slot}; there are {list(self._slots)}")
 
     def _put(self, slot: int, pairs: Mapping[str, Pair]) -> None:
-        """Give a slot exactly these pairs; the caller has checked them."""
+        """Set all pairs of a slot; the caller has checked that they fit."""
         for name in self._slots.get(slot, frozenset()) - pairs.keys():
             self._sites[name].put(slot, None)
         for name, pair in pairs.items():
@@ -165,9 +165,9 @@ class AdapterSlots:
         return site
 
     def _checked(self, adapter: Adapter) -> dict[str, Pair]:
-        """Module name -> pair, all of which fit; nothing in the tree is touched.
+        """Check an adapter; module name -> pair. The tree is not changed.
 
-        Pairs that change nothing, as all do before the first step, are left out.
+        Pairs that have no effect, such as all pairs before the first step, are left out.
         """
         title, shape = f"adapter {adapter.name!r} v{adapter.version}", adapter.shape
         if not adapter.arrays or not math.isfinite(shape.scale):
@@ -196,7 +196,7 @@ class AdapterSlots:
         }
 
     def _gains(self, found: Mapping[str, Sequence[mx.array]], scale: float) -> dict[str, mx.array]:
-        """Module name -> [out] what DoRA multiplies by, computed once for every load."""
+        """Module name -> [out] DoRA's gain, computed once for each load."""
         gains: dict[str, mx.array] = {}
         for name, (a, b, m) in found.items():
             module = self._modules[name]
@@ -209,7 +209,7 @@ class AdapterSlots:
         return gains
 
     def _module_name(self, key: str, parts: Sequence[str], title: str) -> str:
-        """The module that a tensor adapts."""
+        """The name of the module that a tensor adapts."""
         name, _, part = key.rpartition(".")
         if part not in parts:
             told = " nor ".join(f"<module>.{part}" for part in parts)
@@ -249,7 +249,7 @@ class AdapterSlots:
         rank: int,
         title: str,
     ) -> list[mx.array]:
-        """The arrays of a module, their shapes and kinds checked."""
+        """The arrays of a module, after a check of their shapes and types."""
         found: list[mx.array] = []
         for part, want in zip(parts, _shapes(self._modules[name], rank), strict=False):
             key = f"{name}.{part}"
@@ -271,14 +271,14 @@ def _parent(name: str) -> str:
 
 
 def _on_device(array: Any) -> mx.array:
-    """The array itself where it is on the device, else a copy there."""
+    """The array itself where it is already on the device, else a copy there."""
     return array if isinstance(array, mx.array) else mx.array(np.asarray(array))
 
 
 def _on_host(array: mx.array) -> Any:
-    """An evaluated array for NumPy: looked at in place where memory is shared, else a copy.
+    """An evaluated array as a NumPy array, without a copy where memory is shared.
 
-    A look on the host takes a twentieth of the device's time for many small arrays.
+    For many small arrays, reading on the host takes a twentieth of the time of the device.
     """
     return np.asarray(array.astype(mx.float32) if array.dtype == mx.bfloat16 else array)
 
