@@ -1,1 +1,1 @@
-"""The HTTP server: OpenAI's interface over any client of the kit."""
+"""The HTTP server: an OpenAI-compatible API over any client of the kit."""

@@ -1,4 +1,4 @@
-"""The FastAPI application: OpenAI's interface, adapters that change while it runs, its limits."""
+"""The FastAPI application: an OpenAI-compatible API, and adapters that are replaced at runtime."""
 
 import logging
 
@@ -51,14 +51,14 @@ def make_app(
     """Make the application.
 
     Args:
-        source: answers the requests; an ``EngineClient``.
-        engine: what the source asks; holds the adapters.
-        tokenizer: the model's.
-        model: what the base model is called.
-        context: longest prompt plus completion, tokens.
-        tools: how the model writes tool calls.
-        lora_scale: LoRA's multiplier where a loaded adapter says none.
-        options: what is let in; None lets everybody in, within the default sizes.
+        source: client that answers the requests, such as an ``EngineClient``.
+        engine: engine that the source sends requests to; holds the adapters.
+        tokenizer: tokenizer of the model.
+        model: name of the base model.
+        context: maximum length of prompt plus completion, in tokens.
+        tools: format in which the model writes tool calls.
+        lora_scale: LoRA's multiplier for a loaded adapter that does not state one.
+        options: limits and access rules; None needs no key and uses the default limits.
     """
     options = options or ServerOptions()
     service = Service(
@@ -67,7 +67,7 @@ def make_app(
     app = FastAPI(
         title="legos",
         description=_SUMMARY,
-        docs_url=None,  # these two fetch their scripts from elsewhere
+        docs_url=None,  # FastAPI's two pages load their scripts from the internet
         redoc_url=None,
         responses={status: {"model": ProblemAnswer} for status in _PROBLEMS},
     )
@@ -96,10 +96,10 @@ def make_app(
 
 
 def service_of(app: FastAPI) -> Service:
-    """The state behind an application of ``make_app``."""
+    """The state of an application of ``make_app``."""
     return app.state.service
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    """An error of our own; the log has it, the client does not."""
+    """Answer 500 to an unexpected error; its details go to the log, not to the client."""
     return await handle(request, error)

@@ -1,8 +1,8 @@
-"""Connections with bounds: how long and how large a request's head is, and how many are open.
+"""Limits on connections: their number, and the size and duration of a request's head.
 
-uvicorn waits for a head without end, keeps one of any size, queues every pipelined request, and
-hangs up on a client that has closed its own side. All of that is open to clients without a key, so
-it is bounded here, before a request exists.
+uvicorn waits for a head without a timeout, accepts a head of any size, queues every pipelined
+request, and disconnects a client that closed its sending side. Clients without an API key can use
+all of this, so the limits apply here, before a request is parsed.
 """
 
 import asyncio
@@ -18,20 +18,20 @@ from legos.server.problems import Problem
 
 __all__ = ["BoundedProtocol", "Connections"]
 
-MOST_PIPELINED = 16  # requests that one connection may send ahead of their answers
-MOST_DISCARDED = 1 << 20  # bytes that a refused client may go on sending
-LINGER_S = 2.0  # for a refused client to read why
+MOST_PIPELINED = 16  # requests that one connection may send before they are answered
+MOST_DISCARDED = 1 << 20  # bytes that a rejected client may still send
+LINGER_S = 2.0  # seconds that a rejected client has to read the error
 FIRST_PROBE_S, LAST_PROBE_S = 0.05, 5.0
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Connections:
-    """The open connections of one server, and those of them that may be closed for others.
+    """The connections of one server that may be closed to make room for new ones.
 
     Attributes:
-        options: the bounds.
-        refuse: called with the name of the bound that closed a connection.
-        fresh: connections without a first request, oldest first.
+        options: the limits.
+        refuse: called with the name of the limit when a connection is closed.
+        fresh: connections that have not sent a request yet, oldest first.
         idle: connections between two requests, oldest first.
     """
 
@@ -42,7 +42,7 @@ class Connections:
         self.idle: dict[BoundedProtocol, None] = {}
 
     def make_room(self, num_open: int) -> bool:
-        """Where there are too many, close one that asks for nothing; False: there is none."""
+        """Close a connection without a request if too many are open; False if there is none."""
         if num_open <= self.options.max_connections:
             return True
         oldest = next(iter(self.fresh or self.idle), None)
@@ -54,17 +54,17 @@ class Connections:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection; uvicorn makes it with the arguments of its own protocols."""
+    """One connection; uvicorn creates it with the arguments of its own protocols."""
 
     def __init__(self, shared: Connections, **given: Any) -> None:
         super().__init__(**given)
         self._shared = shared
-        self._timer: asyncio.TimerHandle | None = None  # until the head has come, or the next probe
+        self._timer: asyncio.TimerHandle | None = None  # for the head, the next probe, or a close
         self._unparsed = 0  # bytes since the parser last finished a head or a piece of a body
         self._refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as uvicorn's
-        """Take the connection, or answer 503 where all others are in use."""
+        """Accept the connection, or answer 503 if all others are in use."""
         super().connection_made(transport)
         if self._shared.make_room(len(self.connections)):
             self._shared.fresh[self] = None
@@ -79,7 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, unless a head or a trailer becomes too large."""
+        """Parse received data; reject a head or a trailer that becomes too large."""
         self._unparsed += len(data)
         if self._refused:
             if self._unparsed > MOST_DISCARDED:
@@ -93,11 +93,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._wait_for_head()
 
     def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride] - asyncio's
-        """The client sends no more; one that waits for its answer still gets it.
+        """Handle a client that closed its sending side; it still gets a pending answer.
 
-        A client that closed its side alone, and one that has gone, look the same. An interim
-        response tells them apart: the first one skips it, the system of the second one resets the
-        connection. After the answer has begun it is a client that has gone.
+        A client that only closed its sending side and a client that disconnected look the same.
+        An interim response distinguishes them: the first client ignores it, the operating system
+        of the second resets the connection. Once the answer has begun, the client is treated as
+        disconnected.
         """
         cycle = self.cycle
         waits = self._in_request() and not (cycle.more_body or cycle.response_started)
@@ -108,24 +109,24 @@ class BoundedProtocol(HttpToolsProtocol):
         return True
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Reject a request if too many are pipelined."""
         if len(self.pipeline) >= MOST_PIPELINED:
             raise HttpParserError("too many pipelined requests")
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """A request's head has come."""
+        """Stop the timer for the head, which is complete."""
         self._unparsed = 0
         self._stop_waiting()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A piece of a body has come."""
+        """Reset the count of unparsed bytes after a piece of a body."""
         self._unparsed = 0
         super().on_body(body)
 
     def on_response_complete(self) -> None:
-        """An answer is written; the next head may come, and the client has to read."""
+        """Mark the connection as idle, or limit the time to read the last answer."""
         super().on_response_complete()
         if self.transport.is_closing():
             self._set_timer(self.timeout_keep_alive, self.abort)
@@ -133,11 +134,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._shared.idle[self] = None
 
     def timeout_keep_alive_handler(self) -> None:
-        """No request came for a while."""
+        """Close a connection that sent no request within the keep-alive time."""
         self.abort()
 
     def abort(self) -> None:
-        """Close at once, whether or not the client has read what was sent."""
+        """Close immediately, even if the client has not read all data."""
         self.transport.abort()
 
     def _in_request(self) -> bool:
@@ -163,11 +164,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse("head", 408, f"the head of the request took longer than {seconds:g} s")
 
     def _refuse(self, bound: str, status: int, message: str) -> None:
-        """Say why, and close once the client has read it."""
+        """Answer with an error, and close once the client had time to read it."""
         self._shared.refuse(bound)
         self._stop_waiting()
         self._refused = True
-        if self._in_request():  # whose answer may have begun
+        if self._in_request():  # an answer may have begun, and an error would corrupt it
             self.abort()
             return
         body = Problem(status, message).body()
@@ -180,9 +181,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._set_timer(LINGER_S, self.abort)
 
     def _probe(self, pause_s: float) -> None:
-        """Write an interim response now, and later until the answer begins."""
+        """Write an interim response now, and again at intervals until the answer begins."""
         if self.cycle.response_started or self.transport.is_closing():
             return
-        if not self.pipeline:  # else the answer to an earlier request is being written
+        if not self.pipeline:  # otherwise the answer to an earlier request is being written
             self.transport.write(_PROBE)
         self._set_timer(pause_s, self._probe, min(2 * pause_s, LAST_PROBE_S))

@@ -1,4 +1,4 @@
-"""An application on a port: started and stopped inside of a running event loop."""
+"""Serve an application on a port, started and stopped within a running event loop."""
 
 import asyncio
 import contextlib
@@ -25,24 +25,24 @@ logger = logging.getLogger(__name__)
 
 BACKLOG = 2048  # connections that may wait to be accepted
 ACCEPTED_AT_ONCE = 64
-DESCRIPTORS = 10_240  # that the process may open; the most that macOS grants
-SPARED = 256  # descriptors that are no connections
-QUIET_S = 60.0  # between two lines of the log about descriptors
-LAST_WORDS_S = 2  # for answers on their way when everything else has ended
+DESCRIPTORS = 10_240  # file descriptors that the process may open; the maximum on macOS
+SPARED = 256  # descriptors reserved for other uses than connections
+QUIET_S = 60.0  # seconds between two log lines about missing descriptors
+LAST_WORDS_S = 2  # seconds to finish writing responses after draining
 
 
 @asynccontextmanager
 async def serve_app(
     app: FastAPI, listener: socket.socket, *, drain_s: float = 30.0
 ) -> AsyncGenerator[str]:
-    """Within the block, an application of ``make_app`` answers at an address.
+    """Serve an application of ``make_app`` within the block.
 
-    At the end of the block, new requests are answered with 503 while those that run may end.
+    At the end of the block, new requests are answered with 503 while running requests finish.
 
     Args:
         app: the application.
         listener: what ``bind`` returned; closed at the end.
-        drain_s: how long running requests may take to end, seconds.
+        drain_s: time that running requests have to finish, seconds.
 
     Yields:
         The server's address, such as ``http://127.0.0.1:8000``.
@@ -59,7 +59,7 @@ async def serve_app(
         lifespan="off",
         ws="none",
         log_config=None,
-        log_level="error",  # anybody can cause its warnings
+        log_level="error",  # any client can cause its warnings
         access_log=False,
         server_header=False,
         backlog=ACCEPTED_AT_ONCE,
@@ -81,7 +81,7 @@ async def serve_app(
 
 
 class _Server(uvicorn.Server):
-    """Says when it listens, and leaves the process's signals alone."""
+    """A uvicorn server that reports when it listens and installs no signal handlers."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -89,21 +89,21 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Nothing: stopping is up to whoever started it."""
+        """Install no signal handlers; the caller decides when the server stops."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen."""
+        """Start to listen, then set ``ready``."""
         await super().startup(sockets=sockets)
-        for listener in sockets or ():  # asyncio has one number for both: how many it accepts at
-            listener.listen(BACKLOG)  # once, and how many may wait for that
+        for listener in sockets or ():  # asyncio uses one number for the backlog and for how many
+            listener.listen(BACKLOG)  # connections it accepts at once; the backlog is larger here
         self.ready.set()
 
 
 def connections_allowed(asked: int) -> int:
-    """How many connections the process can hold, at most those asked for.
+    """Number of connections that the process can hold, at most ``asked``.
 
-    Raises its limit on open files as far as it may.
+    Raises the process's limit on open files first, up to its hard limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
@@ -123,9 +123,9 @@ def connections_allowed(asked: int) -> int:
 
 @contextlib.contextmanager
 def _rarely_logged_accepts() -> Generator[None]:
-    """Within the block, the loop logs once a minute that there are no descriptors.
+    """Within the block, the loop logs missing file descriptors only once a minute.
 
-    asyncio logs it with a stack for each connection that waits, every second.
+    By default, asyncio logs a stack trace every second for each waiting connection.
     """
     loop = asyncio.get_running_loop()
     before = loop.get_exception_handler()
@@ -150,18 +150,18 @@ def _rarely_logged_accepts() -> Generator[None]:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket at an address, which does not listen yet.
+    """Bind a socket to an address; it does not listen yet.
 
     Args:
         host: address to listen on.
-        port: 0 picks a free one.
+        port: port to listen on; 0 picks a free one.
 
     Raises:
         ConfigError: the address cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Only sockets that say TCP get TCP_NODELAY from asyncio, and accepted ones say what this one
-    # says; without it a small answer waits 40 ms for the client's delayed acknowledgement.
+    # asyncio sets TCP_NODELAY only on sockets whose protocol is TCP, which accepted sockets inherit
+    # from this one. Without it a small answer waits 40 ms for the client's delayed acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if family == socket.AF_INET6:

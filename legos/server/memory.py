@@ -1,7 +1,7 @@
-"""Memory that large requests leave behind, given back to the system.
+"""Return memory to the operating system after large requests.
 
-Allocators keep what was freed for later; after a few large bodies on several threads that is
-hundreds of megabytes of the memory that models and other programs need.
+Allocators keep freed memory for reuse; after a few large bodies on several threads they keep
+hundreds of megabytes that models and other programs need.
 """
 
 import asyncio
@@ -10,19 +10,22 @@ import gc
 
 __all__ = ["MemoryRelease"]
 
-LARGE = 1 << 18  # bytes of a body after which there is something to give back
-PAUSE_S = 2.0  # between a large body and the release
+LARGE = 1 << 18  # bytes; only larger bodies cause a release
+PAUSE_S = 2.0  # seconds between a large body and the release
 
 
 class MemoryRelease:
-    """Releases unused memory a while after large requests, however many there were."""
+    """Releases unused memory shortly after large requests, once for several requests."""
 
     def __init__(self) -> None:
         self._due: asyncio.TimerHandle | None = None
-        self._more = False  # large bodies since the release was planned
+        self._more = False  # True if more large bodies arrived since the release was scheduled
 
     def after(self, num_bytes: int) -> None:
-        """A request with a body of so many bytes has ended; called on the event loop."""
+        """Schedule a release if the body of a finished request was large.
+
+        Must be called on the event loop.
+        """
         if num_bytes < LARGE:
             return
         self._more = self._due is not None
@@ -37,9 +40,9 @@ class MemoryRelease:
 
 
 def _release() -> None:
-    """Drop young garbage, bodies in errors among it, and ask the C library for the rest.
+    """Collect young garbage, then have the C library return its free memory to the system.
 
-    That is glibc's or macOS's; others keep what they have.
+    Only glibc and macOS support this; other C libraries keep the memory.
     """
     gc.collect(1)
     library = ctypes.CDLL(None)

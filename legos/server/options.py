@@ -1,4 +1,4 @@
-"""What a server lets in: sizes, times, numbers, keys."""
+"""Access rules and limits of a server: the API key, sizes, times and counts."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,25 +12,25 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """What is let in, and how long it may take."""
+    """Which requests are accepted, and how long they may take."""
 
-    api_key: str | None = None  # asked for as a bearer token; None: everybody may ask
-    allowed_hosts: tuple[str, ...] = ()  # names that a Host header may say; (): any
-    max_running: int = 256  # completions that the engine decodes at once
-    max_queue: int = 1024  # completions that may wait beyond those
+    api_key: str | None = None  # required as a bearer token; None: no key is required
+    allowed_hosts: tuple[str, ...] = ()  # accepted values of the Host header; (): any
+    max_running: int = 256  # completions that the engine decodes at the same time
+    max_queue: int = 1024  # further completions that may wait
     max_body_bytes: int = 4 * 2**20
-    max_adapter_bytes: int = 2**30  # of the body of a load
-    request_timeout_s: float = 600.0  # from a request to its answer, and for its body to come
-    head_timeout_s: float = 10.0  # for the head of a request to come
-    body_pause_s: float = 30.0  # between two pieces of a body
+    max_adapter_bytes: int = 2**30  # maximum size of a body that loads an adapter
+    request_timeout_s: float = 600.0  # seconds to receive a body, and seconds to answer it
+    head_timeout_s: float = 10.0  # seconds to receive the head of a request
+    body_pause_s: float = 30.0  # maximum seconds between two pieces of a body
     max_head_bytes: int = 64 * 2**10
     max_connections: int = 2048
-    max_adapters: int = 64  # live at once
-    adapter_folder: Path | None = None  # adapters may be loaded from here; None: from nowhere
+    max_adapters: int = 64  # adapters that are loaded at the same time
+    adapter_folder: Path | None = None  # folder to load adapters from; None: not allowed
     log_prompts: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse limits that nothing passes.
+        """Reject limits that no request could satisfy.
 
         Raises:
             ConfigError: naming the limit.
@@ -52,11 +52,11 @@ class ServerOptions:
     def for_host(cls, host: str, *, api_key: str | None, **options: object) -> "ServerOptions":
         """The options of a server that listens at an address.
 
-        On loopback a Host header must name it, so that no web page reaches the server under a name
-        of its own.
+        On loopback the Host header must name a loopback address, so that no web page reaches the
+        server under its own host name (DNS rebinding).
 
         Raises:
-            ConfigError: others can reach the address and there is no key.
+            ConfigError: the address is not loopback and there is no key.
         """
         local = host in LOOPBACK
         if not local and api_key is None:

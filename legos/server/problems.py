@@ -1,4 +1,4 @@
-"""What goes wrong, as OpenAI's interface says it: a status, a kind, a message."""
+"""Errors in the format of OpenAI's API: an HTTP status, a type and a message."""
 
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
@@ -31,19 +31,19 @@ KINDS = {
     504: "timeout_error",
 }
 GONE = Response(status_code=499)
-"""What is answered when nobody listens."""
+"""The response after the client disconnected; it is never read."""
 
-_TOLD = 5  # wrong fields that an answer names
-_LONGEST_NAME = 100  # characters of one
-_NO_RETRY = {"x-should-retry": "false"}  # OpenAI's client would ask again, and again in vain
+_TOLD = 5  # maximum number of wrong fields that an error lists
+_LONGEST_NAME = 100  # maximum characters of a field name in an error
+_NO_RETRY = {"x-should-retry": "false"}  # OpenAI's client would retry, and fail again
 
 
 class GoneError(Exception):
-    """The client has gone; nobody reads an answer."""
+    """The client has disconnected, so that no answer can reach it."""
 
 
 class Problem(LegosError):  # noqa: N818 - it is an answer as much as an error
-    """An error with a status."""
+    """An error with an HTTP status, which is answered to the client."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Problem(LegosError):  # noqa: N818 - it is an answer as much as an error
         return msgspec.json.encode({"error": error})
 
     def response(self) -> Response:
-        """The error as an answer."""
+        """The error as an HTTP response."""
         return Response(
             self.body(),
             status_code=self.status,
@@ -81,11 +81,11 @@ class Problem(LegosError):  # noqa: N818 - it is an answer as much as an error
 
 
 def invalid(error: RequestValidationError, known: Collection[str] = ()) -> Problem:
-    """The fields that are wrong; never what was in them.
+    """A 400 error that lists the invalid fields, without their values.
 
     Args:
-        error: what is wrong with a body or a query.
-        known: the fields of the body.
+        error: validation error of a body or a query.
+        known: names of the body's valid fields, for suggestions.
     """
     told: list[str] = []
     param: str | None = None
@@ -106,7 +106,7 @@ def invalid(error: RequestValidationError, known: Collection[str] = ()) -> Probl
 
 
 def problem_of(error: BaseException) -> Problem:
-    """What an error means to whoever asked; errors that nobody expected are not explained."""
+    """The error to answer to the client; unexpected errors are not explained."""
     error = first_error(error)
     told = "" if isinstance(error, RequestValidationError) else str(error)  # whose text has it all
     match error:
@@ -130,7 +130,7 @@ def problem_of(error: BaseException) -> Problem:
 
 
 def first_error(error: BaseException) -> BaseException:
-    """The first error of a group of groups."""
+    """The first error in nested exception groups, or the error itself."""
     while isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
         error = group.exceptions[0]
@@ -138,7 +138,7 @@ def first_error(error: BaseException) -> BaseException:
 
 
 async def handle(request: Request, error: Exception) -> Response:
-    """Answer with an error."""
+    """Turn an exception into an HTTP response."""
     if isinstance(error, HTTPException) and error.status_code in (404, 405):  # the router's own
         told = f"there is no {request.method} {request.url.path} here; /docs lists what there is"
         return Problem(error.status_code, told, headers=error.headers).response()

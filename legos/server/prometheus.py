@@ -1,4 +1,4 @@
-"""The server's numbers, in the form that Prometheus reads."""
+"""The server's metrics in the Prometheus format."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -17,16 +17,17 @@ _SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 
 
 
 class Metrics:
-    """Counts what one application does; each has a registry of its own.
+    """Metrics of one application, in a registry of its own.
 
     Attributes:
-        requests: answered, by route and status.
-        hung_up: requests whose client left before there was an answer, by route.
-        latency_s: from a request's first byte to its answer's last, by route.
-        first_token_s: from a streamed request to its first token.
-        running: completions that were asked for and not answered.
-        swaps: adapters loaded, by name.
-        swap_s: from the whole body to the acknowledgement.
+        requests: number of answered requests, by route and status.
+        hung_up: number of requests whose client disconnected before the answer, by route.
+        latency_s: seconds from the start of a request to the end of its response, by route.
+        first_token_s: seconds from the start of a streamed request to its first token.
+        running: number of completions that were requested and are not finished.
+        refused: number of requests rejected because of a limit, by limit.
+        swaps: number of adapters loaded, by name.
+        swap_s: seconds to load an adapter into the engine.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -68,28 +69,28 @@ class Metrics:
         registry.register(_EngineNumbers(engine))
 
     def count(self, completion: Completion) -> None:
-        """A completion was sampled."""
+        """Count the tokens of a sampled completion."""
         self._prompt_tokens.inc(len(completion.prompt_ids))
         self._tokens.inc(len(completion.token_ids))
 
     def forget(self, adapter: str) -> None:
-        """An adapter was dropped; its series go with it."""
-        with suppress(KeyError):  # it was there from the start
+        """Remove the metrics of an adapter that was dropped."""
+        with suppress(KeyError):  # an adapter loaded at startup has no such metric
             self.swaps.remove(adapter)
 
     def text(self) -> bytes:
-        """All numbers."""
+        """All metrics as text."""
         return generate_latest(self._registry)
 
 
 class _EngineNumbers:
-    """The engine's own counters and its adapters, read when they are asked for."""
+    """The engine's counters and adapter versions, read each time they are collected."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
-        """The numbers."""
+        """Yield the engine's metrics."""
         stats: Mapping[str, float] = {}
         versions: Mapping[str, int] = {}
         up = GaugeMetricFamily("legos_engine_up", "Whether the engine answers.")

@@ -1,4 +1,4 @@
-"""What all endpoints share: the client, who may be asked for, and how many are answered at once."""
+"""The state that all endpoints share: the client, model names, limits and the shutdown."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ from legos.server.prometheus import Metrics
 
 __all__ = ["LONG", "Service", "Source", "encode_texts", "together"]
 
-LONG = 4096  # characters that take a while to be taken apart
+LONG = 4096  # characters; longer texts are tokenized on a thread
 T = TypeVar("T")
 
 
@@ -44,7 +44,7 @@ class Source(Protocol):
         *,
         adapter: str = POLICY,
     ) -> AsyncGenerator[Progress | Completion]:
-        """Sample one completion and tell its tokens as they come, then the whole."""
+        """Sample one completion; yield its tokens as they are sampled, then the completion."""
         ...
 
     async def score(
@@ -53,24 +53,24 @@ class Source(Protocol):
         *,
         adapter: str = POLICY,
     ) -> Sequence[Sequence[float]]:
-        """Log-probability of each choice as the whole answer to its prompt."""
+        """Log-probability of each choice as the complete answer to its prompt, in nats."""
         ...
 
 
 class Service:
-    """The state of one application; all of it belongs to one event loop.
+    """The state of one application, which runs on one event loop.
 
     Attributes:
-        source: answers the requests.
-        engine: what the source asks.
-        tokenizer: the model's.
+        source: client that answers the requests.
+        engine: engine that the source sends requests to.
+        tokenizer: tokenizer of the model.
         model: name of the base model.
-        context: longest prompt plus completion, tokens.
-        tools: how the model writes tool calls.
-        options: what is let in.
-        metrics: what was done.
-        started: when, in seconds since 1970.
-        draining: True once nothing new is let in.
+        context: maximum length of prompt plus completion, in tokens.
+        tools: format in which the model writes tool calls.
+        options: limits and access rules.
+        metrics: counters and histograms for Prometheus.
+        started: start time, in seconds since 1970.
+        draining: True once the server rejects new requests.
     """
 
     def __init__(
@@ -100,15 +100,15 @@ class Service:
         self._idle.set()
 
     def adapter_of(self, model: str | None, adapter: str | None) -> str:
-        """Whose weights shall speak.
+        """The adapter that a request is answered with.
 
         Args:
-            model: the base model's name, "base", an adapter's name, or NAME@VERSION; None is the
-                policy, or the base model where no policy is live.
-            adapter: the same, and stronger.
+            model: the base model's name, "base", an adapter's name, or NAME@VERSION; None selects
+                the policy, or the base model if no policy is loaded.
+            adapter: the same forms; it takes precedence over ``model``.
 
         Raises:
-            Problem: 404, naming what is live.
+            Problem: 404 for an unknown name; the message lists the names that exist.
         """
         versions = self.engine.versions()
         asked = adapter if adapter is not None else model
@@ -128,14 +128,14 @@ class Service:
         return asked
 
     def check_prompts(self, prompts: Sequence[Sequence[int]], *, param: str) -> None:
-        """Refuse prompts that leave no room for an answer.
+        """Reject prompts that leave no room in the context for an answer.
 
         Args:
-            prompts: token ids.
-            param: the field that they come from.
+            prompts: token ids of each prompt.
+            param: request field that holds the prompts, for the error.
 
         Raises:
-            Problem: 400, naming the length and the context.
+            Problem: 400, with the length of the longest prompt and the context length.
         """
         longest = max(map(len, prompts))
         if longest >= self.context:
@@ -148,10 +148,10 @@ class Service:
             )
 
     def check_size(self, count: int) -> None:
-        """Refuse a request for more completions than are ever let in.
+        """Reject a request for more completions than may run and wait together.
 
         Raises:
-            Problem: 400, it has to be sent in parts.
+            Problem: 400; the client must split the request.
         """
         most = self.options.max_running + self.options.max_queue
         if count > most:
@@ -164,10 +164,10 @@ class Service:
 
     @contextmanager
     def admitted(self, count: int) -> Generator[None]:
-        """Within the block, so many completions are being answered.
+        """Count this many completions as running within the block.
 
         Raises:
-            Problem: 429, they would be more than may run and wait.
+            Problem: 429, if more completions than allowed would run and wait.
         """
         options = self.options
         if self._running + count > options.max_running + options.max_queue:
@@ -190,15 +190,15 @@ class Service:
             self.metrics.running.set(self._running)
 
     async def attend(self, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-        """Do the work of a request, as long as somebody waits for it and time is left.
+        """Run the work of a request until it ends, the client disconnects, or time runs out.
 
         Args:
-            receive: the request's own, its body read.
-            work: cancelled when the client goes, the time is over, or the server ends.
+            receive: ASGI receive function of the request, whose body has been read.
+            work: cancelled if the client disconnects, time runs out, or the server shuts down.
 
         Raises:
-            GoneError: the client has gone.
-            Problem: 504, the time was over; 503, the server ends.
+            GoneError: the client disconnected.
+            Problem: 504 after a timeout; 503 if the server shuts down.
         """
         try:
             async with asyncio.timeout(self.options.request_timeout_s) as deadline:
@@ -223,7 +223,7 @@ class Service:
 
     @contextmanager
     def _listed(self, deadline: asyncio.Timeout) -> Generator[None]:
-        """Within the block, ``drain`` waits for the request and may end it."""
+        """Within the block, ``drain`` waits for this request and can end it."""
         self._deadlines.add(deadline)
         self._idle.clear()
         try:
@@ -234,10 +234,10 @@ class Service:
                 self._idle.set()
 
     async def drain(self, seconds: float) -> int:
-        """Let nothing new in, wait for what runs, and end what is left then.
+        """Reject new requests, wait this long for running ones, then end the rest.
 
         Returns:
-            Requests that had to be ended.
+            Number of requests that were ended.
         """
         self.draining = True
         with suppress(TimeoutError):
@@ -246,7 +246,7 @@ class Service:
         now = asyncio.get_running_loop().time()
         for deadline in self._deadlines:
             deadline.reschedule(now)
-        with suppress(TimeoutError):  # what is left answers 503, unless it hangs
+        with suppress(TimeoutError):  # the ended requests answer 503, unless they hang
             await asyncio.wait_for(self._idle.wait(), 1.0)
         return ended
 
@@ -254,7 +254,7 @@ class Service:
 async def encode_texts(
     service: Service, texts: Sequence[str], *, specials: bool
 ) -> list[tuple[int, ...]]:
-    """The token ids of each text; long ones are taken apart on a thread."""
+    """The token ids of each text; long texts are tokenized on a thread."""
 
     def encode() -> list[tuple[int, ...]]:
         return [service.tokenizer.encode(text, specials=specials) for text in texts]
@@ -264,7 +264,7 @@ async def encode_texts(
 
 
 async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Do several things at once; one failure ends all."""
+    """Await several coroutines concurrently; if one fails, the others are cancelled."""
     if len(work) == 1:
         return [await work[0]]
     async with asyncio.TaskGroup() as group:
@@ -273,7 +273,7 @@ async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def _watch(receive: Receive) -> None:
-    """Wait until the client goes."""
+    """Wait until the client disconnects, then raise ``GoneError``."""
     message: Mapping[str, Any] = {}
     while message.get("type") != "http.disconnect":
         message = await receive()

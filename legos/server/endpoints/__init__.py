@@ -1,1 +1,1 @@
-"""What is answered: one file for each group of endpoints, and what they share."""
+"""The endpoints, one file for each group, and the code that they share."""

@@ -1,4 +1,4 @@
-"""Loading, listing and dropping adapters while requests run."""
+"""Endpoints that load, list and drop adapters while other requests run."""
 
 import asyncio
 import logging
@@ -27,11 +27,11 @@ logger = logging.getLogger("legos.server")
 
 
 def adapter_router(service: Service, *, default_scale: float | None) -> APIRouter:
-    """The endpoints.
+    """The endpoints for adapters.
 
     Args:
-        service: shared.
-        default_scale: LoRA's multiplier where a load says none.
+        service: the application's state.
+        default_scale: LoRA's multiplier if neither the file nor the request states one.
     """
     router = APIRouter(route_class=JsonRoute)
     desk = _Desk(service, default_scale)
@@ -49,13 +49,13 @@ def adapter_router(service: Service, *, default_scale: float | None) -> APIRoute
         scale: float | None = None,
         rank: Annotated[int | None, Query(ge=1)] = None,
     ) -> Response:
-        """Make an adapter live: JSON, or the safetensors themselves as the body."""
+        """Load an adapter; the body is JSON, or a safetensors file."""
         given = Named(name=name, version=version, scale=scale, rank=rank)
         return Response(msgspec.json.encode(await desk.load(request, given)), media_type=JSON)
 
     @router.get("/adapters/version")
     async def versions(name: str = POLICY) -> AdapterList:
-        """One adapter with version and digest, the policy unless it is named, and all of them."""
+        """Version and digest of the named adapter (default: the policy), and of all adapters."""
         live = service.engine.adapters()
         listed = [LiveAdapter(**_live(live[key])) for key in sorted(live)]
         if name not in live and name != POLICY:
@@ -65,12 +65,12 @@ def adapter_router(service: Service, *, default_scale: float | None) -> APIRoute
 
     @router.delete("/adapters/{name}", responses={200: {"model": LiveAdapter}})
     async def drop(name: str, request: Request) -> LiveAdapter:
-        """Forget an adapter."""
+        """Drop an adapter."""
         return LiveAdapter(**_live(await desk.drop(request, name)))
 
     @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
     async def vllm_load(body: VllmLoad, request: Request) -> str:
-        """Load an adapter from a folder, as vLLM has it."""
+        """Load an adapter from a folder, in vLLM's format."""
         name = body.lora_name
         if name in service.engine.adapters() and not body.load_inplace:
             raise Problem(
@@ -83,7 +83,7 @@ def adapter_router(service: Service, *, default_scale: float | None) -> APIRoute
 
     @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
     async def vllm_unload(body: VllmUnload, request: Request) -> str:
-        """Drop an adapter, as vLLM has it."""
+        """Drop an adapter, in vLLM's format."""
         await desk.drop(request, body.lora_name)
         return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
 
@@ -91,7 +91,7 @@ def adapter_router(service: Service, *, default_scale: float | None) -> APIRoute
 
 
 class _Desk:
-    """What the endpoints do."""
+    """The actions behind the endpoints."""
 
     def __init__(self, service: Service, default_scale: float | None) -> None:
         self._service = service
@@ -99,11 +99,11 @@ class _Desk:
         self._coming: list[str] = []  # names of adapters that are being loaded
 
     async def load(self, request: Request, given: Named) -> dict[str, Any]:
-        """Read a body and make the adapter in it live; the answer.
+        """Read a body and load the adapter in it; returns the answer.
 
         Raises:
-            Problem: the body is of another kind.
-            AdapterError: the adapter does not fit; what was live stays.
+            Problem: the content type is not supported, or the body is invalid.
+            AdapterError: the adapter does not fit the model; loaded adapters stay unchanged.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in (JSON, BYTES):
@@ -113,10 +113,10 @@ class _Desk:
         return await self.make_live(request, adapter)
 
     async def make_live(self, request: Request, adapter: Adapter) -> dict[str, Any]:
-        """Hand an adapter to the engine and wait until it is live there.
+        """Send an adapter to the engine and wait until it is loaded.
 
         Returns:
-            What is live, with a warning where it replaces a later version.
+            The loaded adapter, with a warning if it replaces a later version.
         """
         service, name = self._service, adapter.name
         if name == service.model:
@@ -136,10 +136,10 @@ class _Desk:
 
     @contextmanager
     def _place_for(self, name: str) -> Generator[None]:
-        """Within the block, a name counts as an adapter.
+        """Within the block, a name counts as a loaded adapter.
 
         Raises:
-            Problem: 409, there are as many as are allowed.
+            Problem: 409, if this exceeds the maximum number of adapters.
         """
         most = self._service.options.max_adapters
         if len({*self._service.engine.adapters(), *self._coming, name}) > most:
@@ -157,7 +157,7 @@ class _Desk:
             self._coming.remove(name)
 
     async def drop(self, request: Request, name: str) -> AdapterInfo:
-        """Have the engine forget an adapter."""
+        """Have the engine drop an adapter."""
         info = self._service.engine.adapters().get(name)
         if info is None:
             raise _unknown(name)
@@ -171,11 +171,11 @@ class _Desk:
 
         try:
             return await self._service.attend(request.receive, result())
-        except GoneError as error:  # nobody reads this
+        except GoneError as error:  # the client cannot read this
             raise Problem(499, "the client has gone") from error
 
     def _parse(self, kind: str, body: bytearray, given: Named) -> Adapter:
-        """On a thread: the adapter that a body holds or names."""
+        """The adapter that a body contains or names; called on a thread."""
         data = body
         if kind == JSON:
             named, data = read_json_load(body)
@@ -191,13 +191,13 @@ class _Desk:
 
 
 def _with_digest(adapter: Adapter) -> Adapter:
-    """Have the digest computed here, where it stops nobody."""
+    """Compute the digest here, on a thread, so that it does not block the event loop."""
     _ = adapter.digest
     return adapter
 
 
 async def _body(request: Request) -> bytearray:
-    """The whole body; it takes memory as it comes, whatever its head promises."""
+    """The whole body; memory grows as it arrives, whatever length its head states."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk

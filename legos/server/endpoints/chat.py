@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``."""
+"""``POST /v1/chat/completions``: answers to a chat, whole or streamed."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ __all__ = ["chat_router", "render_prompt"]
 
 logger = logging.getLogger("legos.server")
 
-TAIL = 8  # tokens of a prompt in which it may open the thinking
+TAIL = 8  # number of last prompt tokens that are searched for an opening <think>
 
 
 def chat_router(service: Service) -> APIRouter:
@@ -70,7 +70,7 @@ async def render_prompt(
 
 
 class _Chat:
-    """One request and how its answers are told."""
+    """One request and the format of its answers."""
 
     def __init__(
         self, service: Service, body: ChatBody, texts: TokenTexts, asked: Asked, manner: Manner
@@ -84,10 +84,10 @@ class _Chat:
 
     @classmethod
     async def begin(cls, service: Service, body: ChatBody, texts: TokenTexts) -> "_Chat":
-        """Turn the body into what is asked.
+        """Check a body and turn it into a request to the engine.
 
         Raises:
-            Problem: it contradicts itself, or asks for what is not there.
+            Problem: fields contradict each other, or name something that does not exist.
         """
         if service.options.log_prompts:
             logger.info("chat %s", body.model_dump_json(include={"messages", "prompt_token_ids"}))
@@ -125,7 +125,7 @@ class _Chat:
         return cls(service, body, texts, asked, manner)
 
     def whole(self, completions: Sequence[Completion]) -> Response:
-        """All answers at once."""
+        """The response with all answers."""
         choices: list[dict[str, Any]] = []
         for index, completion in enumerate(completions):
             reader = ReplyReader(self._service.tokenizer, self._manner)
@@ -145,7 +145,7 @@ class _Chat:
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
     async def stream(self, emit: Emit) -> None:
-        """All answers as they come."""
+        """Emit all answers as they are sampled."""
         envelope = self._envelope("chat.completion.chunk")
         readers: dict[int, ReplyReader] = {}
 
@@ -174,7 +174,7 @@ class _Chat:
             await emit(envelope.around([], usage=usage_of(self.asked, completions)))
 
     def _first(self, envelope: Envelope, choice: Mapping[str, Any]) -> dict[str, Any]:
-        """The event that opens an answer."""
+        """The first event of an answer."""
         if not self._body.return_token_ids:
             return envelope.around([choice])
         return envelope.around([choice], prompt_token_ids=self.asked.prompts[0])
@@ -196,7 +196,7 @@ class _Chat:
 
 
 def _opens_thinking(service: Service, prompt: tuple[int, ...]) -> bool:
-    """Whether the template has opened the thinking, so that the answer begins inside of it."""
+    """Whether the prompt ends with an opening <think>, so that the answer begins as thinking."""
     tokenizer = service.tokenizer
     if not tokenizer.knows_thinking:
         return False

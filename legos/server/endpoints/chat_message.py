@@ -1,4 +1,4 @@
-"""What one answer to a chat says: its text, its thinking, the tools that it calls."""
+"""Parse one answer to a chat into its text, its thinking and its tool calls."""
 
 import json
 import uuid
@@ -19,24 +19,24 @@ __all__ = ["Delta", "Manner", "ReplyReader"]
 
 
 class Manner(Struct, frozen=True, kw_only=True):
-    """How replies are read."""
+    """How replies are parsed."""
 
-    thinking: bool  # the prompt ends inside of the thinking
-    tools: tuple[Mapping[str, Any], ...]  # what may be called
-    form: ToolFormat | None  # how calls are written; None: none is looked for
-    forced: bool  # the whole reply is a call
+    thinking: bool  # True if the reply begins as thinking
+    tools: tuple[Mapping[str, Any], ...]  # tools that may be called
+    form: ToolFormat | None  # format of tool calls; None: tool calls are not parsed
+    forced: bool  # True if the whole reply is one tool call
     stop: tuple[str, ...]
 
 
 class Delta(Struct):
-    """What is new in a reply."""
+    """New parts of a reply."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[dict[str, Any]] = []
 
     def fields(self, *, streamed: bool) -> dict[str, Any]:
-        """As fields of a message, or of a streamed part of one."""
+        """The fields of a message, or of one streamed part of a message."""
         fields: dict[str, Any] = {}
         if self.content or not streamed:
             fields["content"] = None if self.calls and not self.content else self.content
@@ -51,17 +51,17 @@ class Delta(Struct):
 
 
 class ReplyReader:
-    """Reads one reply, in pieces or as a whole, to the same end.
+    """Parses one reply, in pieces or as a whole, with the same result.
 
     Attributes:
-        num_calls: tools called so far.
+        num_calls: number of tool calls so far.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, manner: Manner) -> None:
         self._tokenizer = tokenizer
         self._manner = manner
         form = manner.form
-        # Marks that are control tokens are seen only in a text that shows those.
+        # Tool marks that are control tokens appear only in text decoded with control tokens.
         self._controls = form is not None and tokenizer.is_control(form.start)
         self._text = TextStream(self._decode, manner.stop)
         marks = None if form is None or manner.forced else (form.start, form.end)
@@ -69,12 +69,12 @@ class ReplyReader:
         self.num_calls = 0
 
     def push(self, progress: Progress) -> Delta:
-        """Take new tokens."""
+        """Parse new tokens."""
         said = self._text.push(progress.token_ids)
         return Delta() if self._manner.forced else self._delta(self._parser.push(said))
 
     def finish(self, completion: Completion) -> Delta:
-        """The reply is whole; returns what was not told yet."""
+        """End the reply; returns the parts that were not returned yet."""
         text = completion.text
         if self._controls:
             text = cut_at_stop(self._decode(completion.token_ids), self._manner.stop)
@@ -110,7 +110,7 @@ class ReplyReader:
         return delta
 
     def _read_calls(self, text: str, delta: Delta) -> None:
-        """Tool calls, or a text that only looked like some."""
+        """Add the tool calls in a text, or the text itself if it contains none."""
         form = self._manner.form
         if form is None:
             return
@@ -132,7 +132,7 @@ class ReplyReader:
 
 
 def _forced_call(text: str) -> ToolCall | None:
-    """The call that a whole reply is, unless it was cut off."""
+    """The tool call of a forced reply; None if the reply was cut off."""
     try:
         return called(json.loads(text))
     except ValueError:

@@ -1,4 +1,4 @@
-"""``POST /v1/completions``: prompts as text or token ids, and what comes after them."""
+"""``POST /v1/completions``: completions of prompts that are texts or token ids."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ __all__ = ["completion_router"]
 
 logger = logging.getLogger("legos.server")
 
-DEFAULT_TOKENS = 16  # of OpenAI's interface
+DEFAULT_TOKENS = 16  # default max_tokens of OpenAI's API
 
 
 def completion_router(service: Service) -> APIRouter:
@@ -38,7 +38,7 @@ def completion_router(service: Service) -> APIRouter:
         response_class=Response,
     )
     async def complete(body: CompletionBody, request: Request) -> Response:
-        """Go on with one prompt or several."""
+        """Complete one prompt or several."""
         answer = _Answer(service, body, texts, await _asked(service, body))
         if body.stream:
             return EventStream(service, answer.stream)
@@ -49,7 +49,7 @@ def completion_router(service: Service) -> APIRouter:
 
 
 async def _asked(service: Service, body: CompletionBody) -> Asked:
-    """Turn the body into what is asked."""
+    """Check a body and turn it into a request to the engine."""
     if service.options.log_prompts:
         logger.info("completion %s", body.model_dump_json(include={"prompt"}))
     adapter = service.adapter_of(body.model, body.adapter)
@@ -60,7 +60,7 @@ async def _asked(service: Service, body: CompletionBody) -> Asked:
         max_tokens=None if body.choices else DEFAULT_TOKENS, alternatives=body.logprobs or 0
     )
     samplings = [sampling] * len(prompts)
-    if body.seed is None:  # equal prompts of one request are drawn apart
+    if body.seed is None:  # equal prompts of one request get different random seeds
         samplings = [msgspec.structs.replace(sampling, seed=body.first_seed()) for _ in prompts]
     return Asked(prompts, samplings, adapter=adapter, num_answers=body.n or 1)
 
@@ -69,7 +69,7 @@ async def _prompts(service: Service, body: CompletionBody) -> list[tuple[int, ..
     """Token ids of every prompt.
 
     Raises:
-        Problem: there is none, or one is empty.
+        Problem: there is no prompt, or one is empty.
     """
     given: Any = body.prompt
     if isinstance(given, str) or (given and isinstance(given[0], int)):
@@ -83,7 +83,7 @@ async def _prompts(service: Service, body: CompletionBody) -> list[tuple[int, ..
 
 
 class _Answer:
-    """One request and how its answers are told."""
+    """One request and the format of its answers."""
 
     def __init__(
         self, service: Service, body: CompletionBody, texts: TokenTexts, asked: Asked
@@ -98,7 +98,7 @@ class _Answer:
         )
 
     def whole(self, completions: Sequence[Completion]) -> Response:
-        """All answers at once."""
+        """The response with all answers."""
         choices = [
             {
                 "index": index,
@@ -117,7 +117,7 @@ class _Answer:
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
     async def stream(self, emit: Emit) -> None:
-        """All answers as they come."""
+        """Emit all answers as they are sampled."""
         texts: dict[int, TextStream] = {}
         offsets: dict[int, int] = {}
 
@@ -143,7 +143,7 @@ class _Answer:
             await emit(self._envelope.around([], usage=usage_of(self.asked, completions)))
 
     def _prompt(self, index: int) -> Mapping[str, Any]:
-        """The prompt of an answer, where its tokens are asked for."""
+        """The prompt's token ids of one answer, if the request asks for token ids."""
         if not self._body.return_token_ids:
             return {}
         return {"prompt_token_ids": self.asked.each[index][0]}

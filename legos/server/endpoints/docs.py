@@ -1,6 +1,6 @@
-"""``/docs``: every endpoint on one plain page, written from the OpenAPI schema alone.
+"""``/docs``: every endpoint on one HTML page, generated from the OpenAPI schema.
 
-Nothing is fetched from elsewhere, so it works on a machine without a network.
+The page loads no other files, so it works on a machine without a network.
 """
 
 import json
@@ -37,8 +37,8 @@ def docs_page(openapi: Schema, address: str) -> str:
     """The page as HTML.
 
     Args:
-        openapi: the application's schema.
-        address: where it answers, for the examples.
+        openapi: the application's OpenAPI schema.
+        address: the server's address, for the examples.
     """
     schemas = openapi.get("components", {}).get("schemas", {})
     info = openapi["info"]
@@ -63,7 +63,7 @@ def docs_page(openapi: Schema, address: str) -> str:
 def _operation(
     method: str, path: str, operation: Schema, schemas: Schema, address: str
 ) -> Iterator[str]:
-    """One endpoint: what it does, an example, what it takes, what it answers."""
+    """One endpoint as HTML: its description, examples, fields and an example answer."""
     told = operation.get("description") or operation.get("summary", "")
     yield f"<details><summary><code><b>{method}</b> {escape(path)}</code> {escape(told)}</summary>"
     content = operation.get("requestBody", {}).get("content", {})
@@ -92,7 +92,7 @@ def _operation(
 
 
 def _resolved(schema: Schema, schemas: Schema) -> Schema:
-    """The schema itself, where it is named."""
+    """The schema, or the one that its reference names."""
     name = str(schema.get("$ref", "")).rpartition("/")[2]
     return cast("Schema", schemas.get(name, {})) if name else schema
 
@@ -103,7 +103,7 @@ def _default(field: Schema) -> str:
 
 
 def _type(schema: Schema | bool, schemas: Schema) -> str:
-    """What a field may be, in a few words."""
+    """A short description of a field's type and range."""
     if isinstance(schema, bool):
         return "any"
     if "anyOf" in schema:

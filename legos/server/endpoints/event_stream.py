@@ -1,7 +1,7 @@
-"""Answers that are told as they come (server-sent events).
+"""Responses that are streamed as server-sent events.
 
-Written on ASGI itself and not on sse-starlette, which logs what is said at debug level, replaces
-uvicorn's exit handler when it is imported, and polls for the end in a task that outlives the loop.
+This uses ASGI directly and not sse-starlette, which logs content at debug level, replaces uvicorn's
+exit handler when imported, and polls for the shutdown in a task that outlives the event loop.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ _HEADERS = [
 
 
 class EventStream(Response):
-    """Runs what produces the events while the client listens.
+    """Runs a producer of events while the client is connected.
 
-    An error before the first event is answered with its own status; a later one is an event.
+    An error before the first event is answered with its own status; a later error is an event.
     """
 
     media_type = "text/event-stream"
@@ -44,9 +44,9 @@ class EventStream(Response):
         self._produce = produce
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Tell everything."""
+        """Send all events."""
         begun = False
-        turn = asyncio.Lock()  # several answers of one request speak in turns
+        turn = asyncio.Lock()  # several answers of one request write to the same response
 
         async def write(body: bytes, *, more: bool = True) -> None:
             nonlocal begun

@@ -1,4 +1,4 @@
-"""Asking for one answer or several, whole or streamed: what both completion endpoints do."""
+"""Request one or several answers, whole or streamed; both completion endpoints use this."""
 
 import time
 import uuid
@@ -18,7 +18,7 @@ __all__ = ["Asked", "Envelope", "complete_all", "stream_all", "usage_of"]
 
 
 class Envelope:
-    """What all parts of one answer have in common."""
+    """Fields that all parts of one response have in common."""
 
     def __init__(self, kind: str, prefix: str, model: str) -> None:
         self._fields = {
@@ -29,17 +29,18 @@ class Envelope:
         }
 
     def around(self, choices: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
-        """The answer, or one part of it."""
+        """The response, or one streamed part of it."""
         return {**self._fields, "choices": choices, **fields}
 
 
 class Asked:
-    """One request: its prompts, and how each of its answers is drawn.
+    """One request: its prompts, and how each of its answers is sampled.
 
     Attributes:
-        prompts: token ids of each.
-        adapter: whose weights speak.
-        num_answers: of each prompt.
+        prompts: token ids of each prompt.
+        adapter: adapter that answers.
+        num_answers: number of answers to each prompt.
+        each: prompt and sampling settings of every answer, in order.
     """
 
     def __init__(
@@ -50,13 +51,13 @@ class Asked:
         adapter: str,
         num_answers: int,
     ) -> None:
-        """Take what is asked.
+        """Combine prompts with the sampling settings of their answers.
 
         Args:
-            prompts: token ids.
-            samplings: of the first answer to each prompt.
-            adapter: whose weights speak.
-            num_answers: to each prompt; answer i uses the seed plus i.
+            prompts: token ids of each prompt.
+            samplings: sampling settings of the first answer to each prompt.
+            adapter: adapter that answers.
+            num_answers: number of answers to each prompt; answer i uses the seed plus i.
         """
         self.prompts = prompts
         self.adapter = adapter
@@ -71,10 +72,10 @@ class Asked:
 async def complete_all(
     service: Service, request: Request, asked: Asked
 ) -> Sequence[Completion] | None:
-    """All answers, in order; None where the client has gone.
+    """All answers, in order; None if the client disconnected.
 
     Raises:
-        Problem: the queue is full, or the time is over.
+        Problem: the queue is full, or the request timed out.
         LegosError: a request cannot be served.
     """
 
@@ -96,12 +97,12 @@ async def stream_all(
     asked: Asked,
     tell: Callable[[int, Progress | Completion], Awaitable[None]],
 ) -> Sequence[Completion]:
-    """Tell the tokens of all answers as they come, then each whole.
+    """Pass on the tokens of all answers as they are sampled, then each whole answer.
 
     Args:
-        service: whom to ask.
-        asked: what.
-        tell: called with the number of an answer and what is new.
+        service: the application's state.
+        asked: the request.
+        tell: called with the index of an answer and its new tokens, or its completion.
     """
     started = time.perf_counter()
     first = True
@@ -126,7 +127,7 @@ async def stream_all(
 
 
 def usage_of(asked: Asked, completions: Sequence[Completion]) -> dict[str, int]:
-    """Token counts; a prompt counts once, however many answers it has."""
+    """Token counts; a prompt counts once, even if it has several answers."""
     prompt = sum(len(ids) for ids in asked.prompts)
     said = sum(len(completion.token_ids) for completion in completions)
     return {

@@ -1,4 +1,4 @@
-"""``GET /health`` and ``GET /metrics``."""
+"""``GET /health`` and ``GET /metrics``: the server's state and its metrics."""
 
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
@@ -18,7 +18,7 @@ def health_router(service: Service) -> APIRouter:
 
     @router.get("/health", responses={200: {"model": Health}, 503: {"model": Health}})
     async def health() -> Response:
-        """Whether the engine lives (live) and requests are let in (ready)."""
+        """Whether the engine runs (live) and new requests are accepted (ready)."""
         reasons: list[str] = []
         try:
             service.engine.stats()
@@ -35,7 +35,7 @@ def health_router(service: Service) -> APIRouter:
         "/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}}
     )
     async def metrics() -> Response:
-        """The numbers that Prometheus collects."""
+        """The metrics in the Prometheus format."""
         return Response(service.metrics.text(), media_type=_METRICS)
 
     return router

@@ -23,7 +23,7 @@ def model_router(service: Service) -> APIRouter:
 
     @router.get("/v1/models/{model}")
     async def model(model: str) -> OneModel:
-        """One of them."""
+        """The base model or one adapter."""
         asked = service.model if model == BASE else model
         found = next((one for one in _models(service) if one.id == asked), None)
         if found is None:
@@ -34,7 +34,7 @@ def model_router(service: Service) -> APIRouter:
 
 
 def _models(service: Service) -> list[OneModel]:
-    """All that can be asked for, the base first."""
+    """All models that a request can name, the base model first."""
     common: dict[str, Any] = {
         "created": service.started,
         "owned_by": "legos",

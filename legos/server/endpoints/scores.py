@@ -1,4 +1,4 @@
-"""``POST /v1/score``: how probable answers are, without sampling any."""
+"""``POST /v1/score``: log-probabilities of given answers, without sampling."""
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -21,7 +21,7 @@ def score_router(service: Service) -> APIRouter:
 
     @router.post("/v1/score", response_class=Response, responses={200: {"model": Scores}})
     async def score(body: ScoreBody, request: Request) -> Response:
-        """Log-probability (nats, temperature 1) of each choice as the whole answer."""
+        """Log-probability (nats, temperature 1) of each choice as the complete answer."""
         for one in body.prompts:
             check_choices(one.choices)
         prompts = [
@@ -29,7 +29,8 @@ def score_router(service: Service) -> APIRouter:
             for one in body.prompts
         ]
         adapter = service.adapter_of(body.model, body.adapter)
-        # Scores are one piece of work that the engine divides; it is let in wherever it fits alone.
+        # The engine splits a scoring request into parts, so one of any size is admitted if no
+        # other completion runs.
         most = service.options.max_running + service.options.max_queue
         with service.admitted(min(len(prompts), most)):
             try:

@@ -1,4 +1,4 @@
-"""The tokens of an answer as OpenAI's interface tells them: log-probabilities, texts, ids."""
+"""The tokens of an answer in the format of OpenAI's API: log-probabilities, texts and ids."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -16,12 +16,12 @@ class Sampled(Protocol):
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """[N] ids."""
+        """[N] token ids."""
         ...
 
     @property
     def logprobs(self) -> tuple[float, ...]:
-        """[N] nats."""
+        """[N] log-probabilities under the sampled distribution, nats."""
         ...
 
     @property
@@ -31,24 +31,24 @@ class Sampled(Protocol):
 
     @property
     def raw_logprobs(self) -> tuple[float, ...]:
-        """[N] nats, or ()."""
+        """[N] log-probabilities under the model itself, nats, or ()."""
         ...
 
     @property
     def alternatives(self) -> tuple[Alternatives, ...]:
-        """[N], or ()."""
+        """[N] most probable tokens at each position, or ()."""
         ...
 
 
 class TokenTexts:
-    """What single tokens say, remembered."""
+    """A cache of the texts of single tokens."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
 
     def __getitem__(self, token: int) -> str:
-        """The text of one token; half a character is the replacement character."""
+        """The text of one token; an incomplete character becomes the replacement character."""
         text = self._texts.get(token)
         if text is None:
             text = self._texts[token] = self._tokenizer.decode((token,), controls=True)
@@ -56,12 +56,12 @@ class TokenTexts:
 
 
 def chat_logprobs(sampled: Sampled, texts: TokenTexts, *, raw: bool) -> dict[str, Any]:
-    """``logprobs`` of a chat's choice.
+    """The field ``logprobs`` of one choice of a chat.
 
     Args:
         sampled: the tokens.
-        texts: what they say.
-        raw: tell the model's own log-probabilities.
+        texts: the texts of single tokens.
+        raw: report the log-probabilities of the model itself.
     """
     content: list[dict[str, Any]] = []
     for index, (token, logprob) in enumerate(_pairs(sampled, raw=raw)):
@@ -73,13 +73,13 @@ def chat_logprobs(sampled: Sampled, texts: TokenTexts, *, raw: bool) -> dict[str
 
 
 def text_logprobs(sampled: Sampled, texts: TokenTexts, *, raw: bool, offset: int) -> dict[str, Any]:
-    """``logprobs`` of a completion's choice.
+    """The field ``logprobs`` of one choice of a completion.
 
     Args:
         sampled: the tokens.
-        texts: what they say.
-        raw: tell the model's own log-probabilities.
-        offset: characters before the first of the tokens.
+        texts: the texts of single tokens.
+        raw: report the log-probabilities of the model itself.
+        offset: number of characters before the first token.
     """
     said = [texts[token] for token in sampled.token_ids]
     offsets: list[int] = []
@@ -99,11 +99,11 @@ def text_logprobs(sampled: Sampled, texts: TokenTexts, *, raw: bool, offset: int
 
 
 def token_fields(sampled: Sampled, *, raw: bool) -> dict[str, Any]:
-    """The extensions: ids, log-probabilities, versions of tokens, ids of their alternatives.
+    """Fields beyond OpenAI's: token ids, log-probabilities, versions and alternatives.
 
     Args:
         sampled: the tokens.
-        raw: also the model's own log-probabilities.
+        raw: also report the log-probabilities of the model itself.
     """
     fields: dict[str, Any] = {
         "token_ids": sampled.token_ids,

@@ -1,4 +1,4 @@
-"""``POST /tokenize`` and ``POST /detokenize``: texts and chats to token ids, and back."""
+"""``POST /tokenize`` and ``POST /detokenize``: texts and chats to token ids, and ids to text."""
 
 import asyncio
 from typing import Any

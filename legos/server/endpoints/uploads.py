@@ -1,8 +1,7 @@
-"""Adapters as they come over the network: bytes, base64 in JSON, PEFT's names or ours.
+"""Parse uploaded adapters: raw bytes or base64 in JSON, with PEFT's tensor names or our own.
 
-Everything here is slow for an event loop (tens of megabytes) and runs on a thread. Nothing holds
-the interpreter's lock for more than a few milliseconds, so that the loop goes on meanwhile: base64
-is decoded piece by piece.
+All functions here process tens of megabytes and run on a thread. None holds the interpreter's lock
+for more than a few milliseconds, so that the event loop can run: base64 is decoded in pieces.
 """
 
 import re
@@ -25,28 +24,28 @@ from legos.weights.tensors import unpack_tensors
 __all__ = ["Named", "from_folder", "parse_load", "read_json_load"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-MAX_VERSION = 2**53  # the largest number that every JSON reader keeps
+MAX_VERSION = 2**53  # larger integers lose precision in some JSON parsers
 _WEIGHTS_KEY = re.compile(rb'"weights"\s*:\s*"')
-_PIECE = 1 << 20  # base64 characters decoded at once; a multiple of 4
+_PIECE = 1 << 20  # base64 characters decoded in one call; a multiple of 4
 
 
 class Named(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is said about an adapter beside its weights; what is not said is read from its file."""
+    """Fields of a load request; a field that is None is read from the adapter's file."""
 
     name: str | None = None
     version: int | None = None
     scale: float | None = None  # LoRA's multiplier
-    rank: int | None = None  # only checked
+    rank: int | None = None  # compared with the rank of the weights
     config: dict[str, Any] | None = None  # PEFT's adapter_config.json
-    path: str | None = None  # of an adapter folder, in place of weights
-    weights: str | None = None  # base64
+    path: str | None = None  # path of an adapter folder, instead of weights
+    weights: str | None = None  # safetensors file in base64
 
 
 def read_json_load(body: bytearray) -> tuple[Named, bytearray]:
-    """The fields of a load that came as JSON, and its weights.
+    """The fields of a load request in JSON, and its decoded weights.
 
     Raises:
-        Problem: it is no JSON, or its weights are no base64.
+        Problem: the body is not valid JSON, or its weights are not valid base64.
     """
     found = _WEIGHTS_KEY.search(body)
     end = -1 if found is None else body.find(b'"', found.end())
@@ -66,7 +65,7 @@ def read_json_load(body: bytearray) -> tuple[Named, bytearray]:
 
 
 def _unbase64(text: bytearray, start: int = 0, end: int | None = None) -> bytearray:
-    """Decode base64, piece by piece."""
+    """Decode base64 in pieces."""
     end = len(text) if end is None else end
     decoded = bytearray((end - start) // 4 * 3 + 3)
     size = 0
@@ -86,12 +85,12 @@ def parse_load(data: bytearray, named: Named, *, default_scale: float | None) ->
     """The adapter in a safetensors file.
 
     Args:
-        data: the file; it must not change afterwards.
-        named: what was said about it.
-        default_scale: where neither the file nor the request says one.
+        data: content of the file; it must not change afterwards.
+        named: fields of the request.
+        default_scale: LoRA's multiplier if neither the file nor the request states one.
 
     Raises:
-        AdapterError: naming the tensor, or what is missing.
+        AdapterError: the adapter is invalid; the message names the tensor or the missing field.
     """
     if not data:
         raise AdapterError("there are no weights; send safetensors, or a path")
@@ -117,16 +116,16 @@ def parse_load(data: bytearray, named: Named, *, default_scale: float | None) ->
 
 
 def from_folder(path: str, root: Path | None, named: Named) -> Adapter:
-    """The adapter in a folder below the one that is allowed.
+    """The adapter in a folder inside the allowed root folder.
 
     Args:
-        path: of the folder, from `root` on or absolute.
-        root: nothing outside of it is read, whatever links say.
-        named: what was said about it.
+        path: path of the folder, absolute or relative to `root`.
+        root: only files inside this folder are read, even through links; None: no loading.
+        named: fields of the request.
 
     Raises:
-        Problem: 403, the folder is not allowed, or none is.
-        AdapterError: it holds no adapter.
+        Problem: 403, if the folder is not allowed; 404, if it does not exist.
+        AdapterError: the folder holds no valid adapter.
     """
     if root is None:
         raise Problem(403, "no adapter is read from disk here; start with --adapter-folder DIR")
@@ -149,10 +148,10 @@ def from_folder(path: str, root: Path | None, named: Named) -> Adapter:
 
 
 def checked_name(name: Any) -> str:
-    """A name that fits into a path, a model field and a metric.
+    """Check that a name can be used in a path, a model field and a metric.
 
     Raises:
-        AdapterError: it does not.
+        AdapterError: the name is not valid.
     """
     if not isinstance(name, str) or NAME.fullmatch(name) is None or name == BASE:
         raise AdapterError(
@@ -163,7 +162,7 @@ def checked_name(name: Any) -> str:
 
 
 def _peft_config(arrays: Mapping[str, Any], scale: float | None) -> dict[str, Any]:
-    """PEFT's settings where only the scale is known."""
+    """PEFT's settings, derived from the arrays and the scale."""
     if scale is None:
         raise AdapterError("PEFT's weights need config (adapter_config.json) or scale")
     first = next((arrays[key] for key in sorted(arrays) if ".lora_A" in key), None)

@@ -1,1 +1,1 @@
-"""What stands between the network and the endpoints."""
+"""Middleware and routes that check requests before an endpoint handles them."""

@@ -1,4 +1,4 @@
-"""The door: who may come in, how large a body may be, and a line in the log for each request."""
+"""Middleware that checks the API key and the size of bodies, and logs each request."""
 
 import asyncio
 import hmac
@@ -15,13 +15,13 @@ __all__ = ["Access"]
 
 logger = logging.getLogger("legos.server")
 
-OPEN = frozenset({"/health", "/docs", "/openapi.json"})  # no key is asked for here
+OPEN = frozenset({"/health", "/docs", "/openapi.json"})  # paths that need no API key
 ALWAYS = frozenset({"/health", "/metrics"})  # answered while the server drains
 LOAD = "/adapters/load"
 
 
 class Access:
-    """Checks every request before the application sees it."""
+    """Checks every request before the application handles it."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -37,8 +37,8 @@ class Access:
             return
         started = time.perf_counter()
         status: int | None = None
-        read = 0  # bytes of the body
-        gone = False  # before there was an answer
+        read = 0  # bytes of the body received so far
+        gone = False  # True if the client disconnected before the response began
 
         async def noted(message: Message) -> None:
             nonlocal status
@@ -65,7 +65,7 @@ class Access:
             self._memory.after(read)
 
     def _refusal(self, scope: Scope) -> Problem | None:
-        """Why a request is not let in, by its head alone."""
+        """The error of a request that is rejected by its head alone, or None."""
         service, path = self._service, scope["path"]
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if service.draining and path not in ALWAYS:
@@ -85,9 +85,9 @@ class Access:
         return None
 
     def _measured(self, scope: Scope, receive: Receive) -> Receive:
-        """The body, as long as it is not too large and keeps coming.
+        """Wrap ``receive`` so that a body which is too large or too slow raises an error.
 
-        Its head may say nothing of its length.
+        The length is counted here because the head may not state it.
         """
         path, options = scope["path"], self._service.options
         limit, read, whole = self._limit(path), 0, False
@@ -123,12 +123,12 @@ class Access:
         return Problem(status, message, headers={"connection": "close"})
 
     def _note(self, scope: Scope, status: int | None, seconds: float) -> None:
-        """Count a request, and write a line without anything that it said.
+        """Count a request and log one line, without any of the request's content.
 
         Args:
-            scope: of the request.
-            status: of the answer; None where the client had gone before there was one.
-            seconds: that it took.
+            scope: ASGI scope of the request.
+            status: HTTP status of the response; None if the client disconnected before it.
+            seconds: duration of the request.
         """
         route = getattr(scope.get("route"), "path", "unknown")
         metrics = self._service.metrics

@@ -1,8 +1,8 @@
-"""JSON bodies: read within bounds, off the event loop where they are long, and explained if broken.
+"""JSON bodies: size limits, parsing on a thread where they are long, and precise syntax errors.
 
-A body is parsed before it is checked against its model, and both cost more than its bytes tell: an
-object of a million fields that nobody knows is a million errors. What is counted here first bounds
-the time of all that comes after.
+A body is parsed before it is validated against its model, and both can cost far more than its size
+suggests: an object with a million unknown fields causes a million errors. The limits checked here
+first bound the time of all later steps.
 """
 
 import asyncio
@@ -22,18 +22,18 @@ from legos.server.problems import GONE, Problem, invalid
 
 __all__ = ["JsonRoute", "broken", "parse_json"]
 
-LONG = 1 << 15  # bytes that take more than about a millisecond
-MOST = {b"[": 1 << 16, b"{": 1 << 16, b":": 1 << 18, b'"': 1 << 19}  # of a mark in one body
-MOST_FIELDS = 1024  # of one object
-DEEPEST = 64  # objects and lists inside of each other
+LONG = 1 << 15  # bytes; parsing more takes longer than about a millisecond
+MOST = {b"[": 1 << 16, b"{": 1 << 16, b":": 1 << 18, b'"': 1 << 19}  # maximum counts in one body
+MOST_FIELDS = 1024  # maximum number of fields of one object
+DEEPEST = 64  # maximum nesting depth of objects and lists
 _BYTE = re.compile(r"(?P<reason>.*) \(byte (?P<byte>\d+)\)")
 
 
 class JsonRoute(APIRoute):
-    """A route whose JSON body comes through ``parse_json``."""
+    """A route whose JSON body is parsed by ``parse_json``."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The usual handler, given what the body says."""
+        """The usual handler, which receives the parsed body."""
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
@@ -58,10 +58,10 @@ class _Parsed(Request):
     value: Any = None
 
     async def parse(self) -> None:
-        """Read the body.
+        """Read and parse the body.
 
         Raises:
-            Problem: it is no JSON object, or beyond the bounds.
+            Problem: 415 for another content type; otherwise as ``parse_json``.
         """
         data = await self.body()
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -73,16 +73,16 @@ class _Parsed(Request):
             self.value = parse_json(data)
 
     async def json(self) -> Any:
-        """What the body says."""
+        """The parsed body."""
         return self.value
 
 
 def parse_json(data: bytes | bytearray) -> dict[str, Any]:
-    """The object that a body holds.
+    """Parse a body that must be one JSON object.
 
     Raises:
-        Problem: 400, it is no JSON object, naming the place; 413, it holds more values than are
-            read.
+        Problem: 400 if it is not a JSON object, with the position of the error; 413 if it holds
+            too many values.
     """
     for mark, most in MOST.items():
         if data.count(mark) > most:
@@ -104,11 +104,11 @@ def parse_json(data: bytes | bytearray) -> dict[str, Any]:
 
 
 def broken(data: bytes | bytearray, error: Exception) -> Problem:
-    """Why a body is no JSON, and where.
+    """The error that explains why, and at which position, a body is not valid JSON.
 
     Args:
         data: the body.
-        error: what msgspec says of it.
+        error: the exception that its parser raised.
     """
     found = _BYTE.match(str(error))
     if isinstance(error, RecursionError):
@@ -142,7 +142,7 @@ def _first_foreign_byte(data: bytes | bytearray) -> int:
 
 
 def _check_bounds(value: Any) -> None:
-    """Refuse objects of too many fields, and values too deep inside of each other."""
+    """Reject objects with too many fields and values that are nested too deeply."""
     level: list[Any] = [value]
     for _ in range(DEEPEST):
         below: list[Any] = []

@@ -1,1 +1,1 @@
-"""What bodies and answers look like, for checking and for the OpenAPI page."""
+"""Schemas of request bodies and answers, for validation and for the OpenAPI page."""

@@ -1,4 +1,4 @@
-"""What may be asked of the endpoints of adapters."""
+"""The request bodies of the endpoints for adapters."""
 
 from pydantic import BaseModel, ConfigDict, Field
 

@@ -1,4 +1,4 @@
-"""What the endpoints answer, for the OpenAPI page; answers themselves are written without models.
+"""Models of the answers, for the OpenAPI page; the answers themselves are written without models.
 
 Field names are OpenAI's; ``prompt_token_ids``, ``token_ids``, ``token_logprobs``, ``versions``,
 ``legal`` and ``raw_logprobs`` are extensions that training needs.

@@ -1,4 +1,4 @@
-"""What may be asked of a chat: its messages, its tools, and the sampling fields."""
+"""The request body of a chat: messages, tools and sampling fields."""
 
 import json
 from collections.abc import Mapping, Sequence

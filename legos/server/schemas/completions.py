@@ -1,4 +1,4 @@
-"""What may be asked of ``/v1/completions``."""
+"""The request body of ``/v1/completions``."""
 
 from typing import Annotated, Literal
 
@@ -39,6 +39,6 @@ class CompletionBody(SamplingFields):
 
     @property
     def num_prompts(self) -> int:
-        """How many there are."""
+        """Number of prompts in the request."""
         several = not isinstance(self.prompt, str) and self.prompt
         return len(several) if several and not isinstance(several[0], int) else 1

@@ -1,6 +1,6 @@
-"""What may be asked of both completion endpoints, and what it means for the sampling.
+"""Request fields that both completion endpoints share, and their sampling settings.
 
-A field that is not listed is refused by name: leaving it out silently might change the result.
+An unknown field is rejected by name, since ignoring it could change the result.
 """
 
 import json
@@ -26,9 +26,9 @@ __all__ = [
 ]
 
 MAX_SEED = 1 << 64
-MOST_CHOICE_CHARACTERS = 32_768  # of all choices of a request together; each may be a token
+MOST_CHOICE_CHARACTERS = 32_768  # total over all choices of a request; each may be a token
 MOST_SCHEMA_CHARACTERS = 65_536
-ONE_ERROR = Field(fail_fast=True)  # a list of a million entries may be wrong in a million places
+ONE_ERROR = Field(fail_fast=True)  # a list of a million entries may contain a million errors
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
@@ -64,10 +64,10 @@ class ResponseFormat(BaseModel):
     json_schema: JsonSchema | None = None
 
     def schema_text(self) -> str | None:
-        """The JSON schema of the answer as text, or None where it is free.
+        """The JSON schema of the answer as text, or None if the answer is free text.
 
         Raises:
-            Problem: a schema is promised and missing.
+            Problem: the type is json_schema, but there is no schema.
         """
         if self.type == "text":
             return None
@@ -153,15 +153,15 @@ class SamplingFields(BaseModel):
     def sampling(
         self, *, max_tokens: int | None, alternatives: int, json_schema: str | None = None
     ) -> Sampling:
-        """How the first answer is drawn.
+        """Sampling settings of the first answer.
 
         Args:
-            max_tokens: where none is given; None where the choices limit it.
-            alternatives: most probable tokens that are told beside the sampled one.
-            json_schema: of the answer, where the endpoint wants one.
+            max_tokens: default for max_tokens; None if the choices limit the length.
+            alternatives: number of most probable tokens to report at each position.
+            json_schema: schema of the answer, if the endpoint requires one.
 
         Raises:
-            Problem: fields that contradict each other.
+            Problem: fields contradict each other or exceed a limit.
         """
         temperature = 1.0 if self.temperature is None else self.temperature
         check_choices(self.choices or ())
@@ -200,7 +200,7 @@ class SamplingFields(BaseModel):
         )
 
     def _filters(self) -> Filters | None:
-        """What bends the distribution beside the temperature; None where nothing does."""
+        """Changes to the distribution other than the temperature; None if there are none."""
         filters = Filters(
             repetition_penalty=_or(self.repetition_penalty, 1.0),
             presence_penalty=_or(self.presence_penalty, 0.0),
@@ -224,10 +224,10 @@ _NO_FILTERS = Filters()
 
 
 def check_choices(choices: Sequence[str]) -> None:
-    """Refuse choices whose tree would be too large.
+    """Reject choices whose prefix tree would be too large.
 
     Raises:
-        Problem: they are.
+        Problem: the choices have too many characters.
     """
     size = sum(map(len, choices))
     if size > MOST_CHOICE_CHARACTERS:
@@ -239,7 +239,7 @@ def check_choices(choices: Sequence[str]) -> None:
 
 
 def with_seed(sampling: Sampling, index: int) -> Sampling:
-    """How answer `index` of the same prompt is drawn."""
+    """Sampling settings of answer `index` to the same prompt: the seed plus `index`."""
     if index == 0:
         return sampling
     return msgspec.structs.replace(sampling, seed=(sampling.seed + index) % MAX_SEED)

@@ -1,4 +1,4 @@
-"""What may be asked of ``/tokenize``, ``/detokenize`` and ``/v1/score``."""
+"""The request bodies of ``/tokenize``, ``/detokenize`` and ``/v1/score``."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from legos.server.schemas.sampling import ONE_ERROR, Ids, Text
 
 __all__ = ["DetokenizeBody", "ScoreBody", "TokenizeBody"]
 
-MOST_TOKENS = 1 << 17  # whose text is asked for at once
+MOST_TOKENS = 1 << 17  # maximum number of tokens in one request to decode
 
 
 class TokenizeBody(ChatPrompt):
