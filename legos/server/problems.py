@@ -31,7 +31,7 @@ KINDS = {
     504: "timeout_error",
 }
 GONE = Response(status_code=499)
-"""The response after the client disconnected; it is never read."""
+"""What is answered when nobody listens."""
 
 _TOLD = 5  # maximum number of wrong fields that an error lists
 _LONGEST_NAME = 100  # maximum characters of a field name in an error
