@@ -1,9 +1,9 @@
-"""The prefix cache: keys and values of prompts and answers, for prompts that begin with them.
+"""The prefix cache: keys and values of prompts and answers, reused by prompts that share a prefix.
 
-An entry belongs to one epoch of weights (``LiveAdapter.epoch``): keys and values of other weights
-are never used. A cache that can be trimmed serves every prompt that shares its beginning, and is
-found by its blocks of tokens; one that cannot (state-space layers, a sliding window that has moved
-on) serves prompts that go on where it ends, and is found by all of its tokens.
+An entry belongs to one epoch of weights (``LiveAdapter.epoch``) and is used with those weights
+only. An entry that can be trimmed serves every prompt that shares a prefix with it, and is found by
+its blocks of tokens. An entry that cannot be trimmed (state-space layers, a sliding window that has
+moved on) serves only prompts that continue all of its tokens, and is found by all of them.
 """
 
 import copy
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 __all__ = ["BLOCK", "PrefixCache"]
 
-BLOCK = 64  # tokens; a shorter beginning is computed faster than it is looked up and joined
+BLOCK = 64  # tokens; to compute a shorter prefix is faster than to look it up and join it
 Tokens = tuple[int, ...]
 Key = tuple[int, Tokens]
 
 
 class _Entry:
-    """One row's cache, one object per layer, and the tokens that are in it."""
+    """The cache of one row, one object per layer, and its tokens."""
 
     def __init__(self, key: Key, cache: list[Any]) -> None:
         self.key = key
@@ -34,15 +34,15 @@ class _Entry:
         self.places = list(_blocks(*key)) if self.trimmable else [hash(key)]
 
     def begins(self, tokens: NDArray[np.int64]) -> bool:
-        """Whether all of it is the beginning of these tokens."""
+        """Whether the entry's tokens are a prefix of ``tokens``."""
         return _shared(self.tokens, tokens) == len(self.tokens)
 
 
 class PrefixCache:
-    """Least recently used entries go first once the budget of bytes is spent.
+    """A cache of rows that evicts least recently used entries beyond a limit of bytes.
 
     Attributes:
-        num_bytes: what the entries hold, those that are still to be swept out included.
+        num_bytes: bytes of all entries, including stale ones that are not removed yet.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -57,15 +57,15 @@ class PrefixCache:
         return len(self._entries)
 
     def wants(self, epoch: int, tokens: Tokens) -> bool:
-        """Whether an entry of these tokens would be new and worth its bytes."""
+        """Whether ``add`` should be called: the tokens are long enough and have no entry yet."""
         return self._max_bytes > 0 and len(tokens) >= BLOCK and (epoch, tokens) not in self._entries
 
     def add(self, epoch: int, tokens: Tokens, cache: list[Any]) -> None:
-        """Keep a row's cache; what it makes superfluous goes, and what is over the budget.
+        """Add a row's cache; remove an entry that it extends, and entries beyond the limit.
 
         Args:
-            epoch: of the weights that made it.
-            tokens: what is in it.
+            epoch: epoch of the weights that computed it.
+            tokens: tokens in the cache.
             cache: one row's cache per layer, evaluated and never changed again.
         """
         entry = _Entry((epoch, tokens), cache)
@@ -85,11 +85,11 @@ class PrefixCache:
             self._remove(next(iter(self._entries.values())))
 
     def find(self, epoch: int, tokens: Tokens) -> tuple[list[Any], int] | None:
-        """The cache that holds most of the beginning of a prompt, all but its last token at most.
+        """Find the longest cached prefix of a prompt, without the prompt's last token.
 
         Returns:
-            One row's cache per layer, not to be changed in place, and how many tokens are in it;
-            None where no entry holds enough.
+            One row's cache per layer, not to be changed in place, and its number of tokens; None
+            where no entry shares at least ``BLOCK`` tokens.
         """
         found: tuple[int, _Entry] | None = None
         near = self._nearest(epoch, tokens)
@@ -108,16 +108,16 @@ class PrefixCache:
         return cache, length
 
     def keep_only(self, epochs: Collection[int]) -> None:
-        """Have what other weights made swept out."""
+        """Mark the entries of all other epochs as stale; ``sweep`` removes them."""
         self._useless = deque(key for key in self._entries if key[0] not in epochs)
 
     @property
     def dusty(self) -> bool:
-        """Whether there is something to be swept out."""
+        """Whether there are stale entries to remove."""
         return bool(self._useless)
 
     def sweep(self, count: int | None = None) -> None:
-        """Free so many useless entries, or all: a thousand of them take a decode step or two."""
+        """Remove ``count`` stale entries, or all; a thousand take as long as 1-2 decode steps."""
         while self._useless and count != 0:
             entry = self._entries.get(self._useless.popleft())
             if entry is not None:
@@ -125,7 +125,7 @@ class PrefixCache:
             count = None if count is None else count - 1
 
     def _nearest(self, epoch: int, tokens: Tokens) -> _Entry | None:
-        """An entry that can be trimmed and shares the most blocks."""
+        """The entry that shares the most blocks of tokens, among those that can be trimmed."""
         key: Key | None = None
         for place in _blocks(epoch, tokens):
             here = self._places.get(place)
@@ -135,7 +135,7 @@ class PrefixCache:
         return self._entries[key] if key is not None else None
 
     def _longest_whole(self, epoch: int, tokens: Tokens) -> _Entry | None:
-        """The longest entry that cannot be trimmed and that the prompt goes on from."""
+        """The longest entry that cannot be trimmed and whose tokens the prompt continues."""
         for length in sorted(self._whole, reverse=True):
             entry = self._entries.get((epoch, tokens[:length])) if length < len(tokens) else None
             if entry is not None and not entry.trimmable:
@@ -158,7 +158,7 @@ class PrefixCache:
 
 
 def _blocks(epoch: int, tokens: Sequence[int]) -> Iterator[int]:
-    """A hash for every whole block of tokens, which holds all that stands before it too."""
+    """A hash for every whole block of tokens, which also covers all tokens before the block."""
     chain = epoch
     for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
         chain = hash((chain, *tokens[start : start + BLOCK]))
@@ -166,7 +166,7 @@ def _blocks(epoch: int, tokens: Sequence[int]) -> Iterator[int]:
 
 
 def _shared(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:
-    """The number of tokens with which both begin."""
+    """The length of the common prefix."""
     length = min(len(left), len(right))
     differ = np.flatnonzero(left[:length] != right[:length])
     return int(differ[0]) if differ.size else length

@@ -1,4 +1,4 @@
-"""The rows being decoded: their sequences and their key-value cache, kept in step."""
+"""The decoding batch: its rows, the sequences of each row, and their key-value cache."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -17,11 +17,11 @@ Fork = tuple[int, list[SequenceState]]
 
 
 class DecodingRows:
-    """Rows of a batch cache; sequences of one row have sampled the same tokens.
+    """Rows of a batch cache; the sequences of one row have the same tokens.
 
     Attributes:
         cache: one batch cache per layer; empty where there is no row.
-        rows_computed: rows that went through the model.
+        rows_computed: number of rows computed by the model so far.
     """
 
     def __init__(self, slots: AdapterSlots, max_rows: int) -> None:
@@ -36,25 +36,25 @@ class DecodingRows:
 
     @property
     def room(self) -> int:
-        """Rows that may join."""
+        """Number of rows that may join."""
         return max(self._max_rows - len(self._sequences), 0)
 
     def listed(self) -> list[Row]:
-        """Every row, as the sampler wants it; without keys, which would copy all their tokens."""
+        """Every row in the sampler's format, without a key, which would copy all its tokens."""
         return [(None, sequences, index) for index, sequences in enumerate(self._sequences)]
 
     def next_logits(self, forward: CausalModel) -> mx.array:
-        """[B, V] logits after the last token of every row, which goes into the cache."""
+        """[B, V] logits after the last token of every row; adds that token to the cache."""
         inputs = mx.array([sequences[0].tokens[-1] for sequences in self._sequences])
         self.rows_computed += len(self._sequences)
         with self._slots.rows([sequences[0].live.slot for sequences in self._sequences]):
             return forward.next_logits(inputs, self.cache)
 
     def fork(self, forks: Sequence[Fork]) -> Sequence[Fork]:
-        """Put the forks of the rows in their place; rows without one go.
+        """Replace every row by its forks; a row without forks is removed.
 
         Returns:
-            The forks for which there is no room.
+            The forks that do not fit.
         """
         fit = forks[: self._max_rows]
         _reorder(self.cache, [index for index, _ in fit], len(self._sequences))
@@ -65,12 +65,12 @@ class DecodingRows:
         """Add the forks of freshly computed rows.
 
         Args:
-            cache: of ``count`` rows; without one, no fork can join.
-            forks: which of them go on.
-            count: how many were computed.
+            cache: cache of ``count`` rows; if it is empty, no fork can join.
+            forks: the forks that are decoded further.
+            count: number of rows that were computed.
 
         Returns:
-            The forks for which there is no room.
+            The forks that do not fit.
         """
         room = self.room if cache else 0
         if forks[:room]:
@@ -84,12 +84,12 @@ class DecodingRows:
         return forks[room:]
 
     def remove(self, gone: Collection[SequenceState]) -> None:
-        """Take sequences out of the rows they share; a row without sequences goes."""
+        """Remove sequences from their rows; a row without sequences is removed."""
         rows = [[m for m in sequences if m not in gone] for sequences in self._sequences]
         self.fork([(index, sequences) for index, sequences in enumerate(rows) if sequences])
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Remove all rows."""
         self._put([])
 
     def _put(self, sequences: list[list[SequenceState]]) -> None:
@@ -99,7 +99,7 @@ class DecodingRows:
 
 
 def _reorder(cache: Sequence[Any], indices: Sequence[int], count: int) -> None:
-    """Drop and fork rows of a cache: row i afterwards is row ``indices[i]`` before."""
+    """Select rows of a cache: the new row i is the old row ``indices[i]``."""
     if indices and list(indices) != list(range(count)):
         for layer in cache:
             layer.filter(list(indices))

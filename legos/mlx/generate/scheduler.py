@@ -1,10 +1,10 @@
-"""The scheduler: which rows go through the model next, and what becomes of their sequences.
+"""The scheduler: decides which rows the model computes next, and gives sequences their tokens.
 
-    step   one token for every row · remembered rows at once · one chunk of what is prefilled
-           · scores, for as long as all of this took
+    step   decode one token of every row · sample rows with cached distributions · prefill one
+           chunk · compute scores for as long as all of this took
 
-Decoding never waits for more than one chunk of prompts, so a long prompt does not stall the rest.
-Nor does it wait until all that a swap has made useless is freed.
+Decoding never waits for more than a chunk each of last draws and of prefill, so a long prompt does
+not stall other requests. After a swap of weights, stale prefixes are freed a few at each step.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,17 +31,17 @@ from legos.weights.adapter import Adapter
 
 __all__ = ["Outcome", "Scheduler"]
 
-SWEPT = 8  # useless prefixes freed in each step
+SWEPT = 8  # stale prefixes freed in each step
 Outcome = tuple[SequenceState, Result]
 """What a sequence is to be told: some tokens, or what it leaves with."""
 
 
 class Scheduler:
-    """Takes sequences in, and lets them out with what was sampled; for the thread of the tree.
+    """Runs sequences through the model; only the thread that owns the tree may use it.
 
     Attributes:
-        adapters: what is live.
-        sampler: what draws.
+        adapters: the live adapters.
+        sampler: samples the next tokens.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Scheduler:
         """Take over a module tree without LoRA.
 
         Args:
-            model: the tree.
-            num_vocabulary: V.
-            limits: what may be used.
-            clock: what scores and everything else are measured by.
+            model: the module tree.
+            num_vocabulary: vocabulary size V.
+            limits: limits of rows, tokens and memory.
+            clock: measures how long scores and the rest of a step take.
 
         Raises:
-            ModelError: its architecture cannot be served in batches.
+            ModelError: the architecture cannot be served in batches.
         """
         self._limits = limits
         self._forward = CausalModel(model)
@@ -82,27 +82,27 @@ class Scheduler:
         )
         self._rows = DecodingRows(self._slots, limits.max_rows)
         self._scores = ScoreQueue(self._forward, self._slots)
-        self._score_tokens = limits.chunk_tokens  # of the next block while nobody else asks
+        self._score_tokens = limits.chunk_tokens  # tokens of the next block of scores when idle
         self._clock = clock
-        self._owed = 0.0  # time that scores may take while others ask
+        self._owed = 0.0  # time that scores may take while there are other requests
 
     def __bool__(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether there is work to do."""
         return self._busy or self._prefixes.dusty or bool(self._scores)
 
     @property
     def _busy(self) -> bool:
-        """Whether anybody waits for anything."""
+        """Whether any sequence is decoded or waits."""
         return bool(self._rows or self._waiting)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for a forward pass."""
+        """Number of sequences that wait for a forward pass."""
         return len(self._waiting)
 
     @property
     def rows_computed(self) -> int:
-        """Rows that went through the model so far, prefill and decode."""
+        """Number of rows computed by the model so far, in prefill and decoding."""
         return self._waiting.rows_computed + self._rows.rows_computed
 
     def stats(self) -> Mapping[str, float]:
@@ -124,7 +124,7 @@ class Scheduler:
         """Make an adapter live; ``inside`` are the sequences that run or wait.
 
         Raises:
-            AdapterError: it does not fit; what was live before stays.
+            AdapterError: the adapter does not fit; nothing is changed.
         """
         kept = self.adapters.keep(adapter.name, self._scores.lives)
         if kept is not None:
@@ -133,36 +133,36 @@ class Scheduler:
         self.tidy(inside)
 
     def tidy(self, inside: Collection[SequenceState]) -> None:
-        """Let go of weights that nobody speaks through, and of what they made."""
+        """Free weights that no sequence or score uses, and the prefixes computed with them."""
         self.adapters.free_unused({sequence.live for sequence in inside} | self._scores.lives)
         self._prefixes.keep_only(self.adapters.epochs)
         if not self._busy:
             self._prefixes.sweep()
 
     def add(self, sequence: SequenceState) -> None:
-        """Take a sequence in; its adapter is found already."""
+        """Queue a sequence; its ``live`` weights must be set."""
         self._waiting.add(sequence)
 
     def held(self) -> set[SequenceState]:
-        """Everybody who waits or is decoded."""
+        """All sequences that wait or are decoded."""
         return {*self._waiting, *(m for _, sequences, _ in self._rows.listed() for m in sequences)}
 
     def left(self, sequence: SequenceState) -> None:
-        """A sequence has been answered; what was set aside for it is free."""
+        """Release the bytes reserved for a sequence that has been answered."""
         self._budget.give_back(sequence)
 
     def remove(self, gone: Collection[SequenceState]) -> None:
-        """Take sequences out of wherever they are; they are still to be answered."""
+        """Remove sequences from the queue and from the rows; the caller answers them."""
         self._waiting.remove(gone)
         self._rows.remove(gone)
 
     def clear(self) -> None:
-        """Drop all sequences."""
+        """Remove all sequences."""
         self._rows.clear()
         self._waiting.clear()
 
     def add_score(self, score: Score) -> None:
-        """Take a score in.
+        """Queue a score.
 
         Raises:
             RequestError: its adapter is not live.
@@ -171,15 +171,15 @@ class Scheduler:
         self._scores.add(score)
 
     def fail_scores(self, error: EngineError) -> None:
-        """Answer all scores with an error; from any thread."""
+        """Answer all scores with an error; callable on any thread."""
         self._scores.fail(error)
 
     def step(self, hurry: Callable[[], bool], told: list[Outcome]) -> None:
-        """Decode one token of every row, prefill some of what waits, compute some of the scores.
+        """Decode one token of every row, prefill some waiting rows, and compute some scores.
 
         Args:
-            hurry: whether somebody waits for the step to end.
-            told: is appended to, also where the step fails half-way.
+            hurry: whether new messages wait for the step to end.
+            told: results are appended to it, also where the step fails half-way.
         """
         began = self._clock()
         if self._rows:
@@ -204,8 +204,9 @@ class Scheduler:
         """Compute scores for as long as the rest of the step took.
 
         Args:
-            began: when the step did.
-            alone: nobody else asks. Blocks grow from step to step then, because somebody might.
+            began: time at which the step started.
+            alone: whether there are no other requests. Blocks then start small and double in each
+                step, so that a new request waits little.
         """
         if alone:
             self._owed = 0.0
@@ -221,7 +222,7 @@ class Scheduler:
             self._owed -= now - before
 
     def _begin(self, block: Block, told: list[Outcome]) -> None:
-        """Draw for freshly computed rows; those that go on are decoded, or wait for room."""
+        """Sample for newly prefilled rows; unfinished ones join the decoding batch, or wait."""
         if not block.rows:
             return
         drawn = self.sampler.draw(block.rows, block.logits)
@@ -230,7 +231,7 @@ class Scheduler:
         self._wait(self._rows.join(block.cache, forks, block.logits.shape[0]))
 
     def _decode(self, told: list[Outcome]) -> None:
-        """One more token for every sequence of every row."""
+        """Sample one more token for every sequence of every row."""
         rows = self._rows.listed()
         before = [sequences[0].tokens for _, sequences, _ in rows]
         logits = self._rows.next_logits(self._forward)
@@ -245,7 +246,7 @@ class Scheduler:
         self._wait(self._rows.fork(forks))
 
     def _advance(self, rows: Sequence[Row], drawn: Drawn, told: list[Outcome]) -> list[Fork]:
-        """Give every sequence its token; returns the rows that go on."""
+        """Give every sequence its token; returns the forks of the rows that continue."""
         forks: dict[tuple[int, int], list[SequenceState]] = {}
         tokens = zip(*drawn, strict=True)
         for _, sequences, index in rows:
@@ -254,7 +255,7 @@ class Scheduler:
                 token, logprob = next(tokens)
                 try:
                     reason = sequence.add(token, logprob, version)
-                except LegosError as error:  # its draw, its grammar or its stop test failed
+                except LegosError as error:  # its sampling, its grammar or its stop test failed
                     told.append((sequence, error))
                     continue
                 if sequence.request.stream and (progress := sequence.progress()) is not None:
@@ -266,7 +267,7 @@ class Scheduler:
         return [(index, sequences) for (index, _), sequences in forks.items()]
 
     def _keep(self, rows: Sequence[Row], cache: Sequence[Any]) -> None:
-        """Keep keys and values of rows for prompts that begin with their tokens."""
+        """Add keys and values of rows to the prefix cache."""
         kept: list[Any] = []
         for key, sequences, index in rows if cache else ():
             if key and sequences[0].live.epoch == key[0] and self._prefixes.wants(*key):
@@ -277,7 +278,7 @@ class Scheduler:
             mx.eval(kept)
 
     def _wait(self, forks: Sequence[Fork]) -> None:
-        """Have rows that do not fit computed again later."""
+        """Put the sequences of rows that do not fit back into the queue."""
         for _, sequences in forks:
             for sequence in sequences:
                 self._waiting.add(sequence)

@@ -1,8 +1,8 @@
-"""Exact log-probabilities of whole answers: what an evaluation of a small game reads.
+"""Exact log-probabilities of whole answers, for the evaluation of small games.
 
-Each prompt with an answer is one row, and all tokens of the answer are read from it at once. A
-score is computed a block of rows at a time, between the steps of those who decode, and several
-scores have their blocks in turn. It speaks to its end through the weights that it began with.
+Each prompt with an answer is one row, and all tokens of the answer are scored in one pass. A score
+is computed one block of rows at a time at the end of engine steps; several scores take turns.
+A score uses the weights that it started with until it ends.
 """
 
 from collections import deque
@@ -27,8 +27,8 @@ from legos.mlx.model.worker import answer
 
 __all__ = ["Score", "ScoreQueue"]
 
-LOGITS = 1 << 23  # of one slice of the head: 32 MiB in float32
-MIN_POSITIONS = 64  # of a slice; fewer waste the reading of the head's weights
+LOGITS = 1 << 23  # logits of one slice of the output head: 32 MiB in float32
+MIN_POSITIONS = 64  # positions of a slice; with fewer, reading the head's weights dominates
 Row = tuple[int, ...]
 Position = tuple[int, int]  # row and column in a block
 Read = tuple[int, int, tuple[int, ...]]
@@ -37,20 +37,20 @@ Read = tuple[int, int, tuple[int, ...]]
 
 @dataclass(slots=True)
 class _LongRow:
-    """A row that is longer than a block, on its way through the model piece by piece."""
+    """A row that is longer than a block and is computed chunk by chunk."""
 
     row: Row
     cache: list[Any]
-    done: int = 0  # tokens
+    done: int = 0  # number of tokens computed
 
 
 class Score:
-    """One request for scores: its rows, and what is known of its answers.
+    """One request for scores: the rows still to compute, and the sums so far.
 
     Attributes:
-        future: holds the log-probabilities in the end; whoever cancels it ends the score.
-        adapter: whose probabilities.
-        live: the weights it speaks through, once it was taken in.
+        future: receives the log-probabilities; cancelling it ends the score.
+        adapter: name of the adapter to score with.
+        live: the weights that it uses, set when the scheduler accepts it.
     """
 
     live: LiveAdapter
@@ -63,14 +63,14 @@ class Score:
         adapter: str,
         refusal: Callable[[Request], str | None],
     ) -> None:
-        """Prepare nothing yet.
+        """Store the request; nothing is computed yet.
 
         Args:
-            prompts: prompt, and its continuations.
-            end_ids: ids that end a text; a continuation that begins another one must be ended by
-                one.
-            adapter: whose probabilities.
-            refusal: why a prompt with its continuation cannot be served, or None.
+            prompts: each prompt and its continuations, token ids.
+            end_ids: end-of-text ids; one of them must follow a continuation that is a prefix of
+                another one.
+            adapter: name of the adapter to score with.
+            refusal: returns why a prompt with its continuation cannot be served, or None.
         """
         self.future: Future[list[list[float]]] = Future()
         self.adapter = adapter
@@ -78,17 +78,17 @@ class Score:
         self._end_ids = end_ids
         self._refusal = refusal
         self._planned = 0
-        self._rows: dict[Row, dict[int, list[Read]]] = {}  # still to be computed: column -> reads
-        self._first: dict[tuple[Row, tuple[Row, ...]], int] = {}  # of equal prompts and answers
+        self._rows: dict[Row, dict[int, list[Read]]] = {}  # row to compute -> column -> reads
+        self._first: dict[tuple[Row, tuple[Row, ...]], int] = {}  # index of the first equal prompt
         self._sums: list[list[float]] = []
         self._long: _LongRow | None = None
 
     def advance(self, forward: CausalModel, max_tokens: int) -> None:
-        """Compute some rows, and answer the future after the last.
+        """Compute some rows; after the last one, set the future's result.
 
         Args:
             forward: the model.
-            max_tokens: padded tokens of the forward pass.
+            max_tokens: maximum number of padded tokens of the forward pass.
 
         Raises:
             RequestError: a prompt or continuation cannot be scored.
@@ -112,7 +112,7 @@ class Score:
             answer(self.future, [self._sums[index] for index in first])
 
     def _go_on(self, long: _LongRow, forward: CausalModel, max_tokens: int) -> None:
-        """Compute the next piece of a long row."""
+        """Compute the next chunk of a long row."""
         piece = long.row[long.done : long.done + max_tokens]
         hidden = forward.trunk(mx.array([piece]), cache=long.cache)
         columns = range(long.done, long.done + len(piece))
@@ -142,12 +142,12 @@ class Score:
     def _reads(
         self, index: int, prompt: Row, answers: Sequence[Row]
     ) -> Iterator[tuple[Row, int, Read]]:
-        """The row that each token of each answer is read from, and after which column."""
+        """For each token of each answer, the row and the column whose logits predict it."""
         for asked in ((*prompt, *max(answers, key=len, default=())), *answers):
             reason = self._refusal(Request(prompt_ids=asked, max_tokens=1)) if asked else None
             if reason is not None or not prompt:
                 raise RequestError(f"cannot score: {reason or 'the prompt is empty'}")
-        ordered = sorted(set(answers))  # what an answer begins comes right after it
+        ordered = sorted(set(answers))  # an answer comes right before those that it is a prefix of
         begun = {a for a, b in pairwise(ordered) if b[: len(a)] == a}
         for number, tokens in enumerate(answers):
             following: list[Row] = [(token,) for token in tokens]
@@ -160,7 +160,7 @@ class Score:
     def _take(
         self, forward: CausalModel, hidden: mx.array, reads: Mapping[Position, Sequence[Read]]
     ) -> None:
-        """Add what comes next at these positions to the answers, some positions at a time."""
+        """Add the next tokens' log-probabilities to the sums of their answers, slice by slice."""
         size = max(MIN_POSITIONS, LOGITS // forward.num_vocabulary)
         for start in range(0, len(reads), size):
             part = list(reads.items())[start : start + size]
@@ -177,7 +177,7 @@ class Score:
 
 
 class ScoreQueue:
-    """Scores on their way, a block of each in turn; for the thread of the tree."""
+    """Scores in progress, computed in turns of one block; only for the thread of the tree."""
 
     def __init__(self, forward: CausalModel, slots: AdapterSlots) -> None:
         self._forward = forward
@@ -189,28 +189,28 @@ class ScoreQueue:
 
     @property
     def lives(self) -> set[LiveAdapter]:
-        """The weights that scores speak through."""
+        """The weights that scores use."""
         return {score.live for score in self._scores}
 
     def add(self, score: Score) -> None:
-        """Take a score in; its adapter is found already."""
+        """Add a score; its ``live`` weights must be set."""
         self._scores.append(score)
 
     def move(self, old: LiveAdapter, new: LiveAdapter) -> None:
-        """Have the scores of some weights go on under a copy of them."""
+        """Make the scores that use some weights continue with a copy of them."""
         for score in self._scores:
             if score.live is old:
                 score.live = new
 
     def advance(self, max_tokens: int) -> None:
-        """Compute a block of the score whose turn it is; a score that fails, fails alone."""
+        """Compute one block of the next score; an error ends only that score."""
         while self._scores and self._scores[0].future.done():
             self._scores.popleft()  # it was cancelled
         if not self._scores:
             return
         score = self._scores[0]
         try:
-            with self._slots.rows([score.live.slot]):  # whose arrays serve any number of rows
+            with self._slots.rows([score.live.slot]):  # one slot works for any number of rows
                 score.advance(self._forward, max_tokens)
         except Exception as error:
             answer(score.future, error)
@@ -219,6 +219,6 @@ class ScoreQueue:
             self._scores.append(score)
 
     def fail(self, error: EngineError) -> None:
-        """Answer everybody with an error; from any thread."""
+        """Answer all scores with an error; callable on any thread."""
         for score in tuple(self._scores):
             answer(score.future, error)

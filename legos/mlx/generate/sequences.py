@@ -1,4 +1,4 @@
-"""Requests on their way: what each has sampled so far, and when it ends."""
+"""Requests in progress: the tokens that each has sampled so far, and when it ends."""
 
 import math
 from collections.abc import Iterator
@@ -26,15 +26,15 @@ def refusal(request: Request, *, num_vocabulary: int, context: int) -> str | Non
     """Why a model cannot serve a request, or None.
 
     Args:
-        request: what is asked.
-        num_vocabulary: token ids are below it.
-        context: longest prompt plus completion, tokens.
+        request: the request.
+        num_vocabulary: vocabulary size; token ids must be below it.
+        context: maximum number of prompt and completion tokens together.
     """
     return next(_complaints(request, num_vocabulary, context), None)
 
 
 def _complaints(request: Request, num_vocabulary: int, context: int) -> Iterator[str]:
-    """What is wrong with a request; only the first one means anything."""
+    """What is wrong with a request; only the first complaint is valid."""
     prompt, choices = request.prompt_ids, request.choices
     if not prompt:
         yield "the prompt is empty; expected at least one token"
@@ -60,7 +60,7 @@ def _complaints(request: Request, num_vocabulary: int, context: int) -> Iterator
 
 
 def _sampling_complaints(request: Request, num_vocabulary: int) -> Iterator[str]:
-    """What is wrong with how it is to be drawn."""
+    """What is wrong with the sampling settings of a request."""
     if request.restrict and request.grammar is not None:
         yield "both restrict=True and a grammar say what is legal; give one of them"
     if not 0 <= request.num_alternatives <= MAX_ALTERNATIVES:
@@ -76,11 +76,11 @@ class SequenceState:
     """One request inside the engine; sequences with equal tokens share one row.
 
     Attributes:
-        setting: what its next distribution depends on beside the row's tokens and logits; sequences
-            of one row with equal settings share a distribution.
-        failure: why no token could be drawn for it, set by the sampler.
-        live: the weights it speaks through.
-        epoch: of these weights when its row was begun.
+        setting: everything besides the row's tokens and logits that its next distribution depends
+            on; sequences of one row with equal settings share a distribution.
+        failure: why no token could be sampled for it, set by the sampler.
+        live: the weights that it uses.
+        epoch: epoch of these weights when the prefill of its row started.
     """
 
     __slots__ = (
@@ -125,21 +125,21 @@ class SequenceState:
 
     @property
     def allowed(self) -> tuple[int, ...] | None:
-        """Token ids of the choices that may come next, or None for any."""
+        """Token ids that the choices allow next; None: all."""
         if self.request.restrict and self.node is not None:
             return self.node.legal
         return None
 
     @property
     def last_draw(self) -> bool:
-        """Whether the next token is the last one for sure, so that no cache need be kept."""
+        """Whether the next token is certainly the last one, so that no cache is needed."""
         return len(self.tokens) + 1 >= self.request.max_tokens
 
     def recipe(self) -> Recipe:
-        """What its next distribution is made of.
+        """How to make the distribution of its next token.
 
         Raises:
-            RequestError: the grammar fails, or allows nothing.
+            RequestError: the grammar fails, or allows no token.
         """
         request = self.request
         if request.grammar is None:
@@ -157,10 +157,10 @@ class SequenceState:
         return Recipe(request.temperature, allowed, request.filters, self._history())
 
     def add(self, token: int, logprob: float, version: int) -> FinishReason | None:
-        """Take a sampled token; returns the finish reason if it was the last one.
+        """Append a sampled token; returns the finish reason if it was the last one.
 
         Raises:
-            LegosError: no token could be drawn, or the request's own grammar or stop test failed.
+            LegosError: no token could be sampled, or the request's grammar or stop test failed.
         """
         if self.failure is not None:
             raise self.failure
@@ -189,7 +189,7 @@ class SequenceState:
         return None
 
     def generated(self, finish_reason: FinishReason) -> Generated:
-        """What was sampled."""
+        """The completion, as a record."""
         return Generated(
             token_ids=self.tokens,
             logprobs=tuple(self.logprobs),
@@ -201,7 +201,7 @@ class SequenceState:
         )
 
     def progress(self) -> Progress | None:
-        """What was sampled since this was asked last; None where nothing was."""
+        """The tokens sampled since the last call; None where there are none."""
         start, self._told = self._told, len(self.tokens)
         if start == self._told:
             return None
@@ -218,13 +218,13 @@ class SequenceState:
         if request.filters is None and request.grammar is None:
             return request.temperature, self.allowed
         own = None if request.grammar is None else self
-        start = len(request.prompt_ids)  # penalties tell the prompt from the completion
+        start = len(request.prompt_ids)  # penalties treat prompt and completion differently
         return request.temperature, self.allowed, request.filters, start, own
 
     def _history(self) -> Seen | None:
-        """The tokens that penalties are for; None where nobody asks.
+        """The tokens that penalties apply to; None where the request has no penalties.
 
-        Those of the prompt alone matter to the repetition penalty only.
+        Tokens of the prompt count for the repetition penalty only.
         """
         filters = self.request.filters
         if filters is None or not filters.penalised:
@@ -235,7 +235,7 @@ class SequenceState:
         return self._seen
 
     def _advance(self, grammar: GrammarState, token: int) -> bool:
-        """Tell the grammar; True if the text is whole."""
+        """Advance the grammar by one token; True if the text is complete."""
         try:
             grammar.advance(token)
             closed = grammar.closed

@@ -1,11 +1,11 @@
-"""The watchdog: an engine whose thread died or stands still is replaced, its adapters with it.
+"""The watchdog: replaces an engine whose thread has died or hangs, and loads its adapters again.
 
-A thread that hangs in device code cannot be ended from outside. It is left behind: whoever waits
-gets an error, a new engine is made on a new thread, and should the old one ever wake up, nobody
-listens to it any more. It also checks that the engine still has every request that it accepted.
+A thread that hangs in device code cannot be ended from outside, so it is abandoned: pending
+requests get an error, a new engine is made on a new thread, and late results of the old thread are
+ignored. The watchdog also checks that the engine still has every request that it accepted.
 
-Time is counted in the watchdog's own checks, in which this process ran: one that was stopped, or a
-laptop that slept, for an hour has a single check more.
+Time is counted in checks of the watchdog, which run only while this process runs: a process that
+was stopped, or a laptop that slept, for an hour counts only one check more.
 """
 
 import itertools
@@ -24,15 +24,15 @@ from legos.weights.adapter import Adapter, AdapterInfo
 __all__ = ["WatchedEngine"]
 
 logger = logging.getLogger(__name__)
-MAX_RESTARTS = 3  # in the life of the process; what fails more often needs a person
+MAX_RESTARTS = 3  # per engine; a fault that comes back more often needs a person
 
 
 class WatchedEngine:
-    """An engine that is made again when it dies; otherwise like the one inside.
+    """An ``MlxEngine`` that is replaced when its thread dies or hangs.
 
     Attributes:
-        restarts: engines that were replaced so far.
-        trouble: why nothing can be answered at the moment; None while all is well.
+        restarts: number of engines replaced so far.
+        trouble: why no request can be answered now; None while the engine works.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class WatchedEngine:
         """Make the first engine and watch it.
 
         Args:
-            make: makes an engine on a thread of its own.
-            stuck_after_s: one step, load or drop that takes longer is taken for a hang, seconds in
+            make: makes an engine on its own thread.
+            stuck_after_s: a step, load or drop that takes longer counts as a hang; seconds in
                 which this process runs.
-            lost_after_s: a request that the engine accepted and has no more is an error after so
+            lost_after_s: a request that the engine has lost is answered with an error after this
                 many seconds.
-            check_every_s: how often to look, seconds.
+            check_every_s: seconds between two checks.
         """
         self._make = make
         self._stuck_after_s = stuck_after_s
@@ -61,8 +61,8 @@ class WatchedEngine:
         self._numbers = itertools.count()
         self._pending: dict[int, tuple[Deliver, int]] = {}
         self._given: dict[tuple[Deliver, int], int] = {}
-        self._missed: dict[int, int] = {}  # number -> checks in a row that did not find it
-        self._lock = threading.Lock()  # of the two tables of requests
+        self._missed: dict[int, int] = {}  # number -> consecutive checks that did not find it
+        self._lock = threading.Lock()  # guards the two tables of requests
         self._closed = threading.Event()
         self.restarts = 0
         self.trouble: str | None = None
@@ -70,7 +70,7 @@ class WatchedEngine:
         self._watcher.start()
 
     def submit(self, requests: Sequence[tuple[int, Request]], deliver: Deliver) -> None:
-        """As of ``MlxEngine``."""
+        """See ``MlxEngine``."""
         taken: list[tuple[int, Request]] = []
         with self._lock:
             for number, request in requests:
@@ -81,25 +81,25 @@ class WatchedEngine:
         self._engine.submit(taken, self._deliver)
 
     def cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
-        """As of ``MlxEngine``."""
+        """See ``MlxEngine``."""
         with self._lock:
             own = [self._given[deliver, n] for n in numbers if (deliver, n) in self._given]
         self._engine.cancel(own, self._deliver)
 
     def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
-        """As of ``MlxEngine``; the adapter is loaded again into an engine made later."""
+        """See ``MlxEngine``; a replacement engine loads the adapter again."""
         return self._engine.load_adapter(adapter)
 
     def drop_adapter(self, name: str) -> "Future[None]":
-        """As of ``MlxEngine``."""
+        """See ``MlxEngine``."""
         return self._engine.drop_adapter(name)
 
     def versions(self) -> Mapping[str, int]:
-        """As of ``MlxEngine``."""
+        """See ``MlxEngine``."""
         return self._engine.versions()
 
     def adapters(self) -> Mapping[str, AdapterInfo]:
-        """As of ``MlxEngine``."""
+        """See ``MlxEngine``."""
         return self._engine.adapters()
 
     def score(
@@ -109,25 +109,25 @@ class WatchedEngine:
         end_ids: Sequence[int],
         adapter: str = POLICY,
     ) -> "Future[list[list[float]]]":
-        """As of ``MlxEngine``."""
+        """See ``MlxEngine``."""
         return self._engine.score(prompts, end_ids=end_ids, adapter=adapter)
 
     def tokens_generated(self, adapter: str) -> "Future[int]":
-        """As of ``MlxEngine``; what a replaced engine drew is not counted."""
+        """See ``MlxEngine``; tokens of replaced engines are not counted."""
         return self._engine.tokens_generated(adapter)
 
     def stats(self) -> Mapping[str, float]:
-        """As of ``MlxEngine``, and how often it was made again.
+        """See ``MlxEngine``; with the number of restarts.
 
         Raises:
-            EngineError: it is being made again, or stays down.
+            EngineError: the engine is being replaced, or has failed for good.
         """
         if self.trouble is not None:
             raise EngineError(self.trouble)
         return {**self._engine.stats(), "engine_restarts_total": self.restarts}
 
     def close(self) -> None:
-        """End; every waiting request is answered with ``EngineError``."""
+        """Stop; every waiting request is answered with ``EngineError``."""
         if not self._closed.is_set():
             self._closed.set()
             self._watcher.join()
@@ -135,7 +135,7 @@ class WatchedEngine:
                 self._engine.close()
 
     def _deliver(self, results: Sequence[tuple[int, Result]]) -> None:
-        """Pass on what was sampled, under the numbers of those who asked."""
+        """Pass results on to their receivers, under the receivers' own numbers."""
         by_receiver: dict[Deliver, list[tuple[int, Result]]] = {}
         with self._lock:
             for own, result in results:
@@ -144,7 +144,7 @@ class WatchedEngine:
                     continue
                 if not isinstance(result, Progress):
                     del self._pending[own]
-                    self._given.pop(asked, None)  # asked twice under one number, it went before
+                    self._given.pop(asked, None)  # absent where one number was submitted twice
                 by_receiver.setdefault(asked[0], []).append((asked[1], result))
         for deliver, told in by_receiver.items():
             try:
@@ -170,7 +170,7 @@ class WatchedEngine:
                 return
 
     def _find_lost(self, engine: MlxEngine) -> None:
-        """Answer requests that the engine has not had for a while, which is a defect."""
+        """Answer with an error requests that the engine has lost, which is a defect."""
         with self._lock:
             pending = set(self._pending)
         missing = pending - engine.unanswered(self._deliver) if pending else ()
@@ -183,7 +183,7 @@ class WatchedEngine:
             self._deliver([(own, error) for own in lost])
 
     def _replace(self, reason: str) -> None:
-        """Answer everybody, make another engine, and load what was live."""
+        """Answer all requests with an error, make a new engine, and load the live adapters."""
         self.trouble = f"the engine is being made again: {reason}"
         logger.error("the engine is given up: %s", reason)
         self._engine.abandon()
@@ -201,7 +201,7 @@ class WatchedEngine:
             return
         self._engine = engine
         self.restarts += 1
-        self._fail_all(reason)  # what was submitted to the old one in the meantime
+        self._fail_all(reason)  # requests submitted to the old engine in the meantime
         self.trouble = None
 
     def _fail_all(self, reason: str) -> None:

@@ -1,1 +1,1 @@
-"""From logits to tokens: penalties and bias, truncation, draws."""
+"""Sampling: penalties and logit bias, top-k, top-p and min-p, and the draw of tokens."""

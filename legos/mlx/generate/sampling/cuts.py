@@ -1,11 +1,11 @@
-"""The three cuts: which tokens top-k, then top-p, then min-p leave to be drawn.
+"""Truncation of next-token distributions by top-k, then top-p, then min-p.
 
-What is kept is told by an edge, the least probable token that is: all above it are kept, and as
-many of those equal to it as there is room for, by ascending id. There are two ways to find edges:
+The kept tokens of a row are defined by an edge, the least probable token that is kept: all tokens
+above it are kept, and as many equal to it as fit, by ascending id. There are two ways to find edges:
 
-- sorting all rows at once, where they are short, and on devices, whose partitions are sorts anyway;
-- on the host, row by row without a sort: a sample of the tokens says between which two weights the
-  edge must lie, and only what lies there is sorted. Where a sample misleads, more is sorted.
+- sort all rows at once, where rows are short, and on devices, where a partition is a sort anyway;
+- on the host, row by row without a full sort: a sample of the tokens bounds the edge between two
+  logits, and only the tokens between them are sorted. Where the sample misleads, more are sorted.
 
 R rows, V vocabulary.
 """
@@ -21,26 +21,29 @@ from legos.mlx.generate.sampling.filters import Recipe, put, take
 
 __all__ = ["SORTED", "cut"]
 
-SORTED = 2048  # up to this vocabulary, rows are sorted all at once on the host too
-SAMPLE = 1024  # tokens of a row that are looked at to guess its edge
-SPREAD = 64  # of these, on either side of the guess
+SORTED = 2048  # up to this vocabulary size, all rows are sorted at once on the host too
+SAMPLE = 1024  # tokens of a row that are sampled to guess its edge
+SPREAD = 64  # sampled tokens on either side of the guess that bound the edge
 INFINITE = np.float32(np.inf)
-NO_SHARE = 2.0  # a share that every distribution stays below
+NO_SHARE = 2.0  # above every cumulative probability, so that top-p has no effect
 Row = NDArray[np.float32]
 Edge = tuple[np.float32, int]
 """The logit of the least probable token that is kept, and how many tokens are."""
 
 
 def cut(xp: Any, scaled: Any, weights: Any, recipes: Sequence[Recipe]) -> Any:
-    """Weights with 0 for every token that top-k, then top-p, then min-p leave out.
+    """Set the weights of all tokens that top-k, top-p or min-p remove to 0.
 
-    Equally probable tokens are kept by ascending id. The most probable one is always kept.
+    Equally probable tokens are kept by ascending id. The most probable token is always kept.
 
     Args:
         xp: array namespace.
         scaled: [D, V] logits from ``bent``.
-        weights: [D, V] their exponentials, the largest of each row 1; may be written to.
-        recipes: [D].
+        weights: [D, V] their exponentials, the largest of each row 1; may be changed in place.
+        recipes: [D] sampling settings.
+
+    Returns:
+        [D, V] weights.
     """
     asking = [
         (row, recipe.filters)
@@ -68,14 +71,14 @@ def cut(xp: Any, scaled: Any, weights: Any, recipes: Sequence[Recipe]) -> Any:
 
 
 def _ranks(filters: Filters, num_vocabulary: int) -> bool:
-    """Whether it matters which tokens are more probable than others."""
+    """Whether top-k or top-p removes tokens."""
     return filters.top_p < 1.0 or 0 < filters.top_k < num_vocabulary
 
 
 def _most_probable(xp: Any, scaled: Any, filters: Sequence[Filters]) -> Any:
     """[R, V] True for the tokens that top-k and then top-p keep; all rows are sorted.
 
-    Nothing here waits for a device: what ties cost is less than to ask whether there are any.
+    Nothing here waits for the device: handling ties always is faster than checking for them first.
     """
     size = scaled.shape[1]
     ks = [f.top_k if 0 < f.top_k < size else size for f in filters]
@@ -98,7 +101,7 @@ def _most_probable(xp: Any, scaled: Any, filters: Sequence[Filters]) -> Any:
 
 
 def _descending(xp: Any, values: Any, count: int) -> Any:
-    """[R, at least K] the largest values of each row, largest first."""
+    """[R, count or more] the largest values of each row, in descending order."""
     size = values.shape[1]
     if xp is np and count < size:
         values = np.partition(values, size - count, axis=1)[:, size - count :]
@@ -106,7 +109,7 @@ def _descending(xp: Any, values: Any, count: int) -> Any:
 
 
 def _cut_row(values: Row, weights: Row, filters: Filters) -> None:
-    """Cut one row in place: [V] logits and their exponentials; a row without numbers stays."""
+    """Truncate one row in place: [V] logits and their exponentials; a row of NaN is unchanged."""
     if _ranks(filters, len(values)):
         whole = float(weights.sum(dtype=np.float64))
         if not whole > 0.0:
@@ -125,7 +128,7 @@ def _cut_row(values: Row, weights: Row, filters: Filters) -> None:
 
 
 def _edge_of_most(values: Row, top_k: int, top_p: float) -> Edge:
-    """The edge of the k most probable tokens, or of those that hold a share of these."""
+    """The edge of the k most probable tokens, then cut to the share top-p of their weight."""
     first = len(values) - top_k
     likely = np.partition(values, first)[first:]
     if top_p >= 1.0:
@@ -137,9 +140,9 @@ def _edge_of_most(values: Row, top_k: int, top_p: float) -> Edge:
 
 
 def _edge_of_share(values: Row, weights: Row, top_p: float, whole: float) -> Edge:
-    """The edge of the fewest most probable tokens that hold a share of all weights.
+    """The edge of the smallest set of most probable tokens with a share top-p of the weight.
 
-    All tokens below ``floor`` together hold less than what is left out, so the edge is above it.
+    All tokens below ``floor`` together weigh less than what top-p removes, so the edge is above it.
     """
     goal = top_p * whole
     floor = values.max() + np.log(np.float32((whole - goal) / (2 * len(values))))
@@ -165,7 +168,7 @@ def _edge_of_share(values: Row, weights: Row, top_p: float, whole: float) -> Edg
 
 
 def _guess(values: Row, weights: Row, top_p: float) -> tuple[np.float32, np.float32]:
-    """The logits [low, high) between which the edge lies, if a sample is like the whole."""
+    """Bounds [low, high) of the edge's logit, if a sample of the tokens is representative."""
     step = max(len(values) // SAMPLE, 1)
     likely = np.sort(values[::step])[::-1]
     sums = np.cumsum(np.sort(weights[::step])[::-1], dtype=np.float64)

@@ -1,17 +1,17 @@
-"""Drawing: next-token distributions, made once each, and many draws from each.
+"""Sampling: each next-token distribution is made once, and many tokens are drawn from it.
 
-A draw inverts the cumulative distribution at a number that depends on the request's (seed,
-position) alone, so it does not change with batch mates. There are two ways to do it:
+A draw inverts the cumulative distribution at a uniform number that depends only on the request's
+(seed, position), so the other rows of the batch do not change it. There are two methods:
 
-- ``CumulativeTable``, for small vocabularies: the cumulative distribution in whole numbers, kept
-  in host memory, searched once for all draws. It can be remembered row by row.
-- ``draw``, for large ones: sums of blocks first, then one block of each draw, so that neither a
-  cumulative distribution nor log-probabilities of whole rows are ever made.
+- ``CumulativeTable``, for small vocabularies: the cumulative distribution as integers in host
+  memory, searched once for all draws. Single rows of it can be cached.
+- ``draw``, for large vocabularies: first sums of blocks, then one block of each draw, so that
+  neither cumulative distributions nor log-probabilities of whole rows are made.
 
-What both start from is written once over an array namespace: NumPy where the device is the
-processor, ``mlx.core`` elsewhere.
+Both start from ``distributions``, which is written over an array namespace: NumPy where the device
+is the CPU, ``mlx.core`` elsewhere.
 
-D distributions, N draws, A of them that ask for more, V vocabulary.
+D distributions, N draws, A draws with raw log-probabilities, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -41,49 +41,49 @@ __all__ = [
     "table",
 ]
 
-HOST_VOCABULARY = 4096  # up to this vocabulary, tables are made in host memory
-BLOCK = 128  # tokens
-BITS = 24  # of the numbers that are drawn
+HOST_VOCABULARY = 4096  # up to this vocabulary size, tables are made in host memory
+BLOCK = 128  # tokens per block of ``draw``
+BITS = 24  # bits of each uniform number
 
 
 class Distributions(NamedTuple):
     """D distributions on the device: the probability of a token is its weight over the total."""
 
-    scaled: Any  # [D, V] logits after everything but the cuts
+    scaled: Any  # [D, V] logits after penalties, bias, masks and temperature
     weights: Any  # [D, V] 0 where a token cannot be drawn
-    top: Any  # [D, 1] largest of ``scaled``
+    top: Any  # [D, 1] maximum of ``scaled``
     total: Any  # [D, 1] sum of ``weights``
 
 
 class CumulativeTable(NamedTuple):
-    """D distributions in host memory, ready to be searched."""
+    """D distributions in host memory, in the form that ``draw_from_table`` searches."""
 
     logprobs: NDArray[np.float32]  # [D, V] nats; minus infinity where a token cannot be drawn
     steps: NDArray[np.int32]  # [D, V] cumulative probabilities in units of 2 ** -24, rounded up
 
 
 def namespace(num_vocabulary: int) -> Any:
-    """The array namespace that draws for a vocabulary of this size.
+    """The array namespace for a vocabulary of this size.
 
-    NumPy's exponential is some thirty times as fast as that of ``mlx.core`` on a processor, and
-    small rows are drawn from before a graphics processor has heard of them.
+    On a CPU, NumPy's exponential is about thirty times as fast as that of ``mlx.core``; for small
+    rows, sampling on the host takes less time than to start work on a GPU.
     """
     on_processor = mx.default_device().type == mx.DeviceType.cpu
     return np if num_vocabulary <= HOST_VOCABULARY or on_processor else mx
 
 
-@np.errstate(invalid="ignore", over="ignore", divide="ignore")  # a row without numbers stays one
+@np.errstate(invalid="ignore", over="ignore", divide="ignore")  # a row of NaN stays NaN
 def distributions(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> Distributions:
-    """Make what is drawn from.
+    """Make next-token distributions from logits.
 
     Args:
         xp: array namespace.
         logits: [D, V] float32.
-        recipes: [D].
+        recipes: [D] sampling settings.
 
     Returns:
-        D distributions. Where the logits of a row are not numbers, or nothing is left to draw, the
-        log-probabilities of that row are no numbers either.
+        D distributions. Where the logits of a row are NaN, or no token can be drawn, the
+        log-probabilities of that row are NaN.
     """
     scaled = bent(xp, logits, recipes)
     top = xp.max(scaled, axis=1, keepdims=True)
@@ -100,7 +100,7 @@ def distributions(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> Distributi
 
 @np.errstate(invalid="ignore", divide="ignore")
 def logprobs_of(xp: Any, made: Distributions, rows: Sequence[int] | None = None) -> Any:
-    """[R, V] log-probabilities of some rows, or of all; minus infinity for what cannot be drawn."""
+    """[R, V] log-probabilities of some or all rows; minus infinity where nothing can be drawn."""
     if rows is not None:
         made = Distributions(*(take(xp, array, rows) for array in made))
     logprobs = made.scaled - (made.top + xp.log(made.total))
@@ -112,7 +112,7 @@ def logprobs_of(xp: Any, made: Distributions, rows: Sequence[int] | None = None)
 
 @np.errstate(invalid="ignore", divide="ignore")
 def table(made: Distributions) -> CumulativeTable:
-    """What to search for small vocabularies; rows without numbers keep log-probabilities of NaN."""
+    """Make the table for small vocabularies; rows of NaN keep log-probabilities of NaN."""
     shares = np.cumsum(made.weights, axis=1, dtype=np.float64)
     sound = shares[:, -1:] > 0.0
     shares /= shares[:, -1:]  # exactly 1 from the last token that can be drawn
@@ -127,7 +127,7 @@ def draw_from_table(
     seeds: Sequence[int],
     positions: Sequence[int],
 ) -> tuple[list[int], list[float]]:
-    """Draw N tokens from the D distributions of a table; arguments and results as of ``draw``."""
+    """Draw N tokens from the D distributions of a table; see ``draw``."""
     count, num_vocabulary = made.steps.shape
     numbers = (_numbers(seeds, positions) * np.float32(1 << BITS)).astype(np.int64)
     sorted_steps = made.steps + (np.arange(count, dtype=np.int64) << BITS)[:, None]
@@ -149,13 +149,13 @@ def draw(
 
     Args:
         xp: array namespace.
-        made: from ``distributions``.
-        which: [N] distribution of each draw.
+        made: distributions from ``distributions``.
+        which: [N] index of the distribution of each draw.
         seeds: [N] seed of each request.
-        positions: [N] how many tokens the request has already.
+        positions: [N] number of tokens that the request has sampled already.
 
     Returns:
-        [N] token ids, and [N] their log-probabilities: NaN where the distribution has no numbers.
+        [N] token ids, and [N] their log-probabilities (nats): NaN where the distribution is NaN.
     """
     weights = made.weights
     count, num_vocabulary = weights.shape
@@ -178,7 +178,7 @@ def draw(
 
 
 def _reached(xp: Any, cumulative: Any, goals: Any) -> Any:
-    """[N, 1] the first place above the goal, but never one that adds nothing to the sum."""
+    """[N, 1] the first index whose sum exceeds the goal, at most the first of the full sum."""
     last = xp.sum(cumulative < cumulative[:, -1:], axis=1, keepdims=True)
     return xp.minimum(xp.sum(cumulative <= goals, axis=1, keepdims=True), last)
 
@@ -195,7 +195,7 @@ def raw_logprobs(
     Args:
         xp: array namespace.
         logits: [D, V] float32.
-        rows: [A] row of each token.
+        rows: [A] distribution of each token.
         tokens: [A] token ids.
     """
     asked, place = np.unique(rows, return_inverse=True)
@@ -211,7 +211,7 @@ def alternatives(xp: Any, logprobs: Any, count: int) -> list[Alternatives]:
     Args:
         xp: array namespace.
         logprobs: [R, V] from ``logprobs_of``.
-        count: how many; a row in which fewer tokens can be drawn has fewer.
+        count: number of tokens; a row in which fewer tokens can be drawn has fewer.
     """
     size = logprobs.shape[1]
     count = min(count, size)
@@ -226,13 +226,13 @@ def alternatives(xp: Any, logprobs: Any, count: int) -> list[Alternatives]:
         _ordered(some, likely, count)
         for some, likely in zip(np.array(ids), np.array(values), strict=True)
     ]
-    for row in np.flatnonzero(tied).tolist():  # which of the equal ones came is anybody's guess
+    for row in np.flatnonzero(tied).tolist():  # the partition picks arbitrarily among equal ones
         result[row] = alternatives(np, np.array(logprobs[row])[None], count)[0]
     return result
 
 
 def _ordered(ids: NDArray[Any], values: NDArray[np.float32], count: int) -> Alternatives:
-    """The largest values and their ids, without those of minus infinity."""
+    """The ``count`` largest values and their ids, without values of minus infinity."""
     order = np.lexsort((ids, -values))[:count]
     pairs = zip(ids[order].tolist(), values[order].tolist(), strict=True)
     return tuple((token, logprob) for token, logprob in pairs if logprob > -np.inf)

@@ -1,9 +1,9 @@
-"""What bends next-token distributions before they are cut: penalties, bias, closed tokens.
+"""Changes of the logits before truncation: penalties, logit bias, masks and temperature.
 
-Each function takes all D distributions of a step at once and touches only the rows that ask for it;
-no row's result depends on another's. Written once over an array namespace.
+Each function takes all D distributions of a step and changes only the rows that need it; no row's
+result depends on another row. All are written over an array namespace.
 
-D distributions, R rows of them that ask, V vocabulary.
+D distributions, R of their rows, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ PLAIN = Filters()
 
 
 class Seen:
-    """The tokens that a request holds already, each once, S of them."""
+    """The S distinct tokens of a request's prompt and completion so far."""
 
     def __init__(self, prompt: Sequence[int], completion: Sequence[int] = ()) -> None:
         self._places = {token: place for place, token in enumerate(dict.fromkeys(prompt))}
@@ -41,11 +41,11 @@ class Seen:
 
     @property
     def times(self) -> NDArray[np.float32]:
-        """[S] how often the completion holds each."""
+        """[S] how often each occurs in the completion."""
         return self._times[: len(self)]
 
     def add(self, token: int) -> None:
-        """The completion goes on."""
+        """Count one more token of the completion."""
         place = self._places.setdefault(token, len(self._places))
         if place == len(self._ids):
             self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
@@ -55,25 +55,24 @@ class Seen:
 
 
 class Recipe(NamedTuple):
-    """What one distribution is made of, beside the model's logits."""
+    """The sampling settings of one distribution."""
 
-    temperature: float = 1.0  # 0 puts everything on the most probable token
-    allowed: tuple[int, ...] | NDArray[np.bool_] | None = None  # token ids, or [<= V] a mask
+    temperature: float = 1.0  # 0 gives the most probable token probability 1
+    allowed: tuple[int, ...] | NDArray[np.bool_] | None = None  # token ids, or mask [<= V]
     filters: Filters | None = None
-    seen: Seen | None = None  # what penalties are for
+    seen: Seen | None = None  # the tokens that penalties apply to
 
 
 def bent(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> Any:
-    """Logits after penalties, bias, closed tokens and temperature, in this order.
+    """Apply penalties, logit bias, masks and temperature, in this order.
 
     Args:
         xp: array namespace.
-        logits: [D, V] float32; never written to.
-        recipes: [D].
+        logits: [D, V] float32; never changed in place.
+        recipes: [D] sampling settings.
 
     Returns:
-        [D, V]; minus infinity where a token is closed. Temperature 0 leaves a row as temperature 1
-        does.
+        [D, V] logits; minus infinity where a token is masked. Temperature 0 counts as 1 here.
     """
     given = logits
     if any(recipe.seen or (recipe.filters and recipe.filters.logit_bias) for recipe in recipes):
@@ -90,20 +89,20 @@ def bent(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> Any:
 
 
 def exponentials(xp: Any, values: Any, top: Any) -> Any:
-    """[R, V] of the values below the largest of their row; as few new arrays as may be."""
+    """[R, V] exponentials of ``values - top``; NumPy computes them in place."""
     below = values - top
     return np.exp(below, out=below) if xp is np else xp.exp(below)
 
 
 def take(xp: Any, array: Any, rows: Sequence[int]) -> Any:
-    """Some rows, which are distinct and in ascending order; all of them cost nothing."""
+    """Select distinct rows in ascending order; to select all rows costs nothing."""
     if len(rows) == array.shape[0]:
         return array
     return array[xp.array(np.array(rows))]
 
 
 def put(xp: Any, array: Any, rows: Sequence[int], values: Any) -> Any:
-    """The array with other values in some rows; the array itself stays as it is."""
+    """A copy of the array with other values in some rows."""
     if len(rows) == array.shape[0]:
         return values
     array = xp.array(array)
@@ -112,7 +111,7 @@ def put(xp: Any, array: Any, rows: Sequence[int], values: Any) -> Any:
 
 
 def _penalise(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> None:
-    """Take penalties off the logits of tokens that were seen, in place."""
+    """Apply the penalties to the logits of seen tokens, in place."""
     asking = [
         (row, recipe.filters or PLAIN, recipe.seen)
         for row, recipe in enumerate(recipes)
@@ -141,7 +140,7 @@ def _less(xp: Any, old: Any, factor: Any, taken: Any) -> Any:
 
 
 def _bias(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> None:
-    """Add what a request adds to the logits of some tokens, of each token once, in place."""
+    """Add each request's logit bias, in place; a request names each token once."""
     found = [
         (row, token, bias)
         for row, recipe in enumerate(recipes)
@@ -155,7 +154,7 @@ def _bias(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> None:
 
 
 def _closed(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> Any:
-    """Minus infinity for tokens that are not allowed."""
+    """Set the logits of tokens that are not allowed to minus infinity."""
     rows = [row for row, recipe in enumerate(recipes) if recipe.allowed is not None]
     if not rows:
         return logits

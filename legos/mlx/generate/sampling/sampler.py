@@ -1,10 +1,10 @@
-"""The sampler: one draw for each sequence of each row, equal distributions made once.
+"""The sampler: one draw for each sequence of each row; equal distributions are made once.
 
-Distributions of rows that were computed under the live weights alone are remembered for as long as
-these stand, so a prompt that comes again is not computed again.
+With small vocabularies it caches distributions of last tokens, under the epoch of the weights, so
+that a repeated prompt is not computed again.
 
-A sequence whose grammar fails, or whose row is not made of numbers, fails alone: its ``failure`` is
-set, its token is -1, and its ``add`` raises the failure.
+A sequence whose grammar fails, or whose row has NaN logits, fails alone: its ``failure`` is set,
+its token is -1, and its ``add`` raises the failure.
 """
 
 import math
@@ -51,20 +51,20 @@ Where a sequence failed they are -1 and NaN, and ``SequenceState.add`` raises th
 """
 Key = tuple[Any, tuple[Any, ...]]
 """A row (its tokens, or the index of its logits) and a setting of its sequences."""
-UNBENT = (1.0, None)  # the setting under which the model's own distribution is sampled
-KNOWN_BYTES = 64 << 20  # of remembered distributions
+UNBENT = (1.0, None)  # the setting that samples the model's own distribution
+KNOWN_BYTES = 64 << 20  # bytes of cached distributions
 
 
 class Sampler:
-    """Draws next tokens.
+    """Samples next tokens.
 
     Attributes:
-        draws: tokens drawn so far.
-        spans: when the device computed what is drawn from.
+        draws: number of tokens sampled so far.
+        spans: time spans in which it waited for the device's logits.
     """
 
     def __init__(self, num_vocabulary: int, *, xp: Any = None) -> None:
-        """Take the vocabulary's size, and the array namespace if it is not to be the fastest."""
+        """Make a sampler for a vocabulary size; ``xp`` overrides the fastest array namespace."""
         self._xp = xp or namespace(num_vocabulary)
         self._tabled = self._xp is np and num_vocabulary <= HOST_VOCABULARY
         self._known: OrderedDict[Key, tuple[NDArray[np.float32], NDArray[np.int32]]] = OrderedDict()
@@ -73,7 +73,7 @@ class Sampler:
         self.spans = Spans()
 
     def knows(self, tokens: RowKey, sequences: Sequence[SequenceState]) -> bool:
-        """Whether all sequences of a row can draw without its logits."""
+        """Whether all sequences of a row can be sampled from cached distributions."""
         known, last = self._known, None
         if not known:
             return False
@@ -87,7 +87,7 @@ class Sampler:
         return True
 
     def draw_known(self, rows: Sequence[Row]) -> Drawn:
-        """One token for each sequence of rows that ``knows`` said yes to."""
+        """One token for each sequence of rows for which ``knows`` is True."""
         places = _places(rows, [tokens for tokens, _, _ in rows])
         pairs = [self._known[key] for key in places.firsts]
         made = CumulativeTable(
@@ -99,7 +99,7 @@ class Sampler:
         """One token for each sequence.
 
         Args:
-            rows: at least one; their indices point into ``logits``.
+            rows: at least one row; their indices point into ``logits``.
             logits: [B, V] float32.
         """
         places = _places(rows, [index for _, _, index in rows])
@@ -131,7 +131,7 @@ class Sampler:
             self._known.popitem(last=False)
 
     def _record_raw(self, places: "_Places", logits: Any, drawn: Drawn) -> None:
-        """Tell the sequences that ask what the model itself thinks of their tokens."""
+        """Record the model's own log-probabilities for the sequences that request them."""
         asking = [n for n, m in enumerate(places.sequences) if m.request.raw_logprobs]
         found = {n: drawn[1][n] for n in asking if places.sequences[n].setting == UNBENT}
         others = [number for number in asking if number not in found]
@@ -145,7 +145,7 @@ class Sampler:
     def _record_alternatives(
         self, places: "_Places", made: Distributions | CumulativeTable
     ) -> None:
-        """Tell the sequences that ask what else could have come."""
+        """Record the most probable tokens for the sequences that request alternatives."""
         asking = [(n, m) for n, m in enumerate(places.sequences) if m.request.num_alternatives]
         if asking:
             count = max(sequence.request.num_alternatives for _, sequence in asking)
@@ -165,7 +165,7 @@ class Sampler:
         made: Distributions | CumulativeTable,
         failures: Mapping[int, LegosError],
     ) -> Drawn:
-        """Record what is asked for, and mark the sequences that failed."""
+        """Record alternatives, count the draws, and mark the sequences that failed."""
         tokens, logprobs = drawn
         self._record_alternatives(places, made)
         self.draws += len(tokens)
@@ -186,16 +186,16 @@ class Sampler:
 
 
 class _Places(NamedTuple):
-    """Who draws, and from what; N sequences, D distributions."""
+    """The sequences to sample and their distributions; N sequences, D distributions."""
 
     sequences: list[SequenceState]  # [N]
     which: NDArray[np.intp]  # [N] distribution of each sequence
     firsts: dict[
         Key, tuple[RowKey | None, SequenceState]
-    ]  # [D] the first sequence of each, and its row
+    ]  # [D] the row and the first sequence of each
 
     def draws(self) -> dict[str, Any]:
-        """What ``draw`` wants to know of them."""
+        """The keyword arguments of ``draw``."""
         return {
             "which": self.which,
             "seeds": [sequence.request.seed for sequence in self.sequences],
@@ -204,7 +204,7 @@ class _Places(NamedTuple):
 
 
 def _places(rows: Sequence[Row], names: Sequence[Any]) -> _Places:
-    """Find the distinct distributions of rows; those of rows of different names differ."""
+    """Find the distinct distributions: one for each pair of row name and setting."""
     numbers: dict[Key, int] = {}
     firsts: dict[Key, tuple[RowKey | None, SequenceState]] = {}
     which: list[int] = []
@@ -225,7 +225,7 @@ def _places(rows: Sequence[Row], names: Sequence[Any]) -> _Places:
 
 
 def _recipes(sequences: Sequence[SequenceState]) -> tuple[list[Recipe], dict[int, LegosError]]:
-    """What each distribution is made of, and which cannot be made."""
+    """The settings of each distribution, and the errors of those that cannot be made."""
     recipes: list[Recipe] = []
     failures: dict[int, LegosError] = {}
     for number, sequence in enumerate(sequences):
