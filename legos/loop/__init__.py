@@ -1,1 +1,1 @@
-"""Playing and training at the same time: queue, trainer, loop, evaluation."""
+"""Play and train at the same time: the buffer, the trainer, the loop and the evaluation."""

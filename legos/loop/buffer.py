@@ -1,14 +1,13 @@
-"""The buffer between play and training: paced at its entrance, fresh at its exit.
+"""The buffer between play and training: it delays new plays and drops samples that are too old.
 
-Admission control: a group is admitted while the groups before it (being played, queued, trained on)
-imply that it is trained on at most ``staleness_limit`` optimiser steps later, so that play waits
-instead of being thrown away. ``take`` checks every sample's oldest token again, because a slow play
-can be overtaken. A group that is overdue, whose plays began under a policy beyond the limit, holds
-nobody up: it is no longer counted.
+Admission control: a group is admitted if the groups ahead of it (being played, queued, trained on)
+imply that it is trained on at most ``staleness_limit`` optimiser steps later. Play therefore waits
+instead of producing samples that are too old. ``take`` checks the oldest token of every sample
+again, because training can overtake a slow play. A group whose plays began under a policy beyond
+the limit is no longer counted, so that it does not block other groups.
 
-A selection may leave out samples as they come (answers cut short, groups without advantage). What
-is left out is booked and not replaced by anything but more play: the trainer simply waits for
-enough of what is kept.
+A selection may leave out samples when they arrive (truncated answers, groups without advantage).
+The ledger records their tokens, and the trainer waits until further play gives enough samples.
 """
 
 import asyncio
@@ -28,11 +27,11 @@ from legos.loop.ledger import Ledger
 
 __all__ = ["Admission", "Buffer", "Stopped"]
 
-REMEMBERED = 5  # steps' worth of tasks over which the number of samples per task is averaged
+REMEMBERED = 5  # steps; the samples per task are averaged over the tasks of this many steps
 
 
 class Stopped(Exception):  # noqa: N818 - a message, not an error
-    """The run is asked to end; raised to whoever waits at the buffer."""
+    """Raised to all callers that wait at the buffer when the run is asked to end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +39,7 @@ class Admission:
     """A group that was admitted and is being played."""
 
     num_tasks: int
-    version: int  # of the policy when it was admitted
+    version: int  # policy version when the group was admitted
 
 
 class Buffer:
@@ -59,13 +58,13 @@ class Buffer:
         """Make an empty buffer.
 
         Args:
-            ledger: where tokens are accounted.
-            min_samples: samples that one optimiser step waits for.
-            staleness_limit: optimiser steps that a token may be older than the policy it trains;
-                0 plays and trains in turns.
-            tasks_per_step: tasks whose groups one optimiser step takes at least.
-            select: what of each group is kept.
-            max_failed_share: largest share of the plays of ten steps' tasks that may fail.
+            ledger: counts the tokens.
+            min_samples: minimum number of samples for one optimiser step.
+            staleness_limit: maximum staleness of a token, in optimiser steps; 0 alternates between
+                play and training.
+            tasks_per_step: minimum number of tasks for one optimiser step.
+            select: selects the samples of each group that are trained on.
+            max_failed_share: maximum share of failed plays among the tasks of ten steps.
         """
         self._ledger = ledger
         self._min_samples = min_samples
@@ -81,30 +80,30 @@ class Buffer:
         self._training = 0  # tasks whose groups were taken and not yet released
         self._tasks_seen = 0
         self._samples_per_task = 0.0  # mean over the newest tasks
-        self._version = 0  # of the newest policy
+        self._version = 0  # newest policy version
         self._ending: Exception | None = None
 
     @property
     def in_turns(self) -> bool:
-        """Whether nothing may be played while the trainer trains."""
+        """Whether play must wait while the trainer trains."""
         return self._limit == 0
 
     @property
     def num_tokens(self) -> int:
-        """Chosen tokens of the queued samples."""
+        """Number of chosen tokens in the queued samples."""
         return sum(len(s.positions) for batch in self._queued for s in batch.samples)
 
     @property
     def queued(self) -> Sequence[TrainingBatch]:
-        """What waits, oldest first."""
+        """The queued groups, oldest first."""
         return tuple(self._queued)
 
     async def admit(self, num_tasks: int = 1, *, at_once: int | None = None) -> Admission:
         """Wait until another group may be played; follow with ``put``.
 
         Args:
-            num_tasks: that the group plays.
-            at_once: tasks that may be played at the same time; None: any number.
+            num_tasks: number of tasks in the group.
+            at_once: maximum number of tasks played at the same time; None: no limit.
 
         Raises:
             Stopped: the run is ending.
@@ -120,10 +119,10 @@ class Buffer:
             return admission
 
     async def put(self, batch: TrainingBatch, admission: Admission | None = None) -> None:
-        """Hand over what was played; it is in the buffer even where the caller is cancelled here.
+        """Add a played group; it is in the buffer even if the caller is cancelled here.
 
-        What leaves nothing to train on goes along for its metrics; the trainer gets an error when
-        too much such comes in a row, or too many plays fail.
+        A group without samples is kept for its metrics. The trainer gets an error if too many such
+        groups come in a row, or if too many plays fail.
         """
         self._playing -= {admission}
         kept = self._account(batch)
@@ -136,11 +135,11 @@ class Buffer:
         await self._wake()
 
     async def take(self, version: int) -> list[TrainingBatch]:
-        """Wait for enough samples that are fresh under policy ``version`` and take their groups.
+        """Wait for enough samples that are not too old for policy ``version``; take their groups.
 
         Raises:
             Stopped: the run is ending.
-            Exception: what a player failed with.
+            Exception: the error of a player that failed.
         """
         async with self._changed:
             self._version = version
@@ -153,40 +152,40 @@ class Buffer:
         return taken
 
     def put_back(self, batches: Sequence[TrainingBatch]) -> None:
-        """Have the groups taken last wait again: their step failed, and nothing of it is booked.
+        """Return the groups taken last, because their step failed and the ledger does not have it.
 
-        A checkpoint then holds them, and a run that is resumed from it makes the step again.
+        A checkpoint then holds them, and a resumed run repeats the step.
         """
         self._queued.extendleft(reversed(batches))
         self._training = 0
 
     async def release(self, version: int) -> None:
-        """The groups taken last are trained on and policy ``version`` is live."""
+        """Report that the groups taken last were trained on and policy ``version`` is live."""
         self._training = 0
         self._version = version
         await self._wake()
 
     async def end(self, reason: Exception) -> None:
-        """Wake everyone who waits: players stop, the trainer gets ``reason``."""
+        """Wake all waiting callers: players stop, the trainer gets ``reason``."""
         self._ending = self._ending or reason
         await self._wake()
 
     def discard_rest(self) -> None:
-        """Book what is left as discarded: nobody will train on it any more."""
+        """Record the remaining tokens as discarded, because they will not be trained on."""
         self._ledger.discard({"unused": self.num_tokens})
         self._queued.clear()
 
     def state(self) -> dict[str, Any]:
-        """What paces a resumed run as this one, as JSON values."""
+        """The state that makes a resumed run admit groups as this one would, as JSON values."""
         return {"tasks_seen": self._tasks_seen, "samples_per_task": self._samples_per_task}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take back what ``state`` returned."""
+        """Restore what ``state`` returned."""
         self._tasks_seen = state["tasks_seen"]
         self._samples_per_task = state["samples_per_task"]
 
     def refill(self, batches: Sequence[TrainingBatch], *, version: int) -> None:
-        """Put back what a checkpoint of policy ``version`` held; it is accounted already."""
+        """Add the groups of a checkpoint of policy ``version``; the ledger counts them already."""
         self._queued.extend(batches)
         self._version = version
 
@@ -195,7 +194,7 @@ class Buffer:
             self._changed.notify_all()
 
     def _account(self, batch: TrainingBatch) -> TrainingBatch:
-        """Book what was played and what is left out of it; returns the rest."""
+        """Record the tokens of a group and of the samples left out; returns the rest."""
         self._ledger.generated += batch.tokens_generated
         self._ledger.discard(batch.tokens_discarded)
         kept, left_out = self._select(batch)
@@ -206,9 +205,9 @@ class Buffer:
         oldest = self._version - self._limit
         playing = sum(a.num_tasks for a in self._playing if a.version >= oldest)
         if not playing and not self._training and self._step_size() is None:
-            return True  # the trainer waits, and nothing else is on its way
+            return True  # the trainer waits, and no other group is being played
         if self.in_turns:
-            return False  # it would meet two policies, and a resumed run could not repeat it
+            return False  # two policies would play it, and a resumed run could not repeat that
         samples = self._samples_per_task * self._step
         steps = math.ceil(self._min_samples / samples) if samples else 1
         waiting = sum(batch.num_tasks for batch in self._queued if batch.samples)
@@ -217,7 +216,7 @@ class Buffer:
         return playing + num_tasks <= at_once and pending + num_tasks <= most
 
     def _step_size(self) -> int | None:
-        """How many of the oldest groups make the next optimiser step; None: more are needed."""
+        """Number of oldest groups that form the next optimiser step; None: more are needed."""
         tasks = samples = 0
         for count, batch in enumerate(self._queued, start=1):
             tasks += batch.num_tasks
@@ -227,7 +226,7 @@ class Buffer:
         return None
 
     def _enough(self) -> bool:
-        """Drop what is too old, then see whether a step's worth is left."""
+        """Drop samples that are too old, then check whether enough are left for one step."""
         fresh: deque[TrainingBatch] = deque()
         oldest = self._version - self._limit
         for batch in self._queued:
@@ -239,11 +238,11 @@ class Buffer:
         self._queued = fresh
         enough = self._step_size() is not None
         if not enough:
-            self._changed.notify_all()  # dropping may have made room to play
+            self._changed.notify_all()  # dropping samples may allow a new play
         return enough
 
     def _without_stale(self, batch: TrainingBatch, kept: tuple[Sample, ...]) -> TrainingBatch:
-        """The batch with its fresh samples alone; the others' tokens are filtered."""
+        """The batch with only the kept samples; the tokens of the others count as filtered."""
         if len(kept) == len(batch.samples):
             return batch
         tokens = sum(len(s.positions) for s in kept)

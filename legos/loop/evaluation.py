@@ -1,4 +1,4 @@
-"""How good a policy is at an arena: exactly where the game can be written out, else by play."""
+"""Evaluate a policy: exactly where all states of the game can be enumerated, otherwise by play."""
 
 import asyncio
 import math
@@ -17,8 +17,8 @@ from legos.protocols import Scorer
 
 __all__ = ["ArenaEvaluation", "flat_figures"]
 
-SEED = 0x5EED  # plays of an evaluation never meet those of training
-UNDEFINED = (  # where an arena is not written out
+SEED = 0x5EED  # evaluations use other plays than training
+UNDEFINED = (  # figures that are not defined without enumerating the states
     "optimal_move_rate",
     "exploitability",
     "illegal_probability",
@@ -28,10 +28,10 @@ UNDEFINED = (  # where an arena is not written out
 
 
 class ArenaEvaluation:
-    """Evaluates one arena again and again; what does not depend on the policy is computed once.
+    """Evaluates policies at one arena; what does not depend on the policy is computed once.
 
     Attributes:
-        tokens_generated: tokens that evaluations by play have had sampled so far.
+        tokens_generated: number of tokens sampled so far for evaluations by play.
     """
 
     def __init__(
@@ -43,17 +43,18 @@ class ArenaEvaluation:
         temperature: float | None = None,
         concurrency: int = 256,
     ) -> None:
-        """Write the game out, where it is one whose starts are listed.
+        """Enumerate the states of the arena's game, if it lists its start states.
 
         Args:
-            arena: what is evaluated.
+            arena: the arena to evaluate on.
             scorer: reports the policy's probabilities.
-            plays: how many plays stand for an arena that cannot be written out.
-            temperature: of trained seats in these plays, 0: greedy; None: as in training.
-            concurrency: how many of them go on at once.
+            plays: number of plays, where the arena cannot be evaluated exactly.
+            temperature: temperature of trained seats in these plays (0: greedy); None: as in
+                training.
+            concurrency: maximum number of these plays at the same time.
 
         Raises:
-            ArenaError: the game contradicts itself, or is too large to be written out.
+            ArenaError: the game is inconsistent, or has too many states to enumerate.
         """
         self._arena = arena
         self._scorer = scorer
@@ -71,27 +72,27 @@ class ArenaEvaluation:
 
     @property
     def exact(self) -> bool:
-        """Whether the figures are computed, and nothing is played for them."""
+        """Whether the figures are computed exactly, without any play."""
         return self._tree is not None
 
     async def figures(self, *, adapter: str = POLICY) -> dict[str, Any]:
         """The evaluation as JSON values; a figure that the arena does not define is None.
 
         Args:
-            adapter: what is evaluated, under its name in the engine.
+            adapter: name in the engine of the adapter to evaluate.
         """
         if self._tree is not None:
             return (await self.report(adapter=adapter)).as_dict()
         return await self._played(adapter)
 
     async def report(self, *, adapter: str = POLICY) -> GameReport:
-        """Every figure of the game, from an adapter's own move probabilities.
+        """All figures of the game, computed from an adapter's move probabilities.
 
         Args:
-            adapter: what is evaluated, under its name in the engine.
+            adapter: name in the engine of the adapter to evaluate.
 
         Raises:
-            ArenaError: the arena is no game that can be written out.
+            ArenaError: the arena's states cannot be enumerated.
         """
         if self._tree is None:
             raise ArenaError(
@@ -114,7 +115,7 @@ class ArenaEvaluation:
         return evaluate(self._tree, policy, illegal)
 
     async def _played(self, adapter: str) -> dict[str, Any]:
-        """Means of plays that nothing is trained on, and how many of them did not end."""
+        """Means over plays that are not trained on, and the number of plays that did not end."""
         arena = self._arena
         episodes = await play_all(
             arena,

@@ -1,4 +1,4 @@
-"""What ends a run that plays for nothing: plays that fail, and plays that leave no sample."""
+"""End a run whose plays fail, or leave no samples to train on."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from legos.loop.ledger import Ledger
 
 __all__ = ["MAX_FAILED_SHARE", "FailureWindow"]
 
-MANY = 0.5  # share of plays with an illegal answer that explains why nothing is left
-WINDOW = 10  # steps' worth of tasks over which failures are counted
-MAX_FAILED_SHARE = 0.9  # of the plays of these tasks, unless another one is set
+MANY = 0.5  # share of plays with an illegal answer above which these explain the lack of samples
+WINDOW = 10  # steps; failures are counted over the tasks of this many steps
+MAX_FAILED_SHARE = 0.9  # default for the maximum share of failed plays in this window
 
 
 class _Played(NamedTuple):
@@ -26,29 +26,29 @@ class _Played(NamedTuple):
 
 
 class FailureWindow:
-    """Watches the newest plays; a step's worth of tasks is what one ``arena.step`` plays."""
+    """Counts failures among the newest plays; one step has the tasks of one ``arena.step``."""
 
     def __init__(self, *, tasks_per_step: int, max_failed_share: float) -> None:
-        """Begin with no plays.
+        """Start without plays.
 
         Args:
-            tasks_per_step: tasks that are a step's worth.
-            max_failed_share: largest share of the plays of ten steps' tasks that may fail.
+            tasks_per_step: number of tasks in one step.
+            max_failed_share: maximum share of failed plays among the tasks of ten steps.
         """
         self._step = tasks_per_step
         self._max_failed_share = max_failed_share
-        self._newest: deque[_Played] = deque()  # the newest stands last
-        self._empty = 0  # tasks in a row that left no sample
+        self._newest: deque[_Played] = deque()  # oldest first
+        self._empty = 0  # number of consecutive tasks without a kept sample
 
     def judge(
         self, played: TrainingBatch, kept: TrainingBatch, ledger: Ledger
     ) -> LegosError | None:
-        """What ends the run after these plays, or None.
+        """The error that ends the run after these plays, or None.
 
         Args:
             played: the plays with all their samples.
-            kept: what of the samples is trained on.
-            ledger: holds what was left out so far.
+            kept: the same with only the samples that are trained on.
+            ledger: counts the tokens left out so far.
         """
         failed = [episode for episode in played.episodes if episode.error]
         self._newest.append(_Played(played.num_tasks, len(played.episodes), failed))
@@ -68,7 +68,7 @@ class FailureWindow:
         return WINDOW * self._step
 
     def _all_failed(self) -> ArenaError | None:
-        """The error where each play of the newest step's worth of tasks failed by itself."""
+        """The error if every play of the newest step failed because of its own code."""
         newest = self._of_newest_step()
         failed = [episode for played in newest for episode in played.failed]
         num_plays = sum(played.num_plays for played in newest)
@@ -99,7 +99,7 @@ class FailureWindow:
 
 
 def _why_empty(newest: TrainingBatch, ledger: Ledger) -> str:
-    """What most likely leaves nothing to train on, and what to do about it."""
+    """The most likely reason for having no samples, and what to do about it."""
     metrics = newest.metrics
     plays = metrics.get("arena/episodes", 0.0)
     if plays and not metrics.get("arena/turns"):

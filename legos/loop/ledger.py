@@ -1,4 +1,4 @@
-"""The account of every generated token: trained, filtered or discarded, each with its reason."""
+"""Count every generated token as trained, filtered or discarded, with the reason."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ class Ledger:
     """Counts tokens since the start of the run.
 
     generated = trained + filtered(reason) + discarded(reason) + queued, checked at every step.
-    Filtered tokens had been sampled well but were not used (too old, a step left out); discarded
-    ones never became samples (a failed play, an endpoint without log-probabilities, a play that
-    was cut off by the end of the run, a play of an evaluation).
+    Filtered tokens were in valid samples that were not used (too old, a skipped step). Discarded
+    tokens never became samples (a failed play, an endpoint without log-probabilities, a play
+    interrupted by the end of the run, a play of an evaluation).
     """
 
     def __init__(self) -> None:
@@ -29,16 +29,16 @@ class Ledger:
         self.discarded.update(reasons)
 
     def lose(self, reason: str, tokens: int) -> None:
-        """Add tokens that were generated and reach no batch, so that nobody else counts them."""
+        """Add tokens that were generated but reach no batch, and are not counted elsewhere."""
         if tokens:
             self.generated += tokens
             self.discarded[reason] += tokens
 
     def check(self, *, queued: int) -> None:
-        """Refuse to go on with an account that does not balance.
+        """Check that the counts balance.
 
         Raises:
-            TrainerError: with both sides of the account.
+            TrainerError: they do not; the message gives both sides of the equation.
         """
         spent = self.trained + self.filtered.total() + self.discarded.total() + queued
         if spent != self.generated:
@@ -49,7 +49,7 @@ class Ledger:
             )
 
     def metrics(self, *, queued: int) -> dict[str, int]:
-        """Totals since the start of the run, flat names."""
+        """Totals since the start of the run, under flat names."""
         numbers = {
             "tokens_generated": self.generated,
             "tokens_trained": self.trained,
@@ -62,7 +62,7 @@ class Ledger:
         return numbers
 
     def state(self) -> dict[str, Any]:
-        """For the checkpoint, as JSON values."""
+        """The counts for the checkpoint, as JSON values."""
         return {
             "generated": self.generated,
             "trained": self.trained,
@@ -71,7 +71,7 @@ class Ledger:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state`` returned."""
+        """Restore what ``state`` returned."""
         self.generated = state["generated"]
         self.trained = state["trained"]
         self.filtered = Counter(state["filtered"])

@@ -1,10 +1,10 @@
-"""The asynchronous loop: a player fills the buffer while the trainer empties it.
+"""The asynchronous training loop: a player fills the buffer while the trainer empties it.
 
     player   produces groups      waits for admit()         unblocked by release(), put(), end()
     trainer  produces adapters    waits for take()          unblocked by put(), end()
 
-Ending is a message: ``Buffer.end`` wakes everyone, the trainer finishes the device call in flight
-and its books, and only then are the player's unfinished plays cancelled.
+To end the loop, ``Buffer.end`` wakes all waiting callers; the trainer finishes the running device
+call and updates the ledger; then the player's unfinished plays are cancelled.
 """
 
 import asyncio
@@ -38,25 +38,25 @@ async def training_loop(
     publisher: Publisher | None = None,
     progress: bool = True,
 ) -> None:
-    """Play and train at the same time until the trainer has done ``num_steps`` steps in all.
+    """Play and train at the same time until the trainer has done ``num_steps`` steps in total.
 
     Args:
-        arena: what is played.
-        trainer: what is trained.
-        num_steps: the step at which to end (a resumed trainer goes on from its own).
-        episode_concurrency: plays going on at once for each step's worth of tasks.
-        step_concurrency: steps' worth of tasks being played at once; together there are
-            ``episode_concurrency * step_concurrency`` plays.
-        after_step: called with each step's metrics and the groups it was made of.
-        buffer: for callers who end the loop from outside, or resume one; they keep what is left in
-            it. Without one, what is left at the end is booked as discarded.
-        publisher: where the adapter of each step is sent; None: the trainer's engine, and the
-            server that the arena's client asks.
-        progress: show the steps on the console, as ``legos train`` does; False shows nothing.
+        arena: the arena to play.
+        trainer: the trainer of the policy.
+        num_steps: the step at which to end (a resumed trainer continues from its own step).
+        episode_concurrency: number of simultaneous plays for each step that is being played.
+        step_concurrency: number of steps whose tasks are played at the same time; there are
+            ``episode_concurrency * step_concurrency`` simultaneous plays.
+        after_step: called with the metrics of each step and the groups that it trained on.
+        buffer: for callers who end the loop from outside or resume one; its remaining groups stay
+            in it. Without it, the remaining groups are recorded as discarded.
+        publisher: sends the adapter of each step to the engines; None: to the trainer's engine
+            and to the server of the arena's client.
+        progress: show the steps on the console, as ``legos train`` does.
 
     Raises:
         Stopped: ``buffer.end`` was called with it.
-        Exception: what a play's surroundings or the trainer failed with.
+        Exception: the error of the trainer, or of the player outside of single plays.
     """
     trainer.num_steps = num_steps
     given = buffer
@@ -98,13 +98,13 @@ def buffer_of(
     staleness_limit: int | None = None,
     max_failed_share: float = MAX_FAILED_SHARE,
 ) -> Buffer:
-    """An empty buffer for what a trainer's settings ask for.
+    """An empty buffer with the settings of a trainer.
 
     Args:
-        trainer: whose ledger accounts for its tokens.
-        arena: whose groups it will hold.
-        staleness_limit: optimiser steps; None: the trainer's own.
-        max_failed_share: largest share of the plays of ten steps' tasks that may fail.
+        trainer: its ledger counts the tokens of the buffer.
+        arena: the arena whose groups the buffer holds.
+        staleness_limit: maximum staleness in optimiser steps; None: that of the trainer.
+        max_failed_share: maximum share of failed plays among the tasks of ten steps.
     """
     settings = trainer.settings
     return Buffer(
@@ -126,7 +126,7 @@ async def synchronous_training_loop(
     after_step: AfterStep | None = None,
     progress: bool = True,
 ) -> None:
-    """The same loop with no lag allowed: every group is played by the newest policy."""
+    """The same loop with staleness limit 0: the newest policy plays every group."""
     buffer = buffer_of(trainer, arena, staleness_limit=0)
     await training_loop(
         arena,
@@ -142,7 +142,7 @@ async def synchronous_training_loop(
 
 
 def _reporting(console: ConsoleTracker | None, after_step: AfterStep | None) -> AfterStep:
-    """What is called after each step: the console first, so that it shows a step that fails."""
+    """Combine the console and ``after_step``; the console comes first, to show a failing step."""
 
     async def report(metrics: Metrics, batches: Sequence[TrainingBatch]) -> None:
         if console is not None:
@@ -156,9 +156,9 @@ def _reporting(console: ConsoleTracker | None, after_step: AfterStep | None) -> 
 async def _one_step(
     trainer: PolicyTrainer, buffer: Buffer, publisher: Publisher, after_step: AfterStep
 ) -> None:
-    """Take, train, publish, report, and only then let a play start on the new policy.
+    """Take groups, train, publish and report; only then may plays start on the new policy.
 
-    What ``after_step`` saves is therefore whole: with no lag allowed nothing is being played.
+    With staleness limit 0 no play runs during ``after_step``, so a checkpoint is complete.
     """
     batches = await buffer.take(trainer.version)
     try:
@@ -168,14 +168,14 @@ async def _one_step(
         raise
     await publisher.publish(trainer.backend.adapter())
     await after_step(metrics, batches)
-    if trainer.step < trainer.num_steps:  # nobody would train on what is played after the last
+    if trainer.step < trainer.num_steps:  # plays after the last step would not be trained on
         await buffer.release(trainer.version)
 
 
 async def _whole_step(
     trainer: PolicyTrainer, buffer: Buffer, publisher: Publisher, after_step: AfterStep
 ) -> None:
-    """One step; a cancellation lets a device call in flight end and the books close first."""
+    """Make one step; a cancellation waits until the step has finished or failed."""
     step = asyncio.ensure_future(_one_step(trainer, buffer, publisher, after_step))
     try:
         await asyncio.shield(step)

@@ -1,9 +1,9 @@
-"""The player: plays an arena at a constant number of plays, and hands over each group as it ends.
+"""The player: keeps a constant number of plays running and adds each finished group to the buffer.
 
 A group is the plays of one task, which are compared with each other. It gets credit and enters the
-buffer when its last play ends; no group waits for another one. In two cases a whole step's worth of
-tasks is one group: where the credit rule compares plays of different tasks (``needs_step``), and
-where no lag is allowed, so that the trainer waits for all of them anyway.
+buffer when its last play ends; no group waits for another one. In two cases all tasks of one step
+form one group: if the credit rule compares plays of different tasks (``needs_step``), and if the
+staleness limit is 0, so that the trainer waits for all of them anyway.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ class Player:
         """Make a player.
 
         Args:
-            arena: what is played; its cursor holds the position.
-            buffer: admits groups and takes them.
-            episode_concurrency: plays that go on at once for each step's worth of tasks.
-            step_concurrency: steps' worth of tasks that are played at once.
+            arena: the arena to play; its cursor holds the position in the tasks.
+            buffer: admits and receives the groups.
+            episode_concurrency: number of simultaneous plays for each step that is being played.
+            step_concurrency: number of steps whose tasks are played at the same time.
 
         Raises:
             ArenaError: the arena has no credit rule.
@@ -44,9 +44,9 @@ class Player:
         self._unfinished: set[PlannedGroup] = set()
 
     async def run(self) -> None:
-        """Play until the buffer ends; what fails outside a play ends the buffer.
+        """Play until the buffer ends; an error outside of single plays ends the buffer.
 
-        A group that is cut off is not finished: a resumed run plays it again.
+        A group that is interrupted stays unfinished, and a resumed run plays it again.
         """
         try:
             with stage_of(self._arena, self._slots) as stage:
@@ -66,7 +66,7 @@ class Player:
                 admission = await self._buffer.admit(group.num_tasks, at_once=self._at_once)
                 plays.create_task(self._play(stage, group, admission))
         except Stopped:
-            return  # the plays that go on may end, or are cancelled with the player
+            return  # running plays may finish, or are cancelled with the player
 
     async def _play(self, stage: Stage, group: PlannedGroup, admission: Admission) -> None:
         episodes = await play_each(stage, self._arena, group.plays)

@@ -1,4 +1,4 @@
-"""The trainer: samples to one optimiser step, and the new adapter to every engine."""
+"""The trainer: turns samples into an optimiser step, and publishes the new adapter."""
 
 import asyncio
 import logging
@@ -34,36 +34,36 @@ Gather = Callable[[Sequence[Sample], int], "Future[list[Sample]]"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
-    """How samples become an optimiser step."""
+    """Settings that turn samples into an optimiser step."""
 
-    min_samples: int  # samples that one step waits for
-    staleness_limit: int  # optimiser steps
+    min_samples: int  # minimum number of samples for one step
+    staleness_limit: int  # maximum staleness of a token, in optimiser steps
     normalisation: LossNormalisation
-    constant_length: int  # tokens, of the "constant" normalisation
+    constant_length: int  # divisor of the "constant" normalisation, in tokens
     objective: Callable[[int, int], Objective]  # step, number of steps -> this step's objective
     update: Callable[[int, int], Update]  # step, number of steps -> how this step is applied
-    clip_skip_threshold: float = 0.3  # steps that clip a larger share of tokens are not applied
-    select: Select = keep_all  # what of a played batch is trained on
+    clip_skip_threshold: float = 0.3  # a step that clips a larger share of tokens is not applied
+    select: Select = keep_all  # selects the samples of a batch that are trained on
 
 
 class _Step(NamedTuple):
-    """One optimiser step and what it was made of."""
+    """One optimiser step and the samples that it used."""
 
     batches: Sequence[TrainingBatch]
-    own: Sequence[Sample]  # of this process
-    samples: Sequence[Sample]  # of all processes
+    own: Sequence[Sample]  # samples of this process
+    samples: Sequence[Sample]  # samples of all processes
     found: PassResult
     metrics: Mapping[str, float]
-    reason: str | None  # why it was not applied
+    reason: str | None  # reason why the step was not applied; None: it was applied
 
 
 class PolicyTrainer:
     """Trains one adapter.
 
     Attributes:
-        step: optimiser steps attempted so far.
-        num_steps: length of the run, which schedules are stretched over.
-        ledger: the account of every token.
+        step: number of optimiser steps attempted so far.
+        num_steps: length of the run in steps, for the schedules.
+        ledger: counts every token.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class PolicyTrainer:
         *,
         gather: Gather | None = None,
     ) -> None:
-        """Put a trainer together.
+        """Make a trainer.
 
         Args:
             backend: computes gradients and owns the adapter.
-            publisher: makes adapters live.
-            settings: how samples become a step.
-            gather: collects what all processes have played; every one of them then makes the step
-                on all of it, and accounts for its own tokens. None: this process trains alone.
+            publisher: loads adapters into the engines.
+            settings: settings of a step.
+            gather: collects the samples of all processes; each process then trains on all samples
+                and counts its own tokens. None: this process trains alone.
         """
         self.backend = backend
         self.publisher = publisher
@@ -90,20 +90,20 @@ class PolicyTrainer:
         self.step = 0
         self.num_steps = 1
         self._gather = gather or _alone
-        self._sounding: set[tuple[str, str]] = set()  # metric and level of alarms that were told
+        self._sounding: set[tuple[str, str]] = set()  # metric and level of alarms already logged
 
     @property
     def version(self) -> int:
-        """Policy version: optimiser steps applied so far."""
+        """Policy version: the number of optimiser steps applied so far."""
         return self.backend.version
 
     def train_step(self, batch: TrainingBatch) -> Metrics:
-        """One optimiser step on one batch, at once, whatever its size.
+        """Make one optimiser step on one batch of any size; blocks until it is done.
 
-        Where it fails, nothing of the batch is booked.
+        If the step fails, the ledger does not change.
 
         Raises:
-            TrainerError: there is no sample that could be trained on.
+            TrainerError: no sample is left to train on.
         """
         started = time.perf_counter()
         kept, left_out = self.settings.select(batch)
@@ -121,14 +121,14 @@ class PolicyTrainer:
     async def train(
         self, batches: Sequence[TrainingBatch], *, queued: Callable[[], int]
     ) -> Metrics:
-        """One optimiser step on batches whose tokens are in the ledger already.
+        """Make one optimiser step on batches whose tokens the ledger already counts.
 
         Args:
-            batches: from the buffer.
-            queued: tokens that wait in the buffer, asked after the step.
+            batches: batches from the buffer.
+            queued: returns the number of tokens in the buffer; called after the step.
 
         Raises:
-            TrainerError: there is no sample.
+            TrainerError: there are no samples.
         """
         started = time.perf_counter()
         own = [sample for batch in batches for sample in batch.samples]
@@ -141,16 +141,16 @@ class PolicyTrainer:
         return self._account(step, started, queued=queued())
 
     async def publish_weights(self) -> AdapterInfo:
-        """Make the adapter as trained so far live in the engine."""
+        """Publish the current adapter to the engine."""
         return await self.publisher.publish(self.backend.adapter())
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write the backend's state into a folder; returns the rest as JSON values."""
+        """Write the backend's state into a folder; returns the other state as JSON values."""
         self.backend.save(folder)
         return {"step": self.step, "num_steps": self.num_steps, "ledger": self.ledger.state()}
 
     def restore(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Take back what ``save`` wrote and returned."""
+        """Restore what ``save`` wrote and returned."""
         self.backend.restore(folder)
         self.step, self.num_steps = state["step"], state["num_steps"]
         self.ledger.restore(state["ledger"])
@@ -158,10 +158,10 @@ class PolicyTrainer:
     def _forward_backward(
         self, samples: Sequence[Sample], left_out: Mapping[str, int]
     ) -> "Future[PassResult]":
-        """Begin the forward and backward pass over these samples.
+        """Start the forward and backward pass over these samples.
 
         Raises:
-            TrainerError: there is none.
+            TrainerError: there are no samples.
         """
         settings = self.settings
         if not samples:
@@ -176,7 +176,7 @@ class PolicyTrainer:
         return self.backend.forward_backward(samples, weights, objective)
 
     def _judged(self, found: PassResult) -> tuple[dict[str, float], str | None]:
-        """The step's metrics, and why it must not be applied, or None."""
+        """The step's metrics, and the reason not to apply it, or None."""
         metrics = step_metrics(found.loss, found.sums, found.grad_norm)
         reason = skip_reason(metrics, clip_skip_threshold=self.settings.clip_skip_threshold)
         if reason is not None:
@@ -188,7 +188,7 @@ class PolicyTrainer:
         return self.settings.update(self.step, self.num_steps)
 
     def _account(self, step: "_Step", started: float, *, queued: int) -> Metrics:
-        """Book a step's tokens, and what to report of it."""
+        """Record a step's tokens in the ledger; returns the metrics of the step."""
         found, samples = step.found, step.samples
         too_long = sum(len(s.positions) for s in step.own if _longer(s, found.row_limit))
         if too_long:
@@ -227,7 +227,7 @@ class PolicyTrainer:
         return metrics
 
     def _sound(self, metrics: Metrics) -> None:
-        """Log alarms when they start, warnings once in a process."""
+        """Log an error each time it starts, and each warning once per process."""
         found = alarms(metrics)
         for alarm in found:
             if (alarm.metric, alarm.level) not in self._sounding:
@@ -238,7 +238,7 @@ class PolicyTrainer:
 
 
 def _alone(samples: Sequence[Sample], version: int) -> "Future[list[Sample]]":
-    """No other process plays."""
+    """The samples of this process, which trains alone."""
     del version
     everything: Future[list[Sample]] = Future()
     everything.set_result(list(samples))
@@ -246,5 +246,5 @@ def _alone(samples: Sequence[Sample], version: int) -> "Future[list[Sample]]":
 
 
 def _longer(sample: Sample, limit: int | None) -> bool:
-    """Whether what stands before a sample's last chosen token is longer than a limit."""
+    """Whether a sample has more tokens before its last chosen one than a limit."""
     return limit is not None and max(sample.positions) > limit
