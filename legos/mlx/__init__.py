@@ -1,11 +1,11 @@
 """The MLX device.
 
-- ``device``: what the rest of legos asks for a model, an engine or a backend
-- ``model``: one module tree, loaded, adapted, run, owned by one thread
-- ``generate``: the engine, on a tree of its own
-- ``train``: the backend, on another one
-- ``checks``: bare loops and checks for the benches and the self-test
-- ``pretraining``: how the built-in model was made
+- ``device``: gives the rest of legos models, engines and backends
+- ``model``: loads, adapts and runs a module tree, which one thread owns
+- ``generate``: the engine, on its own module tree
+- ``train``: the backend, on another module tree
+- ``checks``: minimal loops and checks for the benches and the self-test
+- ``pretraining``: makes the built-in model
 """
 
 import resource
@@ -13,10 +13,10 @@ import sys
 
 
 def _import_mlx_lm() -> None:
-    """Import mlx-lm without what it does to the process's limit on open files.
+    """Import mlx-lm, but keep it from changing the process's limit on open files.
 
-    It sets the limit to 2048 and its upper bound to 4096, which nobody but root can raise again;
-    where the bound is lower already, the import fails.
+    mlx-lm sets the soft limit to 2048 and the hard limit to 4096, which only root can raise again;
+    where the hard limit is already lower, the import fails.
     """
     set_limit = resource.setrlimit
     resource.setrlimit = lambda *_: None

@@ -1,4 +1,4 @@
-"""The MLX device: models, loaded once and owned by one thread, and what is made from them."""
+"""The MLX device: loads models, and makes engines and backends from them."""
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,13 +32,13 @@ __all__ = ["MlxDevice", "MlxModel"]
 
 
 class MlxDevice:
-    """What MLX computes on: Metal, CUDA or the processor, as MLX itself chooses."""
+    """MLX on Metal, CUDA or the CPU; MLX chooses which."""
 
     def load(self, name: str, *, inline: bool = False) -> "MlxModel":
         """Load a model: a folder in MLX or hub format, or a hub name.
 
         Raises:
-            ModelError: no such model, a file is missing, or the architecture does not fit.
+            ModelError: the model is not found, a file is missing, or MLX cannot load it.
         """
         return MlxModel(resolve_folder(name), inline=inline)
 
@@ -48,19 +48,19 @@ class MlxDevice:
 
 
 class MlxModel:
-    """A loaded model; its module tree is touched by its own thread alone.
+    """A loaded model; only its own thread uses the module tree.
 
     Attributes:
-        folder: where it was loaded from.
+        folder: the model's folder.
         tokenizer: its tokenizer and chat template.
-        num_parameters: of the base model.
-        dtype: the narrowest type that it computes in.
-        context: longest prompt plus completion, tokens.
-        lora: where LoRA stands, or None before it is put on.
-        processes: those that ``mlx.launch`` started together; None where this one is alone.
-        worker: the thread that owns the tree, or the caller's.
-        tree: the module tree, for its owner alone.
-        spans: of every engine and backend of this model, when device code ran; off unless set.
+        num_parameters: number of parameters of the base model.
+        dtype: the narrowest float type of its weights.
+        context: maximum number of prompt and completion tokens together.
+        lora: shape of the model's LoRA; None before ``add_lora``.
+        processes: the processes that ``mlx.launch`` started; None where this process is alone.
+        worker: runs calls on the thread that owns the tree, or on the caller's thread.
+        tree: the module tree; only the worker may use it.
+        spans: time spans of device code in each engine and backend; recorded only when enabled.
     """
 
     def __init__(self, folder: Path, *, inline: bool) -> None:
@@ -80,7 +80,7 @@ class MlxModel:
 
     @property
     def tool_format(self) -> ToolFormat:
-        """The form that the model was taught, or the plain one, which its prompts then explain."""
+        """The model's own format of tool calls, or the plain one, which prompts then explain."""
         return (self.tokenizer.knows_tools and tool_format(self.folder)) or PLAIN_TOOLS
 
     def __call__(self, input_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -90,17 +90,17 @@ class MlxModel:
     def lora_shape(
         self, *, rank: int, alpha: float, num_layers: int, head: bool, use_dora: bool
     ) -> LoraShape:
-        """As ``legos.mlx.model.lora.lora_shape``."""
+        """See ``legos.mlx.model.lora.lora_shape``."""
         shape: dict[str, Any] = {"rank": rank, "alpha": alpha, "num_layers": num_layers}
         shape |= {"head": head, "use_dora": use_dora}
         return self.worker.call(lambda: lora_shape(self.tree, **shape)).result()
 
     def add_lora(self, shape: LoraShape, *, seed: int = 0) -> None:
-        """Put LoRA on the model, which changes nothing before the first update.
+        """Add LoRA to the model; its outputs are unchanged until the first update.
 
         Raises:
             ModelError: the model has LoRA already.
-            AdapterError: the model has no such modules.
+            AdapterError: DoRA cannot be added to one of the modules.
         """
         if self.lora is not None:
             raise ModelError("the model has LoRA already; load it again for another shape")
@@ -108,16 +108,16 @@ class MlxModel:
         self.lora = shape
 
     def set_adapter(self, adapter: Adapter) -> None:
-        """Make calls compute an adapter.
+        """Make calls use an adapter.
 
         Raises:
-            AdapterError: it does not fit the LoRA that was put on.
+            AdapterError: the adapter does not fit the model's LoRA.
         """
         self.worker.call(set_adapter, self.tree, adapter).result()
 
     @contextmanager
     def without_lora(self) -> Generator[None]:
-        """Within the block, calls compute the model without LoRA."""
+        """Within the block, calls use the base model without LoRA."""
         block = without_lora(self.tree)
         self.worker.call(block.__enter__).result()
         try:
@@ -126,7 +126,7 @@ class MlxModel:
             self.worker.call(block.__exit__, None, None, None).result()
 
     def base_adapter(self) -> Adapter:
-        """LoRA as it was put on, version 0; it changes nothing.
+        """The current LoRA arrays as version 0, which has no effect before the first update.
 
         Raises:
             ModelError: the model has no LoRA.
@@ -136,7 +136,7 @@ class MlxModel:
         return Adapter(name=POLICY, version=0, shape=shape, arrays=arrays)
 
     def write_fused(self, adapter: Adapter, folder: Path) -> float:
-        """Merge an adapter into the model and write it; as ``write_checked``."""
+        """Merge an adapter into the model and write it; see ``write_checked``."""
         if self.lora is None:
             self.add_lora(adapter.shape)
         self.set_adapter(adapter)
@@ -147,21 +147,21 @@ class MlxModel:
     def make_engine(
         self, limits: EngineLimits | None = None, *, watched: bool = False
     ) -> MlxEngine | WatchedEngine:
-        """An engine on a thread and module tree of its own, sharing this model's base arrays.
+        """Make an engine with its own thread and module tree, which shares the base arrays.
 
         Args:
-            limits: what it may use; None: the defaults.
-            watched: whether it is replaced, its adapters with it, when it dies or hangs.
+            limits: limits of rows, tokens and memory; None: the defaults.
+            watched: whether a watchdog replaces the engine when it dies or hangs.
         """
         return WatchedEngine(lambda: self._engine(limits)) if watched else self._engine(limits)
 
     def make_backend(self, config: BackendConfig | None = None) -> MlxBackend:
-        """What trains the LoRA of this model, on its thread; at most one of a handle.
+        """Make the backend that trains this model's LoRA on its thread; make at most one.
 
         Raises:
             ModelError: the model has no LoRA.
-            TrainerError: weight decay with DoRA.
-            AdapterError: the reference does not exist, or does not fit.
+            TrainerError: weight decay is used with DoRA.
+            AdapterError: the reference adapter does not exist, or does not fit.
         """
         group = self.processes and self.processes.group
         backend = MlxBackend(self.worker, self.tree, self._lora_shape(), config, group=group)
@@ -169,7 +169,7 @@ class MlxModel:
         return backend
 
     def close(self) -> None:
-        """End the owning thread."""
+        """Stop the thread that owns the tree."""
         self.worker.close()
 
     def _engine(self, limits: EngineLimits | None) -> MlxEngine:

@@ -1,8 +1,8 @@
-"""Make the built-in model: fresh weights, supervised on uniformly random legal play.
+"""Make the built-in model: supervised training of new weights on uniformly random legal play.
 
 ``python -m legos.mlx.pretraining --out DIR`` takes about three minutes on two cores with an
-optimised BLAS, which is best held to one thread: the matrices are small. The same arguments give
-the same bytes on the same machine.
+optimised BLAS. Limit the BLAS to one thread: the matrices are small. The same arguments give the
+same bytes on the same machine.
 """
 
 import argparse
@@ -32,11 +32,11 @@ __all__ = ["answer_logits", "known_positions", "main", "practise"]
 GAMES = ("nim", "kuhn")  # the games that the model should know
 NUM_STEPS = 3200
 ROWS = 32  # exercises per step
-KNOWN = 0.2  # of a batch: positions of the games at hand
-COPYING = 0.12  # of the steps: echoes, before any moves
+KNOWN = 0.2  # fraction of a batch that is positions of ``GAMES``
+COPYING = 0.12  # fraction of the steps that train copying, before any moves
 PEAK_RATE = 1e-2
 LONGEST_ECHO = 24  # characters
-POOL = 8  # batches that are sorted by length together, so that rows waste little padding
+POOL = 8  # batches that are sorted by length together, to reduce padding
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +48,9 @@ def practise(
 
     Args:
         shape: sizes of the model, a llama.
-        positions: decision points of games that it should know, at least one.
-        num_steps: optimiser steps.
-        seed: of the weights and of every draw.
+        positions: decision points of games that the model should know, at least one.
+        num_steps: number of optimiser steps.
+        seed: seed of the weights and of every random choice.
 
     Returns:
         The weights under their hub names.
@@ -79,19 +79,19 @@ def practise(
 
 
 def answer_logits(model: Model, token_ids: mx.array, starts: mx.array, width: int) -> mx.array:
-    """Logits at the answer positions alone: the last layer is not run anywhere else.
+    """Logits at the answer positions; the last layer is computed only there.
 
-    On a processor most of a step goes to the exponentials of softmax and SwiGLU; this leaves out
-    almost half of them.
+    On a CPU, the exponentials of softmax and SwiGLU take most of a step; this omits almost half of
+    them.
 
     Args:
         model: a llama.
         token_ids: [B, T].
         starts: [B] first answer position of every row.
-        width: A, number of answer positions.
+        width: number of answer positions A.
 
     Returns:
-        [B, A, V]; positions past T repeat the last one and mean nothing.
+        [B, A, V] logits; positions beyond T repeat the last one and have no meaning.
     """
     trunk: Any = model.model
     last, attention = trunk.layers[-1], trunk.layers[-1].self_attn
@@ -131,7 +131,7 @@ def _entropy(batch: Exercises) -> float:
 
 
 def _schedule(step: int, num_steps: int) -> float:
-    """Linear rise over the first 3 % of the steps, then linear fall to almost zero."""
+    """Learning rate factor: linear warm-up over 3 % of the steps, then linear decay to near 0."""
     warm = 0.03 * num_steps
     return step / warm if step < warm else (num_steps - step + 1) / (num_steps - warm + 1)
 
@@ -155,7 +155,7 @@ def _batches(positions: Sequence[Exercise], num_steps: int, rng: Random) -> Iter
 
 
 def known_positions(games: Sequence[str] = GAMES) -> list[Exercise]:
-    """Every decision point of some installed games, as a seat is asked, each prompt once.
+    """Every decision point of some installed games, with the prompt of a seat, each prompt once.
 
     Raises:
         ArenaError: no game has that name, or it is too large to list.
@@ -168,7 +168,7 @@ def known_positions(games: Sequence[str] = GAMES) -> list[Exercise]:
 
 
 def main() -> None:
-    """Build the model into the folder that the command line names."""
+    """Train the model and write it to the folder given by ``--out``."""
     parser = argparse.ArgumentParser(prog="python -m legos.mlx.pretraining", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="optimiser steps")

@@ -1,1 +1,1 @@
-"""What the rest is measured and checked against."""
+"""Minimal loops and checks that the benches and the self-test compare legos with."""

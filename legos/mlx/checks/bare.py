@@ -1,4 +1,4 @@
-"""Bare generation: mlx-lm's BatchGenerator with nothing around it, which benches compare with."""
+"""Baseline generation for benches: mlx-lm's ``BatchGenerator`` without an engine around it."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ Row = tuple[int, ...]
 def bare_generation(
     model: nn.Module, prompts: Sequence[Row], *, max_tokens: int, rows: int
 ) -> float:
-    """Seconds in which a bare BatchGenerator samples a completion of every prompt.
+    """Measure the seconds in which a ``BatchGenerator`` samples one completion of every prompt.
 
     Args:
-        model: the module tree, LoRA in it.
-        prompts: token ids; every one is computed, equal ones again.
-        max_tokens: tokens of each completion.
-        rows: decoded at once, and prefilled at once.
+        model: the module tree with LoRA.
+        prompts: token ids of each prompt; equal prompts are computed again.
+        max_tokens: number of tokens of each completion.
+        rows: number of rows that are decoded, and prefilled, at once.
     """
     started = time.perf_counter()
     generator = _generator(model, max_tokens=max_tokens, rows=rows)
@@ -34,10 +34,10 @@ def bare_generation(
 
 
 def bare_shared_generation(model: nn.Module, counts: Mapping[Row, int], *, rows: int) -> float:
-    """Seconds in which a bare loop samples one token ``count`` times for each distinct prompt.
+    """Measure the seconds in which a minimal loop samples ``count`` tokens after each prompt.
 
-    The given sharing: a distinct prompt goes through a BatchGenerator once, and its tokens are
-    drawn from the log-probabilities that come back, with the log-probability of each.
+    A ``BatchGenerator`` computes each distinct prompt once; the tokens are drawn from the
+    log-probabilities that it returns, and the log-probability of each token is read.
     """
     started = time.perf_counter()
     generator = _generator(model, max_tokens=1, rows=rows)

@@ -1,6 +1,6 @@
-"""Bare training of completions: padded rows, automatic gradients, AdamW, and nothing around them.
+"""Baseline training for benches: padded rows, automatic differentiation and AdamW only.
 
-The limit that the train bench measures against, and the padded trainers that it is compared with.
+The train bench uses it as a speed limit, and as a model of trainers that pad their rows.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,14 +24,14 @@ Split = tuple[tuple[int, ...], int]
 def make_bare_update(
     model: nn.Module, blocks: Sequence[Sequence[Split]], *, pad_to: int = 0
 ) -> Callable[[], None]:
-    """A function that does one update on blocks of rows, each block padded to its longest row.
+    """Make a function that does one update on blocks of rows, padded to the longest in each block.
 
-    The loss is the mean log-probability of the completion's tokens.
+    The loss is the negative mean log-probability of the completion tokens.
 
     Args:
-        model: the module tree, LoRA in it.
-        blocks: rows that go through the model together.
-        pad_to: shortest padded length.
+        model: the module tree with LoRA.
+        blocks: rows that are computed together.
+        pad_to: minimum padded length, tokens.
     """
     forward = CausalModel(model)
     optimiser = optim.AdamW(learning_rate=1e-6)
@@ -55,7 +55,7 @@ def make_bare_update(
 
 
 def summed(parts: Iterable[Any]) -> Any:
-    """The sum of arrays, or of trees of them, each part evaluated before the next one is made."""
+    """The sum of arrays or trees of arrays; each part is evaluated before the next one is made."""
     total: Any = None
     for part in parts:
         total = part if total is None else tree_map(mx.add, total, part)
@@ -64,7 +64,7 @@ def summed(parts: Iterable[Any]) -> Any:
 
 
 def _inputs(block: Sequence[Split], pad_to: int) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-    """Token ids [R, T], and row, column and target of every completion token."""
+    """Token ids [R, T], and the row, column and target id of every completion token."""
     input_ids, _ = pad_rows([tokens[:-1] for tokens, _ in block])
     input_ids = mx.pad(input_ids, [(0, 0), (0, max(0, pad_to - input_ids.shape[1]))])
     places = np.array(

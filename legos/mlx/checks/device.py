@@ -1,4 +1,4 @@
-"""What benches and the self-test measure MLX with, on one model."""
+"""The measurements of MLX that the benches and the self-test use, on one model."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ Row = tuple[int, ...]
 
 
 class MlxChecks:
-    """Bare loops run on the module trees and threads of the model and its engines."""
+    """Runs baselines and checks on the module trees and threads of a model and its engines."""
 
     def __init__(self, model: MlxModel) -> None:
         self._model = model
@@ -31,7 +31,7 @@ class MlxChecks:
     def bare_generation(
         self, engine: LocalEngine, prompts: Sequence[Row], *, max_tokens: int, rows: int
     ) -> float:
-        """Seconds of a bare BatchGenerator, which computes equal prompts again."""
+        """Seconds of mlx-lm's ``BatchGenerator``, which computes equal prompts again."""
         assert isinstance(engine, MlxEngine), "an engine of this model"
         return engine.run(
             lambda tree: bare_generation(tree, prompts, max_tokens=max_tokens, rows=rows)
@@ -40,7 +40,7 @@ class MlxChecks:
     def bare_shared_generation(
         self, engine: LocalEngine, prompts: Sequence[Row], *, rows: int
     ) -> float:
-        """Seconds of a bare BatchGenerator that computes equal prompts once, one token each."""
+        """Seconds of ``BatchGenerator`` for one token per prompt, equal prompts computed once."""
         assert isinstance(engine, MlxEngine), "an engine of this model"
         counts = Counter(prompts)
         return engine.run(lambda tree: bare_shared_generation(tree, counts, rows=rows)).result()
@@ -48,13 +48,13 @@ class MlxChecks:
     def bare_update(
         self, blocks: Sequence[Sequence[Split]], *, pad_to: int = 0
     ) -> Callable[[], None]:
-        """A bare optimiser step on blocks of rows, on the model's thread."""
+        """Make a baseline optimiser step on blocks of rows; it runs on the model's thread."""
         worker, tree = self._model.worker, self._model.tree
         update = worker.call(lambda: make_bare_update(tree, blocks, pad_to=pad_to)).result()
         return lambda: worker.call(update).result()
 
     def peer_update(self, blocks: Sequence[Sequence[Split]]) -> Callable[[], None] | None:
-        """The step of mlx-lm-lora on the same blocks; None where it is not installed."""
+        """Make mlx-lm-lora's optimiser step on the same blocks; None where it is not installed."""
         worker, tree = self._model.worker, self._model.tree
         if not is_installed():
             return None
@@ -69,24 +69,24 @@ class MlxChecks:
         share: bool = True,
         checkpoint: bool = False,
     ) -> MeasuredStep:
-        """The gradients of one step on a tree of its own, on the calling thread."""
+        """Compute the gradients of one step on a separate tree, on the calling thread."""
         return run_step(self._model.folder, adapter, samples, share=share, checkpoint=checkpoint)
 
     def peak_bytes(self, call: Callable[[], object]) -> int:
-        """Run a call; the most bytes that MLX held beyond those before it."""
+        """Run a call; returns the peak of MLX's memory in bytes, minus what was held before."""
         return peak_bytes(call)
 
     def memory(self) -> Mapping[str, float]:
-        """MiB that MLX holds now, and the most that it held so far."""
+        """Memory that MLX holds now, and its peak so far, in MiB."""
         return memory_facts()
 
     def record(self) -> None:
-        """Start recording when device code runs, in the model's engines and backend."""
+        """Start recording the time spans of device code in the model's engines and backend."""
         for spans in self._model.spans:
             spans.found.clear()
             spans.recording = True
 
     def recorded(self, start: float, end: float) -> float:
-        """Seconds between two readings of ``perf_counter`` in which some device code ran."""
+        """Seconds in which device code ran, between two readings of ``perf_counter``."""
         found = [span for spans in self._model.spans for span in spans.found]
         return covered((max(a, start), min(b, end)) for a, b in found if b > start and a < end)

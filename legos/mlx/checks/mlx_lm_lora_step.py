@@ -1,4 +1,4 @@
-"""The GRPO step of mlx-lm-lora on recorded completions, where that package is installed."""
+"""The GRPO step of mlx-lm-lora on given completions, where that package is installed."""
 
 import importlib
 import importlib.util
@@ -22,13 +22,13 @@ def is_installed() -> bool:
 def make_mlx_lm_lora_step(
     model: nn.Module, blocks: Sequence[Sequence[Split]]
 ) -> Callable[[], None]:
-    """A function that does one optimiser step with mlx-lm-lora's loss, without KL to a reference.
+    """Make a function that does one optimiser step with mlx-lm-lora's loss, without a KL term.
 
-    What its trainer does besides (rewards, a search for infinities, reports) is left out.
+    The other work of its trainer (rewards, checks for infinities, reports) is left out.
 
     Args:
-        model: the module tree, LoRA in it.
-        blocks: rows that go through the model together, its micro-batches.
+        model: the module tree with LoRA.
+        blocks: micro-batches of rows that are computed together.
     """
     optimiser = optim.AdamW(learning_rate=1e-6)
 
@@ -44,15 +44,15 @@ def make_mlx_lm_lora_step(
 
 
 def mlx_lm_lora_gradients(model: nn.Module, block: Sequence[Split], advantages: list[float]) -> Any:
-    """Gradients of its GRPO loss where the policy itself has said the completions.
+    """Gradients of mlx-lm-lora's GRPO loss for completions sampled from the current policy.
 
     Args:
-        model: the module tree, LoRA in it.
-        block: rows that go through the model together.
-        advantages: one a row.
+        model: the module tree with LoRA.
+        block: rows that are computed together.
+        advantages: advantage of each row.
 
     Returns:
-        The tree of gradients of the mean over the completions' tokens.
+        The tree of gradients of the mean loss over completion tokens.
     """
     trainer = importlib.import_module("mlx_lm_lora.trainer.grpo_trainer")
     _, gradients = nn.value_and_grad(model, trainer.grpo_loss)(

@@ -1,4 +1,4 @@
-"""The gradients of one and the same step, computed in another way each time."""
+"""The gradients of one step with or without shared prefixes and gradient checkpointing."""
 
 import time
 from collections.abc import Sequence
@@ -32,12 +32,12 @@ def run_step(
     share: bool = True,
     checkpoint: bool = False,
 ) -> MeasuredStep:
-    """Compute the gradients of one step on a module tree of its own, on the calling thread.
+    """Compute the gradients of one step on a newly loaded module tree, on the calling thread.
 
     Args:
-        folder: the model.
-        adapter: LoRA as it stands.
-        samples: of the step.
+        folder: folder of the model.
+        adapter: LoRA arrays of the policy.
+        samples: samples of the step.
         share: whether rows share prefixes, where the architecture allows it.
         checkpoint: whether layers are computed again in the backward pass.
     """

@@ -24,7 +24,7 @@ from legos.weights.adapter import Adapter, AdapterInfo
 __all__ = ["WatchedEngine"]
 
 logger = logging.getLogger(__name__)
-MAX_RESTARTS = 3  # per engine; a fault that comes back more often needs a person
+MAX_RESTARTS = 3  # per ``WatchedEngine``; a fault that comes back more often needs a person
 
 
 class WatchedEngine:

@@ -1,16 +1,16 @@
-"""DoRA: a linear module whose adapted rows have a length of their own, the magnitude m, to learn.
+"""DoRA: LoRA with a learned norm m (the magnitude) of every row of the adapted matrix.
 
     y = g * ((W + s (A B)^T) x) + bias    with g = m / |W + s (A B)^T|, row by row
 
-The lengths are taken as constants where gradients are concerned (section 4.3 of the paper), and the
+The norms in the denominator count as constants in the gradient (section 4.3 of the paper). The
 adapted matrix is never made: with W A, which is a forward pass of `rank` rows,
 
     |W + s (A B)^T|^2 = |W|^2 + 2 s sum_r (W A)^T B + s^2 sum_r ((A^T A) B) B
 
-so a quantised matrix stays quantised, and is looked at as a whole once, for |W|.
+so a quantised matrix stays quantised, and is dequantised as a whole only once, for |W|.
 
 Source: Liu et al., DoRA: Weight-Decomposed Low-Rank Adaptation, arXiv:2402.09353. mlx-lm's
-``DoRALinear`` and PEFT compute the same and make the adapted matrix in every forward pass.
+``DoRALinear`` and PEFT compute the same, but make the adapted matrix in every forward pass.
 """
 
 import math
@@ -31,15 +31,15 @@ SWITCH = (SwitchLinear, QuantizedSwitchLinear)
 
 
 class DoraLinear(nn.Module):
-    """A linear module with LoRA and a learnt length of every adapted row.
+    """A linear module with LoRA and a learned norm of every adapted row.
 
     Attributes:
-        linear: the module as it was, frozen.
-        lora_a: [in, rank]
-        lora_b: [rank, out]
-        m: [out] lengths; those of W to begin with, so that nothing changes.
-        scale: s.
-        bypassed: True computes the module as it was.
+        linear: the base module, frozen.
+        lora_a: [in, rank] matrix A.
+        lora_b: [rank, out] matrix B, zero at first.
+        m: [out] row norms; at first those of W, so that the output is unchanged.
+        scale: LoRA's scale s.
+        bypassed: if True, only the base module is computed.
     """
 
     def __init__(self, linear: Any, *, rank: int, scale: float) -> None:
@@ -56,14 +56,14 @@ class DoraLinear(nn.Module):
         mx.eval(self.parameters(), self._squared)  # one dequantised matrix at a time
 
     def __call__(self, x: mx.array) -> mx.array:
-        """[.., out] of [.., in]."""
+        """The output [.., out] for the input [.., in]."""
         if self.bypassed:
             return self.linear(x)
         g = gain_of(self.linear, self._squared, (self.lora_a, self.lora_b, self.m), self.scale)
         return with_gain(self.linear, x, self.scale * ((x @ self.lora_a) @ self.lora_b), g)
 
     def merged(self) -> nn.Linear:
-        """A linear module of the same outputs, in the type of W or of its quantisation's scales."""
+        """A plain linear module with the same outputs, in the type of W or of its scales."""
         weight = _dequantised(self.linear)
         adapted = weight.astype(mx.float32) + self.scale * (self.lora_a @ self.lora_b).T
         lengths = mx.linalg.norm(adapted, axis=1)
@@ -77,10 +77,10 @@ class DoraLinear(nn.Module):
 
 
 def add_dora(model: nn.Module, shape: LoraShape) -> None:
-    """Put DoRA where a shape says, by names from the tree's root or from a layer's.
+    """Add DoRA to the modules of a shape, named relative to the tree's root or to a layer.
 
     Raises:
-        AdapterError: one of the modules is no linear module.
+        AdapterError: one of the modules is not a linear module.
     """
     keys = set(shape.modules)
     layers: list[nn.Module] = list(model.layers or ())
@@ -94,10 +94,10 @@ def add_dora(model: nn.Module, shape: LoraShape) -> None:
 
 
 def check_dora(modules: Mapping[str, nn.Module]) -> None:
-    """Refuse what has no rows of one length for all tokens.
+    """Check that all modules are linear modules, to which DoRA can be added.
 
     Raises:
-        AdapterError: naming the first module that DoRA is not computed for.
+        AdapterError: a module is not; the message names the first.
     """
     for name, module in modules.items():
         if isinstance(module, SWITCH):
@@ -115,15 +115,15 @@ def check_dora(modules: Mapping[str, nn.Module]) -> None:
 def gain_of(
     linear: Any, squared: mx.array, arrays: tuple[mx.array, mx.array, mx.array], scale: float
 ) -> mx.array:
-    """[out] what each output is multiplied by: m over the length of the adapted row.
+    """[out] factor of each output: m divided by the norm of the adapted row.
 
-    A row of zeros that is not adapted keeps its output, which is zero.
+    Where the adapted row is zero, the divisor is 1; its output is zero anyway.
 
     Args:
-        linear: the module.
-        squared: [out] of its matrix, as ``squared_lengths`` gives them.
-        arrays: lora_a [in, rank], lora_b [rank, out] and m [out]; only m has a gradient.
-        scale: of LoRA.
+        linear: the base module.
+        squared: [out] squared row norms of its matrix, from ``squared_lengths``.
+        arrays: lora_a [in, rank], lora_b [rank, out] and m [out]; only m gets a gradient.
+        scale: LoRA's scale.
     """
     a, b, m = arrays
     a, b = mx.stop_gradient(a), mx.stop_gradient(b)
@@ -138,22 +138,22 @@ def with_gain(linear: Any, x: mx.array, delta: mx.array, gain: mx.array) -> mx.a
     """[.., out] y = gain * (W x + delta) + bias, summed in float32.
 
     Args:
-        linear: the module.
+        linear: the base module.
         x: [.., in]
-        delta: [.., out] float32, what LoRA adds.
-        gain: [out], or [.., out] with one for each row of a batch.
+        delta: [.., out] float32, LoRA's term.
+        gain: [out], or [.., out] with a gain for each row of a batch.
     """
     y = (gain * (_without_bias(linear, x) + delta)).astype(x.dtype)
     return y + linear.bias if "bias" in linear else y
 
 
 def squared_lengths(linear: Any) -> mx.array:
-    """[out] float32 squares of the lengths of a linear module's rows."""
+    """[out] float32 squared norms of the rows of a linear module's matrix."""
     return mx.sum(mx.square(_dequantised(linear).astype(mx.float32)), axis=1)
 
 
 def _without_bias(linear: Any, x: mx.array) -> mx.array:
-    """[.., out] what a linear module gives for [.., in], but for its bias."""
+    """[.., out] output of a linear module for [.., in], without its bias."""
     if isinstance(linear, nn.QuantizedLinear):
         return mx.quantized_matmul(
             x,
@@ -169,7 +169,7 @@ def _without_bias(linear: Any, x: mx.array) -> mx.array:
 
 
 def _dequantised(linear: Any) -> mx.array:
-    """[out, in] the matrix; float32 where it was quantised, as the kernels compute."""
+    """[out, in] matrix; a quantised one is dequantised to float32, as the kernels do."""
     if not isinstance(linear, nn.QuantizedLinear):
         return linear.weight
     scales, biases = linear.scales, linear.get("biases")
@@ -187,13 +187,13 @@ def _dequantised(linear: Any) -> mx.array:
 
 
 def _computed_type(linear: Any) -> mx.Dtype:
-    """The float type that a linear module's matrix stands for."""
+    """The float type of a linear module's matrix, dequantised if it is quantised."""
     if not isinstance(linear, nn.QuantizedLinear):
         return linear.weight.dtype
     return linear.scales.dtype if linear.get("biases") is not None else mx.bfloat16
 
 
 def _sizes(linear: Any) -> tuple[int, int]:
-    """Outputs and inputs."""
+    """Number of outputs and number of inputs."""
     outputs, inputs = linear.weight.shape
     return outputs, inputs * 32 // linear.bits if isinstance(linear, nn.QuantizedLinear) else inputs

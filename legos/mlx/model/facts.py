@@ -1,4 +1,4 @@
-"""What MLX says of itself and of the device it computes on."""
+"""Versions, device and memory, as MLX reports them."""
 
 from importlib.metadata import version
 from typing import Any
@@ -9,7 +9,7 @@ __all__ = ["device_facts", "memory_facts"]
 
 
 def device_facts() -> dict[str, str | int | float | bool]:
-    """Versions, and the default device with its kind and memory."""
+    """Versions of MLX and mlx-lm, and the default device with its kind and memory."""
     told: dict[str, Any] = mx.device_info()
     facts: dict[str, str | int | float | bool] = {
         "mlx": version("mlx"),
@@ -26,7 +26,7 @@ def device_facts() -> dict[str, str | int | float | bool]:
 
 
 def memory_facts() -> dict[str, float]:
-    """MiB that MLX holds now, and the most that it held so far."""
+    """Memory that MLX holds now, and its peak so far, in MiB."""
     return {
         "held_mib": mx.get_active_memory() / 2**20,
         "peak_mib": mx.get_peak_memory() / 2**20,

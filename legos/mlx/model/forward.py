@@ -1,6 +1,6 @@
-"""Next-token logits where they are needed, and nowhere else.
+"""Next-token logits, computed only at the positions that need them.
 
-R rows, T tokens, P places, V vocabulary, H hidden size.
+R rows, T tokens, P logit positions, V vocabulary, H hidden size.
 """
 
 import logging
@@ -20,15 +20,15 @@ logger = logging.getLogger(__name__)
 class CausalModel:
     """A module tree split into trunk and output head, where its architecture allows it.
 
-    The split is trusted only after the two parts gave the whole's logits on a probe; where they do
-    not (a model that scales or caps its logits elsewhere), the whole model is run.
+    The split is used only if head and trunk reproduce the model's logits on a probe; otherwise (a
+    model that scales or caps its logits elsewhere) the whole model is run.
 
     Attributes:
-        model: the tree.
-        trunk: token ids to hidden states [R, T, H]; the whole model where it cannot be split.
-        head: hidden states to logits; nothing where the trunk is the whole model.
-        head_module: the head's own module; None where it has none, or the model is not split.
-        num_vocabulary: V.
+        model: the module tree.
+        trunk: maps token ids to hidden states [R, T, H]; the whole model where it is not split.
+        head: maps hidden states to logits; the identity where the model is not split.
+        head_module: the ``lm_head`` module; None where there is none or the model is not split.
+        num_vocabulary: vocabulary size V.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -48,11 +48,11 @@ class CausalModel:
         self.trunk, self.head = parts or (model, _as_it_is)
 
     def logits_at(self, input_ids: mx.array, rows: mx.array, columns: mx.array) -> mx.array:
-        """[P, V] float32 logits at P places of right-padded [R, T] rows, without a cache."""
+        """[P, V] float32 logits at P positions of right-padded rows [R, T], without a cache."""
         return self.head(self.trunk(input_ids)[rows, columns]).astype(mx.float32)
 
     def next_logits(self, tokens: mx.array, cache: list[Any]) -> mx.array:
-        """[B, V] float32 logits after one more token of each of B rows in the cache."""
+        """[B, V] float32 logits after one more token of each of B cached rows."""
         return self.model(tokens[:, None], cache=cache)[:, -1, :].astype(mx.float32)
 
 
@@ -61,7 +61,7 @@ def _as_it_is(logits: mx.array) -> mx.array:
 
 
 def _parts(model: nn.Module) -> tuple[Callable[..., mx.array], Callable[..., mx.array]] | None:
-    """The trunk and the head of a model laid out as mlx-lm lays out most, or None."""
+    """Trunk and head of a model with mlx-lm's usual layout; None for other layouts."""
     trunk = model.get("model")
     if not isinstance(trunk, nn.Module):
         return None

@@ -1,4 +1,4 @@
-"""Merging an adapter into the model it was trained on, and writing the result as a model folder."""
+"""Merge an adapter into the model that it was trained on, and write a model folder."""
 
 import json
 import shutil
@@ -38,10 +38,10 @@ _QUANTISED = ("quantization", "quantization_config")  # in mlx-lm's and in the h
 
 
 def set_adapter(model: nn.Module, adapter: Adapter) -> None:
-    """Give a tree that has LoRA the arrays of an adapter.
+    """Set the LoRA arrays of a tree to those of an adapter.
 
     Raises:
-        AdapterError: they do not fit.
+        AdapterError: the arrays do not fit.
     """
     arrays = {name: mx.array(np.asarray(array)) for name, array in adapter.arrays.items()}
     check_fits(arrays, lora_arrays(model), name=f"v{adapter.version}")
@@ -49,19 +49,19 @@ def set_adapter(model: nn.Module, adapter: Adapter) -> None:
 
 
 def write_checked(model: nn.Module, source: Path, folder: Path, vocabulary: int) -> float:
-    """``write_fused``, and a comparison of what stands on disk with the adapter as applied.
+    """Run ``write_fused``, and compare the written model with the model that has the adapter.
 
     Args:
-        model: with LoRA; it has none afterwards.
+        model: module tree with LoRA; it has none afterwards.
         source: the base model's folder.
-        folder: where to.
-        vocabulary: the probe's token ids are below it.
+        folder: existing folder to write to.
+        vocabulary: token ids of the probe are below it.
 
     Returns:
         The largest difference of a token's log-probability, nats.
 
     Raises:
-        AdapterError: the written model computes something else.
+        AdapterError: the difference exceeds the tolerance of the model's type.
     """
     dtype = weights_dtype(base_arrays(model))
     ids = np.random.default_rng(0).integers(vocabulary, size=PROBE)
@@ -80,14 +80,14 @@ def write_checked(model: nn.Module, source: Path, folder: Path, vocabulary: int)
 def write_fused(model: nn.Module, source: Path, folder: Path) -> None:
     """Merge LoRA into its linear modules, and write the model into an existing folder.
 
-    W' = W + scale * (A B)^T, its rows of length m where LoRA is DoRA, in the type of W; a quantised
-    model is written with the type of its scales, because the sum would lose the adapter when it
-    were quantised again.
+    W' = W + scale * (A B)^T in the type of W; with DoRA, its rows are scaled to the norms m. A
+    quantised model is written in the type of its scales, because quantising the sum again would
+    lose the adapter.
 
     Args:
-        model: with LoRA; it has none afterwards.
+        model: module tree with LoRA; it has none afterwards.
         source: the base model's folder, whose tokenizer and other small files are copied.
-        folder: where to.
+        folder: existing folder to write to.
     """
     fused = [
         (name, module.merged() if isinstance(module, DoraLinear) else module.fuse(dequantize=True))
@@ -107,7 +107,7 @@ def write_fused(model: nn.Module, source: Path, folder: Path) -> None:
 
 
 def probe_logprobs(model: nn.Module, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """[R, T - 1] log-probabilities (nats) of each row's tokens after those before them."""
+    """[R, T - 1] log-probabilities (nats) of each row's tokens, given the tokens before them."""
     tokens = mx.array(rows)
     logits = model(tokens)[:, :-1].astype(mx.float32)
     chosen = mx.take_along_axis(logits, tokens[:, 1:, None], axis=-1)[..., 0]
@@ -115,11 +115,11 @@ def probe_logprobs(model: nn.Module, rows: NDArray[np.int64]) -> NDArray[np.floa
 
 
 def folder_logprobs(folder: Path, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """The same, of a model as it stands on disk."""
+    """``probe_logprobs`` of the model in a folder."""
     return probe_logprobs(load_tree(folder), rows)
 
 
 def weights_dtype(arrays: Mapping[str, mx.array]) -> str:
-    """The narrowest of the types in which a model computes: float32, bfloat16 or float16."""
+    """The narrowest float type among a model's arrays: "float32", "bfloat16" or "float16"."""
     kinds = {str(array.dtype).removeprefix("mlx.core.") for array in arrays.values()}
     return next((kind for kind in ("bfloat16", "float16") if kind in kinds), "float32")

@@ -1,4 +1,4 @@
-"""Loading a model folder, once per owning thread, with the base arrays shared between threads."""
+"""Load a model folder once for each thread; the threads share the base arrays."""
 
 import json
 import logging
@@ -21,10 +21,10 @@ _WAY_OUT = "copy or download the whole model again, or use --model builtin"
 
 
 def resolve_folder(model: str) -> Path:
-    """The local folder of a model: a path as it is, a hub name through the hub's cache.
+    """The local folder of a model: a given path, or the hub's cache for a hub name.
 
     Raises:
-        ModelError: no such folder, a file is missing, or the hub does not answer.
+        ModelError: the folder is not found, a file is missing, or the hub does not respond.
     """
     folder = Path(model).expanduser()
     if not folder.is_dir():
@@ -54,14 +54,14 @@ def load_tree(folder: Path, *, share: dict[str, mx.array] | None = None) -> nn.M
 
     Args:
         folder: model folder in MLX or hub format.
-        share: evaluated arrays of another tree of the same model; the new tree uses them instead of
-            reading its own, so two trees hold one copy of the weights.
+        share: evaluated arrays of another tree of the same model. The new tree uses them instead of
+            loading its own, so that both trees share one copy of the weights.
 
     Returns:
         The module in evaluation mode, frozen, its arrays evaluated.
 
     Raises:
-        ModelError: the architecture or the weights do not fit.
+        ModelError: the model does not fit into memory, or mlx-lm cannot load it.
     """
     if share is None:
         _check_memory(folder)
@@ -80,10 +80,10 @@ def load_tree(folder: Path, *, share: dict[str, mx.array] | None = None) -> nn.M
 
 
 def _check_memory(folder: Path) -> None:
-    """Refuse weights that do not fit into memory; MLX would wait without end.
+    """Refuse weights that do not fit into memory; MLX would hang.
 
     Raises:
-        ModelError: naming both sizes.
+        ModelError: the weights do not fit; the message gives both sizes.
     """
     size = sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
     free = _free_memory()
@@ -95,7 +95,7 @@ def _check_memory(folder: Path) -> None:
 
 
 def _free_memory() -> int:
-    """Bytes that the process may still take; on macOS, which swaps by itself, all there are."""
+    """Bytes that the process may still allocate; where /proc is absent (macOS), all memory."""
     if not Path("/proc/meminfo").exists():
         return int(mx.device_info()["memory_size"])
     lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
@@ -109,12 +109,12 @@ def _free_memory() -> int:
 
 
 def base_arrays(model: nn.Module) -> dict[str, mx.array]:
-    """Name -> array of a tree as loaded, to be shared with another tree."""
+    """Name -> array of a newly loaded tree, to share with another tree."""
     return dict(tree_flatten(model.parameters()))
 
 
 def context_length(folder: Path) -> int:
-    """How many tokens the model can attend to, from its configuration."""
+    """The maximum number of tokens in the model's context, from its configuration."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     config = config.get("text_config") or config
     return int(config.get("max_position_embeddings") or 1 << 20)

@@ -1,4 +1,4 @@
-"""LoRA on a module tree: where it stands, its arrays in and out, and the policy without it."""
+"""LoRA on a module tree: choose and adapt modules, get and set the arrays, switch LoRA off."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,18 +31,18 @@ def lora_shape(
     head: bool,
     use_dora: bool = False,
 ) -> LoraShape:
-    """Where LoRA will stand: every linear module of the last layers, and the output head if asked.
+    """Choose the modules for LoRA: all linear modules of the last layers, optionally the head.
 
     Args:
         model: a tree without LoRA.
         rank: inner dimension.
         alpha: strength; the scale is alpha / rank, so the learning rate does not depend on rank.
-        num_layers: the last n layers, at most all of them.
+        num_layers: number of layers to adapt, counted from the last; at most all of them.
         head: adapt the output head as well; ignored where it is tied to the embedding.
-        use_dora: learn the length of every adapted row as well.
+        use_dora: also learn the norm of every adapted row (DoRA).
 
     Raises:
-        AdapterError: there is nothing to adapt, or ``use_dora`` with experts among it.
+        AdapterError: there is no module to adapt, or ``use_dora`` is given and one is an expert.
 
     Source: all linear layers, alpha / r scaling: Schulman et al., LoRA Without Regret (2025).
     """
@@ -73,12 +73,12 @@ def lora_shape(
 
 
 def add_lora(model: nn.Module, shape: LoraShape, *, seed: int) -> None:
-    """Put LoRA pairs into a frozen tree; only they are trainable afterwards.
+    """Add LoRA pairs to a frozen tree; only they are trainable afterwards.
 
-    A is uniform in +-1/sqrt(in), drawn from ``seed``; B is zero, so the policy is still the base.
+    A is uniform in +-1/sqrt(in), drawn from ``seed``; B is zero, so the policy equals the base.
 
     Raises:
-        AdapterError: DoRA is asked for where there is none.
+        AdapterError: DoRA cannot be added to one of the modules.
     """
     mx.random.seed(seed)
     if shape.use_dora:
@@ -97,23 +97,23 @@ def add_lora(model: nn.Module, shape: LoraShape, *, seed: int) -> None:
 
 
 def lora_arrays(model: nn.Module) -> dict[str, mx.array]:
-    """Name -> array of every LoRA pair, as they are."""
+    """Name -> trainable array of a tree, without a copy."""
     return dict(tree_flatten(model.trainable_parameters()))
 
 
 def set_lora_arrays(model: nn.Module, arrays: Mapping[str, mx.array]) -> None:
-    """Replace the LoRA arrays; nothing is copied."""
+    """Replace the LoRA arrays without a copy."""
     model.update(tree_unflatten(list(arrays.items())))
 
 
 def check_fits(
     arrays: Mapping[str, mx.array], expected: Mapping[str, mx.array], *, name: str
 ) -> None:
-    """Refuse arrays that do not fit the tree.
+    """Check that arrays fit the tree.
 
     Raises:
-        AdapterError: naming the first tensor that is missing, unknown, of another shape or rank, or
-            not finite.
+        AdapterError: a tensor is missing, unknown, of another shape or rank, or not finite; the
+            message names the first.
     """
     check_shapes(arrays, {key: array.shape for key, array in expected.items()}, name=name)
     keys = sorted(expected)
@@ -125,7 +125,7 @@ def check_fits(
 
 @contextmanager
 def without_lora(model: nn.Module) -> Iterator[None]:
-    """Within the block the tree computes the base model: the reference policy."""
+    """Within the block, the tree computes the base model."""
     off: list[tuple[nn.Module, str, float | bool]] = [
         (module, "bypassed", True) if isinstance(module, DoraLinear) else (module, "scale", 0.0)
         for _, module in model.named_modules()

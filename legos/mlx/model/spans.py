@@ -1,4 +1,4 @@
-"""When device code ran: spans of time that a bench adds up over threads."""
+"""Time spans in which device code ran; a bench combines those of all threads."""
 
 import time
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ Span = tuple[float, float]
 
 
 class Spans:
-    """Records the spans of ``with`` blocks while ``recording`` is set; costs nothing otherwise."""
+    """Records the time span of each ``with`` block while ``recording`` is True."""
 
     def __init__(self) -> None:
         self.recording = False
@@ -26,7 +26,7 @@ class Spans:
 
 
 def covered(spans: Iterable[Span]) -> float:
-    """Seconds that at least one span covers."""
+    """Length of the union of the spans, in seconds."""
     total, end = 0.0, float("-inf")
     for start, stop in sorted(spans):
         total += max(0.0, stop - max(start, end))

@@ -1,4 +1,4 @@
-"""How a model writes tool calls, as mlx-lm's parsers know it."""
+"""The format of a model's tool calls, from mlx-lm's parsers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ __all__ = ["tool_format"]
 
 
 def tool_format(folder: Path) -> ToolFormat | None:
-    """The form that mlx-lm infers from a model's tokenizer files, or None where it knows none."""
+    """The format that mlx-lm infers from a model's tokenizer files; None where it knows none."""
     tokenizer: Any = load(folder, {"local_files_only": True})
     if not tokenizer.has_tool_calling or tokenizer.tool_parser is None:
         return None

@@ -1,11 +1,10 @@
-"""Who runs device code: a thread of its own, or the caller's.
+"""Workers, which run device code on their own thread or on the caller's.
 
 MLX streams belong to threads, so each module tree has one owner. A ``ThreadWorker`` is that owner
-in normal runs; an ``InlineWorker`` runs everything where it is called, which makes a run repeat.
-Both take calls in order, and both keep calling ``tick`` while it says that there is more to do.
-On a thread the two take turns: calls that wait run before the next tick, for at most half as long
-as the last one took (one call at least), so that neither many calls nor long ticks hold up the
-other.
+in normal runs; an ``InlineWorker`` runs everything on the calling thread, so that a run can be
+repeated exactly. Both run calls in order, and both repeat ``tick`` while it returns True. On a
+thread, calls and ticks alternate: waiting calls run before the next tick, for at most half the time
+of the last tick (at least one call), so that neither delays the other for long.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ __all__ = ["InlineWorker", "ThreadWorker", "Worker", "answer"]
 T = TypeVar("T")
 Tick = Callable[[], bool]
 Call = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
-CALLS_SHARE = 0.5  # of the time of a tick: a third of the thread for calls, decoding and scores
+CALLS_SHARE = 0.5  # time for calls / time of a tick: a third each for calls, decoding and scores
 logger = logging.getLogger(__name__)
 
 
@@ -35,56 +34,56 @@ class Worker(Protocol):
     """The owner of one module tree."""
 
     def call(self, function: Callable[..., T], *args: Any) -> "Future[T]":
-        """Run a function on the owning thread, after everything asked before."""
+        """Run a function on the owning thread, after all earlier calls."""
         ...
 
     @property
     def alive(self) -> bool:
-        """Whether calls are still run."""
+        """Whether it still runs calls."""
         ...
 
     @property
     def turn(self) -> int | None:
-        """The number of the call or tick that runs now; None where none does, or nobody waits."""
+        """The number of the call or tick that runs now; None where none runs, or inline."""
         ...
 
     def set_tick(self, tick: Tick) -> None:
-        """What to do between calls while it returns True."""
+        """Set the function that runs between calls, repeatedly while it returns True."""
         ...
 
     def wake(self) -> None:
-        """There may be something for ``tick`` to do."""
+        """Run ``tick`` again: there may be new work for it."""
         ...
 
     def clock(self) -> float:
-        """What the parts of a tick are measured by, to share its time among them."""
+        """The time by which a tick divides its work."""
         ...
 
     def close(self) -> None:
-        """End after the call in flight; later calls raise ``EngineError``."""
+        """Stop after the current call; later calls raise ``EngineError``."""
         ...
 
     def abandon(self) -> None:
-        """End at once; the call in flight and those that wait fail with ``EngineError``."""
+        """Stop at once; the current call and waiting ones fail with ``EngineError``."""
         ...
 
 
 class ThreadWorker:
-    """Runs calls and ticks on one thread of its own."""
+    """Runs calls and ticks on its own thread."""
 
     def __init__(self, name: str) -> None:
         self._calls: deque[Call] = deque()
-        self._news = threading.Event()  # a call, a wake or the end has come
+        self._news = threading.Event()  # set by a call, a wake or the end
         self._woken = False
         self._tick: Tick | None = None
         self._turns = 0
         self._turn: int | None = None
         self._in_flight: Future[Any] | None = None
         self._open = True
-        self._lock = threading.Lock()  # no call is queued once the thread may have ended
+        self._lock = threading.Lock()  # so that no call is queued after the thread has ended
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
-        atexit.register(self.close)  # a process that exits under its running thread is aborted
+        atexit.register(self.close)  # a process that exits while the thread runs is aborted
 
     def call(self, function: Callable[..., T], *args: Any) -> "Future[T]":
         """Queue a call; a call from the thread itself runs at once."""
@@ -101,7 +100,7 @@ class ThreadWorker:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread still takes calls."""
+        """Whether the thread still accepts calls."""
         return self._open and self._thread.is_alive()
 
     @property
@@ -110,20 +109,20 @@ class ThreadWorker:
         return self._turn
 
     def set_tick(self, tick: Tick) -> None:
-        """What to do between calls while it returns True."""
+        """Set the function that runs between calls, repeatedly while it returns True."""
         self._tick = tick
 
     def wake(self) -> None:
-        """Look at ``tick`` again."""
+        """Run ``tick`` again, between calls."""
         self._woken = True
         self._news.set()
 
     def clock(self) -> float:
-        """Seconds."""
+        """Monotonic time in seconds."""
         return time.monotonic()
 
     def abandon(self) -> None:
-        """End now; the thread may never return from what it does."""
+        """Stop without waiting; the current call may never return."""
         self._stop()
         future = self._in_flight
         if future is not None:
@@ -131,14 +130,14 @@ class ThreadWorker:
         self._refuse()
 
     def close(self) -> None:
-        """End after the call in flight and wait for it."""
+        """Stop after the current call, and wait for the thread to end."""
         self._stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()
             _wait_for_system(self._thread)
 
     def _stop(self) -> None:
-        """Let the thread end after what it does now."""
+        """Tell the thread to end after its current call or tick."""
         atexit.unregister(self.close)
         with self._lock:
             self._open = False
@@ -165,7 +164,7 @@ class ThreadWorker:
         self._refuse()
 
     def _take(self, call: Call) -> None:
-        """Run a call, in sight of whoever watches or gives the thread up."""
+        """Run a call; ``turn`` and ``_in_flight`` show it to a watchdog and to ``abandon``."""
         future, function, args = call
         if future.set_running_or_notify_cancel():
             self._in_flight = future
@@ -181,8 +180,8 @@ class ThreadWorker:
         self._turn = self._turns
 
     def _refuse(self) -> None:
-        """Answer the calls that nobody will run."""
-        with suppress(IndexError):  # the last one; another thread may do the same
+        """Answer the remaining calls with an error."""
+        with suppress(IndexError):  # the queue is empty; another thread may empty it as well
             while True:
                 answer(self._calls.popleft()[0], self._closed())
 
@@ -191,11 +190,11 @@ class ThreadWorker:
 
 
 class InlineWorker:
-    """Runs calls where they are made, and ticks on the running event loop."""
+    """Runs calls on the calling thread, and ticks on the running event loop."""
 
     def __init__(self) -> None:
         self._tick: Tick | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # on which a tick is due
+        self._loop: asyncio.AbstractEventLoop | None = None  # loop on which a tick is scheduled
         self._open = True
         self._looks = 0
 
@@ -209,36 +208,36 @@ class InlineWorker:
 
     @property
     def alive(self) -> bool:
-        """Whether it was not closed."""
+        """Whether it has not been closed."""
         return self._open
 
     @property
     def turn(self) -> int | None:
-        """None: the caller's own thread runs everything, and nobody else could take over."""
+        """None: the calling thread runs everything, so that no watchdog could replace it."""
         return None
 
     def set_tick(self, tick: Tick) -> None:
-        """What to do on the event loop while it returns True."""
+        """Set the function that runs on the event loop, repeatedly while it returns True."""
         self._tick = tick
 
     def wake(self) -> None:
-        """Tick once the callbacks that are ready have run."""
+        """Schedule a tick after the callbacks that are ready now."""
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # one that ended took its tick along
+        if loop is not self._loop:  # a tick scheduled on a loop that has ended never runs
             self._loop = loop
             loop.call_soon(self._run)
 
     def clock(self) -> float:
-        """How often it was looked at: all parts take equally long, and a run repeats."""
+        """The number of calls of this method: a clock that makes runs repeat exactly."""
         self._looks += 1
         return float(self._looks)
 
     def close(self) -> None:
-        """End; later calls raise ``EngineError``."""
+        """Stop; later calls raise ``EngineError``."""
         self._open = False
 
     def abandon(self) -> None:
-        """End; there is no thread to wait for."""
+        """Stop; there is no thread to wait for."""
         self._open = False
 
     def _run(self) -> None:
@@ -248,11 +247,11 @@ class InlineWorker:
 
 
 def _wait_for_system(thread: threading.Thread) -> None:
-    """Wait until the system has ended a thread that Python has joined.
+    """Wait until the operating system has ended a thread that Python has joined.
 
-    What MLX keeps for a thread (compiled functions) is destroyed after that and takes the
-    interpreter's lock; a process that exits in the meantime is aborted. Nothing tells when it is
-    done, so this looks again and again, a few milliseconds in all.
+    MLX destroys the compiled functions of a thread after the join, under the interpreter's lock; a
+    process that exits in the meantime is aborted. No event reports the end, so this polls for it,
+    for a few milliseconds.
     """
     tasks = Path("/proc/self/task")
     if not tasks.exists():
@@ -264,7 +263,7 @@ def _wait_for_system(thread: threading.Thread) -> None:
 
 
 def _ticked(tick: Tick | None) -> bool:
-    """Tick; whether there is more to do. A failing tick must not end its worker."""
+    """Run a tick; returns whether there is more to do. An error must not end the worker."""
     try:
         return tick() if tick else False
     except Exception:
@@ -273,7 +272,7 @@ def _ticked(tick: Tick | None) -> bool:
 
 
 def _settle(future: "Future[T]", function: Callable[..., T], args: tuple[Any, ...]) -> None:
-    """Run a function and answer a future with its result or error."""
+    """Run a function and set a future to its result or error."""
     try:
         result = function(*args)
     except BaseException as error:
@@ -283,7 +282,7 @@ def _settle(future: "Future[T]", function: Callable[..., T], args: tuple[Any, ..
 
 
 def answer(future: "Future[T]", result: T | BaseException) -> None:
-    """Put a result or an error into a future, unless it is answered or cancelled already."""
+    """Set a future's result or error, unless it is already done or cancelled."""
     with suppress(InvalidStateError):
         if isinstance(result, BaseException):
             future.set_exception(result)

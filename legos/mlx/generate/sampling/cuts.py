@@ -1,7 +1,7 @@
 """Truncation of next-token distributions by top-k, then top-p, then min-p.
 
-The kept tokens of a row are defined by an edge, the least probable token that is kept: all tokens
-above it are kept, and as many equal to it as fit, by ascending id. There are two ways to find edges:
+An edge defines the kept tokens of a row. It is the least probable token that is kept: all tokens
+above it are kept, and as many equal to it as fit, by ascending id. Two methods find the edge:
 
 - sort all rows at once, where rows are short, and on devices, where a partition is a sort anyway;
 - on the host, row by row without a full sort: a sample of the tokens bounds the edge between two

@@ -100,7 +100,7 @@ def distributions(xp: Any, logits: Any, recipes: Sequence[Recipe]) -> Distributi
 
 @np.errstate(invalid="ignore", divide="ignore")
 def logprobs_of(xp: Any, made: Distributions, rows: Sequence[int] | None = None) -> Any:
-    """[R, V] log-probabilities of some or all rows; minus infinity where nothing can be drawn."""
+    """[R, V] log-probabilities of some or all rows; minus infinity for tokens of weight 0."""
     if rows is not None:
         made = Distributions(*(take(xp, array, rows) for array in made))
     logprobs = made.scaled - (made.top + xp.log(made.total))
@@ -178,7 +178,7 @@ def draw(
 
 
 def _reached(xp: Any, cumulative: Any, goals: Any) -> Any:
-    """[N, 1] the first index whose sum exceeds the goal, at most the first of the full sum."""
+    """[N, 1] the first index whose sum exceeds the goal, at most the first with the full sum."""
     last = xp.sum(cumulative < cumulative[:, -1:], axis=1, keepdims=True)
     return xp.minimum(xp.sum(cumulative <= goals, axis=1, keepdims=True), last)
 
