@@ -110,6 +110,11 @@ class Sample(Struct, frozen=True, kw_only=True):
         """The version of the oldest chosen token; staleness is measured from it."""
         return min(self.versions)
 
+    @property
+    def newest_version(self) -> int:
+        """The version of the newest chosen token."""
+        return max(self.versions)
+
 
 def _is_logprob(given: Any) -> bool:
     return isinstance(given, SupportsFloat) and -math.inf < float(given) <= LOGPROB_ROUNDING

@@ -11,9 +11,10 @@ The ledger records their tokens, and the trainer waits until further play gives 
 """
 
 import asyncio
+import logging
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,8 @@ from legos.loop.failures import MAX_FAILED_SHARE, FailureWindow
 from legos.loop.ledger import Ledger
 
 __all__ = ["Admission", "Buffer", "Stopped"]
+
+logger = logging.getLogger(__name__)
 
 REMEMBERED = 5  # steps; the samples per task are averaged over the tasks of this many steps
 
@@ -226,26 +229,34 @@ class Buffer:
         return None
 
     def _enough(self) -> bool:
-        """Drop samples that are too old, then check whether enough are left for one step."""
-        fresh: deque[TrainingBatch] = deque()
-        oldest = self._version - self._limit
-        for batch in self._queued:
-            kept = tuple(s for s in batch.samples if s.oldest_version >= oldest)
-            if kept or not batch.samples:
-                fresh.append(self._without_stale(batch, kept))
-            else:
-                self._without_stale(batch, kept)
-        self._queued = fresh
+        """Drop samples of other versions than may be trained on; check whether a step is left."""
+        oldest, newest = self._version - self._limit, self._version
+        queued, self._queued = self._queued, deque()
+        for batch in queued:
+            fresh = self._only(batch, "stale", lambda s: s.oldest_version >= oldest)
+            known = self._only(fresh, "future", lambda s: s.newest_version <= newest)
+            if known is not fresh:
+                logger.warning(
+                    "%d samples have tokens of a policy version above %d, the newest that was "
+                    "trained here, and are left out; does another run publish to the same server?",
+                    len(fresh.samples) - len(known.samples),
+                    newest,
+                )
+            if known.samples or not batch.samples:
+                self._queued.append(known)
         enough = self._step_size() is not None
         if not enough:
             self._changed.notify_all()  # dropping samples may allow a new play
         return enough
 
-    def _without_stale(self, batch: TrainingBatch, kept: tuple[Sample, ...]) -> TrainingBatch:
-        """The batch with only the kept samples; the tokens of the others count as filtered."""
+    def _only(
+        self, batch: TrainingBatch, reason: str, keep: Callable[[Sample], bool]
+    ) -> TrainingBatch:
+        """The batch with only some samples; the tokens of the others are filtered for a reason."""
+        kept = tuple(sample for sample in batch.samples if keep(sample))
         if len(kept) == len(batch.samples):
             return batch
-        tokens = sum(len(s.positions) for s in kept)
-        stale = sum(len(s.positions) for s in batch.samples) - tokens
-        self._ledger.filtered["stale"] += stale
+        tokens = sum(len(sample.positions) for sample in kept)
+        every = sum(len(sample.positions) for sample in batch.samples)
+        self._ledger.filtered[reason] += every - tokens
         return replace(batch, samples=kept, tokens_generated=tokens, tokens_discarded={})

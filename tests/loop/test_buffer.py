@@ -104,7 +104,7 @@ def test_a_sample_is_as_old_as_its_oldest_token(version: int, kept: list[int]) -
     async def story() -> list[int]:
         buffer = Buffer(ledger, min_samples=1, staleness_limit=1)
         samples = tuple(
-            make_sample((1, 2, 3), positions=(1, 2), versions=(9, oldest)) for oldest in (3, 4)
+            make_sample((1, 2, 3), positions=(1, 2), versions=(4, oldest)) for oldest in (3, 4)
         )
         await buffer.put(TrainingBatch(samples=samples, episodes=(), tokens_generated=4))
         try:
@@ -115,3 +115,22 @@ def test_a_sample_is_as_old_as_its_oldest_token(version: int, kept: list[int]) -
 
     assert asyncio.run(story()) == kept
     assert ledger.filtered["stale"] == 2 * (2 - len(kept))
+
+
+def test_a_sample_of_a_version_that_was_not_trained_here_is_filtered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ledger = Ledger()
+
+    async def story() -> list[int]:
+        buffer = Buffer(ledger, min_samples=1, staleness_limit=3)
+        samples = tuple(
+            make_sample((1, 2, 3), positions=(1, 2), versions=(4, newest)) for newest in (5, 6)
+        )
+        await buffer.put(TrainingBatch(samples=samples, episodes=(), tokens_generated=4))
+        (taken,) = await buffer.take(5)
+        return [sample.newest_version for sample in taken.samples]
+
+    assert asyncio.run(story()) == [5]
+    assert ledger.filtered == {"future": 2}
+    assert "1 samples have tokens of a policy version above 5" in caplog.text
