@@ -1,1 +1,1 @@
-"""A run: its folder, checkpoints, stored plays, and the training that writes them."""
+"""A training run: its folder, checkpoints, stored plays, and the code that writes them."""

@@ -1,4 +1,4 @@
-"""Checkpoints: folders whose files are verified by digest; the newest whole one wins."""
+"""Checkpoints: folders verified by digests; a run resumes from the newest intact one."""
 
 import hashlib
 import json
@@ -36,22 +36,22 @@ def write_checkpoint(
     keep: int,
     also: Collection[int] = (),
 ) -> Path:
-    """Write ``parent/step-000123`` and remove all but the newest ``keep`` and those named.
+    """Write ``parent/step-000123``; remove all but the newest ``keep`` and the steps in ``also``.
 
-    Checkpoints of later steps belong to a course of the run that was given up, and go too.
+    Checkpoints of later steps, left by an earlier continuation of the run, are removed too.
 
     Args:
         parent: the run's ``checkpoints`` folder.
-        step: optimiser steps done.
-        write: puts arrays into the folder it is given and returns the rest as JSON values.
-        keep: how many of the newest checkpoints stay.
-        also: steps whose checkpoints stay beside them.
+        step: number of optimiser steps done.
+        write: writes arrays into the folder it is given and returns the rest as JSON values.
+        keep: number of newest checkpoints to keep.
+        also: steps whose checkpoints are kept in addition.
 
     Returns:
         The new checkpoint's folder.
 
     Raises:
-        CheckpointError: the disk is full or refuses; nothing is left half-written.
+        CheckpointError: the files cannot be written (disk full); no partial checkpoint is left.
     """
 
     def fill(folder: Path) -> None:
@@ -75,11 +75,11 @@ def checkpoints(parent: Path) -> list[Path]:
 
 
 def numbered(parent: Path, form: re.Pattern[str]) -> dict[int, Path]:
-    """What stands in a folder under names with a number, by that number, in its order.
+    """The entries of a folder whose names contain a number: number -> path, in ascending order.
 
     Args:
-        parent: the folder; empty where it does not exist.
-        form: of the whole name; its first group is the number.
+        parent: the folder; the result is empty if it does not exist.
+        form: pattern of the whole name; its first group is the number.
     """
     names = ((path, form.fullmatch(path.name)) for path in parent.glob("*"))
     return dict(sorted((int(name[1]), path) for path, name in names if name))
@@ -91,7 +91,7 @@ def checkpoint_steps(parent: Path) -> dict[int, Path]:
 
 
 def checkpoint_at(parent: Path, step: int) -> Path:
-    """The checkpoint of one step, whole.
+    """The intact checkpoint of one step.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
@@ -110,7 +110,7 @@ def checkpoint_at(parent: Path, step: int) -> Path:
 
 
 def newest_whole(parent: Path) -> Path:
-    """The newest checkpoint whose files match their digests; damaged ones are named in the log.
+    """The newest checkpoint whose files match their digests; damaged checkpoints are logged.
 
     Raises:
         CheckpointError: there is none.
@@ -131,7 +131,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def _problem(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
+    """The first problem found in a checkpoint, or None."""
     try:
         listed: object = json.loads((folder / MANIFEST).read_text())
         if not isinstance(listed, dict) or STATE not in listed:

@@ -1,4 +1,4 @@
-"""Runs and adapters by the names that a user gives them."""
+"""Find runs and adapters by the names that a user gives."""
 
 from pathlib import Path
 
@@ -15,10 +15,10 @@ def find_run(text: str | Path, parent: Path = RUNS, *, purpose: str = "") -> Run
     Args:
         text: folder or name.
         parent: folder of runs.
-        purpose: what it is wanted for, in the words of the error.
+        purpose: inserted into the error message, to say what the run is needed for.
 
     Raises:
-        CheckpointError: neither holds a run.
+        CheckpointError: neither place holds a run.
     """
     for path in (Path(text), parent / text):
         if (path / CONFIG).is_file():
@@ -32,7 +32,7 @@ def find_adapter(text: str, parent: Path = RUNS) -> Path:
     """An adapter's folder by its path, or by the run that it belongs to.
 
     Args:
-        text: an adapter folder; or a run, its folder or its name in ``parent``, for its newest
+        text: an adapter folder; a run (its folder, or its name in ``parent``), for its newest
             adapter; or ``RUN@STEP``, ``RUN@best`` or ``RUN@vN``.
         parent: folder of runs.
 
@@ -46,6 +46,6 @@ def find_adapter(text: str, parent: Path = RUNS) -> Path:
 
 
 def split_place(text: str) -> tuple[str, str | None]:
-    """``RUN@STEP`` as run and step; None where no step is given."""
+    """Split ``RUN@STEP`` into run and step; the step is None if not given."""
     run, at, step = text.rpartition("@")
     return (run, step) if at and "/" not in step else (text, None)

@@ -1,12 +1,12 @@
-"""The run folder: everything of one run in one portable place.
+"""The run folder: all files of one run in one portable folder.
 
 config.toml         the resolved settings, each with its source
 metrics.jsonl       one object per optimiser step
 evaluations.jsonl   one object per evaluation
 episodes.jsonl      some plays of each step, as text
 adapters/vN/        adapters in mlx-lm's format
-checkpoints/        what a resumed run needs
-batches/            the samples of every step, where they are kept
+checkpoints/        the state that a resumed run needs
+batches/            the samples of every step, if they are kept
 """
 
 import gzip
@@ -32,10 +32,10 @@ from legos.weights.folder import write_adapter
 
 __all__ = ["CONFIG", "FAILS_AGAIN", "RUNS", "RunFolder", "fresh_folder"]
 
-RUNS = Path("runs")  # where runs stand unless they are told otherwise
+RUNS = Path("runs")  # default folder of runs
 BEST = "best"
 CONFIG = "config.toml"
-FAILS_AGAIN = (ArenaError, ConfigError, RecordError, RequestError)  # unless something changes
+FAILS_AGAIN = (ArenaError, ConfigError, RecordError, RequestError)  # would fail again unchanged
 _ADAPTER = re.compile(r"v(\d+)")
 _BATCHES = re.compile(r"step-(\d+)\.json\.gz")
 
@@ -59,12 +59,12 @@ class RunFolder:
         return self.metrics.exists() and self.metrics.stat().st_size > 0
 
     def check_free(self) -> None:
-        """Refuse a place where a new run cannot stand or would mix with another; writes nothing.
+        """Check that a new run can use this folder without mixing with another; writes nothing.
 
-        What is left of a run that was killed before its first checkpoint is no hindrance.
+        The remains of a run that was killed before its first checkpoint are accepted.
 
         Raises:
-            CheckpointError: a run, or a part of one, is there already, or the place is no folder.
+            CheckpointError: a run or a part of one is already there, or the path is not a folder.
         """
         with refusals_named(self.path):
             for place in (self.path, *self.path.parents):
@@ -77,16 +77,16 @@ class RunFolder:
 
     @contextmanager
     def new_run(self, config: str) -> Generator[None]:
-        """Make and hold the folder of a new run; all is as before where the block comes to nothing.
+        """Make and lock the folder of a new run; a run that fails early leaves no files.
 
-        It comes to nothing where it fails before the first checkpoint, or before the first step by
-        something that would fail again (``FAILS_AGAIN``).
+        Early means before the first checkpoint, or before the first step with an error that would
+        occur again (``FAILS_AGAIN``).
 
         Args:
             config: the resolved settings, as TOML.
 
         Raises:
-            CheckpointError: a run is there already, or the disk refuses.
+            CheckpointError: a run is already there, or the files cannot be written.
         """
         self.check_free()
         try:
@@ -104,20 +104,20 @@ class RunFolder:
                         self._forget()
                     raise
         finally:
-            with suppress(OSError):  # it holds something, or was never made
+            with suppress(OSError):  # the folder is not empty, or does not exist
                 self.path.rmdir()
 
     @contextmanager
     def resumed_run(self) -> Generator[Path | None]:
-        """Hold the folder of a run that goes on, and tidy up what a killed process left in it.
+        """Lock the folder of a resumed run, and remove what a killed process left unfinished.
 
         Yields:
-            Its newest whole checkpoint; None where it was killed before its first one, so that it
-            starts anew.
+            Its newest intact checkpoint; None if it was killed before its first checkpoint, so that
+            it starts from the beginning.
 
         Raises:
-            CheckpointError: another process trains in it, no checkpoint is whole, or the disk
-                refuses.
+            CheckpointError: another process trains in it, no checkpoint is intact, or the files
+                cannot be written.
         """
         with hold(self.path):
             self.tidy()
@@ -128,35 +128,35 @@ class RunFolder:
                 yield newest_whole(self.checkpoints)
 
     def write_config(self, config: str) -> None:
-        """Replace the settings by those that the run goes on with.
+        """Replace the settings by those that the resumed run uses.
 
         Raises:
-            CheckpointError: the disk refuses; the old ones stay.
+            CheckpointError: the file cannot be written; the old settings stay.
         """
         write_file(self.config, config)
 
     def tidy(self) -> None:
-        """Remove what a killed process has not finished; only for who holds the folder.
+        """Remove files that a killed process left unfinished; only for the lock's holder.
 
         Raises:
-            CheckpointError: the disk refuses.
+            CheckpointError: the files cannot be removed.
         """
         with refusals_named(self.path):
             for parent in (self.path, self.adapters, self.checkpoints, self.batches):
                 clear_unfinished(parent)
 
     def rewind(self, *, step: int, version: int) -> tuple[set[int], set[int]]:
-        """Forget all that is of later steps than a resumed run goes on from.
+        """Remove everything of later steps than the one that a resumed run continues from.
 
         Args:
-            step: optimiser steps done.
+            step: number of optimiser steps done.
             version: policy version after them.
 
         Returns:
-            The steps whose metrics are there, and the later ones whose metrics were.
+            The steps whose metrics are kept, and the later steps whose metrics were removed.
 
         Raises:
-            CheckpointError: the disk refuses.
+            CheckpointError: the files cannot be written.
         """
         for path in (self.episodes, self.evaluations):
             rewind_lines(path, step)
@@ -170,10 +170,10 @@ class RunFolder:
         return rewind_lines(self.metrics, step)
 
     def write_adapter(self, adapter: Adapter) -> Path:
-        """Write ``adapters/vN``, whole or not at all; one that is there already stays.
+        """Write ``adapters/vN`` atomically; an existing one is not replaced.
 
         Raises:
-            CheckpointError: the disk refuses.
+            CheckpointError: the files cannot be written.
         """
         place = self.adapters / f"v{adapter.version}"
         if not place.exists():
@@ -184,9 +184,9 @@ class RunFolder:
         """The folder of an adapter.
 
         Args:
-            at: a step, "best" as for ``checkpoint``, or the folder's own name, such as ``v100``;
-                None: the newest. The names count the steps that were applied, so that they differ
-                from the steps of a run that has skipped some.
+            at: a step, "best" as for ``checkpoint``, or the folder's name, such as ``v100``; None:
+                the newest. The names count applied steps only, so they differ from the step numbers
+                in a run that skipped steps.
 
         Raises:
             CheckpointError: there is no such adapter, or none at all.
@@ -217,14 +217,13 @@ class RunFolder:
         return found[versions[step]]
 
     def checkpoint(self, at: str | None = None) -> Path:
-        """A whole checkpoint of the run.
+        """An intact checkpoint of the run.
 
         Args:
-            at: a step, or "best": of the best evaluation, where the run keeps that; None: the
-                newest.
+            at: a step, or "best" for the best evaluation, if the run keeps it; None: the newest.
 
         Raises:
-            CheckpointError: there is none, it is damaged, or ``at`` is neither.
+            CheckpointError: there is none, it is damaged, or ``at`` is not valid.
         """
         if at is None:
             return newest_whole(self.checkpoints)
@@ -235,19 +234,19 @@ class RunFolder:
         return checkpoint_at(self.checkpoints, int(at))
 
     def write_batches(self, step: int, record: Mapping[str, Any]) -> None:
-        """Keep what a step was made of, as JSON values.
+        """Store the batches of a step, as JSON values.
 
         Raises:
-            CheckpointError: the disk refuses.
+            CheckpointError: the file cannot be written.
         """
         data = gzip.compress(json.dumps(record).encode(), compresslevel=1, mtime=0)
         write_file(self.batches / f"step-{step:06d}.json.gz", data)
 
     def read_batches(self, step: int) -> dict[str, Any]:
-        """What ``write_batches`` kept.
+        """Read what ``write_batches`` stored.
 
         Raises:
-            CheckpointError: it is not there, or damaged.
+            CheckpointError: the file does not exist or is damaged.
         """
         path = self._batch_files().get(step)
         if path is None:
@@ -276,10 +275,10 @@ class RunFolder:
         return sorted(self._adapters())
 
     def add_episodes(self, step: int, episodes: Sequence[Episode]) -> None:
-        """Append plays as text, one JSON object a line.
+        """Append episodes as text, one JSON object per line.
 
         Raises:
-            CheckpointError: the disk refuses.
+            CheckpointError: the file cannot be written.
         """
         lines = [
             json.dumps({"step": step, **episode_to_json(episode)}) + "\n" for episode in episodes
@@ -296,7 +295,7 @@ class RunFolder:
         return numbered(self.batches, _BATCHES)
 
     def _best_step(self) -> int:
-        """The step of the best evaluation, where the run keeps that."""
+        """The step of the best evaluation, if the run keeps it."""
         best = read_state(newest_whole(self.checkpoints))["best"]
         if best is None:
             raise CheckpointError(
@@ -306,7 +305,7 @@ class RunFolder:
         return best[1]
 
     def _versions(self) -> dict[int, int]:
-        """Step -> policy version after it."""
+        """Map of each step to the policy version after it."""
         files = (file for file in (self.evaluations, self.metrics) if file.exists())
         lines = (line for file in files for line in read_metrics(file))
         known = {int(line["step"] or 0): int(line["policy_version"] or 0) for line in lines}
@@ -318,17 +317,17 @@ class RunFolder:
 
     @property
     def _came_to_nothing(self) -> bool:
-        """Whether there is neither a checkpoint nor a step."""
+        """Whether the run has neither a checkpoint nor a step."""
         return not checkpoints(self.checkpoints) and not self.has_steps
 
     def _refuse_parts(self, *, left_behind: bool) -> None:
-        """Refuse parts of a run, but for what is left of one that came to nothing.
+        """Raise an error if the folder holds parts of a run, unless it was killed early.
 
         Args:
             left_behind: whether a killed process left its lock file.
 
         Raises:
-            CheckpointError: saying how to go on.
+            CheckpointError: the message says what to do.
         """
         if any(part.exists() for part in self._parts):
             if left_behind and self._came_to_nothing:
@@ -339,7 +338,7 @@ class RunFolder:
             )
 
     def _forget(self, *, but: Path | None = None) -> None:
-        """Remove all parts, but for one."""
+        """Remove all parts of the run except ``but``."""
         for part in self._parts:
             if part.is_dir():
                 shutil.rmtree(part, ignore_errors=True)
@@ -349,10 +348,10 @@ class RunFolder:
 
 
 def fresh_folder(parent: Path, name: str) -> Path:
-    """Make ``parent/name-1``, ``-2``, ...: the first that is not taken.
+    """Make ``parent/name-1``, ``-2``, ...: the first that does not exist.
 
     Raises:
-        CheckpointError: the disk refuses.
+        CheckpointError: the folder cannot be made.
     """
     number = 1
     while True:

@@ -21,16 +21,16 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 @contextmanager
 def hold(folder: Path) -> Generator[bool]:
-    """Hold a run folder, which is made where it does not exist, until the block ends.
+    """Lock a run folder until the block ends; the folder is made if it does not exist.
 
-    The system releases the lock when the process ends, whatever ends it. The lock file is removed
-    at the end of the block only, so one that nobody holds shows that a process was killed.
+    The operating system releases the lock when the process ends for any reason. The lock file is
+    removed only at the end of the block, so an unlocked file shows that a process was killed.
 
     Yields:
         Whether a killed process left its lock file.
 
     Raises:
-        CheckpointError: another process holds the folder, or the disk refuses.
+        CheckpointError: another process holds the lock, or the files cannot be written.
     """
     path = folder / LOCK
     with refusals_named(path):
@@ -54,13 +54,13 @@ def hold(folder: Path) -> Generator[bool]:
 
 
 def check_unheld(folder: Path) -> bool:
-    """Refuse a folder that another process trains in; nothing is written.
+    """Check that no other process trains in a folder; nothing is written.
 
     Returns:
         Whether a killed process left its lock file.
 
     Raises:
-        CheckpointError: another process holds the folder, or the lock file cannot be read.
+        CheckpointError: another process holds the lock, or the lock file cannot be read.
     """
     path = folder / LOCK
     try:
@@ -77,7 +77,7 @@ def check_unheld(folder: Path) -> bool:
 
 
 def _locked(path: Path) -> int:
-    """Descriptor of the locked file at a path, which is made where it does not exist."""
+    """File descriptor of the locked file at a path; the file is made if it does not exist."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -87,7 +87,7 @@ def _locked(path: Path) -> int:
             raise
         if _stands_at(path, descriptor):
             return descriptor
-        os.close(descriptor)  # its holder removed it between the two calls
+        os.close(descriptor)  # the other process removed the file between the two calls
 
 
 def _lock(descriptor: int, path: Path, kind: int) -> None:
@@ -116,7 +116,7 @@ def _lock(descriptor: int, path: Path, kind: int) -> None:
 
 
 def _stands_at(path: Path, descriptor: int) -> bool:
-    """Whether the open file is the one that the path names."""
+    """Whether the path still names the open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""One run: the loop with its folder, trackers, evaluations and checkpoints."""
+"""One training run: the loop with its folder, trackers, evaluations and checkpoints."""
 
 import asyncio
 import logging
@@ -31,34 +31,34 @@ Figures = dict[str, Any]
 
 
 class Evaluation(Protocol):
-    """Tells how good the live policy is."""
+    """Evaluates the live policy."""
 
     @property
     def tokens_generated(self) -> int:
-        """Tokens that its plays have had sampled so far."""
+        """Number of tokens sampled so far for the plays of evaluations."""
         ...
 
     async def figures(self) -> Figures:
-        """The figures as JSON values."""
+        """The figures of one evaluation, as JSON values."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """How long a run is and what it leaves behind."""
+    """The length of a run and what it stores."""
 
     num_steps: int
-    episode_concurrency: int  # plays at once for each step's worth of tasks
-    step_concurrency: int  # steps' worth of tasks being played at once
+    episode_concurrency: int  # simultaneous plays for each step that is being played
+    step_concurrency: int  # number of steps whose tasks are played at the same time
     checkpoint_every: int  # optimiser steps; 0: only at the start, by time and at the end
-    checkpoint_seconds: float = math.inf  # longest time between two, looked at after each step
+    checkpoint_seconds: float = math.inf  # maximum time between two, checked after each step
     keep_checkpoints: int
-    max_failed_share: float = MAX_FAILED_SHARE  # of the newest plays; beyond it the run ends
+    max_failed_share: float = MAX_FAILED_SHARE  # the run ends if more of the newest plays fail
     keep_batches: bool = False  # whether each step's samples stay in the folder
-    keep_best: str | None = None  # figure by which one more is kept; "-x": less of x is better
-    evaluate_every: int  # optimiser steps; 0: only first and last
-    episodes_kept: int  # plays of each step written to the folder
-    base_model: str | None = None  # what each adapter records as the model it was trained on
+    keep_best: str | None = None  # figure whose best checkpoint is kept; "-x": lower x is better
+    evaluate_every: int  # optimiser steps; 0: only before the first and after the last
+    episodes_kept: int  # number of plays of each step written to the folder
+    base_model: str | None = None  # base model that is recorded in each adapter
 
 
 class Run:
@@ -81,17 +81,18 @@ class Run:
         engine_seconds: Callable[[], float],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Put a run together; nothing happens before ``resume`` and ``go``.
+        """Make a run; it starts only with ``resume`` or ``go``.
 
         Args:
-            folder: where it is kept.
-            arena: what is played.
-            trainer: what is trained.
-            settings: its length and its leavings.
-            evaluation: tells figures of the live policy.
-            count_tokens: tokens that the engine has sampled since it was made.
-            engine_seconds: how long it has computed since then.
-            clock: seconds.
+            folder: the run folder.
+            arena: the arena to play.
+            trainer: the trainer of the policy.
+            settings: the length of the run and what it stores.
+            evaluation: evaluates the live policy.
+            count_tokens: returns the number of tokens that the engine has sampled since it was
+                made.
+            engine_seconds: returns the seconds that the engine has computed since then.
+            clock: returns a time in seconds.
         """
         self._folder = folder
         self._arena = arena
@@ -100,14 +101,14 @@ class Run:
         self._evaluation = evaluation
         self._count_tokens = count_tokens
         self._engine_seconds = engine_seconds
-        self._engine_worked = 0.0  # until the step before
+        self._engine_worked = 0.0  # engine seconds at the end of the previous step
         self._clock = clock
         self._step_ended = self._saved = clock()
         self._buffer = buffer_of(trainer, arena, max_failed_share=settings.max_failed_share)
         self._evaluated_step: int | None = None  # step of the newest evaluation
         self._evaluating: asyncio.Task[Figures] | None = None
         self._stopping = False
-        self._unlogged: Metrics | None = None  # of a step whose line could not be written
+        self._unlogged: Metrics | None = None  # metrics of a step that could not be logged
         self._best: tuple[str, int, float] | None = None  # figure, step, value of the best
         self.first: Figures = {}
         self.last: Figures = {}
@@ -119,23 +120,23 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether every step is done and the policy after the last one evaluated."""
+        """Whether all steps are done and the final policy has been evaluated."""
         return self.step >= self._settings.num_steps and self._evaluated_step == self.step
 
     @property
     def _due(self) -> bool:
-        """Whether this step is one to evaluate after."""
+        """Whether the policy is to be evaluated after this step."""
         every = self._settings.evaluate_every
         return self.step >= self._settings.num_steps or bool(every and self.step % every == 0)
 
     def resume(self, place: Path) -> None:
-        """Take up a checkpoint, and forget what the folder holds of later steps.
+        """Continue from a checkpoint, and remove what the folder holds of later steps.
 
         Args:
-            place: a whole checkpoint of this run.
+            place: an intact checkpoint of this run.
 
         Raises:
-            CheckpointError: it is of another model or arena; nothing is forgotten then.
+            CheckpointError: it belongs to another model or arena; nothing is removed then.
         """
         self._take_up(place, read_state(place))
         kept, again = self._folder.rewind(step=self.step, version=self._trainer.version)
@@ -143,16 +144,17 @@ class Run:
         report_steps(self._folder.metrics, self.step, kept=kept, again=again)
 
     def fork(self, place: Path, *, same_credit: bool, same_figures: bool) -> None:
-        """Start this new run from a checkpoint of another one, which it then has as its own.
+        """Start this new run from a checkpoint of another run, and save it as its own.
 
         Args:
-            place: a whole checkpoint of a run with the same model, LoRA and arena.
-            same_credit: whether advantages come from the same rule; otherwise its baselines start
-                anew, and what waits to be trained on is discarded.
-            same_figures: whether evaluations are of the same plays; otherwise they start anew.
+            place: an intact checkpoint of a run with the same model, LoRA and arena.
+            same_credit: whether the credit rule is the same; otherwise its baselines start again,
+                and the queued samples are discarded.
+            same_figures: whether evaluations use the same plays; otherwise their results start
+                again.
 
         Raises:
-            CheckpointError: it does not fit, or the disk refuses.
+            CheckpointError: it does not fit, or the files cannot be written.
         """
         state: Figures = {**read_state(place), "best": None, "unlogged": None}
         dropped: list[TrainingBatch] = []
@@ -188,17 +190,17 @@ class Run:
             ) from error
 
     async def go(self, tracker: Tracker, evaluations: Tracker) -> bool:
-        """Train to the end, or until ``stop``; whatever happens, a checkpoint is written.
+        """Train to the last step, or until ``stop``; a checkpoint is written in any case.
 
         Args:
-            tracker: gets each step's metrics.
-            evaluations: gets each evaluation's figures.
+            tracker: receives the metrics of each step.
+            evaluations: receives the figures of each evaluation.
 
         Returns:
-            True where the last step was reached, False where the run was stopped.
+            True if the last step was reached, False if the run was stopped.
 
         Raises:
-            LegosError: what ended the run early.
+            LegosError: the error that ended the run early.
         """
         elsewhere = self._trainer.ledger.generated - await self._count_tokens()
         try:
@@ -215,7 +217,7 @@ class Run:
         return self.finished
 
     async def stop(self) -> None:
-        """Ask the run to end; it writes its checkpoint and returns from ``go``."""
+        """Ask the run to end; ``go`` then writes a checkpoint and returns."""
         self._stopping = True
         if self._evaluating is not None:
             self._evaluating.cancel()
@@ -231,7 +233,8 @@ class Run:
             tracker.log(self._unlogged, step=self.step)
             self._unlogged = None
         await trainer.publish_weights()
-        if not self.first or (self._due and self._evaluated_step != self.step):  # or it was cut off
+        # The second case is an evaluation that was interrupted.
+        if not self.first or (self._due and self._evaluated_step != self.step):
             await self._evaluate(evaluations)
             self.first = self.first or self.last
             self._save()
@@ -247,7 +250,7 @@ class Run:
                 buffer=self._buffer,
                 progress=False,
             )
-        if not self.finished:  # the stop came in the middle of the last evaluation
+        if not self.finished:  # the run was stopped during the last evaluation
             raise Stopped
 
     async def _after_step(
@@ -261,7 +264,7 @@ class Run:
         turns = sum(batch.metrics.get("arena/turns", 0.0) for batch in batches)
         metrics |= self._speed(turns, metrics["step_s"] or 0.0)
         if self._due:
-            with suppress(Stopped):  # the step is done all the same
+            with suppress(Stopped):  # the step itself is complete
                 metrics |= flat_figures(await self._evaluate(evaluations))
         self._unlogged = metrics
         tracker.log(metrics, step=step)
@@ -271,14 +274,14 @@ class Run:
         episodes = [episode for batch in batches for episode in batch.episodes]
         if settings.episodes_kept:
             self._folder.add_episodes(step, episodes[: settings.episodes_kept])
-        last = step >= settings.num_steps  # whose checkpoint is written at the end of all
+        last = step >= settings.num_steps  # its checkpoint is written when the run closes
         due = settings.checkpoint_every and step % settings.checkpoint_every == 0
         late = self._clock() - self._saved >= settings.checkpoint_seconds
         if (due or late or self._is_best) and not last:
             self._save()
 
     def _speed(self, turns: float, trained_s: float) -> Metrics:
-        """How fast the step before was, and for how much of it each half had nothing to do."""
+        """Speed of the previous step, and the shares in which engine and trainer were idle."""
         now, worked = self._clock(), self._engine_seconds()
         seconds = max(now - self._step_ended, 1e-9)
         engine_s = worked - self._engine_worked
@@ -291,10 +294,10 @@ class Run:
         }
 
     async def _evaluate(self, evaluations: Tracker) -> Figures:
-        """Figures of the live policy, which are also logged and kept.
+        """Evaluate the live policy; the figures are also logged and stored.
 
         Raises:
-            Stopped: the run is to end; plays of an evaluation are not waited for.
+            Stopped: the run is to end; it does not wait for the plays of an evaluation.
         """
         if self._stopping:
             raise Stopped
@@ -317,7 +320,7 @@ class Run:
         return found
 
     def _record(self, batches: Sequence[TrainingBatch]) -> dict[str, Any]:
-        """What this step was made of, and the adapter that came out."""
+        """The batches of this step and the version and digest of the resulting adapter."""
         info = self._trainer.backend.adapter().info
         return {
             "num_steps": self._trainer.num_steps,
@@ -328,11 +331,11 @@ class Run:
 
     @property
     def _is_best(self) -> bool:
-        """Whether no evaluation was better than this step's."""
+        """Whether this step has the best evaluation so far."""
         return self._best is not None and self._best[1] == self.step
 
     def _compare(self, figures: Mapping[str, float]) -> None:
-        """Remember this step where its evaluation is the best so far.
+        """Record this step if its evaluation is the best so far.
 
         Raises:
             ConfigError: the evaluation has no such figure.
@@ -352,23 +355,23 @@ class Run:
             self._best = (wanted, self.step, value)
 
     async def _close(self, elsewhere: int) -> None:
-        """Book what was being sampled when the run ended, and write a checkpoint.
+        """Record the tokens of unfinished plays, and write a checkpoint.
 
         Args:
-            elsewhere: tokens in the ledger that this engine has not sampled: of a run's earlier
-                processes.
+            elsewhere: number of tokens in the ledger that earlier processes of the run sampled, and
+                not this engine.
 
         Raises:
-            CheckpointError: the disk refuses.
+            CheckpointError: the files cannot be written.
         """
         ledger = self._trainer.ledger
-        with suppress(EngineError):  # it has died, and nobody can tell
+        with suppress(EngineError):  # a dead engine cannot report its count
             sampled = elsewhere + await self._count_tokens()
             ledger.lose("unfinished", max(0, sampled - ledger.generated))
         self._save()
 
     def _save(self) -> None:
-        """Adapter and checkpoint of this step."""
+        """Write the adapter and the checkpoint of this step."""
         adapter = self._trainer.backend.adapter()
         self._folder.write_adapter(replace(adapter, base_model=self._settings.base_model))
         write_checkpoint(

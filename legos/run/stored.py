@@ -1,4 +1,4 @@
-"""What was played, as JSON values: samples that wait at a checkpoint, plays for people to read."""
+"""Plays as JSON values: queued samples for a checkpoint, and episodes for people to read."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _FIELDS = tuple(field.name for field in fields(Sample))
 def batches_to_json(
     batches: Sequence[TrainingBatch], *, num_episodes: int = 0
 ) -> list[dict[str, Any]]:
-    """Samples and metrics of batches, and the first ``num_episodes`` plays of each."""
+    """Samples and metrics of batches, and the first ``num_episodes`` episodes of each."""
     return [
         {
             "samples": [[getattr(sample, name) for name in _FIELDS] for sample in batch.samples],
@@ -36,7 +36,7 @@ def batches_to_json(
 
 
 def batches_from_json(stored: Sequence[Mapping[str, Any]]) -> list[TrainingBatch]:
-    """Take back what ``batches_to_json`` returned; their tokens count as generated already."""
+    """Restore the batches that ``batches_to_json`` stored, with the tokens of their samples."""
     batches: list[TrainingBatch] = []
     for item in stored:
         samples = tuple(_sample(values) for values in item["samples"])
@@ -54,7 +54,7 @@ def batches_from_json(stored: Sequence[Mapping[str, Any]]) -> list[TrainingBatch
 
 
 def _episodes(stored: Sequence[Any]) -> tuple[Episode, ...]:
-    """Plays as they were; none where an arena put other types into them than their fields have."""
+    """Restore episodes; returns none if a field holds a value of another type than declared."""
     try:
         return msgspec.convert(stored, tuple[Episode, ...])
     except msgspec.ValidationError as error:
@@ -63,7 +63,7 @@ def _episodes(stored: Sequence[Any]) -> tuple[Episode, ...]:
 
 
 def episode_to_json(episode: Episode) -> dict[str, Any]:
-    """A play for people and for the viewer: what was asked, said, and earned."""
+    """An episode for people and for the viewer: prompts, replies and rewards."""
     return {
         "arena": episode.arena,
         "task": episode.task.id,
@@ -97,7 +97,7 @@ def episode_to_json(episode: Episode) -> dict[str, Any]:
 
 
 def _without_data(episode: Episode) -> Episode:
-    """A play without the data of its tasks, which may be of any type."""
+    """An episode without the data of its tasks, which may have any type."""
     children = tuple(_without_data(child) for child in episode.children)
     return replace(episode, task=replace(episode.task, data=None), children=children)
 
@@ -107,7 +107,7 @@ def _sample(values: Sequence[Any]) -> Sample:
 
 
 def _tuples(value: Any) -> Any:
-    """JSON's lists as the tuples they were."""
+    """Convert JSON lists back to tuples."""
     if isinstance(value, list):
         return tuple(_tuples(item) for item in cast("list[Any]", value))
     return value
