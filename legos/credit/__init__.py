@@ -1,4 +1,4 @@
-"""Credit rules: rewards of plays to one advantage per turn."""
+"""Credit rules: they turn the rewards of plays into one advantage per turn."""
 
 from legos.credit.group import GRPOCredit, RLOOCredit
 from legos.credit.hierarchical import HierarchicalCredit

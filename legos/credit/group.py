@@ -1,4 +1,4 @@
-"""Group credit: a play's reward against the other plays of its task, seat by seat."""
+"""Group credit: compare a play's reward with the other plays of its task, for each role."""
 
 from collections.abc import Callable, Hashable, Sequence
 
@@ -44,15 +44,15 @@ def group_centered(rewards: Floats) -> Floats:
     Source: Dr. GRPO, arXiv:2503.20783 (no division by the group's deviation).
     """
     _need_two(rewards)
-    if rewards.min() == rewards.max():  # the mean may differ from them by a rounding
+    if rewards.min() == rewards.max():  # the mean may differ from them by a rounding error
         return np.zeros_like(rewards)
     return rewards - rewards.mean()
 
 
 def group_standardised(rewards: Floats) -> Floats:
-    """Advantage in units of the group's deviation: A_i = (r_i - mean(r)) / (std(r) + 1e-6).
+    """Advantage in units of the standard deviation: A_i = (r_i - mean(r)) / (std(r) + 1e-6).
 
-    The deviation is the unbiased one.
+    std is the unbiased (N - 1) estimate over the group.
 
     Args:
         rewards: [G] rewards of G plays of one task, G >= 2.
@@ -89,11 +89,10 @@ def leave_one_out(rewards: Floats) -> Floats:
 
 
 class GroupCredit(Singletons):
-    """Sorts plays by (scope, arena, task, role) and applies a rule to the rewards of each group.
+    """Groups plays by (scope, arena, task, role) and applies a rule to the rewards of each group.
 
-    A group of one has nothing to compare with: its advantage is 0, and it is counted. Rewards of
-    single turns are not compared; they are added as they are. Seats that are not trained are no
-    part of any group.
+    A group of one play gets advantage 0 and is counted as a singleton. Rewards of single turns are
+    not compared but added unchanged. Seats that are not trained belong to no group.
 
     Attributes:
         rule: [G] rewards -> [G] advantages, for G >= 2.
@@ -125,12 +124,12 @@ class GroupCredit(Singletons):
 
 
 def _everywhere(episodes: Sequence[Episode]) -> Sequence[Hashable]:
-    """One scope for all."""
+    """The same scope for all episodes."""
     return [None] * len(episodes)
 
 
 def GRPOCredit(*, deviation: bool = True) -> GroupCredit:  # noqa: N802 - reads as what it makes
-    """Reward minus the group's mean, divided by its deviation unless ``deviation`` is False."""
+    """Reward minus the group's mean; divided by its deviation unless ``deviation`` is False."""
     return GroupCredit(group_standardised if deviation else group_centered)
 
 

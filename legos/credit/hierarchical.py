@@ -1,8 +1,8 @@
 """Hierarchical credit: in a tree of plays, only siblings are compared.
 
-A proposer is compared with the other proposals made for the same task; the attempts at one proposed
-problem are compared with each other and with nobody else, even where two proposals carry the same
-task id. It holds for any depth.
+A proposer is compared with the other proposals for the same task. The attempts at one proposed
+problem are compared only with each other, even if two proposals have the same task id. This works
+at any depth.
 """
 
 from collections.abc import Hashable, Sequence
@@ -14,9 +14,9 @@ __all__ = ["HierarchicalCredit", "parents"]
 
 
 def parents(episodes: Sequence[Episode]) -> list[Hashable]:
-    """[E] number of the episode that spawned each one, None for those that nobody here spawned.
+    """[E] index of the episode that spawned each one; None if that episode is not in the list.
 
-    A child whose parent failed has none here: it is compared with other such children of its task.
+    A child whose parent failed gets None, and is compared with other such children of its task.
     """
     numbers: dict[int, int] = {}
     for number, episode in enumerate(episodes):
@@ -25,5 +25,5 @@ def parents(episodes: Sequence[Episode]) -> list[Hashable]:
 
 
 def HierarchicalCredit() -> GroupCredit:  # noqa: N802 - reads as what it makes
-    """A_i = r_i - mean(r) over the plays of one task, role and parent; no deviation."""
+    """A_i = r_i - mean(r) over the plays of one task, role and parent, without division."""
     return GroupCredit(group_centered, parents)

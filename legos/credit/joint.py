@@ -13,11 +13,11 @@ __all__ = ["JointCredit"]
 
 
 class JointCredit(Singletons):
-    """The team's reward against the other plays of the task, the same for every trained role.
+    """Compares the team's reward with the other plays of the task; all trained roles share it.
 
         R_i = mean over trained roles of r,   A_i = R_i - mean(R)
 
-    For cooperative arenas: no role gains by being better off than its partners.
+    For cooperative arenas: no role benefits from a larger reward than its partners.
 
     Attributes:
         rule: [G] team rewards -> [G] advantages, for G >= 2.

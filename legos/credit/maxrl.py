@@ -1,4 +1,4 @@
-"""MaxRL credit: a play's reward over its group's mean, in units of that mean."""
+"""MaxRL credit: a play's reward minus its group's mean, divided by that mean."""
 
 import numpy as np
 
@@ -11,9 +11,9 @@ __all__ = ["MaxRLCredit", "over_mean"]
 def over_mean(rewards: Floats) -> Floats:
     """Advantage in units of the group's mean: A_i = (r_i - mean(r)) / mean(r).
 
-    Zero where the mean is zero: nobody has solved the task. The rarer a success, the more it
-    weighs, as in maximum likelihood; with rewards 0 and 1 and success rate p it is 1 / p - 1 for
-    a success and -1 for a failure.
+    It is zero if the mean is zero, that is if no play solved the task. Rarer successes get larger
+    advantages, as in maximum likelihood: with rewards 0 and 1 and success rate p, a success gets
+    1 / p - 1 and a failure -1.
 
     Args:
         rewards: [G] rewards >= 0 of G plays of one task, G >= 2.
@@ -22,7 +22,7 @@ def over_mean(rewards: Floats) -> Floats:
         [G] advantages, which sum to zero.
 
     Raises:
-        RecordError: G < 2, or a negative reward, of which no likelihood can be made.
+        RecordError: G < 2, or a reward is negative, for which no likelihood is defined.
 
     Source: MaxRL, arXiv:2602.02710.
     """
@@ -37,5 +37,5 @@ def over_mean(rewards: Floats) -> Floats:
 
 
 def MaxRLCredit() -> GroupCredit:  # noqa: N802 - reads as what it makes
-    """Reward over the group's mean, divided by that mean."""
+    """Reward minus the group's mean, divided by that mean."""
     return GroupCredit(over_mean)

@@ -1,4 +1,4 @@
-"""Soft penalty for answers that near the token limit, laid over any credit rule."""
+"""Soft penalty for completions close to the token limit, which wraps any credit rule."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,12 +15,12 @@ __all__ = ["OverlongPenalty", "overlong_penalty"]
 
 
 def overlong_penalty(length: int, *, limit: int, margin: int) -> float:
-    """0 up to limit - margin tokens, then down linearly to -1 at the limit, and -1 beyond it.
+    """0 up to limit - margin tokens, then linear down to -1 at the limit, and -1 beyond it.
 
     Args:
-        length: tokens of one completion.
-        limit: most tokens that a completion may have.
-        margin: tokens before the limit in which the penalty grows.
+        length: number of tokens of one completion.
+        limit: maximum number of tokens of a completion.
+        margin: number of tokens before the limit over which the penalty grows.
 
     Source: DAPO, arXiv:2503.14476, equation 13 (limit 20480, margin 4096).
     """
@@ -28,18 +28,18 @@ def overlong_penalty(length: int, *, limit: int, margin: int) -> float:
 
 
 class OverlongPenalty:
-    """Adds the penalties of a seat's completions to its reward before another rule sees it.
+    """Adds the penalties of a seat's completions to its reward before another rule compares it.
 
-    Recorded rewards and metrics stay as the arena gave them.
+    Recorded rewards and metrics do not change.
     """
 
     def __init__(self, credit: CreditAssigner, *, limit: int, margin: int) -> None:
-        """Lay the penalty over ``credit``.
+        """Wrap ``credit`` with the penalty.
 
         Args:
             credit: the rule that compares the rewards.
-            limit: most tokens of one completion.
-            margin: tokens before the limit in which the penalty grows.
+            limit: maximum number of tokens of one completion.
+            margin: number of tokens before the limit over which the penalty grows.
         """
         if not 1 <= margin <= limit:
             raise ConfigError(
@@ -52,17 +52,17 @@ class OverlongPenalty:
 
     @property
     def singletons(self) -> int:
-        """What stood alone so far, where the rule counts that."""
+        """Number of singletons so far, if the wrapped rule counts them."""
         return getattr(self._credit, "singletons", 0)
 
     @property
     def needs_step(self) -> bool:
-        """Whether the rule needs a whole step's worth of tasks."""
+        """Whether the wrapped rule needs all tasks of a step at once."""
         return getattr(self._credit, "needs_step", False)
 
     @property
     def scope(self) -> Scope | None:
-        """Which plays the rule compares, where it says so."""
+        """The scope of the wrapped rule, or None."""
         return getattr(self._credit, "scope", None)
 
     def assign(self, episodes: Sequence[Episode]) -> Sequence[Advantages]:
@@ -73,15 +73,15 @@ class OverlongPenalty:
         return self._credit.assign([changed[id(episode)] for episode in episodes])
 
     def state(self) -> dict[str, Any]:
-        """That of the rule."""
+        """The state of the wrapped rule."""
         return self._credit.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state`` returned."""
+        """Restore what ``state`` returned."""
         self._credit.restore(state)
 
     def _penalised(self, episode: Episode, changed: Mapping[int, Episode]) -> Episode:
-        """The episode with its new rewards, and with the children that were made new."""
+        """The episode with penalised rewards, and with its penalised children."""
         rewards = dict(episode.rewards)
         for rollout in trained(episode):
             rewards[rollout.role] += sum(

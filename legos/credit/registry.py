@@ -1,4 +1,4 @@
-"""Every credit rule by its configured name; a new rule is one file and one line here."""
+"""All credit rules by their configured names; a new rule is one file and one line here."""
 
 from collections.abc import Callable, Mapping
 from typing import Literal, get_args
@@ -52,14 +52,14 @@ DISCOUNTED: Mapping[str, Callable[[float], CreditAssigner]] = {
 
 
 def make_credit(name: str, *, discount: float = 1.0) -> CreditAssigner:
-    """A fresh credit rule.
+    """Make a credit rule.
 
     Args:
         name: one of ``CreditName``.
-        discount: what a reward one turn later is worth, where the rule looks at turns.
+        discount: discount factor per turn, for rules that credit single turns.
 
     Raises:
-        ConfigError: no such rule, or a discount for one that knows none.
+        ConfigError: there is no such rule, or it does not support a discount.
     """
     if name in DISCOUNTED:
         return DISCOUNTED[name](discount)

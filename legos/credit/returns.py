@@ -1,4 +1,4 @@
-"""From rewards to numbers per turn: rewards to come, discounted or not."""
+"""Turn rewards into returns per turn, discounted or not."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ Advantages = Mapping[str, Sequence[float]]
 
 
 def per_turn(episode: Episode, advantages: Mapping[str, float]) -> Advantages:
-    """Spread each seat's advantage over its turns, plus the turn rewards from that turn on.
+    """Give each turn the advantage of its seat, plus the turn rewards from that turn on.
 
     Args:
         episode: the play.
@@ -32,7 +32,7 @@ def returns_to_go(rollout: Rollout, final: float, *, discount: float = 1.0) -> l
     Args:
         rollout: T turns, some with rewards of their own.
         final: reward (or advantage) of the whole play, paid after the last turn.
-        discount: what a reward one turn later is worth.
+        discount: discount factor per turn.
 
     Returns:
         [T] returns.
@@ -46,5 +46,5 @@ def returns_to_go(rollout: Rollout, final: float, *, discount: float = 1.0) -> l
 
 
 def trained(episode: Episode) -> list[Rollout]:
-    """The rollouts of seats that are trained, which alone get credit."""
+    """The rollouts of trained seats; only these get credit."""
     return [rollout for rollout in episode.rollouts if rollout.policy]

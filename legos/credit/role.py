@@ -1,4 +1,4 @@
-"""Role credit: a seat's reward against a moving average of that role's rewards."""
+"""Role credit: compare a seat's reward with a moving average of that role's rewards."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,10 +13,10 @@ __all__ = ["RAECredit"]
 class RAECredit:
     """Role-conditioned advantage estimation: A = r - b, then b <- decay * b + (1 - decay) * r.
 
-    One baseline per (arena, role), starting at 0 and kept in the checkpoint. Within one step every
-    play meets the baseline from before the step, so the result does not depend on the order in
-    which plays end; the baseline then moves by the step's mean, as far as that many plays would
-    have moved it: b <- decay^n b + (1 - decay^n) mean. Seats that are not trained move nothing.
+    There is one baseline per (arena, role); it starts at 0 and is part of the checkpoint. Within
+    one step every play uses the baseline from before the step, so the result does not depend on the
+    order in which plays end. The baseline then moves towards the step's mean, by the weight of its
+    n plays: b <- decay^n b + (1 - decay^n) mean. Seats that are not trained do not change it.
 
     Source: SPIRAL, arXiv:2506.24119, section 3.3.
     """
@@ -54,5 +54,5 @@ class RAECredit:
         return {"baselines": [[*key, value] for key, value in self.baselines.items()]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state`` returned."""
+        """Restore what ``state`` returned."""
         self.baselines = {(arena, role): value for arena, role, value in state["baselines"]}

@@ -1,4 +1,4 @@
-"""The count of what had nothing to be compared with: the only memory of rules without baselines."""
+"""The count of plays or turns without others to compare with, kept in the checkpoint."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,19 +7,19 @@ __all__ = ["Singletons"]
 
 
 class Singletons:
-    """Base of rules that compare: a group of one gets advantage 0, and is counted.
+    """Base class of rules that compare plays: a group of one gets advantage 0 and is counted.
 
     Attributes:
-        singletons: plays (turns, where a rule compares turns) that stood alone, so far.
+        singletons: number of plays (or turns, if the rule compares turns) in groups of one so far.
     """
 
     def __init__(self) -> None:
         self.singletons = 0
 
     def state(self) -> dict[str, Any]:
-        """The count; groups need no memory."""
+        """The count; groups need no other state."""
         return {"singletons": self.singletons}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state`` returned."""
+        """Restore what ``state`` returned."""
         self.singletons = state["singletons"]

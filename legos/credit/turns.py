@@ -1,4 +1,4 @@
-"""Turn credit: a turn's return against the same turn of the group's other plays.
+"""Turn credit: compare a turn's return with the same turn of the group's other plays.
 
 The comparison of turns by a key is shared with ``legos.credit.views``.
 """
@@ -19,11 +19,11 @@ class TurnComparison(Singletons):
     """A_t = G_t - mean of G over the turns with the same key, G_t = r_t + discount * G_{t+1}.
 
     The play's reward is paid after the last turn. Turns that no other play has are counted as
-    singletons and get 0: without a value function there is nothing to hold them against.
+    singletons and get 0, because without a value function there is nothing to compare them with.
 
     Attributes:
-        discount: what a reward one turn later is worth.
-        needs_step: whether turns of different tasks have the same key.
+        discount: discount factor per turn.
+        needs_step: whether turns of different tasks can have the same key.
     """
 
     def __init__(self, key: Key, *, discount: float = 1.0, needs_step: bool = False) -> None:
@@ -59,12 +59,12 @@ class TurnComparison(Singletons):
 def TurnCredit(*, discount: float = 1.0) -> TurnComparison:  # noqa: N802 - reads as what it makes
     """Compare the n-th turns of one arena, task and role with each other.
 
-    With one turn per play and no turn rewards it is ``group_centered``. Without a critic this is
-    generalised advantage estimation with lambda = 1 (arXiv:1506.02438) and the group's mean as
-    the value.
+    With one turn per play and no turn rewards it equals ``group_centered``. It is generalised
+    advantage estimation with lambda = 1 (arXiv:1506.02438), with the group's mean as the value
+    instead of a critic.
 
     Args:
-        discount: what a reward one turn later is worth.
+        discount: discount factor per turn.
     """
 
     def key(episode: Episode, rollout: Rollout, turn: int) -> Hashable:

@@ -1,4 +1,4 @@
-"""Same-view credit: turns that saw the same prompt, in whatever play, are compared."""
+"""Same-view credit: compare turns with the same prompt, across all plays."""
 
 from collections.abc import Hashable
 
@@ -11,12 +11,12 @@ __all__ = ["SameViewCredit"]
 def SameViewCredit(*, discount: float = 1.0) -> TurnComparison:  # noqa: N802 - see TurnCredit
     """Compare turns of one arena and role whose prompt tokens are equal, across tasks and plays.
 
-    What the prompt does not show (other seats' cards, what is still to come) is averaged over,
-    which is what a value of that view would do. In small games nearly every view repeats; where
-    none does, every turn is a singleton and learns nothing.
+    What the prompt does not show (other seats' cards, future chance) is averaged over, as a value
+    function of that view would do. In small games nearly every view repeats; if no view repeats,
+    every turn is a singleton with advantage 0.
 
     Args:
-        discount: what a reward one turn later is worth.
+        discount: discount factor per turn.
 
     Source: the step-level groups of GiGPO, arXiv:2505.10978, section 4.2, alone.
     """

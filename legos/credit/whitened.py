@@ -14,14 +14,14 @@ __all__ = ["ReinforcePPCredit", "whiten"]
 
 
 def whiten(values: Floats, weights: Floats) -> Floats:
-    """(x - mean) / (deviation + 1e-6), where each value counts ``weights`` times.
+    """(x - mean) / (standard deviation + 1e-6), where each value counts ``weights`` times.
 
     Args:
         values: [N].
         weights: [N] >= 0, with a sum > 0.
 
     Returns:
-        [N] with weighted mean 0, and deviation 1 unless all values are equal.
+        [N] with weighted mean 0, and standard deviation 1 unless all values are equal.
     """
     centred = values - np.average(values, weights=weights)
     return centred / (np.sqrt(np.average(centred**2, weights=weights)) + DEVIATION_FLOOR)
@@ -30,11 +30,11 @@ def whiten(values: Floats, weights: Floats) -> Floats:
 class ReinforcePPCredit(Singletons):
     """A = whiten(G) over every token of the step's trained seats.
 
-    G_t = r_t + discount * G_{t+1} with the play's reward after the last turn; with ``baseline``
-    that reward is first taken less the mean of its group (arena, task, role), and plays that stand
-    alone get 0, are counted, and do not enter the whitening. The paper's penalty for leaving the
-    reference is ``kl_in = "reward"``, which is taken off after the whitening and from the token
-    itself alone; in the paper it is part of the return, so earlier tokens bear it too.
+    G_t = r_t + discount * G_{t+1} with the play's reward after the last turn. With ``baseline``,
+    the mean of the group (arena, task, role) is first subtracted from that reward; groups of one
+    get 0, are counted, and do not enter the whitening. The paper's KL penalty corresponds to
+    ``kl_in = "reward"``, which is subtracted after the whitening and only at the token itself; in
+    the paper it is part of the return, so it also affects earlier tokens.
 
     Source: REINFORCE++ and REINFORCE++-baseline, arXiv:2501.03262.
     """
@@ -77,7 +77,7 @@ class ReinforcePPCredit(Singletons):
 
 
 def _whiten_in_place(rows: Sequence[list[float]], tokens: Sequence[int]) -> None:
-    """Standardise all numbers of all rows together."""
+    """Standardise all values of all rows together."""
     values = np.array([value for row in rows for value in row], np.float64)
     done = iter(whiten(values, np.array(tokens, np.float64)).tolist())
     for row in rows:
