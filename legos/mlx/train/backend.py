@@ -1,7 +1,7 @@
-"""The MLX backend: gradients of LoRA arrays, optimisers, EMAs and references, one of each a policy.
+"""The MLX backend: gradients, an optimiser, an EMA and a reference for the LoRA of each policy.
 
-Several policies share the base model and one module tree, which holds the LoRA arrays of the policy
-that is computed; the arrays of the others wait aside. Nothing is copied when they change places.
+Several policies share the base model and one module tree. The tree holds the LoRA arrays of one
+policy at a time; switching to another policy copies no array.
 """
 
 import logging
@@ -41,13 +41,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Policy:
-    """What is trained under one name."""
+    """The training state of one policy."""
 
-    adapter: Adapter  # as trained so far
+    adapter: Adapter  # the newest version
     ema: Mapping[str, mx.array]
     optimiser: optim.AdamW
     reference: Reference
-    pending: Any = None  # gradients that wait for `optim_step`
+    pending: Any = None  # gradients that `optim_step` has not applied yet
 
 
 class MlxBackend:
@@ -62,18 +62,18 @@ class MlxBackend:
         *,
         group: mx.distributed.Group | None = None,
     ) -> None:
-        """Take over a module tree that the worker's thread has built, LoRA already in it.
+        """Take over a module tree with LoRA that the worker's thread has built.
 
         Args:
-            worker: runs everything that touches the tree.
-            model: the tree; every policy begins with the LoRA that it holds.
-            shape: where LoRA stands in it.
-            config: how it computes; None: the defaults.
-            group: processes that share the work of every step; each is given the same steps.
+            worker: runs every call that uses the tree.
+            model: the module tree; every policy starts with its LoRA arrays.
+            shape: shape of the LoRA in the tree.
+            config: settings of the backend; None: the defaults.
+            group: processes that share the work of every step; each must get the same steps.
 
         Raises:
-            TrainerError: weight decay with DoRA.
-            AdapterError: the reference does not exist, or does not fit.
+            TrainerError: weight decay is used with DoRA.
+            AdapterError: the reference adapter does not exist, or does not fit.
         """
         config = config or BackendConfig()
         if shape.use_dora and config.weight_decay:
@@ -90,7 +90,7 @@ class MlxBackend:
 
     @property
     def version(self) -> int:
-        """Optimiser steps applied so far to the policy of the default name."""
+        """Number of optimiser steps applied to the policy of the default name."""
         return self.adapter().version
 
     def forward_backward(
@@ -101,25 +101,25 @@ class MlxBackend:
         *,
         policy: str = POLICY,
     ) -> "Future[PassResult]":
-        """Compute loss and gradients of a step's samples; the policy stays as it is."""
+        """Compute loss and gradients of a step's samples, without changing the policy."""
         step = StepSamples(samples=samples, weights=weights)
         return self._worker.call(self._forward_backward, step, objective, policy)
 
     def optim_step(self, update: Update, *, policy: str = POLICY) -> "Future[int]":
-        """Apply the gradients of the policy's last ``forward_backward``; its version after it.
+        """Apply the gradients of the policy's last ``forward_backward``; returns the new version.
 
-        The future raises ``TrainerError`` where there are none.
+        The future raises ``TrainerError`` where there are no gradients.
         """
         return self._worker.call(self._optim_step, update, policy)
 
     def logprobs(
         self, samples: Sequence[Sample], *, policy: str = POLICY, reference: bool = False
     ) -> "Future[Sequence[NDArray[np.float32]]]":
-        """[S][A] nats of each sample's chosen tokens under the policy, or under its reference."""
+        """[S][A] log-probabilities (nats) of chosen tokens under the policy or its reference."""
         return self._worker.call(self._logprobs, samples, policy, reference)
 
     def adapter(self, policy: str = POLICY) -> Adapter:
-        """A policy's adapter as trained so far; nothing is copied and its arrays never change.
+        """A policy's newest adapter, without a copy; later steps do not change its arrays.
 
         Raises:
             TrainerError: no policy of that name is trained here.
@@ -127,10 +127,10 @@ class MlxBackend:
         return self._find(policy).adapter
 
     def load(self, adapter: Adapter, *, policy: str = POLICY) -> None:
-        """Start a policy from an adapter, and its EMA; the optimiser keeps its state.
+        """Set a policy and its EMA to an adapter; the optimiser keeps its state.
 
         Raises:
-            AdapterError: it does not fit.
+            AdapterError: the adapter does not fit.
             TrainerError: no policy of that name is trained here.
         """
         self._worker.call(self._load, policy, adapter.arrays, adapter.version).result()
@@ -138,7 +138,7 @@ class MlxBackend:
     def save(self, folder: Path) -> None:
         """Write adapters, EMAs, references and optimisers into an existing folder.
 
-        A policy of another than the default name has a folder of its own in it.
+        A policy with another name than the default gets its own subfolder.
         """
         self._worker.call(self._save, folder).result()
 
@@ -146,7 +146,7 @@ class MlxBackend:
         """Read what ``save`` wrote.
 
         Raises:
-            CheckpointError: a file is missing, damaged or of another model.
+            CheckpointError: a file is missing, damaged or from another model.
         """
         try:
             self._worker.call(self._restore, folder).result()
@@ -169,7 +169,7 @@ class MlxBackend:
                 policy.reference.lora()
 
     def _begun(self, name: str, config: BackendConfig) -> _Policy:
-        """A policy before its first step."""
+        """The training state of a policy before its first step."""
         optimiser = optim.AdamW(
             learning_rate=0.0,
             betas=list(config.betas),
@@ -187,7 +187,7 @@ class MlxBackend:
         return self._policies[name]
 
     def _use(self, name: str) -> _Policy:
-        """Have the tree hold a policy's arrays."""
+        """Put a policy's arrays into the tree."""
         policy = self._find(name)
         if len(self._policies) > 1:
             set_lora_arrays(self._model, policy.adapter.arrays)
@@ -259,7 +259,7 @@ class MlxBackend:
             logger.info("the reference of the divergences is now version %d", adapter.version)
 
     def _trained(self, name: str, version: int) -> Adapter:
-        """What the tree holds, as a record that does not change with it."""
+        """The tree's LoRA arrays as an adapter that later steps do not change."""
         arrays = lora_arrays(self._model)
         return Adapter(name=name, version=version, shape=self._shape, arrays=arrays)
 
@@ -276,7 +276,7 @@ class MlxBackend:
         for name, policy in self._policies.items():
             moments = dict(tree_flatten(policy.optimiser.state))
             updates = int(_number(moments.pop("step")))
-            moments.pop("learning_rate")  # every update brings its own
+            moments.pop("learning_rate")  # every update sets it again
             place = _place(folder, name)
             place.mkdir(exist_ok=True)
             write_policy_state(
@@ -312,17 +312,17 @@ class MlxBackend:
 
 
 def _place(folder: Path, name: str) -> Path:
-    """Where a policy is kept in a checkpoint."""
+    """The folder of a policy in a checkpoint."""
     return folder if name == POLICY else folder / name
 
 
 def _number(array: Any) -> float:
-    """The value of an array of one real number."""
+    """The value of an array with one element."""
     return float(array.item())
 
 
 def _norm(gradients: Any) -> float:
-    """Square root of the sum of all squares."""
+    """The global L2 norm of the gradients."""
     arrays: list[Any] = [array for _, array in tree_flatten(gradients)]
     squares: Any = [mx.sum(mx.square(array)) for array in arrays]
     return _number(mx.sqrt(mx.sum(mx.stack(squares))))

@@ -1,4 +1,4 @@
-"""How many tokens may be computed at once, from probes and the memory there is."""
+"""Plan how many tokens to compute at once, from probes and the available memory."""
 
 import math
 import os
@@ -9,30 +9,30 @@ import mlx.core as mx
 
 __all__ = ["MemoryPlan", "peak_bytes", "plan_memory", "usable_bytes"]
 
-ADVISED_SHARE = 0.9  # of the working set that Metal advises; the rest is the process's own
-SHARE = 0.8  # of all memory where no advice is given; the rest is other programs' and the system's
-MARGIN = 1.25  # how much more than the probe a pass may take, by padding and by prefixes
-FIRST_PROBE = 512  # tokens at once; longer rows are approached by probes, never tried blindly
-SHORTEST_PROBE = 16  # tokens; where even these do not fit, nothing does
-STEP_UP = 1.25  # a longer probe must be so much longer than the one before to be worth its time
+ADVISED_SHARE = 0.9  # of the working set that Metal recommends; the process needs the rest
+SHARE = 0.8  # of all memory, without a recommendation; other programs and the system need the rest
+MARGIN = 1.25  # memory of a pass / memory of the probe, at most: padding and prefixes take more
+FIRST_PROBE = 512  # tokens of the first probe; probes approach longer rows in safe steps
+SHORTEST_PROBE = 16  # tokens; where even this probe does not fit, no row does
+STEP_UP = 1.25  # minimum length of a longer probe / length of the one before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """What a step is expected to take."""
+    """The memory that a step is expected to need."""
 
-    held_bytes: int  # allocated before it: weights, adapter, optimiser, the engine's caches
-    token_bytes: int  # per token computed at once, in rows as long as the longest
-    ceiling_bytes: int  # what may be allocated in all
+    held_bytes: int  # bytes allocated before a step: weights, adapter, optimiser, engine's caches
+    token_bytes: int  # bytes per token computed at once, in rows as long as the longest
+    ceiling_bytes: int  # bytes that may be allocated in all
     probed: int  # tokens computed at once by the largest probe: a row, or several shorter ones
-    longest: int  # tokens of the longest row that there was; a row cannot be split
-    row_limit: int | None = None  # tokens beyond which rows do not fit even alone; None: all do
+    longest: int  # tokens of the longest row when the plan was made; a row cannot be split
+    row_limit: int | None = None  # tokens of the longest row that fits alone; None: all rows fit
 
     def max_tokens(self, asked: int) -> int:
-        """What is asked for, halved until it fits, and at least what was probed.
+        """The requested number of tokens, halved until it fits, but at least those of the probe.
 
-        Halving keeps the plan, and so the rounding of a resumed run, the same when the probe's
-        measure is a little different.
+        Because of the halving, a resumed run whose probe measures slightly different bytes gets the
+        same plan, and so the same rounding.
         """
         tokens = asked
         while tokens > self.probed and self.peak_bytes(tokens) > self.ceiling_bytes:
@@ -41,30 +41,30 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether what was probed stays below the ceiling."""
+        """Whether the probed number of tokens stays below the ceiling."""
         return self.peak_bytes(self.probed) <= self.ceiling_bytes
 
     @property
     def reach(self) -> int:
-        """Tokens of the longest row that fits even if memory grew with the square of its length."""
+        """Tokens of a row that fits even if memory grows with the square of its length."""
         room = max(0, self.ceiling_bytes - self.held_bytes)
         need = max(1, self.peak_bytes(self.probed) - self.held_bytes)
         return int(self.probed * math.sqrt(room / need))
 
     def peak_bytes(self, tokens: int) -> int:
-        """The most that is allocated while so many tokens are computed at once."""
+        """Peak bytes while ``tokens`` tokens are computed at once."""
         return self.held_bytes + int(MARGIN * tokens * self.token_bytes)
 
     def holding(self, held_bytes: int) -> "MemoryPlan":
-        """The plan where more is allocated before a step than there was."""
+        """The plan, with ``held_bytes`` raised to the given bytes."""
         return replace(self, held_bytes=max(self.held_bytes, held_bytes))
 
     def corrected(self, peak_bytes: int, *, tokens: int) -> "MemoryPlan":
-        """The plan after a step that took more than the ceiling; itself where it did not.
+        """The plan after a step; it expects more per token where the step exceeded the ceiling.
 
         Args:
-            peak_bytes: allocated at the most.
-            tokens: of the step's largest pass.
+            peak_bytes: peak bytes of the step.
+            tokens: tokens of the step's largest pass.
         """
         if peak_bytes <= self.ceiling_bytes:
             return self
@@ -72,7 +72,7 @@ class MemoryPlan:
         return replace(self, token_bytes=max(self.token_bytes, took))
 
     def describe(self, asked: int) -> str:
-        """One line: what is held, what a token takes, and how many are computed at once."""
+        """One line: the memory held, the memory per token, and the tokens computed at once."""
         tokens = self.max_tokens(asked)
         told = (
             f"training memory: {_size(self.held_bytes)} held, "
@@ -96,19 +96,19 @@ def plan_memory(
     asked_tokens: int,
     ceiling_bytes: int | None = None,
 ) -> MemoryPlan:
-    """Run the longest row, or as much of it as surely fits, and plan from what it took.
+    """Probe the longest row, or as much of it as certainly fits, and plan from its peak memory.
 
     Memory grows at most with the square of a row's length, so a short probe tells how long the next
-    one may be. The last one is the longest row itself, unless that does not fit. Rows shorter than
-    the first probe are probed several at once, so that what every pass takes is not laid on few
-    tokens.
+    one may be. The last probe is the longest row itself, unless that does not fit. Rows shorter
+    than the first probe are probed several at once, so that the fixed cost of a pass is not counted
+    as a cost of few tokens.
 
     Args:
-        probe: forward and backward pass of so many tokens, in rows of ``longest`` tokens or, where
-            they are fewer, in one row of so many; evaluated when it returns.
+        probe: runs and evaluates a forward and backward pass of a number of tokens: in rows of
+            ``longest`` tokens or, where the number is smaller, in one row of that length.
         longest: tokens of the longest row.
-        asked_tokens: tokens to be computed at once where they fit.
-        ceiling_bytes: what may be allocated in all; None: most of the machine's memory.
+        asked_tokens: number of tokens to compute at once where they fit.
+        ceiling_bytes: bytes that may be allocated in all; None: most of the machine's memory.
     """
     held = mx.get_active_memory()
     ceiling = usable_bytes() if ceiling_bytes is None else ceiling_bytes
@@ -138,7 +138,7 @@ def plan_memory(
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """Run a call; how many bytes were allocated at the most, beyond those before it."""
+    """Run a call; returns the peak of allocated bytes, minus those allocated before it."""
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
@@ -147,7 +147,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 def usable_bytes() -> int:
-    """What a process may allocate: most of what the device advises or has, or the machine."""
+    """Bytes that a process may allocate: most of the recommended, the device's or all memory."""
     told = mx.device_info()
     advised = told.get("max_recommended_working_set_size")
     if advised:

@@ -1,4 +1,4 @@
-"""The samples of one optimiser step as distinct rows, and those of a pass as one batch.
+"""Pack samples: the distinct rows of one optimiser step, and one batch for each of its passes.
 
 The backend plans which rows are computed together and which prefixes they share, and makes one
 batch of samples for each pass.
@@ -24,13 +24,13 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSamples:
-    """What one optimiser step, or a part of it, is computed on."""
+    """The samples of one optimiser step, or of a part of it."""
 
     samples: Sequence[Sample]  # [S] at least one
-    weights: Sequence[float]  # [S] of each sample's tokens in the loss of the step
+    weights: Sequence[float]  # [S] weight of each token of a sample in the loss of the step
 
     def no_longer_than(self, limit: int) -> "StepSamples":
-        """Those with at most ``limit`` tokens before their last chosen one, weights unchanged."""
+        """The samples with at most ``limit`` tokens before their last chosen one, same weights."""
         kept = [index for index, s in enumerate(self.samples) if s.positions[-1] <= limit]
         return StepSamples(
             samples=[self.samples[index] for index in kept],
@@ -42,12 +42,12 @@ class StepSamples:
 class StepRows:
     """The distinct rows of a step, each cut after the last logit position that is read."""
 
-    tokens: tuple[Ints, ...]  # of each row
-    samples: tuple[tuple[int, ...], ...]  # of each row: the indices of the samples that read it
+    tokens: tuple[Ints, ...]  # token ids of each row
+    samples: tuple[tuple[int, ...], ...]  # indices of the samples that read each row
 
 
 def step_rows(samples: Sequence[Sample]) -> StepRows:
-    """All distinct rows of a step."""
+    """Find all distinct rows of a step."""
     readers: dict[Tokens, list[int]] = {}
     for index, sample in enumerate(samples):
         readers.setdefault(sample.token_ids[:-1], []).append(index)
@@ -64,14 +64,15 @@ def step_rows(samples: Sequence[Sample]) -> StepRows:
 def probe_samples(
     samples: Sequence[Sample], rows: StepRows, row: int, num_tokens: int, *, num_vocabulary: int
 ) -> StepSamples:
-    """Samples like those of one row, read at as many positions, that share no prefix.
+    """Make samples like those of one row, with as many positions, but without shared prefixes.
 
     Args:
-        samples: of the step.
-        rows: of the samples.
-        row: number of the row.
-        num_tokens: of all rows together, about; fewer than the row has: the row's beginning.
-        num_vocabulary: token ids are below it.
+        samples: samples of the step.
+        rows: rows of the samples.
+        row: index of the row.
+        num_tokens: approximate number of tokens of all rows together; if it is smaller than the
+            row's, one row is made from the row's first tokens.
+        num_vocabulary: vocabulary size; token ids are below it.
     """
     tokens = rows.tokens[row].tolist()
     read = {position for index in rows.samples[row] for position in samples[index].positions}
@@ -95,14 +96,14 @@ def probe_samples(
 def pass_batch(step: StepSamples, rows: StepRows, trie: Trie, one: Pass) -> tuple[Batch, list[int]]:
     """The samples of one pass as a batch, and their indices in the step.
 
-    The batch's rows are those of the pass's blocks, one block after the other, and then the carried
-    segments. Places that read the same distribution are one.
+    The rows of the batch are the rows of the pass's blocks, one block after the other, and then the
+    carried segments. Tokens that read the same distribution share one logit position.
 
     Args:
-        step: all samples.
-        rows: of the samples.
-        trie: of those rows.
-        one: which of them, and where their tokens are computed.
+        step: all samples of the step.
+        rows: rows of the samples.
+        trie: trie of those rows.
+        one: the pass, which says which rows it computes and where.
     """
     computed = [*(number for block in one.blocks for number in block.segments), *one.carried]
     row_of = {segment: row for row, segment in enumerate(computed)}

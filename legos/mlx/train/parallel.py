@@ -1,8 +1,8 @@
-"""Data parallel training over the processes that ``mlx.launch`` starts.
+"""Data-parallel training over the processes that ``mlx.launch`` starts.
 
-Every process holds the whole step's samples and computes some of its passes; gradients are added
-up. So a step is the one that a single process would make, whatever the normalisation of the loss
-and however many processes there are, and all of them take the same decisions afterwards.
+Every process holds the samples of the whole step and computes some of its passes; gradients are
+summed over processes. So a step equals that of a single process, for any normalisation of the loss
+and any number of processes, and all processes take the same decisions afterwards.
 
     mlx.launch -n 2 --backend ring python examples/data_parallel.py
 """
@@ -28,7 +28,7 @@ LAUNCHED = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")  # set by mlx.launch
 
 
 def process_group() -> mx.distributed.Group | None:
-    """The processes that were launched together with this one; None where it runs alone."""
+    """The group of processes launched together with this one; None where it runs alone."""
     if not any(name in os.environ for name in LAUNCHED):
         return None
     group = mx.distributed.init()
@@ -36,12 +36,12 @@ def process_group() -> mx.distributed.Group | None:
 
 
 class MlxProcesses:
-    """Processes that make the same steps on what all of them have played.
+    """Processes that make the same steps on the samples of all of them.
 
     Attributes:
         rank: number of this process.
-        size: how many there are.
-        group: as MLX knows them.
+        size: number of processes.
+        group: the processes as an MLX group.
     """
 
     def __init__(self, group: mx.distributed.Group, worker: Worker) -> None:
@@ -60,8 +60,8 @@ def exchange_samples(
     """The samples of all processes, in the order of their ranks, in each process.
 
     Args:
-        samples: what this process has played; may be none.
-        version: of its policy.
+        samples: samples that this process has played; may be empty.
+        version: version of its policy.
         group: the processes; each of them must call this.
 
     Raises:
@@ -87,11 +87,11 @@ def exchange_samples(
 
 
 def sum_over_processes(tree: Any, group: mx.distributed.Group) -> Any:
-    """A tree of arrays added up over all processes, each of which must call this."""
+    """Sum a tree of arrays over all processes; each of them must call this."""
     count = group.size()
     return tree_map(lambda array: array * count, nn.average_gradients(tree, group))
 
 
 def _any(array: Any) -> Any:
-    """MLX's annotations do not know NumPy arrays, which its constructor takes."""
+    """Hide a NumPy array from the type checker: MLX's constructor takes it, its stubs do not."""
     return array

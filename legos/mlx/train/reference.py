@@ -1,7 +1,7 @@
-"""The policy that ``kl_coef`` pulls to: the base model, an adapter, or the policy some steps ago.
+"""The reference policy of ``kl_coef``: the base model, an adapter, or an earlier policy.
 
-It is computed on the trained tree, whose LoRA arrays give way for as long as it takes, so that no
-weight of the base is held twice.
+It is computed on the trained tree, whose LoRA arrays are replaced for that time, so that no base
+weight is held twice.
 """
 
 from collections.abc import Generator, Mapping
@@ -22,12 +22,12 @@ from legos.weights.folder import read_adapter
 __all__ = ["Lora", "Reference", "fitted", "other_lora"]
 
 REFERENCE_FILE = "reference.safetensors"
-BASE = ""  # source of a reference that no adapter was given for
+BASE = ""  # stored source of a reference that starts as the base model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
-    """What a tree computes in place of its own LoRA; ranks may differ."""
+    """LoRA arrays that a tree can use instead of its own; their rank may differ."""
 
     arrays: Mapping[str, mx.array]
     scale: float | None = None  # LoRA's multiplier; None: the tree's own
@@ -35,7 +35,7 @@ class Lora:
 
 @contextmanager
 def other_lora(model: nn.Module, other: Lora | None) -> Generator[None]:
-    """Within the block the tree computes another adapter, or the base model where that is None."""
+    """Within the block, the tree computes another adapter; None: the base model."""
     if other is None:
         with without_lora(model):
             yield
@@ -56,16 +56,16 @@ def other_lora(model: nn.Module, other: Lora | None) -> Generator[None]:
 
 
 def fitted(adapter: Adapter, own: Mapping[str, mx.array], *, name: str) -> Lora:
-    """An adapter's arrays for a tree that has LoRA in the same modules, whatever its rank.
+    """Check that an adapter fits a tree with LoRA in the same modules, and return its arrays.
 
     Args:
-        adapter: of any rank and scale.
-        own: the tree's LoRA arrays.
-        name: of the adapter, for messages.
+        adapter: an adapter of any rank and scale.
+        own: LoRA arrays of the tree.
+        name: name of the adapter, for messages.
 
     Raises:
-        AdapterError: other modules are adapted, shapes differ beyond the rank, or a value is not
-            finite.
+        AdapterError: the adapted modules differ, shapes differ in more than the rank, or a value
+            is not finite.
     """
     arrays = {key: mx.array(np.asarray(array)) for key, array in adapter.arrays.items()}
     try:
@@ -82,7 +82,7 @@ def fitted(adapter: Adapter, own: Mapping[str, mx.array], *, name: str) -> Lora:
 
 
 def _of_rank(name: str, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
-    """The shape of a LoRA array if it had another rank."""
+    """The shape that a LoRA array has at another rank."""
     part = name.rpartition(".")[2]
     if part not in ("lora_a", "lora_b"):  # DoRA's magnitudes
         return shape
@@ -91,14 +91,14 @@ def _of_rank(name: str, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
 
 
 class Reference:
-    """The reference through time: given, taken from the policy every now and then, kept."""
+    """The reference policy, which may be replaced during training, and its checkpoint file."""
 
     def __init__(self, model: nn.Module, source: Path | None) -> None:
-        """Nothing is read yet.
+        """Store the source; nothing is read yet.
 
         Args:
-            model: the tree that computes it, LoRA in it.
-            source: folder of the adapter that it is to begin with; None: the base model.
+            model: the tree with LoRA that computes the reference.
+            source: folder of the adapter to start with; None: the base model.
         """
         self._model = model
         self._source = source
@@ -106,10 +106,10 @@ class Reference:
         self._lora: Lora | None = None
 
     def lora(self) -> Lora | None:
-        """What it is now, read from disk when first asked; None: the base model.
+        """The current reference, read from disk at the first call; None: the base model.
 
         Raises:
-            AdapterError: there is no such adapter, or it does not fit.
+            AdapterError: the adapter does not exist, or does not fit.
         """
         if self._unread is not None:
             adapter = read_adapter(self._unread)
@@ -117,21 +117,21 @@ class Reference:
         return self._lora
 
     def take(self, lora: Lora | None) -> None:
-        """Be another one from now on."""
+        """Replace the reference."""
         self._lora, self._unread = lora, None
 
     def save(self, folder: Path) -> None:
-        """Write it into a checkpoint, where it is another one than the base model."""
+        """Write the reference into a checkpoint, unless it is the base model."""
         lora = self.lora()
         if lora is not None:
             texts = {"source": str(self._source or BASE), "scale": str(lora.scale)}
             mx.save_safetensors(str(folder / REFERENCE_FILE), dict(lora.arrays), texts)
 
     def restore(self, folder: Path) -> None:
-        """Take back what ``save`` wrote, unless another adapter is given to begin with now.
+        """Read what ``save`` wrote; if the source has changed since, use the new source instead.
 
         Raises:
-            AdapterError: that adapter does not exist, or does not fit.
+            AdapterError: the new source does not exist, or does not fit.
             KeyError, ValueError: the file is damaged.
         """
         path = folder / REFERENCE_FILE

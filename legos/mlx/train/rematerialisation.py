@@ -1,7 +1,7 @@
-"""Gradient checkpointing of single layers: memory for one layer's activations instead of all.
+"""Gradient checkpointing of layers: holds the activations of one layer at a time instead of all.
 
-A layer so treated keeps its inputs alone and is computed again on the way back. Only the instances
-asked for are changed: other trees of the same classes, such as the engine's, stay as they are.
+A checkpointed layer keeps only its inputs and is computed again in the backward pass. Only the
+layers of the given tree are changed, not their classes, which the engine's tree uses too.
 """
 
 from typing import Any
@@ -15,13 +15,13 @@ __all__ = ["rematerialise_layers"]
 
 
 def rematerialise_layers(model: nn.Module) -> int:
-    """Checkpoint every layer of a tree that holds trained parameters.
+    """Checkpoint every layer of a tree that has trainable parameters.
 
     Args:
-        model: the tree, LoRA in it; its parameters keep their names.
+        model: the tree with LoRA; its parameters keep their names.
 
     Returns:
-        How many layers were changed.
+        Number of layers with trainable parameters.
     """
     layers = [
         layer
@@ -30,18 +30,18 @@ def rematerialise_layers(model: nn.Module) -> int:
     ]
     for layer in layers:
         if not isinstance(layer, _Rematerialised):
-            # Python looks ``__call__`` up on the type, so this one instance gets a type of its own.
+            # Python looks ``__call__`` up on the type, so this instance gets its own type.
             kind = type(layer)
             layer.__class__ = type(f"Checkpointed{kind.__name__}", (_Rematerialised, kind), {})
     return len(layers)
 
 
 class _Rematerialised(nn.Module):
-    """Comes before a layer's own class, and calls it so that the way back computes it again.
+    """Mixin before a layer's own class that computes the layer again in the backward pass.
 
-    ``mx.checkpoint`` gives no gradient to arrays that the function holds in its closure, so trained
-    parameters and the keys and values of a prefix go in as arguments, and what the layer adds to
-    its cache comes out as a result.
+    ``mx.checkpoint`` gives no gradient to arrays in the function's closure, so trained parameters
+    and the keys and values of a prefix are arguments, and the keys and values that the layer adds
+    to its cache are results.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

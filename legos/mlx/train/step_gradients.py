@@ -1,7 +1,4 @@
-"""Loss, metric sums and LoRA gradients of one optimiser step, every distinct prefix computed once.
-
-P places, V vocabulary, H hidden size.
-"""
+"""Loss, metric sums and LoRA gradients of one optimiser step; shared prefixes are computed once."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -31,9 +28,9 @@ __all__ = ["StepGradients"]
 
 logger = logging.getLogger(__name__)
 CHUNK_LOGITS = 1 << 23  # logits of one chunk: 32 MiB in float32, and ten times that at the peak
-MIN_PLACES = 64  # of a chunk; fewer waste the reading of the head's weights
-LONGER = 1.25  # rows so much longer than those planned for are planned for again
-NO_LIMIT = 2**31 - 1  # tokens of a row
+MIN_PLACES = 64  # positions of a chunk; with fewer, reading the head's weights dominates
+LONGER = 1.25  # memory is planned again for rows longer than the planned ones by this factor
+NO_LIMIT = 2**31 - 1  # tokens of a row that always fits
 Arrays = Mapping[str, mx.array]
 
 
@@ -41,9 +38,9 @@ class StepGradients:
     """Computes the gradients of optimiser steps on one module tree.
 
     Attributes:
-        memory: what steps are expected to take; None before the first.
-        row_limit: tokens of a row beyond which samples of the newest step were left out, because
-            they do not fit into memory even alone; None: no such limit.
+        memory: the plan of the memory of a step; None before the first step.
+        row_limit: maximum tokens of a row; longer samples of the last step were left out because
+            they do not fit into memory even alone. None: no limit.
         shares: whether rows share prefixes; False where the architecture does not allow it.
     """
 
@@ -60,13 +57,13 @@ class StepGradients:
         """Find out how the model can be run.
 
         Args:
-            model: the tree, LoRA in it.
+            model: the module tree with LoRA.
             max_tokens: padded tokens of one forward and backward pass, shared ones counted once.
-            max_places: places whose logits are in memory at once; None: as many as make 32 MiB.
-            group: processes that share the work, each given the same steps; None: this one alone.
-            ceiling_bytes: passes are made smaller than ``max_tokens`` to stay below it, and rows
-                left out that do not fit alone; None: most of the machine's memory.
-            report: gets the plan of the memory in one line; None: it is logged.
+            max_places: logit positions whose logits are in memory at once; None: 32 MiB of logits.
+            group: processes that share the work of the same steps; None: this process only.
+            ceiling_bytes: limit of allocated bytes; passes get smaller than ``max_tokens``, and
+                rows that do not fit alone are left out. None: most of the machine's memory.
+            report: receives the memory plan as one line; None: it is logged.
         """
         self._model = model
         forward = CausalModel(model)
@@ -92,22 +89,22 @@ class StepGradients:
         *,
         reference: Lora | None = None,
     ) -> Found:
-        """The whole step.
+        """Compute loss, sums and gradients of a whole step.
 
         Args:
-            step: its samples and their weights.
-            objective: what to minimise.
-            ema: LoRA arrays of the policy's EMA, read where ``ema_kl_coef`` is not 0.
-            reference: LoRA of the reference, read where ``kl_coef`` is not 0 and a sample brings no
-                log-probabilities of its own; None: the base model.
+            step: samples of the step and their weights.
+            objective: the objective to minimise.
+            ema: LoRA arrays of the policy's EMA, used where ``ema_kl_coef`` is not 0.
+            reference: LoRA of the reference, used where ``kl_coef`` is not 0 and a sample has no
+                reference log-probabilities; None: the base model.
 
         Raises:
-            TrainerError: no row fits into memory.
+            TrainerError: no sample fits into memory.
         """
         unknown = any(sample.reference_logprobs is None for sample in step.samples)
 
         def prepared(step: StepSamples) -> tuple[StepRows, Trie, PassGradients]:
-            """Rows, their trie, and what computes them under this step's policies."""
+            """The rows, their trie, and the object that computes their gradients."""
             others = {
                 name: Policy(within=partial(other_lora, self._model, lora))
                 for name, lora, coefficient in (
@@ -145,11 +142,11 @@ class StepGradients:
         samples: Sequence[Sample],
         within: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> NDArray[np.float32]:
-        """[N] nats of the samples' chosen tokens, one sample after the other; no gradient is made.
+        """[N] log-probabilities (nats) of the chosen tokens, sample by sample, without gradient.
 
         Args:
-            samples: at least one.
-            within: what the tree computes; by default what it holds.
+            samples: at least one sample.
+            within: context in which the tree computes; by default with its own LoRA.
         """
         step = StepSamples(samples=samples, weights=[0.0] * len(samples))
         _, trie, work = self._prepared(step, Objective(), Policy(within=within), {})
@@ -169,7 +166,7 @@ class StepGradients:
         return rows, trie, work
 
     def _planned(self, longest: int, probe: Callable[[int], None]) -> MemoryPlan:
-        """The plan of this step; made at the first one, and again where rows are much longer."""
+        """The memory plan of this step: made at the first, and again where rows are much longer."""
         before = self.memory
         if before is not None and longest <= LONGER * before.longest:
             return before
@@ -184,7 +181,7 @@ class StepGradients:
         return plan
 
     def _agreed_limit(self, plan: MemoryPlan) -> int | None:
-        """Tokens of the longest row that fits, in every process of the group; None: no limit."""
+        """Tokens of the longest row that fits in every process of the group; None: no limit."""
         limit = NO_LIMIT if plan.row_limit is None else plan.row_limit
         if self._group is not None:
             limit = self._smallest(limit)
@@ -193,7 +190,7 @@ class StepGradients:
 
     @staticmethod
     def _fitting(step: StepSamples, limit: int, plan: MemoryPlan) -> StepSamples:
-        """The samples that fit into memory by themselves."""
+        """The samples whose rows fit into memory alone."""
         fitting = step.no_longer_than(limit)
         if not fitting.samples:
             raise TrainerError(
@@ -202,7 +199,7 @@ class StepGradients:
         return fitting
 
     def _corrected(self, plan: MemoryPlan, passes: Sequence[Pass]) -> MemoryPlan:
-        """The plan of the next step: less at once where this one took more than the ceiling."""
+        """The plan of the next step: smaller passes if this step exceeded the ceiling."""
         largest = max((one.num_tokens for one in passes), default=1)
         corrected = plan.corrected(mx.get_peak_memory(), tokens=largest)
         if self._decided(corrected) != self._decided(plan):
@@ -211,7 +208,7 @@ class StepGradients:
         return corrected
 
     def _decided(self, plan: MemoryPlan) -> tuple[int, int | None]:
-        """What a plan changes in how steps are computed."""
+        """The decisions of a plan: tokens of a pass, and the limit of a row."""
         return plan.max_tokens(self._max_tokens), plan.row_limit
 
     def _announce(self, text: str, *, warn: bool) -> None:
@@ -221,12 +218,12 @@ class StepGradients:
             logger.log(logging.WARNING if warn else logging.INFO, "%s", text)
 
     def _smallest(self, number: int) -> int:
-        """Of what the processes of the group measured, which differs between machines."""
+        """The smallest number of all processes, whose measurements differ between machines."""
         assert self._group is not None, "one process agrees with itself"
         return int(np.array(mx.distributed.all_min(mx.array(number), group=self._group)))
 
     def _own(self, trie: Trie, budget: int) -> list[Pass]:
-        """The passes that are this process's to compute."""
+        """The passes that this process computes."""
         if self._group is None:
             return plan_passes(trie, max_tokens=budget)
         rank, size = self._group.rank(), self._group.size()
@@ -235,7 +232,7 @@ class StepGradients:
 
 
 def _sum_of(found: Found, group: mx.distributed.Group) -> Found:
-    """What all processes of a group found together."""
+    """The results of all processes of a group, summed."""
     numbers = mx.array([found.loss, *found.sums.tolist()])
     logprobs = mx.array(found.logprobs)
     numbers, logprobs, gradients = sum_over_processes((numbers, logprobs, found.gradients), group)

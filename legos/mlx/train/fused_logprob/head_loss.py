@@ -1,11 +1,11 @@
-"""The loss at the places of a pass without the logits of all of them at once.
+"""The loss of a pass without holding the logits of all positions at once.
 
-Where the logits are many, the head runs in chunks of places, each to the gradient of its hidden
-states before the next one starts, and the trunk then takes the gradients of all chunks at once.
-Peak memory is that of one chunk, whatever the vocabulary.
+Where there are many logits, the output head runs in chunks of positions. The gradient of each
+chunk's hidden states is computed before the next chunk starts, and the trunk's backward pass then
+takes the gradients of all chunks at once. Peak memory is that of one chunk, for any vocabulary.
 
-P places, C places of a chunk, N tokens of a chunk, V vocabulary, H hidden size, S samples, A chosen
-tokens.
+P logit positions, C positions of a chunk, N tokens of a chunk, V vocabulary, H hidden size,
+S samples, A chosen tokens.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,19 +38,19 @@ def head_loss(
     *,
     num_places: int,
 ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-    """Loss, metric sums and log-probabilities of one batch, and a number with the loss's gradient.
+    """Loss, metric sums and log-probabilities of one batch, and a surrogate to differentiate.
 
     Args:
-        forward: the model; its head may hold trained parameters.
-        hidden: [P, H] the trunk's output at the batch's places.
-        batch: places and samples.
-        objective: what to minimise.
-        others: "reference" and "average" logits, where the objective reads them.
-        num_places: places of a chunk, at most.
+        forward: the model; its head may have trained parameters.
+        hidden: [P, H] output of the trunk at the batch's logit positions.
+        batch: logit positions and samples.
+        objective: the objective to minimise.
+        others: logits of the "reference" and of the EMA ("average"), if the objective uses them.
+        num_places: maximum number of positions of a chunk.
 
     Returns:
-        What to differentiate (it is not the loss where chunks were made, but its gradient is), the
-        loss, ``total_loss``'s sums, and [S, A] log-probabilities of the chosen tokens (nats).
+        A surrogate with the gradient of the loss (and, without chunks, its value), the loss,
+        ``total_loss``'s sums, and [S, A] log-probabilities of the chosen tokens (nats).
     """
     if len(batch.place_row) > num_places:
         return _Chunked(forward, batch, objective, others, num_places).loss(hidden)
@@ -66,17 +66,17 @@ def head_loss(
 def head_logprobs(
     forward: CausalModel, hidden: mx.array, batch: Batch, *, num_places: int
 ) -> mx.array:
-    """[S, A] nats of the chosen tokens, in float32; arguments as of ``head_loss``."""
+    """[S, A] float32 log-probabilities (nats) of the chosen tokens; see ``head_loss``."""
     return _Chunked(forward, batch, Objective(), {}, num_places).logprobs(hidden)
 
 
 class _Chunk:
-    """Some tokens of a batch, and the places that they read.
+    """Some tokens of a batch, and the logit positions that they read.
 
     Attributes:
-        places: [C] among the whole batch's.
-        arrays: of the tokens, each a sample of its own, so that A is 1.
-        count: tokens.
+        places: [C] indices into the logit positions of the whole batch.
+        arrays: fields of the tokens, each as its own sample, so that A is 1.
+        count: number of tokens.
     """
 
     def __init__(self, batch: Batch, sample: Indices, column: Indices) -> None:
@@ -97,10 +97,10 @@ class _Chunk:
 
 
 class _Chunked:
-    """The same, one chunk after the other.
+    """Computes the loss or the log-probabilities one chunk after the other.
 
-    A chunk starts when everything of the one before it is there; else the graph may be evaluated
-    breadth first, or one number of a chunk may keep its logits until the end.
+    A chunk starts after all results of the chunk before it are computed. Otherwise MLX may evaluate
+    the chunks' graphs breadth first, or one result may keep its chunk's logits until the end.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class _Chunked:
         self._batch = batch
         self._objective = objective
         self._others = others
-        self._sloped = ["logprob"]  # the terms along which the loss has a slope at all
+        self._sloped = ["logprob"]  # the terms on which the loss depends with a gradient
         if objective.entropy_coef:
             self._sloped.append("spread")
         if objective.kl_estimator == "exact":
@@ -128,10 +128,10 @@ class _Chunked:
         self._chunks = [_Chunk(batch, sample[t], column[t]) for t in tokens if len(t)]
         number = np.zeros(batch.mask.shape, np.int32)
         number[sample[order], column[order]] = np.arange(len(order))
-        self._number = mx.array(number)  # [S, A] of each token among those of all chunks
+        self._number = mx.array(number)  # [S, A] index of each token in the order of the chunks
 
     def logprobs(self, hidden: mx.array) -> mx.array:
-        """What ``head_logprobs`` returns; each chunk is evaluated before the next one is made."""
+        """See ``head_logprobs``; each chunk is evaluated before the next one is made."""
         module, parts = self._forward.head_module, list[mx.array]()
         parameters: Any = module.trainable_parameters() if module is not None else {}
         for chunk in self._chunks:
@@ -140,7 +140,7 @@ class _Chunked:
         return mx.concatenate(parts)[self._number, 0]
 
     def loss(self, hidden: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-        """What ``head_loss`` returns."""
+        """See ``head_loss``."""
         module = self._forward.head_module
         outer: Any = module.trainable_parameters() if module is not None else {}
         of_chunks = self._by_token if _is_by_token(self._objective) else self._by_sample
@@ -159,7 +159,7 @@ class _Chunked:
     def _by_token(
         self, parameters: Any, states: mx.array
     ) -> tuple[mx.array, mx.array, mx.array, list[Any]]:
-        """Where a token's loss reads that token alone: each chunk to its loss and back."""
+        """Each chunk's loss and gradient in turn, where a token's loss reads that token only."""
         value = sums = mx.array(0.0)
         logprobs: list[mx.array] = []
         slopes: list[Any] = []
@@ -180,11 +180,11 @@ class _Chunked:
     def _by_sample(
         self, parameters: Any, states: mx.array
     ) -> tuple[mx.array, mx.array, mx.array, list[Any]]:
-        """Where it reads the whole sample, the head runs twice.
+        """Run the head twice, where a token's loss reads its whole sample.
 
-        First what the loss reads of each token (its log-probability, the entropy of its place,
-        divergences), then the loss of these few numbers and its slope along each, then each slope
-        back through the head.
+        First compute the terms of each token (log-probability, entropy, divergences), then the loss
+        of these terms and its gradient with respect to each, and then the backward pass of the
+        head, chunk by chunk.
         """
         known: list[Terms] = []
         for chunk in self._chunks:
@@ -219,7 +219,7 @@ class _Chunked:
         return value, sums, mx.stop_gradient(together["logprob"]), slopes
 
     def _terms(self, parameters: Any, states: mx.array, chunk: _Chunk) -> Terms:
-        """[N, 1] what the loss reads of each of a chunk's tokens, the head's parameters given."""
+        """[N, 1] terms of a chunk's tokens, with the given parameters of the head."""
         if self._forward.head_module is not None:
             self._forward.head_module.update(parameters)
         logits = self._forward.head(states).astype(mx.float32)
@@ -228,7 +228,7 @@ class _Chunked:
 
 
 def _is_by_token(objective: Objective) -> bool:
-    """Whether each token's loss can be known without the other tokens of its sample."""
+    """Whether each token's loss is independent of the other tokens of its sample."""
     corrections = objective.corrections
     of_samples = (
         corrections.truncation == "sequence"
@@ -240,13 +240,13 @@ def _is_by_token(objective: Objective) -> bool:
 
 
 def _terms(logits: mx.array, others: Terms, arrays: BatchArrays, objective: Objective) -> Terms:
-    """``token_terms``, where it can be with fewer arrays of [C, V] on the way."""
+    """``token_terms``, computed by ``open_terms`` with fewer arrays [C, V] where possible."""
     if arrays.places.any_legal or objective.kl_estimator == "exact":
         return token_terms(mx, logits, others, arrays, objective)
     return open_terms(logits, others, arrays)
 
 
 def _after(done: Any, states: mx.array) -> mx.array:
-    """The hidden states, not to be read before every array of a tree is there."""
+    """The hidden states, made to depend on every array of a tree."""
     arrays: list[Any] = [array for _, array in tree_flatten(done)]
     return mx.depends([states], arrays)[0]

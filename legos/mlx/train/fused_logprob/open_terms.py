@@ -1,16 +1,16 @@
-"""What the loss reads of tokens that were drawn from the whole vocabulary, for one softmax a place.
+"""Log-probabilities and entropy over the whole vocabulary, with one softmax per logit position.
 
-Automatic gradients would make one for the entropy and others on the way back. With x the logits at
-the sampling temperature, n = log sum exp x and p = softmax(x),
+Automatic differentiation would compute a softmax for the entropy and more in the backward pass.
+With x the logits at the sampling temperature, n = log sum exp x and p = softmax(x),
 
     log p_a = x_a - n           H = sum p (n - x)         n = x_t - log p_t
     d log p_a = (1_a - p) dx    dH = -p (x - n + H) dx
 
-so that one p serves n (at the likeliest token t, where nothing is rounded away), the entropy and
-both gradients. n and p are arguments of what needs them: no
-output of a function with its own gradient is computed where another one is not.
+so one p gives n (from the likeliest token t, where rounding loses least), the entropy and both
+gradients. n and p are arguments of the functions with custom gradients and not their outputs, so
+no such function computes an output that is not needed.
 
-C places, V vocabulary, N tokens.
+C logit positions, V vocabulary, N tokens.
 """
 
 from typing import Any
@@ -23,12 +23,12 @@ __all__ = ["open_terms"]
 
 
 def open_terms(logits: mx.array, others: Terms, arrays: BatchArrays) -> Terms:
-    """``token_terms`` where no legal tokens are known and divergences are of the chosen tokens.
+    """``token_terms`` for batches without legal tokens, and divergences on chosen tokens only.
 
     Args:
-        logits: [C, V] float32 of the policy being trained.
+        logits: [C, V] float32 logits of the policy being trained.
         others: name -> [C, V] logits of other policies, without gradient.
-        arrays: the tokens and their places.
+        arrays: the tokens and their logit positions.
     """
     places, at, target = arrays.places, arrays.sample_place, arrays.target
 
@@ -39,7 +39,7 @@ def open_terms(logits: mx.array, others: Terms, arrays: BatchArrays) -> Terms:
         return x[at, target] - n[at]
 
     @mx.custom_function
-    def trained(x: mx.array, n: mx.array, p: mx.array) -> mx.array:  # noqa: ARG001 - for the slope
+    def trained(x: mx.array, n: mx.array, p: mx.array) -> mx.array:  # noqa: ARG001 - for the gradient
         return chosen(x, n)
 
     @trained.vjp
@@ -54,7 +54,7 @@ def open_terms(logits: mx.array, others: Terms, arrays: BatchArrays) -> Terms:
     found = {"logprob": trained(x, *known), "spread": spread[at]}
     for name, other in others.items():
         x = tempered(other)
-        found[name] = chosen(x, _normalised(x)[0])  # rounded alike: 0 from a policy to itself
+        found[name] = chosen(x, _normalised(x)[0])  # same rounding: equal policies differ by 0
     return found
 
 
@@ -68,7 +68,7 @@ def _normalised(x: mx.array) -> tuple[mx.array, mx.array]:
 
 @mx.custom_function
 def _entropy(x: mx.array, n: mx.array, p: mx.array) -> mx.array:
-    """[C] H; its gradient is all in x."""
+    """[C] entropy H; only x gets a gradient."""
     return mx.sum(p * (n[:, None] - x), axis=1)  # n - p x would lose digits
 
 

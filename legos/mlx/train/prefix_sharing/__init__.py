@@ -1,1 +1,1 @@
-"""Every distinct prefix of a step is computed once, forward and backward."""
+"""Prefix sharing: compute each shared prefix of a step once, in both passes."""

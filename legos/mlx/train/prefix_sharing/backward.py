@@ -1,6 +1,6 @@
-"""Gradients of the passes of one step, and of the prefixes that several of them continue.
+"""Gradients of the passes of one step, and of the prefixes that several passes continue.
 
-P places, V vocabulary, H hidden size.
+P logit positions, V vocabulary, H hidden size.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,33 +29,33 @@ __all__ = ["Found", "PassGradients", "Policy", "Runner"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
-    """A module tree, and how it can be run."""
+    """A module tree, and how to run it."""
 
     model: nn.Module
     forward: CausalModel
-    num_caches: int  # that the trunk takes; 0 where it takes none of ours
-    max_places: int  # whose logits are in memory at once
+    num_caches: int  # number of caches that the trunk takes; 0 where prefixes cannot be shared
+    max_places: int  # maximum number of positions whose logits are in memory at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What a tree computes within a block, and what it has computed of carried segments."""
+    """A policy: a context in which the tree computes it, and its outputs of carried segments."""
 
     within: Callable[[], AbstractContextManager[None]]
     outputs: dict[int, Outputs] = field(default_factory=dict)
 
 
 class Found(NamedTuple):
-    """What the passes of a step found."""
+    """The results of the passes of a step."""
 
     loss: float
     sums: NDArray[np.float64]  # [len(SUMS)] for the metrics
-    gradients: Any  # tree of the trainable parameters
-    logprobs: NDArray[np.float32]  # [N] nats of the chosen tokens, one sample after the other
+    gradients: Any  # tree with the structure of the trainable parameters
+    logprobs: NDArray[np.float32]  # [N] nats of the chosen tokens, sample by sample
 
 
 class PassGradients:
-    """One step's samples, and the gradients of its passes."""
+    """Computes the gradients of the passes of one step."""
 
     def __init__(
         self,
@@ -68,16 +68,16 @@ class PassGradients:
         policy: Policy,
         others: Mapping[str, Policy],
     ) -> None:
-        """Nothing is computed yet.
+        """Store the step; nothing is computed yet.
 
         Args:
             runner: the model.
-            step: its samples.
-            rows: of the samples.
-            trie: of the rows.
-            objective: what to minimise.
-            policy: the one being trained.
-            others: "reference" and "average", where the objective reads them.
+            step: samples of the step.
+            rows: rows of the samples.
+            trie: trie of the rows.
+            objective: the objective to minimise.
+            policy: the policy being trained.
+            others: "reference" and "average" (the EMA), where the objective uses them.
         """
         self._runner = runner
         self._step = step
@@ -89,11 +89,11 @@ class PassGradients:
         self._ends = np.cumsum([len(sample.positions) for sample in step.samples])
 
     def of_passes(self, passes: Sequence[Pass]) -> Found:
-        """What some passes find.
+        """Compute some passes.
 
         A prefix that several passes continue is computed before them, without gradient. Each pass
-        gives the slope of its loss along what it read of the prefix, and the slopes of all passes
-        go back through the prefix at once.
+        gives the cotangent of the prefix's outputs; one backward pass through the prefix then takes
+        the sum of the cotangents of all passes.
         """
         carried = sorted({number for one in passes for number in one.carried})
         self._carry(carried)
@@ -119,7 +119,7 @@ class PassGradients:
         return Found(loss, sums, gradients, logprobs)
 
     def logprobs(self, passes: Sequence[Pass]) -> NDArray[np.float32]:
-        """[N] nats of the chosen tokens, one sample after the other; no gradient is made."""
+        """[N] log-probabilities (nats) of the chosen tokens, sample by sample, without gradient."""
         self._carry(sorted({number for one in passes for number in one.carried}))
         found = np.zeros(self._ends[-1], np.float32)
         runner = self._runner
@@ -135,7 +135,7 @@ class PassGradients:
     def _put(
         self, logprobs: NDArray[np.float32], batch: Batch, indices: Sequence[int], found: mx.array
     ) -> None:
-        """Write [S, A] log-probabilities of some samples to their places among all."""
+        """Write [S, A] log-probabilities of some samples into the array [N] of all."""
         starts = self._ends[list(indices)] - batch.mask.sum(axis=1)
         places = (starts[:, None] + np.arange(batch.mask.shape[1]))[batch.mask]
         logprobs[places] = np.array(found)[batch.mask]
@@ -150,14 +150,14 @@ class PassGradients:
                     mx.eval(policy.outputs[number])
 
     def _outputs(self, one: Pass, given: Sequence[Outputs]) -> Outputs:
-        """Of the only segment of a pass."""
+        """The outputs of the only segment of a pass."""
         hidden, kept = run_pass(self._runner.forward.trunk, one, self._runner.num_caches, given)
         return kept[one.blocks[0].segments[0]], hidden[0][0]
 
     def _of_pass(
         self, one: Pass, batch: Batch
     ) -> tuple[mx.array, mx.array, mx.array, Any, list[Outputs]]:
-        """Loss, sums, [S, A] logprobs, gradients, and cotangents of carried segments' outputs."""
+        """Loss, sums, [S, A] logprobs, gradients, and cotangents of the carried segments."""
         model = self._runner.model
         others = {name: self._other(policy, one, batch) for name, policy in self._others.items()}
 
@@ -178,7 +178,7 @@ class PassGradients:
         return value, counted, mx.stop_gradient(logprob), found, back
 
     def _back(self, one: Pass, slope: Outputs) -> tuple[Any, list[Outputs]]:
-        """Gradients, and slopes along what comes before, of a carried segment's own slopes."""
+        """Backward pass of a carried segment: gradients, and cotangents of segments before it."""
         model = self._runner.model
 
         def weighed(parameters: Any, given: list[Outputs]) -> mx.array:
@@ -192,7 +192,7 @@ class PassGradients:
         )
 
     def _other(self, policy: Policy, one: Pass, batch: Batch) -> Callable[[mx.array], mx.array]:
-        """Logits of another policy: its hidden states at once, its head when asked."""
+        """Logits of another policy: hidden states are computed now, the head when it is called."""
         with policy.within():
             hidden = self._hidden(one, batch, _given(one, policy))
             mx.eval(hidden)
@@ -205,7 +205,7 @@ class PassGradients:
         return logits
 
     def _hidden(self, one: Pass, batch: Batch, given: Sequence[Outputs]) -> mx.array:
-        """[P, H] the trunk's output at the places of a pass."""
+        """[P, H] output of the trunk at the logit positions of a pass."""
         runner = self._runner
         blocks, _ = run_pass(runner.forward.trunk, one, runner.num_caches, given)
         found: list[mx.array] = []
@@ -224,6 +224,6 @@ def _given(one: Pass, policy: Policy) -> list[Outputs]:
 
 
 def _add(slopes: dict[int, Any], one: Pass, back: Sequence[Outputs]) -> None:
-    """Add the slopes along what a pass carried to those of other passes."""
+    """Add the cotangents of a pass's carried segments to those of other passes."""
     for number, slope in zip(one.carried, back, strict=True):
         slopes[number] = tree_map(mx.add, slopes[number], slope) if number in slopes else slope

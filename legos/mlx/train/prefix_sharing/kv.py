@@ -1,8 +1,8 @@
-"""Shared prefixes: rows that continue other rows, exact in both directions.
+"""Keys and values of shared prefixes, exact in the forward and in the backward pass.
 
-A block's rows get the keys and values of what stands before them as the cache of an unmodified
-mlx-lm model. Nothing in that cache is updated in place, so gradients flow through it into the rows
-that computed the prefix, summed over all that continue it.
+The rows of a block get the keys and values of their prefixes as the cache of an unmodified mlx-lm
+model. That cache is never updated in place, so gradients flow through it into the rows that
+computed the prefix, summed over all rows that continue it.
 
 R rows, T tokens of the block's longest row, P tokens of the longest prefix, H key-value heads, D
 size of a head.
@@ -29,20 +29,20 @@ Outputs = tuple[list[KeysValues], mx.array]
 """Of a segment that is computed outside of a pass: keys and values of its own L tokens, per layer,
 and the trunk's output [L, ...]."""
 _TRUNK = tuple(number % 7 + 1 for number in range(130))
-_PROBE = (  # a prefix behind a prefix, and rows of one block behind prefixes of several lengths
+_PROBE = (  # has a prefix after a prefix, and a block of rows after prefixes of different lengths
     *((*_TRUNK, 1, *_TRUNK[:64], end, 2) for end in (2, 3, 4)),
     *((*_TRUNK, 5, *_TRUNK, end, 1) for end in (2, 3, 4)),
 )
 
 
 class PrefixKV:
-    """One layer's cache for one block: reads a prefix, remembers what the rows add.
+    """One layer's cache for one block: gives the prefix, and stores the rows' keys and values.
 
     Attributes:
-        prefix: keys and values [R, H, P, D] of what stands before the rows, or None.
-        starts: [R] tokens before each row.
-        offset: position of the rows' first token, one number or [R].
-        fresh: keys and values [R, H, T, D] that the layer computed, once it has run.
+        prefix: keys and values [R, H, P, D] of the tokens before the rows, or None.
+        starts: [R] number of tokens before each row.
+        offset: position of each row's first token: one number, or [R].
+        fresh: keys and values [R, H, T, D] of the rows, after the layer has run.
     """
 
     def __init__(self, prefix: KeysValues | None, starts: Sequence[int]) -> None:
@@ -93,14 +93,14 @@ def run_pass(
     Args:
         trunk: called as mlx-lm's models are: token ids, and ``cache=`` one cache per layer.
         one: the pass.
-        num_layers: caches that the trunk wants.
-        given: outputs of the segments that the pass takes as carried.
+        num_layers: number of caches that the trunk takes.
+        given: outputs of the pass's carried segments.
 
     Returns:
-        [R, T, ...] of each block, and per layer the keys and values of the segments that others
-        continue: of their own tokens.
+        [R, T, ...] output of each block, and the keys and values, per layer, of each segment that
+        other segments continue (its own tokens only).
     """
-    known: dict[int, list[KeysValues]] = {}  # of everything up to and with the segment
+    known: dict[int, list[KeysValues]] = {}  # segment -> keys and values up to its end
     for segment, parent, (own, _) in zip(one.carried, one.carried_parents, given, strict=True):
         known[segment] = _joined(known.get(parent), own)
     found: list[mx.array] = []
@@ -122,7 +122,7 @@ def run_pass(
 def _prefix(
     block: Block, known: Mapping[int, Sequence[KeysValues]], layer: int
 ) -> KeysValues | None:
-    """[R, H, P, D] keys and values before each row, right-padded to the longest prefix."""
+    """[R, H, P, D] keys and values of each row's prefix, right-padded to the longest prefix."""
     if block.parents[0] == NO_PARENT:
         return None
     longest = max(block.starts)
@@ -140,7 +140,7 @@ def _prefix(
 
 
 def _own(caches: Sequence[PrefixKV], row: int, length: int) -> list[KeysValues]:
-    """Keys and values that the layers computed for one row, without its padding."""
+    """The keys and values of one row in every layer, without its padding."""
     kept: list[KeysValues] = []
     for cache in caches:
         assert cache.fresh is not None, "the layer has run"
@@ -150,7 +150,7 @@ def _own(caches: Sequence[PrefixKV], row: int, length: int) -> list[KeysValues]:
 
 
 def _joined(before: Sequence[KeysValues] | None, own: Sequence[KeysValues]) -> list[KeysValues]:
-    """Keys and values of a segment behind those of what stands before it, per layer."""
+    """The keys and values of a segment appended to those before it, per layer."""
     if before is None:
         return list(own)
     return [
@@ -160,10 +160,10 @@ def _joined(before: Sequence[KeysValues] | None, own: Sequence[KeysValues]) -> l
 
 
 def can_share(trunk: Trunk, model: Any) -> bool:
-    """Whether rows behind a shared prefix come out as they do alone, found out on a probe.
+    """Check on a probe whether rows after a shared prefix give the same output as alone.
 
-    They do not where a layer keeps a state instead of keys and values, or reads positions elsewhere
-    than from its cache. Such a model is trained row by row, which is as exact and slower.
+    They do not where a layer keeps a state instead of keys and values, or does not read positions
+    from its cache. Such a model is trained without sharing, which is as exact but slower.
     """
     rows = [np.array(row, np.int32) for row in _PROBE]
     trie = token_trie(rows)
@@ -171,7 +171,7 @@ def can_share(trunk: Trunk, model: Any) -> bool:
     try:
         shared, _ = run_pass(trunk, one, len(make_prompt_cache(model)))
         mx.eval(shared)
-    except Exception as error:  # whatever a foreign architecture raises means that it cannot
+    except Exception as error:  # any error means that this architecture cannot share prefixes
         logger.info("shared prefixes are off: %s: %s", type(error).__name__, error)
         return False
     for row, tokens in enumerate(rows):

@@ -1,7 +1,7 @@
-"""From the token trie to forward and backward passes: what is computed together, and in what order.
+"""Plan the passes of a step: which segments of the trie are computed together, in what order.
 
-A pass is one forward and backward pass under the token budget. It is made of blocks, each one call
-of the model: rows of segments of about one length, every block after those its rows continue.
+A pass is one forward and backward pass within the token budget. It consists of blocks, each one
+call of the model on segments of similar length; a block comes after those that its rows continue.
 
 R rows of a block, T tokens of its longest row.
 """
@@ -19,47 +19,47 @@ from legos.mlx.train.prefix_sharing.trie import NO_PARENT, Trie
 __all__ = ["Block", "Pass", "pass_of_carried", "plan_passes"]
 
 Ints = NDArray[np.int32]
-CALL_TOKENS = 128  # one more call of the model costs about as much as so many padded tokens
+CALL_TOKENS = 128  # a call of the model costs about as much as this many padded tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Segments that go through the model in one call."""
+    """Segments that one call of the model computes."""
 
-    input_ids: Ints  # [R, T] right-padded with 0
-    segments: tuple[int, ...]  # [R]
-    parents: tuple[int, ...]  # [R] the segment before each, or NO_PARENT; equal ones stand together
-    starts: tuple[int, ...]  # [R] tokens before each
-    lengths: tuple[int, ...]  # [R] tokens of each
+    input_ids: Ints  # [R, T] token ids, right-padded with 0
+    segments: tuple[int, ...]  # [R] segment of each row
+    parents: tuple[int, ...]  # [R] parent of each segment, or NO_PARENT; equal parents adjacent
+    starts: tuple[int, ...]  # [R] number of tokens before each segment
+    lengths: tuple[int, ...]  # [R] number of tokens of each segment
     continued: tuple[int, ...]  # rows whose keys and values later blocks of the pass need
 
     @property
     def num_tokens(self) -> int:
-        """Padded tokens."""
+        """Number of tokens, with padding."""
         return self.input_ids.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """What is computed together, and the rows of the step that find their tokens in it."""
+    """Blocks that are computed together, and the rows of the step whose loss they give."""
 
     blocks: tuple[Block, ...]
     rows: tuple[int, ...]
-    carried: tuple[int, ...]  # segments before its own that are computed outside, parents first
-    carried_parents: tuple[int, ...]  # the segment before each, or NO_PARENT
+    carried: tuple[int, ...]  # prefix segments computed outside of this pass, parents first
+    carried_parents: tuple[int, ...]  # parent of each carried segment, or NO_PARENT
 
     @property
     def num_tokens(self) -> int:
-        """Padded tokens, shared ones counted once."""
+        """Number of tokens with padding, shared ones counted once."""
         return sum(block.num_tokens for block in self.blocks)
 
 
 def plan_passes(trie: Trie, *, max_tokens: int) -> list[Pass]:
     """Split the step's segments into passes of at most ``max_tokens`` padded tokens.
 
-    Rows of one prefix stay together as far as the budget allows. A prefix that several passes
-    continue is carried: it is computed on its own, once before and taken back once after them all.
-    A row that alone exceeds the budget is a pass of its own.
+    Rows with a common prefix stay together as far as the budget allows. A prefix that several
+    passes continue is carried: its forward pass runs once before them all, its backward pass once
+    after them all. A row that alone exceeds the budget is its own pass.
 
     Args:
         trie: segments and rows of the step.
@@ -78,7 +78,7 @@ def plan_passes(trie: Trie, *, max_tokens: int) -> list[Pass]:
 
 
 def pass_of_carried(trie: Trie, segment: int) -> Pass:
-    """One carried segment by itself, everything before it carried."""
+    """The pass of one carried segment; all segments before it are carried too."""
     before = trie.path(segment)[:-1]
     return Pass(
         blocks=(_block(trie, [segment], {segment}),),
@@ -91,7 +91,7 @@ def pass_of_carried(trie: Trie, segment: int) -> Pass:
 def _partition(
     trie: Trie, targets: Sequence[int], carried: set[int], max_tokens: int
 ) -> list[Sequence[int]]:
-    """Cut the targets, in order, into parts that fit into one pass each."""
+    """Split the targets, in order, into parts that each fit into one pass."""
     parts: list[Sequence[int]] = []
     first = 0
     while first < len(targets):
@@ -102,7 +102,7 @@ def _partition(
 
 
 def _pass(trie: Trie, targets: Sequence[int], carried: set[int]) -> Pass:
-    """The rows that end in some segments."""
+    """The pass of all rows that end in the target segments."""
     ends = set(targets)
     before = sorted({n for target in targets for n in trie.path(target) if n in carried})
     return Pass(
@@ -114,7 +114,7 @@ def _pass(trie: Trie, targets: Sequence[int], carried: set[int]) -> Pass:
 
 
 def _depth_first(trie: Trie) -> list[int]:
-    """All segments, children after their parent, shorter subtrees first."""
+    """All segments in depth-first order, subtrees with shorter rows first."""
     children: dict[int, list[int]] = {}
     longest = [segment.end for segment in trie.segments]
     for number in reversed(range(len(trie.segments))):
@@ -134,7 +134,7 @@ def _depth_first(trie: Trie) -> list[int]:
 
 
 def _fitting(trie: Trie, targets: Sequence[int], carried: set[int], max_tokens: int) -> int:
-    """How many of the first targets fit into one pass, at least one."""
+    """The number of first targets that fit into one pass, at least one."""
 
     def fits(count: int) -> bool:
         levels = _levels(trie, _needed(trie, targets[:count], carried))
@@ -153,7 +153,7 @@ def _fitting(trie: Trie, targets: Sequence[int], carried: set[int], max_tokens: 
 
 
 def _needed(trie: Trie, targets: Sequence[int], carried: set[int]) -> list[int]:
-    """The targets and everything before them that is not carried, each once."""
+    """The targets and all segments before them that are not carried, each once."""
     needed: dict[int, None] = {}
     for target in targets:
         number = target
@@ -164,7 +164,7 @@ def _needed(trie: Trie, targets: Sequence[int], carried: set[int]) -> list[int]:
 
 
 def _levels(trie: Trie, needed: Sequence[int]) -> list[list[int]]:
-    """Per depth of the trie, the segments there, sorted by length and parent."""
+    """The segments at each depth of the trie, sorted by length and parent."""
     of_depth: dict[int, list[int]] = {}
     for number in needed:
         of_depth.setdefault(len(trie.path(number)), []).append(number)
@@ -177,10 +177,10 @@ def _levels(trie: Trie, needed: Sequence[int]) -> list[list[int]]:
 
 
 def _cuts(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Split sorted lengths into blocks such that padding and calls together cost least.
+    """Split sorted lengths into blocks with the least total cost of padding and calls.
 
     Args:
-        lengths: increasing.
+        lengths: lengths of the segments, tokens, ascending.
 
     Returns:
         Number of rows and padded length of each block, shortest first.

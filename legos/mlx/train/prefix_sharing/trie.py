@@ -1,7 +1,7 @@
 """The token trie of an optimiser step: which prefixes its rows share, and which are worth sharing.
 
-A segment is a stretch of tokens that is computed once. Its parent is the segment that stands before
-it, so a row is a path from a segment without parent down to the one it ends in.
+A segment is a run of tokens that is computed once. Its parent is the segment before it, so a row is
+a path from a segment without parent down to the segment in which the row ends.
 """
 
 from collections.abc import Sequence
@@ -15,34 +15,34 @@ __all__ = ["NO_PARENT", "Segment", "Trie", "token_trie"]
 
 Ints = NDArray[np.int32]
 NO_PARENT = -1
-MIN_LENGTH = 8  # tokens; a shorter prefix costs more to hand on than to compute again
-MIN_SAVED = 128  # tokens that sharing one prefix must save, about what one more call costs
-MIN_SHARE = 0.1  # of all tokens that sharing must save, else every row stands alone
+MIN_LENGTH = 8  # tokens; to pass on a shorter prefix costs more than to compute it again
+MIN_SAVED = 128  # tokens that sharing one prefix must save: about the cost of one more call
+MIN_SHARE = 0.1  # fraction of all tokens that sharing must save; otherwise no prefix is shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Tokens that are computed once."""
+    """A run of tokens that is computed once."""
 
-    tokens: Ints  # [L] its own tokens
-    parent: int  # number of the segment before it, or NO_PARENT
-    start: int  # tokens before it
+    tokens: Ints  # [L] its own token ids
+    parent: int  # index of the segment before it, or NO_PARENT
+    start: int  # number of tokens before it
 
     @property
     def end(self) -> int:
-        """Tokens up to and with its own."""
+        """Number of tokens up to its end."""
         return self.start + len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trie:
-    """Segments, parents before children, and where each row ends."""
+    """Segments, parents before children, and the segment in which each row ends."""
 
     segments: tuple[Segment, ...]
     row_segment: tuple[int, ...]  # [R] the row is a prefix of the path down to this segment
 
     def path(self, segment: int) -> list[int]:
-        """The segments from the first token down to and with this one."""
+        """The segments from the first token of a row down to this one, inclusive."""
         found = [segment]
         while (parent := self.segments[found[-1]].parent) != NO_PARENT:
             found.append(parent)
@@ -50,20 +50,20 @@ class Trie:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are computed."""
+        """Number of tokens that are computed."""
         return sum(len(segment.tokens) for segment in self.segments)
 
 
 def token_trie(rows: Sequence[Ints], *, share: bool = True) -> Trie:
-    """Share every prefix of the rows that is worth it.
+    """Build the trie of the rows, and share every prefix that is worth it.
 
-    A row that is a prefix of another one has no segment of its own. A branch of the trie becomes a
-    boundary between segments where it saves enough tokens; each level costs one more pass through
-    the layers and a copy of the prefix's keys and values for every row behind it.
+    A row that is a prefix of another row has no segment of its own. A branch of the trie becomes a
+    boundary between segments where that saves enough tokens; each level costs one more call of the
+    layers and a copy of the prefix's keys and values for every row that continues it.
 
     Args:
-        rows: [R] distinct rows, none of them empty.
-        share: False: every row stands alone (for architectures without a divisible cache).
+        rows: [R] distinct rows of token ids, none of them empty.
+        share: False shares no prefix (for architectures whose cache cannot be split).
     """
     alone = _stand_alone(rows)
     if not share or len(rows) < 2:
@@ -83,7 +83,7 @@ def _share(rows: Sequence[Ints]) -> Trie:
     ordered = [rows[index] for index in order]
     common = np.array([0, *(_common(a, b) for a, b in pairwise(ordered))], np.int64)
     segments: list[Segment] = []
-    ends = [NO_PARENT] * len(rows)  # in sorted order; NO_PARENT: as the row after it
+    ends = [NO_PARENT] * len(rows)  # in sorted order; NO_PARENT: ends where the next row does
     work = [(0, len(rows), 0, NO_PARENT)]  # rows low..high share `start` tokens, up to `parent`
     while work:
         low, high, start, parent = work.pop()
@@ -112,7 +112,7 @@ def _share(rows: Sequence[Ints]) -> Trie:
 
 
 def _common(a: Ints, b: Ints) -> int:
-    """Leading tokens that two rows have in common."""
+    """Length of the common prefix of two rows."""
     length = min(len(a), len(b))
     differ = a[:length] != b[:length]
     first = int(differ.argmax()) if length else 0
