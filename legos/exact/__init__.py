@@ -1,1 +1,1 @@
-"""Games as graphs: solvers, and figures that are exact instead of sampled."""
+"""Games as graphs: solvers, and evaluation figures without sampling error."""

@@ -1,7 +1,7 @@
-"""How good a policy is at a game, without sampling error: the numbers that curves show.
+"""Evaluate a policy at a game without sampling error: exploitability, win rates and others.
 
-Win rates and self-play rewards can look fine while a policy is easy to exploit; exploitability
-cannot. Every function takes a ``GameTree``, which writes the game out once and is meant to be kept.
+Win rates and self-play rewards can be high while a policy is easy to exploit; exploitability shows
+it. Every function takes a ``GameTree``, which enumerates all states once and should be reused.
 """
 
 import logging
@@ -54,14 +54,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameReport:
-    """One policy at one game; None: not defined for such a game."""
+    """Figures of one policy at one game; None: not defined for such a game."""
 
     arena: str
     optimal_move_rate: float | None  # see the function of that name
     exploitability: float | None  # payoff that each seat loses on average to a best response
-    illegal_probability: float  # mean over decision points, before moves are restricted to legal
-    vs_random: Outcome | None  # against uniform moves
-    vs_optimal: Outcome | None  # against ``optimal_policy``
+    illegal_probability: float  # mean over decision points, without restriction to legal moves
+    vs_random: Outcome | None  # result against uniform moves
+    vs_optimal: Outcome | None  # result against ``optimal_policy``
 
     def as_dict(self) -> dict[str, str | float | dict[str, float] | None]:
         """JSON values: an outcome becomes an object of win, draw and loss."""
@@ -69,7 +69,7 @@ class GameReport:
 
 
 class GameTree:
-    """A game that is written out: make it once, evaluate many policies with it.
+    """A game with all its states: make it once, and evaluate many policies with it.
 
     Attributes:
         game: the game.
@@ -77,11 +77,11 @@ class GameTree:
     """
 
     def __init__(self, game: Game, *, max_states: int = 200_000) -> None:
-        """Visit every state.
+        """Enumerate all states.
 
         Args:
             game: must list its ``starts``.
-            max_states: refuse a game with more different states.
+            max_states: maximum number of different states.
 
         Raises:
             ArenaError: the game cannot be evaluated exactly; the message says why.
@@ -91,7 +91,7 @@ class GameTree:
 
     @cached_property
     def optimal(self) -> Policy | None:
-        """What ``optimal_policy`` returns, solved at the first use."""
+        """The result of ``optimal_policy``, computed at the first use."""
         graph = self.graph
         if len(graph.roles) != 2 or not graph.zero_sum:
             return None
@@ -105,7 +105,7 @@ class GameTree:
         return self.policy(found)
 
     def policy(self, chances: FloatArray) -> Policy:
-        """Name the probabilities of a flat policy, [P]."""
+        """Convert a flat policy [P] to a mapping from decision points to move probabilities."""
         at = iter(chances.tolist())
         return {
             (point.role, point.view): {move: next(at) for move in point.legal}
@@ -113,7 +113,7 @@ class GameTree:
         }
 
     def chances(self, policies: Mapping[str, Policy]) -> FloatArray:
-        """Flatten policies, checked: role -> the policy that sits there becomes [P].
+        """Check the policies of all roles and flatten them to one array [P].
 
         Raises:
             ArenaError: a role or a decision point is missing, or its probabilities do not sum to 1
@@ -137,50 +137,50 @@ class GameTree:
         return np.array(flat)
 
     def everywhere(self, policy: Policy) -> FloatArray:
-        """Flatten one policy that sits in every seat, checked like ``chances``."""
+        """Check and flatten one policy that plays every role."""
         return self.chances(dict.fromkeys(self.graph.roles, policy))
 
 
 def decision_points(game: GameTree) -> tuple[DecisionPoint, ...]:
-    """Everything that a policy can be asked: one entry per role and view, in playing order."""
+    """All decision points of a game: one per role and view, in playing order."""
     return game.graph.points
 
 
 def uniform_policy(game: GameTree) -> Policy:
-    """Every legal move equally likely."""
+    """The policy that gives every legal move the same probability."""
     return game.policy(normalised(game.graph, np.zeros(len(game.graph.point_of_slot))))
 
 
 def optimal_policy(game: GameTree) -> Policy | None:
     """An optimal policy of a two-player zero-sum game.
 
-    With perfect information: uniform over the optimal moves of every decision point, by reasoning
-    back from the ends. Otherwise: an equilibrium of exploitability below 1e-4, by CFR+.
+    With perfect information it is uniform over the optimal moves of every decision point, computed
+    by backward induction. Otherwise it is an equilibrium with exploitability below 1e-4, by CFR+.
 
     Returns:
-        None where the game is not two-player zero-sum, or (logged) where CFR+ did not get there.
+        None if the game is not two-player zero-sum, or (logged) if CFR+ did not reach the target.
     """
     return game.optimal
 
 
 def expected_payoffs(game: GameTree, policies: Mapping[str, Policy]) -> Mapping[str, float]:
-    """Mean payoff of every role.
+    """Expected payoff of every role.
 
     Args:
         game: the game.
-        policies: role -> the policy that sits there.
+        policies: role -> the policy that plays it.
     """
     payoffs = expected(game.graph, game.chances(policies))
     return dict(zip(game.graph.roles, payoffs.tolist(), strict=True))
 
 
 def outcome_shares(game: GameTree, mine: Policy, theirs: Policy) -> Outcome:
-    """How often ``mine`` wins (payoff > 0), draws (0) and loses, averaged over where it sits.
+    """Probabilities that ``mine`` wins (payoff > 0), draws (0) and loses, averaged over its roles.
 
     Args:
         game: the game.
-        mine: sits in each role in turn.
-        theirs: sits in all the others.
+        mine: plays each role in turn.
+        theirs: plays all other roles.
     """
     graph, shares = game.graph, np.zeros(3)
     mine_P, theirs_P = game.everywhere(mine), game.everywhere(theirs)
@@ -194,7 +194,7 @@ def outcome_shares(game: GameTree, mine: Policy, theirs: Policy) -> Outcome:
 
 
 def nash_conv(game: GameTree, policy: Policy) -> float:
-    """What all roles together could gain by each responding alone: 0 only at an equilibrium.
+    """Sum over roles of the gain from a best response of that role alone; 0 at an equilibrium.
 
     Source: Lanctot et al., A unified game-theoretic approach, 2017, arXiv:1711.00832.
     """
@@ -202,19 +202,19 @@ def nash_conv(game: GameTree, policy: Policy) -> float:
 
 
 def exploitability(game: GameTree, policy: Policy) -> float:
-    """NashConv over the number of seats; the payoff that a seat loses to a best response."""
+    """NashConv divided by the number of roles: the mean payoff lost to a best response."""
     return nash_conv(game, policy) / len(game.graph.roles)
 
 
 def optimal_move_rate(game: GameTree, policy: Policy) -> float | None:
-    """How likely a policy makes an optimal move where it matters.
+    """Mean probability of an optimal move, over the decisions that matter.
 
     Each decision point whose moves differ in minimax value counts once, with the probability that
-    the policy gives to the moves of the largest value.
+    the policy gives to the moves with the largest value.
 
     Returns:
-        None where the game is not two-player zero-sum with perfect information, or where no
-        decision matters.
+        None if the game is not two-player zero-sum with perfect information, or if no decision
+        matters.
     """
     graph = game.graph
     if len(graph.roles) != 2 or not graph.zero_sum or not graph.perfect_information:
@@ -232,13 +232,13 @@ def optimal_move_rate(game: GameTree, policy: Policy) -> float | None:
 def evaluate(
     game: GameTree, policy: Policy, illegal_probability: Mapping[tuple[str, str], float]
 ) -> GameReport:
-    """Everything that can be said about a policy that sits in every seat.
+    """Compute all figures of a policy that plays every role.
 
     Args:
         game: the game.
         policy: probabilities over legal moves.
-        illegal_probability: (role, view) -> what the model puts on anything but a legal move; a
-            policy restricted to legal moves would hide it.
+        illegal_probability: (role, view) -> probability that the model gives to anything but a
+            legal move, which ``policy`` does not contain.
 
     Raises:
         ArenaError: a decision point is missing in either, or is not a distribution.

@@ -1,4 +1,4 @@
-"""A game written out: every state that play can reach, as flat arrays for exact evaluation.
+"""Enumerate a game: every state that play can reach, as flat arrays for exact evaluation.
 
 Letters: N states, E edges (a state and one of its legal moves), D decision points, P slots (a
 decision point and one of its moves; a policy is one probability per slot), R roles.
@@ -25,52 +25,53 @@ PAIR = 2  # a start and its probability
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionPoint:
-    """One thing that a seat can be asked: all the states that its role cannot tell apart."""
+    """An information set: all states that a role cannot distinguish when it has to move."""
 
     role: str
     view: str  # what the role knows; (role, view) is unique in a game
-    prompt: str  # what the role is asked
-    legal: tuple[str, ...]  # the moves it may answer with
+    prompt: str  # the prompt for the role
+    legal: tuple[str, ...]  # legal moves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GameGraph:
-    """A game as a directed graph without cycles; equal states of different plays are one node."""
+    """A game as a directed acyclic graph; equal states of different plays are one node."""
 
     roles: tuple[str, ...]
-    points: tuple[DecisionPoint, ...]  # [D] in the order in which plays meet them
-    chance: FloatArray  # [N] probability that a play starts here
-    payoffs: FloatArray  # [N, R] 0 where the play goes on
-    point_of_node: IntArray  # [N] -1 at ends
-    parent: IntArray  # [E] node
-    child: IntArray  # [E] node
-    slot: IntArray  # [E]
-    edge_role: IntArray  # [E] who moves
-    point_of_slot: IntArray  # [P] ascending: the slots of one point stand together
-    role_of_slot: IntArray  # [P]
+    points: tuple[DecisionPoint, ...]  # [D] in the order in which plays reach them
+    chance: FloatArray  # [N] probability that a play starts in this state
+    payoffs: FloatArray  # [N, R] payoff of each role; 0 at states that are not ends
+    point_of_node: IntArray  # [N] decision point of each state; -1 at ends
+    parent: IntArray  # [E] node that the edge leaves
+    child: IntArray  # [E] node that the edge enters
+    slot: IntArray  # [E] slot of the move
+    edge_role: IntArray  # [E] index of the role that moves
+    point_of_slot: IntArray  # [P] ascending: the slots of one point are contiguous
+    role_of_slot: IntArray  # [P] index of the role that moves
     layers: tuple[tuple[IntArray, ...], ...]  # [R] edges from the starts down: _layers_of_role
 
     @property
     def zero_sum(self) -> bool:
-        """Whether there are two or more roles and their payoffs add up to 0 at every end."""
+        """Whether there are two or more roles whose payoffs sum to 0 at every end."""
         return len(self.roles) > 1 and bool(np.allclose(self.payoffs.sum(axis=1), 0.0, atol=1e-9))
 
     @property
     def perfect_information(self) -> bool:
-        """Whether every decision point is one state: nobody ever has to guess."""
+        """Whether every decision point is a single state."""
         return len(self.points) == int((self.point_of_node >= 0).sum())
 
 
 def write_out(game: Game, *, max_states: int) -> GameGraph:
-    """Visit every state of a game, and check that it can be evaluated exactly.
+    """Enumerate all states of a game, and check that it can be evaluated exactly.
 
     Args:
         game: must list its ``starts``.
-        max_states: the largest number of different states.
+        max_states: maximum number of different states.
 
     Raises:
-        ArenaError: the starts are not listed or do not sum to 1, the game is too large, a state
-            can come back, one view offers different moves, a view forgets, or its code fails.
+        ArenaError: the starts are not listed or their probabilities do not sum to 1, the game is
+            too large, a state can repeat in one play, one view has different legal moves or
+            prompts, a view lacks perfect recall, or the game's code fails.
     """
     try:
         starts = _checked_starts(game)
@@ -148,7 +149,7 @@ def _checked_starts(game: Game) -> Sequence[tuple[State, float]]:
 
 
 class _Walk:
-    """What a walk through a game has met so far; breadth first, so points come in playing order."""
+    """The states found so far; breadth first, so that decision points are in playing order."""
 
     def __init__(self, game: Game) -> None:
         self.game = game
@@ -224,10 +225,10 @@ def _layers_of_role(
     own_point: NDArray[np.bool_],
     top_down: tuple[IntArray, ...],
 ) -> tuple[IntArray, ...]:
-    """Layers in which all states of one decision point of a role stand together.
+    """Layers in which all states of one decision point of a role are in the same layer.
 
-    A role decides once for all states of a point, so what follows each of them must be known first,
-    even where plays come to them after different numbers of moves.
+    A role decides once for all states of a point, so the values after all of them must be computed
+    first, even if plays reach these states after different numbers of moves.
     """
     num_nodes = len(point_of_node)
     own_node = (point_of_node >= 0) & own_point[point_of_node]
@@ -237,10 +238,10 @@ def _layers_of_role(
 
 
 def _check_recall(game: Game, graph: GameGraph, top_down: tuple[IntArray, ...]) -> None:
-    """Refuse a view that forgets: reasoning back from it would not find the best response.
+    """Check perfect recall, without which backward induction would not find the best response.
 
-    All plays that come to a point must share the role's last move before it. A point that is a
-    single state may forget: what follows it is the same whatever came before.
+    All plays that reach a point must share the role's last move before it. A point with a single
+    state need not satisfy this, because the values after it do not depend on the past.
     """
     seats, never, unknown = np.arange(len(graph.roles)), -1, np.iinfo(np.intp).max
     lowest = np.where(graph.chance[:, None] > 0, never, np.full(graph.payoffs.shape, unknown))

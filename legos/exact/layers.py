@@ -1,4 +1,4 @@
-"""The edges of a graph in an order in which values can be carried down it, or back up."""
+"""Sort the edges of a graph into layers, so that values can be propagated down or up."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,15 +9,15 @@ IntArray = NDArray[np.intp]
 
 
 def layered(parent: IntArray, child: IntArray, group: IntArray) -> tuple[IntArray, ...]:
-    """Put edges in layers: all edges into a group stand in layers before every edge out of it.
+    """Sort edges into layers: all edges into a group are in layers before every edge out of it.
 
     Args:
         parent: [E] node that the edge leaves.
-        child: [E] node that it enters.
-        group: [N] numbers from 0; the nodes of one group are kept in one layer.
+        child: [E] node that the edge enters.
+        group: [N] group of each node, numbered from 0; edges out of one group share a layer.
 
     Returns:
-        Edge indices by layer, ascending in each. Edges on or after a cycle of groups are in none.
+        Edge indices by layer, ascending in each. Edges on or after a cycle of groups are left out.
 
     Source: Kahn, Topological sorting of large networks, 1962, one round per layer.
     """
@@ -39,7 +39,7 @@ def layered(parent: IntArray, child: IntArray, group: IntArray) -> tuple[IntArra
 
 
 def node_on_cycle(parent: IntArray, child: IntArray, layers: tuple[IntArray, ...]) -> int:
-    """Name a node that can be reached from itself, where ``layers`` lack some of the edges."""
+    """Find a node on a cycle, given that ``layers`` lack some of the edges."""
     loose = np.ones(len(parent), dtype=np.bool_)
     for edges in layers:
         loose[edges] = False

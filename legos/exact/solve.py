@@ -1,6 +1,6 @@
-"""Exact play on a game that is written out: reach, values, best responses, optimal policies.
+"""Solve an enumerated game: reach probabilities, values, best responses and optimal policies.
 
-A policy is one probability per slot, [P]. Letters are those of ``graph``.
+A policy is one probability per slot, [P]. The shape letters are those of ``graph``.
 """
 
 import numpy as np
@@ -24,11 +24,11 @@ SAME = 1e-9
 
 
 def normalised(graph: GameGraph, weights: FloatArray) -> FloatArray:
-    """Scale weights to probabilities at every decision point; uniform where all are 0.
+    """Scale weights to probabilities at every decision point; uniform where all weights are 0.
 
     Args:
         graph: the game.
-        weights: [P] not negative.
+        weights: [P] non-negative weights.
     """
     total = _per_point(graph, weights)
     even = 1.0 / _per_point(graph, np.ones_like(weights))
@@ -37,15 +37,15 @@ def normalised(graph: GameGraph, weights: FloatArray) -> FloatArray:
 
 
 def reach(graph: GameGraph, chances: FloatArray) -> FloatArray:
-    """Probability that a play comes to each state.
+    """Probability that a play reaches each state.
 
     Args:
         graph: the game.
-        chances: [P] of each move where it can be made; a role's moves may all count 1, which leaves
-            its own choices out of the result (the counterfactual reach).
+        chances: [P] probability of each move; if all moves of a role are 1, the result does not
+            depend on its own choices (the counterfactual reach).
 
     Returns:
-        [N].
+        [N] probabilities.
     """
     reached = graph.chance.copy()
     for edges in graph.layers[0]:
@@ -55,24 +55,25 @@ def reach(graph: GameGraph, chances: FloatArray) -> FloatArray:
 
 
 def expected(graph: GameGraph, policy: FloatArray) -> FloatArray:
-    """[R] expected payoff of each role where everyone moves by the policy."""
+    """[R] expected payoff of each role if all roles follow the policy."""
     return reach(graph, policy) @ graph.payoffs
 
 
 def best_response(graph: GameGraph, policy: FloatArray, role: int) -> tuple[float, FloatArray]:
-    """The most that one role can get against a policy of all others, and how.
+    """The best response of one role to the policy of all others, and its expected payoff.
 
     At each decision point, from the last to the first, the role takes the move with the largest
-    ``sum over states s of the point of w(s) * value(after the move in s)``, where w(s) is how
-    likely the others and chance make s; it is uniform where they never come there.
+    ``sum over states s of the point of w(s) * value(after the move in s)``, where w(s) is the
+    probability that the others and chance reach s; w is uniform if they never reach the point.
 
     Args:
         graph: the game.
-        policy: [P] what the others do; the role's own part is not read.
+        policy: [P] policy of the others; the role's own part is not used.
         role: index of the role that responds.
 
     Returns:
-        Its expected payoff, and [P] the policy with its moves replaced (equally good ones share).
+        The role's expected payoff, and [P] the policy with the role's part replaced by its best
+        response (equally good moves get equal probability).
     """
     mine = graph.role_of_slot == role
     weight = _point_weight(graph, reach(graph, np.where(mine, 1.0, policy)))
@@ -86,7 +87,9 @@ def best_response(graph: GameGraph, policy: FloatArray, role: int) -> tuple[floa
 
 
 def nash_conv_of(graph: GameGraph, policy: FloatArray) -> float:
-    """NashConv: what all roles together could gain by each responding alone; 0 at an equilibrium.
+    """NashConv: the sum over roles of the gain from a best response of that role alone.
+
+    It is 0 at an equilibrium.
 
     Source: Lanctot et al., A unified game-theoretic approach, 2017, arXiv:1711.00832.
     """
@@ -96,11 +99,11 @@ def nash_conv_of(graph: GameGraph, policy: FloatArray) -> float:
 
 
 def minimax(graph: GameGraph) -> tuple[FloatArray, FloatArray]:
-    """Reason back from the ends of a two-player zero-sum game of perfect information.
+    """Backward induction in a two-player zero-sum game with perfect information.
 
     Returns:
-        [P] uniform over the optimal moves of every decision point, and [P] what each move is worth
-        to the one who makes it, when both play optimally from there.
+        [P] policy that is uniform over the optimal moves of every decision point, and [P] value of
+        each move to the role that makes it, if both play optimally afterwards.
     """
     sign = np.where(graph.edge_role == 0, 1.0, -1.0)
     value = graph.payoffs[:, 0].copy()
@@ -114,18 +117,18 @@ def minimax(graph: GameGraph) -> tuple[FloatArray, FloatArray]:
 
 
 def cfr_plus(graph: GameGraph, *, target: float, max_rounds: int) -> FloatArray | None:
-    """An approximate equilibrium of a two-player zero-sum game by regret matching.
+    """An approximate equilibrium of a two-player zero-sum game by regret matching (CFR+).
 
-    The roles take turns; regrets never fall below 0; round t counts t times in the average, which
-    is the result.
+    The roles are updated in turns; negative regrets are set to 0; the result is the average policy,
+    in which round t has weight t.
 
     Args:
         graph: the game.
         target: stop when the exploitability of the average (NashConv / 2) is below this.
-        max_rounds: give up after this many.
+        max_rounds: maximum number of rounds.
 
     Returns:
-        [P], or None where the target was not met.
+        [P] policy, or None if the target was not reached.
 
     Source: Tammelin, Solving large imperfect information games using CFR+, arXiv:1407.5042.
     """
@@ -149,7 +152,7 @@ def cfr_plus(graph: GameGraph, *, target: float, max_rounds: int) -> FloatArray 
 
 
 def _counterfactual(graph: GameGraph, policy: FloatArray, role: int) -> FloatArray:
-    """[P] worth of each move of a role, times how likely the others make it possible."""
+    """[P] counterfactual value of each move of a role: value times the others' reach."""
     mine = graph.role_of_slot == role
     weight = reach(graph, np.where(mine, 1.0, policy))
     value = graph.payoffs[:, role].copy()
@@ -161,7 +164,7 @@ def _counterfactual(graph: GameGraph, policy: FloatArray, role: int) -> FloatArr
 
 
 def _carry_up(graph: GameGraph, edges: IntArray, policy: FloatArray, value: FloatArray) -> None:
-    """Add what follows to the states that the edges leave, in place."""
+    """Add the expected value after the edges to the states that they leave, in place."""
     np.add.at(value, graph.parent[edges], policy[graph.slot[edges]] * value[graph.child[edges]])
 
 
@@ -196,6 +199,6 @@ def _at_points(graph: GameGraph, values: FloatArray) -> FloatArray:
 
 
 def _point_weight(graph: GameGraph, reached: FloatArray) -> FloatArray:
-    """[N] reach, or 1 for every state of a decision point that is never come to."""
+    """[N] reach probability, or 1 for all states of a decision point that is never reached."""
     never = _at_points(graph, reached) == 0
     return np.where((graph.point_of_node >= 0) & never[graph.point_of_node], 1.0, reached)
