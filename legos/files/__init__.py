@@ -1,1 +1,1 @@
-"""Files that are written whole or not at all, and JSON lines."""
+"""Files that are written atomically, and files of JSON lines."""

@@ -1,4 +1,4 @@
-"""Files and folders that are whole or absent, whatever ends the process that writes them."""
+"""Write files and folders atomically: after a crash they are complete or absent."""
 
 import errno
 import os
@@ -14,20 +14,20 @@ from legos.errors import CheckpointError, LegosError
 
 __all__ = ["clear_unfinished", "refusals_named", "write_file", "write_folder"]
 
-_REFUSALS = (OSError, RuntimeError, SafetensorError)  # MLX and safetensors have their own
+_REFUSALS = (OSError, RuntimeError, SafetensorError)  # MLX and safetensors raise their own errors
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _MAKE_ROOM = "free some space or choose another --out"
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Fill a folder beside its place and rename it there.
+    """Write a folder under a temporary name next to its path, then rename it.
 
     Args:
-        folder: where it shall stand; one that is there already is replaced.
-        write: puts the files into the folder it is given.
+        folder: path of the folder; an existing one is replaced.
+        write: writes the files into the folder it is given.
 
     Raises:
-        CheckpointError: the disk is full or refuses; nothing is left half-written.
+        CheckpointError: the files cannot be written (disk full); no partial folder is left.
     """
     with _beside(folder) as beside:
         beside.mkdir()
@@ -43,10 +43,10 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file beside its place and rename it there; text as UTF-8.
+    """Write a file under a temporary name next to its path, then rename it; text is UTF-8.
 
     Raises:
-        CheckpointError: the disk is full or refuses; what stood there before still does.
+        CheckpointError: the file cannot be written (disk full); an existing file is unchanged.
     """
     with _beside(path) as beside:
         beside.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -56,9 +56,9 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def clear_unfinished(parent: Path) -> None:
-    """Tidy up after a crash: what was being written goes, what was being replaced comes back.
+    """Clean up after a crash: remove unfinished files and restore those that were being replaced.
 
-    Only for the process that holds the run's lock: another one may be writing there.
+    Only the process that holds the run's lock may call this; another one might be writing there.
     """
     for path in list(parent.glob(".*.unfinished")):
         _remove(path)
@@ -72,10 +72,10 @@ def clear_unfinished(parent: Path) -> None:
 
 @contextmanager
 def refusals_named(place: Path) -> Generator[None]:
-    """Within the block an error of the disk becomes one that names the place and what to do.
+    """Within the block, convert file errors to one that names the path and says what to do.
 
     Raises:
-        CheckpointError: the disk is full or refuses.
+        CheckpointError: the files cannot be written (disk full, no permission).
     """
     try:
         yield
@@ -89,10 +89,10 @@ def refusals_named(place: Path) -> Generator[None]:
 
 @contextmanager
 def _beside(place: Path) -> Generator[Path]:
-    """A name beside a place that no other writer has; what stands there in the end is removed.
+    """A unique temporary path next to a path; what remains there after the block is removed.
 
     Raises:
-        CheckpointError: the disk is full or refuses.
+        CheckpointError: the files cannot be written.
     """
     beside = place.with_name(f".{place.name}.{os.getpid()}-{secrets.token_hex(4)}.unfinished")
     with refusals_named(place):
@@ -104,7 +104,7 @@ def _beside(place: Path) -> Generator[Path]:
 
 
 def _remove(path: Path) -> None:
-    """A file or a folder, if it is there and the disk lets it go."""
+    """Remove a file or a folder if it exists; errors while removing a folder are ignored."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     elif path.exists():
@@ -112,7 +112,7 @@ def _remove(path: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Have the disk hold a file, or the names in a folder, before what follows counts on it."""
+    """Flush a file, or the entries of a folder, to disk before later steps depend on it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

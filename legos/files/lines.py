@@ -1,4 +1,4 @@
-"""The JSON lines of a run, cut back to the step that a resumed run goes on from."""
+"""Truncate a run's JSON lines to the step from which a resumed run continues."""
 
 import json
 import logging
@@ -17,20 +17,20 @@ logger = logging.getLogger(__name__)
 
 
 def rewind_lines(path: Path, step: int) -> tuple[set[int], set[int]]:
-    """Remove the lines of later steps, whose steps are made again, and damaged lines.
+    """Remove the lines of later steps, which the run will repeat, and damaged lines.
 
-    A file with damaged lines is kept aside under another name, which the log reports. The piece of
-    a line at the end, as a killed process leaves it, is removed without a report.
+    A file with damaged lines is first copied under another name, which is logged. An incomplete
+    last line, as a killed process leaves it, is removed without a message.
 
     Args:
-        path: one JSON object a line, each with its ``step``; may be absent.
-        step: the last one whose lines stay.
+        path: file with one JSON object per line, each with its ``step``; it need not exist.
+        step: last step whose lines are kept.
 
     Returns:
-        The steps whose lines stay, and the later ones whose lines were removed.
+        The steps whose lines are kept, and the later steps whose lines were removed.
 
     Raises:
-        CheckpointError: the disk refuses.
+        CheckpointError: the file cannot be written.
     """
     if not path.exists():
         return set(), set()
@@ -47,7 +47,7 @@ def rewind_lines(path: Path, step: int) -> tuple[set[int], set[int]]:
             )
         stays = [at is not None and at <= step for at in steps]
         kept = (line for at, line in _lines(path) if at is not None and at <= step)
-        if stays == sorted(stays, reverse=True):  # as a rule: what goes stands at the end
+        if stays == sorted(stays, reverse=True):  # usually all lines to remove are at the end
             os.truncate(path, sum(map(len, kept)))
         else:
             write_file(path, b"".join(kept))
@@ -57,13 +57,13 @@ def rewind_lines(path: Path, step: int) -> tuple[set[int], set[int]]:
 
 
 def report_steps(path: Path, step: int, *, kept: Collection[int], again: Collection[int]) -> None:
-    """Log which steps a resumed run makes again, and which ones its metrics lack.
+    """Log which steps a resumed run repeats, and which steps are missing from its metrics.
 
     Args:
-        path: the metrics.
-        step: the one that the run goes on from.
-        kept: steps whose lines are there.
-        again: later steps whose lines were there.
+        path: the metrics file.
+        step: the step from which the run continues.
+        kept: steps whose lines are kept.
+        again: later steps whose lines were removed.
     """
     if again:
         logger.warning("not in a checkpoint and made again: %s", _spans(again))
@@ -73,7 +73,7 @@ def report_steps(path: Path, step: int, *, kept: Collection[int], again: Collect
 
 
 def _spans(steps: Collection[int]) -> str:
-    """``step 3``, or ``steps 3, 7 to 9``."""
+    """Format steps as ``step 3`` or ``steps 3, 7 to 9``."""
     spans: list[list[int]] = []
     for step in sorted(steps):
         if spans and step == spans[-1][-1] + 1:
@@ -85,7 +85,7 @@ def _spans(steps: Collection[int]) -> str:
 
 
 def _lines(path: Path) -> Iterator[tuple[int | None, bytes]]:
-    """Each line with its step, None where it is damaged; without a piece at the end."""
+    """Each line with its step, or None if it is damaged; an incomplete last line is left out."""
     with path.open("rb") as file:
         for line in file:
             step = _step(line)
@@ -108,7 +108,7 @@ def _free_name(path: Path) -> Path:
 
 
 def _end_last_line(path: Path) -> None:
-    """Have the file end with a line break: an editor may have taken the last one."""
+    """Add a final line break if it is missing, for example after editing by hand."""
     with path.open("rb+") as file:
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)

@@ -1,1 +1,1 @@
-"""How a new adapter reaches the engines that serve it."""
+"""Publishers, which load a new adapter into the engines that serve it."""

@@ -1,4 +1,4 @@
-"""How a new adapter reaches the engine of this process, and several places at once."""
+"""Publish a new adapter to the engine in this process, or to several publishers at once."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -14,16 +14,16 @@ __all__ = ["EnginePublisher", "ManyPublishers", "reaching"]
 
 
 class EnginePublisher:
-    """Hands the evaluated arrays over: no file, no copy of any weight."""
+    """Loads an adapter into an engine in this process, without a file or a copy of the arrays."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def publish(self, adapter: Adapter) -> AdapterInfo:
-        """Return once the adapter is live, with what is live.
+        """Load the adapter; return once it is live, with its version and digest.
 
         Raises:
-            EngineError: something else is live afterwards.
+            EngineError: another adapter is live afterwards.
         """
         await asyncio.to_thread(getattr, adapter, "digest")  # decoding need not wait for it
         live = await asyncio.wrap_future(self._engine.load_adapter(adapter))
@@ -33,7 +33,7 @@ class EnginePublisher:
 
 
 class ManyPublishers:
-    """Publishes to all of several places at once."""
+    """Publishes through several publishers at once."""
 
     def __init__(self, publishers: Sequence[Publisher]) -> None:
         self.publishers = tuple(publishers)
@@ -42,7 +42,7 @@ class ManyPublishers:
         """Return once the adapter is live everywhere.
 
         Raises:
-            EngineError: a place cannot be reached, or has something else live afterwards.
+            EngineError: an engine cannot be reached, or has another adapter live afterwards.
         """
         lives = await asyncio.gather(
             *(publisher.publish(adapter) for publisher in self.publishers), return_exceptions=True
@@ -55,11 +55,11 @@ class ManyPublishers:
 
 @asynccontextmanager
 async def reaching(client: object, publisher: Publisher) -> AsyncGenerator[Publisher]:
-    """A publisher that also reaches the server that a client asks, where there is one.
+    """A publisher that also sends adapters to the server of an arena's client, if it has one.
 
     Args:
-        client: who answers an arena.
-        publisher: reaches what the trainer reaches anyway.
+        client: client of the arena.
+        publisher: publisher of the trainer.
     """
     if not isinstance(client, OpenAIClient):
         yield publisher

@@ -1,4 +1,4 @@
-"""How a new adapter reaches servers: one request to each, acknowledged with version and digest."""
+"""Publish a new adapter to servers: one request each, confirmed with version and digest."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ __all__ = ["HttpPublisher"]
 
 
 class _Live(msgspec.Struct):
-    """What a server says is live."""
+    """The adapter that a server reports as live."""
 
     version: int
     digest: str
 
 
 class HttpPublisher:
-    """Sends adapters to servers (``legos serve``), all at once.
+    """Sends adapters to several servers (``legos serve``) at the same time.
 
-    An adapter is live when every server has said so, with the version and digest that were sent. A
-    server that was reached keeps the new adapter where another one fails.
+    An adapter counts as live when every server has confirmed the version and digest that were sent.
+    If one server fails, the others keep the new adapter.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class HttpPublisher:
         """Make a publisher; nothing is sent yet.
 
         Args:
-            urls: of one server or several, such as ``http://localhost:8000``.
-            api_key: sent as a bearer token, to all of them.
-            timeout_s: longest wait for one acknowledgement, seconds.
-            retries: how often a request that failed is sent again.
+            urls: address of one server or several, such as ``http://localhost:8000``.
+            api_key: bearer token for all servers.
+            timeout_s: maximum time to wait for one response, seconds.
+            retries: maximum number of retries of a failed request.
 
         Raises:
-            RequestError: an address is no HTTP address.
+            RequestError: an address is not an HTTP address.
         """
         given = [urls] if isinstance(urls, str) else list(urls)
         self._servers = [
@@ -59,11 +59,11 @@ class HttpPublisher:
         ]
 
     async def publish(self, adapter: Adapter) -> AdapterInfo:
-        """Return once the adapter is live at every server.
+        """Send the adapter; return once it is live on every server.
 
         Raises:
-            AdapterError: a server refuses it; what was live there stays.
-            EngineError: a server cannot be reached, or has something else live afterwards.
+            AdapterError: a server rejects it; the adapter that was live there stays.
+            EngineError: a server cannot be reached, or has another adapter live afterwards.
         """
         info = adapter.info
         body = await asyncio.to_thread(pack_adapter, adapter)
@@ -93,7 +93,7 @@ async def _send(server: Transport, info: AdapterInfo, body: bytes) -> None:
             content=body,
             headers={"content-type": "application/octet-stream"},
         )
-    except EndpointError as error:  # it serves the policy
+    except EndpointError as error:  # without the policy's server the run must end
         raise EngineError(str(error)) from error
     except RequestError as error:
         raise AdapterError(

@@ -1,4 +1,4 @@
-"""How a new adapter reaches a vLLM server: through a folder that both see, loaded by name."""
+"""Publish a new adapter to a vLLM server, through a folder that both can read."""
 
 import asyncio
 from pathlib import Path
@@ -16,11 +16,11 @@ __all__ = ["VllmPublisher"]
 class VllmPublisher:
     """Loads adapters into a vLLM server, each version under its own name (``policy@12``).
 
-    A name is never used twice, because vLLM keeps what it has computed by name. It has to be
-    started with ``--enable-lora --max-lora-rank RANK --max-cpu-loras KEEP`` and
-    ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=True``, and has to see ``folder`` under the same path.
+    A name is never used twice, because vLLM caches its results by name. The server must be started
+    with ``--enable-lora --max-lora-rank RANK --max-cpu-loras KEEP`` and
+    ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=True``, and must see ``folder`` under the same path.
 
-    Folders stay where they are: a vLLM server whose adapter's folder is gone can die of it.
+    Folders are never removed: a vLLM server can crash if the folder of an adapter is missing.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class VllmPublisher:
         """Make a publisher; nothing is sent yet.
 
         Args:
-            url: of the server, such as ``http://localhost:8000``.
-            folder: where the adapters are written, one folder each.
-            api_key: sent as a bearer token.
-            keep: newest versions that stay loaded, so that what is being sampled can end.
-            timeout_s: longest wait for one acknowledgement, seconds.
-            retries: how often a request that failed is sent again.
+            url: address of the server, such as ``http://localhost:8000``.
+            folder: folder to which the adapters are written, one subfolder each.
+            api_key: bearer token.
+            keep: number of newest versions that stay loaded, so that running requests can finish.
+            timeout_s: maximum time to wait for one response, seconds.
+            retries: maximum number of retries of a failed request.
         """
         self._server = Transport(
             server_root(url),
@@ -55,11 +55,11 @@ class VllmPublisher:
         self._loaded: dict[str, str] = {}  # served name -> digest, in the order of loading
 
     async def publish(self, adapter: Adapter) -> AdapterInfo:
-        """Return once the adapter is live.
+        """Load the adapter into the server; return once it is live.
 
         Raises:
-            AdapterError: the server refuses it, it is DoRA, or the same version was published
-                otherwise.
+            AdapterError: the server rejects it, it uses DoRA, or the same version was published
+                with other weights.
             EngineError: the server cannot be reached.
         """
         info = adapter.info
@@ -97,5 +97,5 @@ class VllmPublisher:
     async def _tell(self, verb: str, body: dict[str, Any]) -> None:
         try:
             await self._server.request("POST", f"/v1/{verb}_lora_adapter", bytes, json=body)
-        except EndpointError as error:  # it serves the policy
+        except EndpointError as error:  # without the policy's server the run must end
             raise EngineError(str(error)) from error

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: a file, the terminal, Weights & Biases."""
+"""Trackers that receive the metrics of a run: a file, the terminal, Weights & Biases."""
 
 from legos.track.console import ConsoleTracker
 from legos.track.jsonl import JsonlTracker, read_metrics

@@ -1,4 +1,4 @@
-"""The live table of a run: a row per step on a terminal, a line now and then elsewhere."""
+"""Show a run on the console: a live table on a terminal, otherwise a line every few steps."""
 
 import time
 from collections import deque
@@ -13,19 +13,19 @@ __all__ = ["COLUMNS", "Column", "ConsoleTracker"]
 
 Metrics = Mapping[str, float | int | None]
 
-_GAP = 2  # blanks between columns
+_GAP = 2  # spaces between columns
 _REFRESH_S = 0.1
-_ROWS = 10  # newest steps shown
-_EVALUATED_ROWS = 6  # newest evaluations that stay in view above them
+_ROWS = 10  # number of newest steps shown
+_EVALUATED_ROWS = 6  # number of newest evaluated steps shown above them
 
 
 class Column(NamedTuple):
     """One column of the table."""
 
     title: str
-    metric: str  # the name under which it is logged
-    form: str
-    rank: int  # on a narrow terminal those with the highest rank go first
+    metric: str  # name of the logged metric
+    form: str  # format specification of the value
+    rank: int  # a narrow terminal omits the columns with the highest rank first
 
 
 COLUMNS = (
@@ -46,11 +46,11 @@ COLUMNS = (
 
 
 class ConsoleTracker:
-    """Shows steps as they are logged; a column appears with its first number.
+    """Shows steps as they are logged; a column appears with its first value.
 
-    On a terminal the table is redrawn in place, at most ten times a second. Elsewhere it is one
-    plain line for the first step, every ``every``-th, each evaluation and the last. Either tells
-    how many steps were skipped, their update not applied.
+    On a terminal the table is redrawn in place, at most ten times per second. Otherwise one plain
+    line is printed for the first step, every ``every``-th step, each evaluated step and the last
+    step. Both show how many steps were skipped, that is their update was not applied.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class ConsoleTracker:
         every: int = 10,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start showing.
+        """Start the display.
 
         Args:
-            num_steps: length of the run.
-            console: where to; standard output by default.
-            every: steps between plain lines.
-            clock: seconds, for pacing the redrawing.
+            num_steps: length of the run in steps.
+            console: console to write to; standard output by default.
+            every: number of steps between plain lines.
+            clock: returns a time in seconds, to limit the rate of redrawing.
         """
         self._num_steps = num_steps
         self._console = console or Console()
@@ -102,7 +102,7 @@ class ConsoleTracker:
             self._show()
 
     def close(self) -> None:
-        """Show the last step and leave the table standing."""
+        """Show the last step and leave the table on the terminal."""
         if self._pending:
             self._show()
         if self._live is not None:
@@ -155,7 +155,7 @@ class ConsoleTracker:
 
 
 def _left_out(titles: Sequence[str], widths: Sequence[int], room: int) -> set[str]:
-    """The least important columns, as many as a narrow terminal has no room for."""
+    """The least important columns, as many as must be omitted to fit the terminal."""
     left_out: set[str] = set()
     for column in sorted(COLUMNS, key=lambda column: column.rank, reverse=True):
         shown = [w for title, w in zip(titles, widths, strict=True) if title not in left_out]

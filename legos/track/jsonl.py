@@ -1,4 +1,4 @@
-"""metrics.jsonl: one object per optimiser step, whole lines only, whatever ends the run."""
+"""metrics.jsonl: one JSON object per optimiser step, with complete lines even after a crash."""
 
 import json
 import math
@@ -14,16 +14,16 @@ __all__ = ["JsonlTracker", "append_whole", "read_metrics"]
 
 
 class JsonlTracker:
-    """Appends one line per step; each is handed to the system whole, in one write."""
+    """Appends one line per step, each in a single write."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, without the piece of a line that a crash may have left.
+        """Open the file, and remove an incomplete last line that a crash may have left.
 
         Args:
-            path: the file; made where it does not exist, in a folder that does.
+            path: the file; it is made if it does not exist, but its folder must exist.
 
         Raises:
-            CheckpointError: it cannot be opened.
+            CheckpointError: the file cannot be opened.
         """
         self._path = path
         try:
@@ -34,24 +34,24 @@ class JsonlTracker:
             raise CheckpointError(f"cannot open {path}: {error.strerror}") from error
 
     def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
-        """Append one step's numbers; those that are not finite are written as null.
+        """Append the metrics of one step; values that are not finite are written as null.
 
         Raises:
-            CheckpointError: it cannot be written (disk full); no piece of a line is left behind.
+            CheckpointError: the line cannot be written (disk full); no partial line is left.
         """
         values = {"step": step} | {name: _finite(value) for name, value in metrics.items()}
         _append(self._file, json.dumps(values, allow_nan=False).encode() + b"\n", self._path)
 
     def close(self) -> None:
-        """Close the file; a second time does nothing."""
+        """Close the file; closing it again does nothing."""
         self._file.close()
 
 
 def append_whole(path: Path, data: bytes) -> None:
-    """Append to a file, all or nothing; it is made where it does not exist.
+    """Append all of the data to a file, or nothing; the file is made if it does not exist.
 
     Raises:
-        CheckpointError: it cannot be written (disk full); no piece of the data is left behind.
+        CheckpointError: the data cannot be written (disk full); no partial data is left.
     """
     try:
         with path.open("ab", buffering=0) as file:
@@ -61,10 +61,10 @@ def append_whole(path: Path, data: bytes) -> None:
 
 
 def read_metrics(path: Path) -> list[dict[str, float | int | None]]:
-    """Every whole line of a metrics file, in order.
+    """All complete lines of a metrics file, in order.
 
     Raises:
-        CheckpointError: it cannot be read, or a line in it is no JSON object.
+        CheckpointError: the file cannot be read, or a line is not a JSON object.
     """
     try:
         data = path.read_bytes()

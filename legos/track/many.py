@@ -1,4 +1,4 @@
-"""Several trackers as one."""
+"""Combine several trackers into one."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -9,19 +9,19 @@ __all__ = ["ManyTrackers"]
 
 
 class ManyTrackers:
-    """Hands every step to each tracker, in order."""
+    """Passes every step to each tracker, in order."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
-        """Take trackers that are open; ``close`` closes them."""
+        """Combine open trackers; ``close`` closes them."""
         self._trackers = tuple(trackers)
 
     def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
-        """Record one step everywhere; the first error stops it."""
+        """Log one step to every tracker; the first error is raised at once."""
         for tracker in self._trackers:
             tracker.log(metrics, step=step)
 
     def close(self) -> None:
-        """Close every tracker, also where one of them fails; its error is raised at the end."""
+        """Close every tracker, even if one fails; its error is raised at the end."""
         with ExitStack() as stack:
             for tracker in reversed(self._trackers):
                 stack.callback(tracker.close)

@@ -1,4 +1,4 @@
-"""Weights & Biases: the same numbers under the same names, online or in the run folder."""
+"""Log the same metrics under the same names to Weights & Biases, online or offline."""
 
 import netrc
 import os
@@ -18,7 +18,7 @@ _HOME = "https://api.wandb.ai"
 
 
 class WandbTracker:
-    """One Weights & Biases run; its files lie under ``folder/wandb``."""
+    """One Weights & Biases run; its files are in ``folder/wandb``."""
 
     def __init__(
         self,
@@ -28,16 +28,16 @@ class WandbTracker:
         mode: WandbMode = "auto",
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start the run, or go on with the one that was started in this folder.
+        """Start the run, or continue the one that was started in this folder.
 
         Args:
-            folder: the run folder; its name is the run's.
+            folder: the run folder; its name becomes the name of the run.
             project: Weights & Biases project.
-            mode: ``auto`` is online where a key is configured, else offline.
+            mode: ``auto`` is online if a key is configured, otherwise offline.
             config: settings shown with the run.
 
         Raises:
-            ConfigError: it cannot be started (no network, a key that is refused).
+            ConfigError: the run cannot be started (no network, a rejected key).
         """
         import wandb
 
@@ -60,16 +60,16 @@ class WandbTracker:
             ) from error
 
     def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
-        """Record one step's numbers, without those that are none."""
+        """Log the metrics of one step, without those that are None."""
         self._run.log({name: v for name, v in metrics.items() if v is not None}, step=step)
 
     def close(self) -> None:
-        """Write out what is left and end the run."""
+        """Write all pending data and end the run."""
         self._run.finish()
 
 
 def choose_mode(mode: WandbMode) -> Literal["online", "offline"]:
-    """Turn ``auto`` into what the environment allows; ``WANDB_MODE=offline`` is respected."""
+    """Resolve ``auto``: online if a key is configured and ``WANDB_MODE`` is not offline."""
     if mode != "auto":
         return mode
     if os.environ.get("WANDB_MODE") == "offline":
@@ -89,7 +89,7 @@ def _key_is_configured() -> bool:
 
 
 def _run_id(home: Path) -> str:
-    """The id kept in the folder, so that a resumed run goes on with the same curves."""
+    """The id stored in the folder, so that a resumed run continues the same curves."""
     kept = home / "run-id"
     if not kept.exists():
         kept.write_text(secrets.token_hex(4))
