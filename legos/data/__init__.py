@@ -1,1 +1,1 @@
-"""The records that flow: messages, episodes, samples, batches."""
+"""The records that the parts exchange: messages, episodes, samples and batches."""

@@ -1,12 +1,12 @@
-"""Packing: samples into rows under a token budget, every distinct row once.
+"""Packing: samples into rows under a token budget, with each distinct row once.
 
-Small games repeat a few prompts thousands of times, so a batch holds each distinct *input* (the
-sample's tokens without its last one, which is only ever a target) once, and each place whose next
-token distribution is needed once. Samples point at places; each keeps its own loss term, so the
-gradient is exactly that of the unshared computation.
+Small games repeat a few prompts thousands of times. A batch therefore holds each distinct *input*
+(the sample's tokens without the last one, which is only a target) once, and each place (a logit
+position whose next-token distribution is needed) once. Samples refer to places by index; each keeps
+its own loss term, so the gradient equals that of the computation without sharing.
 
-Shape letters: R rows, T tokens of the longest row, P places, S samples, A chosen tokens of the
-sample that has most, K legal tokens of the place that has most.
+Shape letters: R rows, T tokens of the longest row, P places, S samples, A maximum number of chosen
+tokens of a sample, K maximum number of legal tokens of a place.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,30 +40,30 @@ SAMPLE_FIELDS = ("sample_place", "target", "behaviour_logprob", "version", "adva
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Samples packed into right-padded rows; places and samples point into them."""
+    """Samples packed into right-padded rows; places and samples refer to rows by index."""
 
-    input_ids: Ints  # [R, T] right-padded with 0
+    input_ids: Ints  # [R, T] token ids, right-padded with 0
     place_row: Ints  # [P] row of the place
     place_column: Ints  # [P] column whose next-token distribution is needed
     place_temperature: Floats  # [P] > 0
-    place_restricted: NDArray[np.bool_]  # [P] True: the distribution is over `place_legal` alone
-    place_legal: Ints  # [P, K] legal next token ids, -1 beyond their number
+    place_restricted: NDArray[np.bool_]  # [P] True: the distribution is over `place_legal` only
+    place_legal: Ints  # [P, K] legal next token ids, padded with -1
     sample_place: Ints  # [S, A] place of each chosen token, 0 where masked
-    target: Ints  # [S, A] the token chosen there
-    mask: NDArray[np.bool_]  # [S, A] True where a token was chosen
-    behaviour_logprob: Floats  # [S, A] nats, 0 where masked
+    target: Ints  # [S, A] chosen token id, 0 where masked
+    mask: NDArray[np.bool_]  # [S, A] True where a token was chosen, False for padding
+    behaviour_logprob: Floats  # [S, A] nats under the behaviour policy, 0 where masked
     version: Ints  # [S, A] policy version, 0 where masked
     advantage: Floats  # [S, A] 0 where masked
-    weight: Floats  # [S, A] share of the token in the whole optimiser step's loss, 0 where masked
+    weight: Floats  # [S, A] weight of the token in the optimiser step's loss, 0 where masked
     reference_logprob: Floats | None = None
     """[S, A] nats under a reference, computed elsewhere; NaN where a sample brings none, 0 where
     masked. None: no sample brings any."""
 
     def __post_init__(self) -> None:
-        """Refuse arrays whose shapes or indices contradict each other.
+        """Check that shapes and indices are consistent.
 
         Raises:
-            RecordError: naming the array and what was expected.
+            RecordError: the message names the array and what was expected.
         """
         shape = self.mask.shape
         given = () if self.reference_logprob is None else ("reference_logprob",)
@@ -92,22 +92,22 @@ class Batch:
 
     @property
     def num_samples(self) -> int:
-        """S."""
+        """S, the number of samples."""
         return self.mask.shape[0]
 
     @property
     def num_tokens(self) -> int:
-        """Chosen tokens of all samples."""
+        """Number of chosen tokens of all samples."""
         return int(self.mask.sum())
 
 
 def normalisation_weights(
     samples: Sequence[Sample], mode: LossNormalisation, *, constant_length: int = 1
 ) -> list[float]:
-    """The share of each of a sample's tokens in the loss of the whole optimiser step.
+    """The weight of each token of a sample in the loss of the whole optimiser step.
 
     The loss is the sum over samples and tokens of weight * loss, so any split into micro-batches
-    gives the same gradient. Counts are taken before any mask.
+    gives the same gradient. Tokens are counted before the objective masks any.
 
         token     1 / N                          N tokens in the step (DAPO, arXiv:2503.14476)
         sample    1 / (S |y_i|)                  S rollouts, |y_i| tokens of the rollout (GRPO)
@@ -116,19 +116,19 @@ def normalisation_weights(
 
     Args:
         samples: all samples of one optimiser step.
-        mode: the rule.
+        mode: the normalisation rule.
         constant_length: L of the ``constant`` rule, tokens.
 
     Returns:
-        [S] one weight per sample, valid for each of its chosen tokens. Samples that are parts of
-        one rollout weigh as one.
+        [S] one weight per sample, for each of its chosen tokens. Samples of the same rollout count
+        as one rollout.
     """
     if not samples:
         return []
     if mode == "token":
         total = sum(len(sample.positions) for sample in samples)
         return [1.0 / total] * len(samples)
-    keys: list[str | int] = [  # a sample without a name is a rollout of its own
+    keys: list[str | int] = [  # a sample without a name counts as its own rollout
         sample.group if mode == "prompt" else sample.rollout or index
         for index, sample in enumerate(samples)
     ]
@@ -143,8 +143,8 @@ def normalisation_weights(
 def pack(samples: Sequence[Sample], weights: Sequence[float], *, max_tokens: int) -> list[Batch]:
     """Pack samples into batches of at most ``max_tokens`` padded tokens of distinct rows.
 
-    Rows are sorted by length, so padding is small; samples that share a row stay together. A row
-    that alone exceeds the budget is a batch of its own.
+    Rows are sorted by length to reduce padding; samples that share a row are in the same batch. A
+    row that exceeds the budget by itself forms its own batch.
 
     Args:
         samples: samples of one optimiser step.
@@ -152,7 +152,7 @@ def pack(samples: Sequence[Sample], weights: Sequence[float], *, max_tokens: int
         max_tokens: budget of R * T per batch.
 
     Returns:
-        The batches; together they hold every sample once.
+        The batches, which together contain every sample once.
     """
     sharers: dict[tuple[int, ...], list[int]] = {}
     for index, sample in enumerate(samples):
@@ -174,7 +174,7 @@ def pack(samples: Sequence[Sample], weights: Sequence[float], *, max_tokens: int
 def row_blocks(
     rows: Sequence[T], max_tokens: int, *, length: Callable[[T], int]
 ) -> Iterator[list[T]]:
-    """Rows sorted by length, in blocks of at most ``max_tokens`` padded tokens or one row."""
+    """Sort rows by length; yield blocks of at most ``max_tokens`` padded tokens or one row."""
     block: list[T] = []
     for row in sorted(rows, key=length):
         if block and (len(block) + 1) * length(row) > max_tokens:
@@ -186,7 +186,7 @@ def row_blocks(
 
 
 def pad_rows(rows: Sequence[Sequence[int] | Ints]) -> Ints:
-    """[R, T] token ids of R rows, right-padded with 0 to the longest one."""
+    """[R, T] token ids of R rows, right-padded with 0 to the length of the longest row."""
     padded = np.zeros((len(rows), max(len(row) for row in rows)), np.int32)
     for index, row in enumerate(rows):
         padded[index, : len(row)] = row
@@ -199,15 +199,15 @@ def make_batch(
     weights: Sequence[float],
     read_at: Sequence[Sequence[tuple[int, int]]],
 ) -> Batch:
-    """A batch of samples whose tokens are computed at given rows and columns.
+    """Make a batch of samples whose tokens are predicted at given rows and columns.
 
-    Places are distinct and stand in the order of rows and columns.
+    Places are distinct and sorted by row and column.
 
     Args:
-        input_ids: [R, T] right-padded with 0.
-        samples: [S] at least one.
+        input_ids: [R, T] token ids, right-padded with 0.
+        samples: [S] at least one sample.
         weights: [S] the weight of each sample's tokens in the loss.
-        read_at: [S][A] row and column after which each chosen token of a sample comes.
+        read_at: [S][A] row and column of the logits that predict each chosen token.
     """
     lengths = np.array([len(sample.positions) for sample in samples], np.int32)
     mask = np.arange(lengths.max(), dtype=np.int32)[None, :] < lengths[:, None]

@@ -1,4 +1,4 @@
-"""Legal answers as a tree of tokens: which token ids may come next, and when an answer is whole."""
+"""Legal answers as a prefix tree of tokens: the legal next tokens and the complete answers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -8,15 +8,15 @@ __all__ = ["ChoiceNode", "choice_tree"]
 
 
 class ChoiceNode:
-    """A node in the tree of legal answers.
+    """A node in the prefix tree of legal answers.
 
     Attributes:
         children: next token id -> the node that it leads to.
-        legal: the token ids that may come next, sorted; where a whole answer is also the beginning
-            of a longer one, the end-of-text ids are legal too.
-        whole: whether the tokens so far are a whole answer.
-        depth: number of tokens of the longest answer from this node on.
-        largest: the largest token id below this node, -1 where there is none.
+        legal: the legal next token ids, sorted; if a complete answer is also the prefix of a longer
+            one, the end-of-text ids are legal too.
+        whole: whether the tokens so far are a complete answer.
+        depth: number of further tokens of the longest answer below this node.
+        largest: the largest token id below this node, or -1 if there is none.
     """
 
     __slots__ = ("children", "depth", "largest", "legal", "whole")
@@ -33,22 +33,22 @@ class ChoiceNode:
 
     @property
     def closed(self) -> bool:
-        """Whether the answer is whole and nothing longer is legal: generation can stop here."""
+        """Whether the answer is complete and no longer one is legal, so generation can stop."""
         return not self.children
 
 
 def choice_tree(choices: Iterable[Sequence[int]], *, end_ids: Sequence[int]) -> ChoiceNode:
-    """Build the tree of legal answers.
+    """Build the prefix tree of legal answers.
 
     Args:
         choices: the answers as token ids.
         end_ids: the model's end-of-text ids.
 
     Returns:
-        The root.
+        The root of the tree.
 
     Raises:
-        RequestError: no choice, or an empty one.
+        RequestError: there is no choice, or one is empty.
     """
     answers = sorted({tuple(choice) for choice in choices})
     if not answers or not all(answers):
@@ -57,11 +57,11 @@ def choice_tree(choices: Iterable[Sequence[int]], *, end_ids: Sequence[int]) -> 
             "them empty"
         )
     ends = tuple(end_ids)
-    # The answers are in order, so each shares its first tokens with the one before and the nodes
-    # beyond those are complete. No recursion: an answer may have thousands of tokens.
-    opened: list[dict[int, ChoiceNode]] = [{}]  # children of the nodes on the way to an answer
+    # The answers are sorted, so the nodes beyond the prefix that an answer shares with the one
+    # before it are complete. There is no recursion, since an answer may have thousands of tokens.
+    opened: list[dict[int, ChoiceNode]] = [{}]  # children of the nodes on the path to an answer
     last: tuple[int, ...] = ()
-    wholes: set[int] = set()  # how many tokens of `last` are whole answers
+    wholes: set[int] = set()  # lengths of the prefixes of `last` that are complete answers
     for answer in (*answers, ()):
         shared = next(
             (n for n, (a, b) in enumerate(zip(last, answer, strict=False)) if a != b),

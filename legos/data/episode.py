@@ -1,4 +1,4 @@
-"""What happened in a play: tasks, turns, rollouts, episodes."""
+"""The records of a play: tasks, turns, rollouts and episodes."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -13,37 +13,37 @@ __all__ = ["Episode", "Failure", "Rollout", "Task", "Turn"]
 class Task(Struct, frozen=True, kw_only=True):
     """One thing to play: a deal, a question, a start position."""
 
-    id: str  # stable across runs; episodes of one id are compared with each other
-    seed: int = 0  # of everything random in the play besides the models' own draws
-    data: Any = None  # whatever the arena needs to play it
+    id: str  # stable across runs; episodes with the same id are compared with each other
+    seed: int = 0  # seed for the arena's own randomness, not for the models' sampling
+    data: Any = None  # any data that the arena needs to play it
 
 
 class Turn(Struct, frozen=True, kw_only=True):
     """One model call by one seat."""
 
-    messages: tuple[Message, ...]  # what was asked, as text
-    completion: Completion  # what was sampled
-    move: str | None = None  # the parsed move, where the answer was one
-    reward: float | None = None  # a reward of this turn alone
-    legal: bool | None = None  # whether the answer was legal; None where any answer is
+    messages: tuple[Message, ...]  # the prompt as messages
+    completion: Completion  # the sampled completion
+    move: str | None = None  # the parsed move, if the answer was legal
+    reward: float | None = None  # reward of this turn only
+    legal: bool | None = None  # whether the answer was legal; None if any answer is legal
 
 
 class Rollout(Struct, frozen=True, kw_only=True):
-    """What one seat saw and said in one episode."""
+    """The turns of one seat in one episode."""
 
     role: str
-    seat: str  # who sat there: "policy", an adapter's name, a bot's name
-    policy: str | None  # the trained adapter that its tokens belong to; None: never trained on
+    seat: str  # name of the player in the seat: "policy", an adapter's or a bot's name
+    policy: str | None  # the trained adapter that its tokens belong to; None: not trained on
     turns: tuple[Turn, ...]
 
     @property
     def num_tokens(self) -> int:
-        """Sampled tokens of all turns."""
+        """Number of sampled tokens of all turns."""
         return sum(len(turn.completion.token_ids) for turn in self.turns)
 
     @property
     def turn_rewards(self) -> float:
-        """Sum of the rewards of its turns, without the reward of the play."""
+        """Sum of the rewards of single turns, without the reward of the play."""
         return sum(turn.reward or 0.0 for turn in self.turns)
 
 
@@ -58,17 +58,17 @@ class Episode(Struct, frozen=True, kw_only=True):
     task: Task
     rollouts: tuple[Rollout, ...]
     rewards: Mapping[str, float]  # role -> reward of the whole play
-    seed: int = 0  # of the play: every draw at its table follows from it
+    seed: int = 0  # seed of the play, which determines every draw in it
     parts: Mapping[str, float] = field(default_factory=dict[str, float])  # named reward parts
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     notes: tuple[str, ...] = ()  # free text for the replay
-    error: str | None = None  # why the play failed; such an episode is counted, never trained on
-    failure: Failure | None = None  # what made it fail; None: it did not
-    void: bool = False  # ended by the arena as meaningless: counted, never trained on
+    error: str | None = None  # why the play failed; such an episode is counted, not trained on
+    failure: Failure | None = None  # kind of failure; None: the play did not fail
+    void: bool = False  # True: the arena declared the play void; counted, not trained on
     children: tuple["Episode", ...] = ()  # plays spawned by this one
 
     @property
     def num_tokens(self) -> int:
-        """Sampled tokens that belong to a trained adapter, children included."""
+        """Number of sampled tokens that belong to trained adapters, children included."""
         own = sum(r.num_tokens for r in self.rollouts if r.policy)
         return own + sum(child.num_tokens for child in self.children)

@@ -1,4 +1,4 @@
-"""What an engine may use of the machine."""
+"""Limits on an engine's use of the machine."""
 
 from typing import Literal
 
@@ -15,11 +15,11 @@ InFlight = Literal["switch", "pin"]
 
 
 class EngineLimits(Struct, frozen=True, kw_only=True):
-    """What an engine may use, and how it swaps."""
+    """Limits of an engine, and how it replaces an adapter."""
 
-    max_rows: int = 256  # distinct rows decoded at once
-    prefill_tokens: int = 4096  # padded prompt tokens of a forward pass while nothing is decoded
-    chunk_tokens: int = 512  # the same while rows are decoded, which wait for it
-    cache_bytes: int = 4 << 30  # keys and values of the rows being decoded
-    prefix_bytes: int = 1 << 30  # keys and values kept for prompts that begin with them; 0: none
-    in_flight: InFlight = "switch"  # what a new version does to running requests: InFlight
+    max_rows: int = 256  # maximum number of distinct rows that are decoded together
+    prefill_tokens: int = 4096  # padded prompt tokens per forward pass while no row is decoded
+    chunk_tokens: int = 512  # padded prompt tokens per forward pass while rows wait to decode
+    cache_bytes: int = 4 << 30  # size of the KV cache of the rows being decoded, bytes
+    prefix_bytes: int = 1 << 30  # size of the prefix cache (keys and values), bytes; 0: none
+    in_flight: InFlight = "switch"  # effect of a new version on running requests: InFlight

@@ -1,4 +1,4 @@
-"""What is asked of a model and what comes back: messages, sampling parameters, completions."""
+"""Records of model calls: messages, sampling parameters and completions."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -28,9 +28,9 @@ __all__ = [
     "messages_or_ids",
 ]
 
-MAX_ALTERNATIVES = 64  # most probable tokens recorded at one position
-MAX_BIAS = 1000.0  # added to a logit; beyond it, float32 keeps too little of the logit itself
-MIN_TEMPERATURE = 1e-3  # below it, float32 logits overflow when they are divided
+MAX_ALTERNATIVES = 64  # maximum number of most probable tokens recorded at one position
+MAX_BIAS = 1000.0  # maximum logit bias; beyond it, float32 keeps too few digits of the logit
+MIN_TEMPERATURE = 1e-3  # below it, float32 logits overflow in the division
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -39,11 +39,11 @@ Alternatives = tuple[tuple[int, float], ...]
 
 
 class ToolCall(Struct, frozen=True):
-    """One call that a model makes."""
+    """One tool call of a model."""
 
     name: str
-    arguments: str  # JSON
-    id: str = ""  # which a message with the result refers to
+    arguments: str  # JSON object as text
+    id: str = ""  # identifies the call in the message with its result
 
 
 class Message(Struct, frozen=True):
@@ -51,26 +51,26 @@ class Message(Struct, frozen=True):
 
     role: str  # "system", "user", "assistant", or "tool" for the result of a call
     content: str
-    tool_calls: tuple[ToolCall, ...] = ()  # of an assistant's message
-    tool_call_id: str | None = None  # of a tool's message: the call that it answers
+    tool_calls: tuple[ToolCall, ...] = ()  # tool calls in an assistant's message
+    tool_call_id: str | None = None  # in a tool's message: id of the call that it answers
 
 
 class Filters(Struct, frozen=True, kw_only=True):
-    """What changes the distribution besides the temperature, in the order in which it is applied.
+    """Changes to the sampling distribution besides the temperature, in the order of application.
 
-    Penalties, then the bias, then the temperature, then the three cuts; what is left is normalised
-    again. A completion that was drawn through filters is never trained on: its log-probabilities
-    are those of the changed distribution, which the trainer does not compute.
+    Penalties come first, then the bias, the temperature, and the cuts top_k, top_p and min_p; the
+    rest is normalised again. A completion sampled with filters is never trained on, because its
+    log-probabilities are those of the changed distribution, which the trainer does not compute.
     """
 
     repetition_penalty: float = 1.0  # > 0; divides (multiplies) positive (negative) logits of
-    # tokens that the prompt or the completion holds already
-    presence_penalty: float = 0.0  # taken off the logits of tokens that the completion holds
-    frequency_penalty: float = 0.0  # taken off once for each time the completion holds them
-    logit_bias: tuple[tuple[int, float], ...] = ()  # token id and what is added to its logit
-    top_k: int = 0  # >= 0; keep so many of the most probable tokens; 0 keeps all
-    top_p: float = 1.0  # in (0, 1]; keep the fewest most probable tokens that hold this share
-    min_p: float = 0.0  # in [0, 1]; keep tokens of this share of the most probable one's
+    # tokens that already occur in the prompt or the completion
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens in the completion
+    frequency_penalty: float = 0.0  # subtracted once per occurrence in the completion
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id and the value added to its logit
+    top_k: int = 0  # >= 0; keep this many most probable tokens; 0 keeps all
+    top_p: float = 1.0  # in (0, 1]; keep the fewest most probable tokens with this total share
+    min_p: float = 0.0  # in [0, 1]; keep tokens with p >= min_p * the largest p
 
     @property
     def penalised(self) -> bool:
@@ -81,7 +81,7 @@ class Filters(Struct, frozen=True, kw_only=True):
 
 
 def filter_complaints(filters: Filters) -> Iterator[str]:
-    """What is wrong with filters, each complaint with the field, the value and the range."""
+    """Yield an error message for each invalid field, with its value and range."""
     if not 0.0 < filters.repetition_penalty < math.inf:
         yield f"repetition_penalty is {filters.repetition_penalty}; expected a number above 0"
     for name in ("presence_penalty", "frequency_penalty"):
@@ -106,31 +106,31 @@ def filter_complaints(filters: Filters) -> Iterator[str]:
 
 
 class Sampling(Struct, frozen=True, kw_only=True):
-    """How one completion is drawn.
+    """Sampling parameters of one completion.
 
     ``choices`` are the legal answers as text. They are always recorded (the entropy bonus and the
-    evaluation look at them); with ``restrict`` the model can say nothing else, and every recorded
-    log-probability is under the restricted distribution.
+    evaluation use them). With ``restrict`` the model can sample only these, and all recorded
+    log-probabilities are under the restricted distribution.
     """
 
-    temperature: float = 1.0  # 0 takes the most probable token; else at least 0.001
-    max_tokens: int | None = 256  # >= 1; None: as many as the longest of `choices` has
+    temperature: float = 1.0  # 0 takes the most probable token; otherwise at least 0.001
+    max_tokens: int | None = 256  # >= 1; None: the length of the longest of `choices`
     stop: tuple[str, ...] = ()  # texts that end the completion and are left out of it
-    seed: int = 0  # 64 bits; the draw depends on (seed, position) alone, never on batch mates
+    seed: int = 0  # 64 bits; a draw depends only on (seed, position), not on the batch
     choices: tuple[str, ...] = ()  # the legal answers; empty: any answer is legal
     restrict: bool = False  # True: only `choices` can be sampled
-    stop_ids: tuple[int, ...] = ()  # token ids that end the completion, as the model's own do
-    ignore_end: bool = False  # True: the model's own end tokens end nothing
-    filters: Filters | None = None  # None: the temperature alone
+    stop_ids: tuple[int, ...] = ()  # token ids that end the completion, besides the model's own
+    ignore_end: bool = False  # True: the model's end tokens do not end the completion
+    filters: Filters | None = None  # None: no change besides the temperature
     json_schema: str | None = None  # a JSON schema, as text, that the completion must satisfy
-    num_alternatives: int = 0  # 0 to 64; most probable tokens recorded at every position
-    raw_logprobs: bool = False  # True: record the model's own log-probabilities as well
+    num_alternatives: int = 0  # 0 to 64; number of most probable tokens recorded per position
+    raw_logprobs: bool = False  # True: also record the log-probabilities of the model itself
 
     def __post_init__(self) -> None:
-        """Refuse values that no engine can honour.
+        """Check the values.
 
         Raises:
-            RecordError: naming the field, the value and the range.
+            RecordError: the message names the field, the value and the range.
         """
         if not (self.temperature == 0.0 or MIN_TEMPERATURE <= self.temperature < math.inf):
             raise RecordError(
@@ -159,43 +159,44 @@ class Sampling(Struct, frozen=True, kw_only=True):
 
 
 class Tokens(Struct, frozen=True, kw_only=True):
-    """What an engine records for each of N sampled tokens."""
+    """Data that an engine records for each of N sampled tokens."""
 
-    token_ids: tuple[int, ...] = ()  # [N] the stop token included
+    token_ids: tuple[int, ...] = ()  # [N] sampled token ids, the stop token included
     logprobs: tuple[float, ...] = ()  # [N] nats, fp32, under the distribution sampled from
     versions: tuple[int, ...] = ()  # [N] policy version that sampled each token
-    raw_logprobs: tuple[float, ...] = ()  # [N] the model's own at temperature 1; () unless asked
+    raw_logprobs: tuple[float, ...] = ()  # [N] nats of the model itself, temperature 1; or ()
     alternatives: tuple[Alternatives, ...] = ()  # [N] under the distribution sampled from; or ()
 
 
 class Generated(Tokens, frozen=True, kw_only=True):
-    """All that an engine sampled for one request of C tokens."""
+    """The result of an engine for one request, with C sampled tokens."""
 
-    legal: tuple[tuple[int, ...], ...] = ()  # [C] legal next token ids, () where unknown
+    legal: tuple[tuple[int, ...], ...] = ()  # [C] legal token ids at each position, () if unknown
     finish_reason: FinishReason = "stop"
 
 
 class Completion(Generated, frozen=True, kw_only=True):
-    """What was sampled for one prompt; C is the number of completion tokens.
+    """The completion of one prompt; C is the number of completion tokens.
 
-    The token ids are the record and the text is a view of them. A completion that comes from an
-    endpoint without token ids or log-probabilities, or from a bot that gives only ``text``, has
-    ``trainable`` False and can be read but never trained on.
+    The token ids are the data, and the text is derived from them. A completion from an endpoint
+    without token ids or log-probabilities, or from a bot that gives only ``text``, has
+    ``trainable`` False and is never trained on.
     """
 
-    text: str  # the completion as text, without stop token and without stop text
-    prompt_ids: tuple[int, ...] = ()  # [P] token ids the model saw
+    text: str  # the completion as text, without stop token and stop text
+    prompt_ids: tuple[int, ...] = ()  # [P] token ids of the prompt
     restricted: bool = False  # True: sampled from `legal` only
-    temperature: float = 1.0  # the temperature it was sampled at
-    adapter: str = POLICY  # whose weights spoke
-    elapsed_s: float = 0.0  # from submission to the last token, seconds
-    filtered: bool = False  # True: sampled through filters or a grammar, so never trained on
+    temperature: float = 1.0  # sampling temperature
+    adapter: str = POLICY  # adapter that sampled it
+    elapsed_s: float = 0.0  # time from submission to the last token, seconds
+    filtered: bool = False  # True: sampled with filters or a grammar, so never trained on
 
     def __post_init__(self) -> None:
-        """Refuse per-token fields of different lengths, and a restriction that names no tokens.
+        """Check the lengths of the per-token fields.
 
         Raises:
-            RecordError: naming the field and both lengths.
+            RecordError: lengths differ, or a restricted completion lacks its legal tokens; the
+                message names the field and both lengths.
         """
         num_tokens = len(self.token_ids)
         if len(self.logprobs) != num_tokens or len(self.versions) != num_tokens:
@@ -221,16 +222,16 @@ class Completion(Generated, frozen=True, kw_only=True):
 
     @property
     def trainable(self) -> bool:
-        """Whether it holds the tokens and log-probabilities that training needs."""
+        """Whether it has the tokens and log-probabilities that training needs."""
         return bool(self.token_ids) and bool(self.prompt_ids) and not self.filtered
 
 
 class Continuation(Struct, frozen=True, kw_only=True):
-    """A conversation that goes on in tokens: those so far stand, only what is new is rendered."""
+    """A conversation that continues in tokens: earlier tokens are kept, new messages rendered."""
 
-    last: Completion  # the newest one of the conversation, with its prompt and token ids
-    messages: tuple[Message, ...]  # the whole conversation, for endpoints that take no token ids
-    num_new: int  # messages at the end that came after the completion, at least 1
+    last: Completion  # newest completion of the conversation, with its prompt and token ids
+    messages: tuple[Message, ...]  # whole conversation, for endpoints that accept no token ids
+    num_new: int  # number of last messages that came after the completion, at least 1
 
     @property
     def new(self) -> tuple[Message, ...]:
@@ -245,10 +246,10 @@ Prompt = Sequence[Message] | Sequence[int] | Continuation
 def messages_or_ids(
     prompt: Sequence[Message] | Sequence[int],
 ) -> tuple[tuple[Message, ...], tuple[int, ...]]:
-    """A prompt as messages and token ids, of which one is empty.
+    """Split a prompt into messages and token ids, one of which is empty.
 
     Raises:
-        RequestError: it is neither.
+        RequestError: the prompt is neither.
     """
     expected = "expected messages, such as [Message('user', 'Hello')], or token ids"
     if isinstance(prompt, str):

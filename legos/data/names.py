@@ -1,4 +1,4 @@
-"""Names of adapters: the one that is trained by default, and the model without any."""
+"""Names of adapters: the default trained adapter, and the model without an adapter."""
 
 __all__ = ["BASE", "POLICY", "adapter_name"]
 
@@ -7,5 +7,5 @@ BASE = "base"  # the model without an adapter
 
 
 def adapter_name(asked: str) -> str:
-    """The name in ``NAME`` or ``NAME@VERSION``, which insists on a version."""
+    """The name part of ``NAME`` or ``NAME@VERSION``."""
     return asked.partition("@")[0]

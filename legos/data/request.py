@@ -1,4 +1,4 @@
-"""One generation request in the engine's own terms: token ids, numbers, no text."""
+"""One generation request as the engine receives it: token ids and numbers, without text."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -15,24 +15,24 @@ __all__ = ["Generated", "Grammar", "GrammarState", "Progress", "Request", "Resul
 
 
 class GrammarState(Protocol):
-    """How far one completion has come in a grammar; it belongs to that completion alone."""
+    """The state of one completion in a grammar; it is not shared with other completions."""
 
     @property
     def closed(self) -> bool:
-        """Whether the text is whole and nothing may follow."""
+        """Whether the text is complete and nothing may follow."""
         ...
 
     def allowed(self) -> NDArray[np.bool_]:
-        """[V] the token ids that may come next."""
+        """[V] True for the token ids that may come next."""
         ...
 
     def advance(self, token: int) -> None:
-        """Take the next token."""
+        """Advance the state by one token."""
         ...
 
 
 class Grammar(Protocol):
-    """What a completion must look like."""
+    """A constraint on the text of a completion."""
 
     def begin(self) -> GrammarState:
         """The state before the first token."""
@@ -40,30 +40,30 @@ class Grammar(Protocol):
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """What an engine needs to sample one completion."""
+    """The data that an engine needs to sample one completion."""
 
-    prompt_ids: tuple[int, ...]  # [P] P >= 1
+    prompt_ids: tuple[int, ...]  # [P] token ids of the prompt, P >= 1
     max_tokens: int  # >= 1
     temperature: float = 1.0  # 0 takes the most probable token
-    seed: int = 0  # the draw depends on (seed, position) alone
+    seed: int = 0  # a draw depends only on (seed, position)
     end_ids: tuple[int, ...] = ()  # token ids that end the completion and are kept in it
-    choices: ChoiceNode | None = None  # legal answers; generation ends when one is whole
+    choices: ChoiceNode | None = None  # legal answers; generation ends when one is complete
     restrict: bool = False  # True: sample legal tokens only
-    stops: Callable[[tuple[int, ...]], bool] | None = None  # asked after each token: end here?
-    adapter: str = POLICY  # "base" is the model without any; "NAME@VERSION" insists on a version
-    filters: Filters | None = None  # what changes the distribution besides the temperature
-    grammar: Grammar | None = None  # what the completion must look like
-    num_alternatives: int = 0  # most probable tokens to report at every position
-    raw_logprobs: bool = False  # True: report the model's own log-probabilities as well
-    stream: bool = False  # True: deliver a ``Progress`` for every token, then the whole
+    stops: Callable[[tuple[int, ...]], bool] | None = None  # whether to end, after each token
+    adapter: str = POLICY  # "base": the model without adapter; "NAME@VERSION" requires a version
+    filters: Filters | None = None  # changes to the distribution besides the temperature
+    grammar: Grammar | None = None  # constraint on the text of the completion
+    num_alternatives: int = 0  # number of most probable tokens to report per position
+    raw_logprobs: bool = False  # True: also report the log-probabilities of the model itself
+    stream: bool = False  # True: deliver a ``Progress`` for every token, then the whole result
 
 
 class Progress(Tokens, frozen=True, kw_only=True):
-    """The tokens that a streamed request got since the last one."""
+    """The tokens sampled for a streamed request since its last ``Progress``."""
 
     @classmethod
     def joined(cls, parts: Sequence["Progress"]) -> "Progress":
-        """Several as one."""
+        """Concatenate several parts."""
         return cls(
             **{
                 name: tuple(x for part in parts for x in getattr(part, name))

@@ -1,4 +1,4 @@
-"""From turns to training sequences: one sample per stretch of tokens that only grew."""
+"""Merge turns into training sequences, as long as each prompt extends the tokens before it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,34 +14,34 @@ from legos.errors import RecordError
 
 __all__ = ["Sample", "TrainingBatch", "samples_of_rollout"]
 
-LOGPROB_ROUNDING = 1e-4  # a certain token may come out this far above 0
+LOGPROB_ROUNDING = 1e-4  # a log-probability may exceed 0 by this rounding error
 
 
 class Sample(Struct, frozen=True, kw_only=True):
     """One training sequence of T tokens, of which A were chosen by the policy.
 
-    Everything but the tokens is held for the chosen tokens alone, in the order of ``positions``.
+    All fields of length A are for the chosen tokens only, in the order of ``positions``.
     """
 
-    token_ids: tuple[int, ...]  # [T] as sampled, never re-derived from text
+    token_ids: tuple[int, ...]  # [T] as sampled, never encoded again from text
     positions: tuple[int, ...]  # [A] indices of the chosen tokens, increasing, in 1..T-1
     logprobs: tuple[float, ...]  # [A] nats under the policy that sampled
     versions: tuple[int, ...]  # [A] policy version that sampled the token
-    advantages: tuple[float, ...]  # [A]
+    advantages: tuple[float, ...]  # [A] advantage of each chosen token
     legal: tuple[tuple[int, ...], ...]  # [A] legal token ids at that position, () where unknown
     reference_logprobs: tuple[float, ...] | None = None
     """[A] nats of the chosen tokens under the reference, at the same temperature and among the same
     legal tokens, where they were computed elsewhere; None: the backend computes them."""
-    restricted: bool = False  # True: log-probabilities are over `legal` alone
-    temperature: float = 1.0  # the temperature of the log-probabilities
-    group: str = ""  # arena and task of the plays compared with each other
-    rollout: str = ""  # samples that are parts of one rollout carry the same name
+    restricted: bool = False  # True: log-probabilities are over `legal` only
+    temperature: float = 1.0  # temperature of the log-probabilities
+    group: str = ""  # arena and task of the plays that are compared with each other
+    rollout: str = ""  # name of the rollout, equal for all its samples
     role: str = ""
     policy: str = POLICY  # the trained adapter that sampled it
-    truncated: bool = False  # True: the token limit cut one of its completions short
+    truncated: bool = False  # True: the token limit cut off one of its completions
 
     def __post_init__(self) -> None:
-        """Refuse a sample that could not be trained on honestly.
+        """Check that the sample can be trained on.
 
         Raises:
             RecordError: unequal lengths, positions that do not increase within the sequence, a
@@ -107,7 +107,7 @@ class Sample(Struct, frozen=True, kw_only=True):
 
     @property
     def oldest_version(self) -> int:
-        """The version of the oldest chosen token; staleness is measured from it."""
+        """The smallest policy version of its chosen tokens, which determines the staleness."""
         return min(self.versions)
 
     @property
@@ -121,7 +121,7 @@ def _is_logprob(given: Any) -> bool:
 
 
 class TrainingBatch(Struct, frozen=True, kw_only=True):
-    """What the plays of some tasks gave: samples, not packed, and the account of every token.
+    """The samples of some plays, not packed, and the count of every token.
 
     ``arena.step`` returns one for all its tasks; in the loop each group of plays gives one.
 
@@ -135,13 +135,13 @@ class TrainingBatch(Struct, frozen=True, kw_only=True):
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
     """Number of values behind each metric that is a mean; the other metrics are counts."""
-    num_tasks: int = 1  # how many tasks were drawn for its plays
+    num_tasks: int = 1  # number of tasks drawn for its plays
 
     def __post_init__(self) -> None:
-        """Refuse a batch whose account does not balance.
+        """Check that the token counts balance.
 
         Raises:
-            RecordError: with both sides of the account.
+            RecordError: they do not; the message gives both sides of the equation.
         """
         kept = sum(len(sample.positions) for sample in self.samples)
         lost = sum(self.tokens_discarded.values())
@@ -155,16 +155,16 @@ class TrainingBatch(Struct, frozen=True, kw_only=True):
 def samples_of_rollout(
     rollout: Rollout, advantages: Sequence[float], *, group: str, name: str = ""
 ) -> tuple[list[Sample], int]:
-    """Merge turns into samples; a turn joins where its prompt extends the tokens so far.
+    """Merge turns into samples; a turn joins a sample if its prompt extends the tokens so far.
 
     Args:
-        rollout: the turns of one seat that is trained.
-        advantages: [number of turns] one advantage per turn, which each of its tokens gets.
-        group: task id of the plays compared with each other.
+        rollout: the turns of one trained seat.
+        advantages: [number of turns] one advantage per turn, for each of its tokens.
+        group: arena and task of the plays that are compared with each other.
         name: name of the rollout, the same for all its samples.
 
     Returns:
-        The samples, and the number of breaks (turns whose prompt did not extend what was said).
+        The samples, and the number of breaks (turns that start a new sample after the first).
     """
     runs: list[list[tuple[Completion, float]]] = []
     seen: tuple[int, ...] = ()
@@ -179,9 +179,10 @@ def samples_of_rollout(
 
 
 def _continues(last: Completion, said: Completion, seen: tuple[int, ...]) -> bool:
-    """Whether a prompt starts with all tokens seen so far, and the answer was sampled as the last.
+    """Whether a prompt starts with all earlier tokens, and the sampling settings are the same.
 
-    A sample has one temperature, and its tokens are restricted to the legal ones or none of them.
+    One sample has one temperature, and either all or none of its tokens are restricted to legal
+    ones.
     """
     same = (said.restricted, said.temperature) == (last.restricted, last.temperature)
     return same and said.prompt_ids[: len(seen)] == seen

@@ -1,4 +1,4 @@
-"""Counter-based random numbers: a seed and a counter give the same one everywhere, in any order."""
+"""Counter-based random numbers, which depend only on a seed and a counter, not on the order."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mix(*numbers: int) -> int:
-    """Hash integers into one of 63 bits (splitmix64 finaliser; Steele et al., OOPSLA 2014)."""
+    """Hash integers into one 63-bit integer (splitmix64 finaliser; Steele et al., OOPSLA 2014)."""
     state = 0
     for number in numbers:
         state = (state + number + GOLDEN) & MASK
@@ -21,7 +21,7 @@ def mix(*numbers: int) -> int:
 
 
 def uniforms(seeds: NDArray[np.uint64], counters: NDArray[np.uint64]) -> NDArray[np.float32]:
-    """[N] numbers in [0, 1), each a function of its (seed, counter) alone, 24 bits fine."""
+    """[N] uniform numbers in [0, 1) with 24 bits, each a function of its (seed, counter) only."""
     state = seeds + (counters + np.uint64(1)) * np.uint64(GOLDEN)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

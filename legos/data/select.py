@@ -1,4 +1,4 @@
-"""What of a played batch is trained on: foreign tokens, overlong answers, dead groups left out."""
+"""Select the samples of a batch to train on, and count the tokens of those left out."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ ZERO = 1e-9
 
 
 class Select(Protocol):
-    """From a batch to what of it is trained on, and the tokens left out by reason."""
+    """Returns a batch with the samples to train on, and the number of tokens left out by reason."""
 
     def __call__(self, batch: TrainingBatch) -> Selected:
         """Select from one batch."""
@@ -26,16 +26,16 @@ class Select(Protocol):
 
 
 def keep_all(batch: TrainingBatch) -> Selected:
-    """Train on everything."""
+    """Select all samples."""
     return batch, {}
 
 
 def selection(*, overlong: bool, zero_advantage: bool, num_vocabulary: int | None = None) -> Select:
-    """The selection that settings ask for.
+    """Make a selection from settings.
 
     Args:
-        overlong: leave out samples that the token limit cut short.
-        zero_advantage: leave out groups in which no token has an advantage.
+        overlong: leave out samples that the token limit cut off.
+        zero_advantage: leave out groups in which all advantages are zero.
         num_vocabulary: leave out samples with token ids that are not below it; None: not checked.
     """
     if not (overlong or zero_advantage) and num_vocabulary is None:
@@ -52,21 +52,21 @@ def without(
     zero_advantage: bool,
     num_vocabulary: int | None = None,
 ) -> Selected:
-    """The batch without some of its samples; advantages were given before, with all of them.
+    """The batch without some of its samples; the advantages were computed before, from all plays.
 
-    A group (arena, task and role) is left out as a whole, and only where no token of it has an
-    advantage, so that a play which happens to equal the mean of its group stays in the normaliser.
+    A group (arena, task and role) is left out only as a whole, if all its advantages are zero, so
+    that a play whose reward happens to equal the group's mean still counts in the normalisation.
 
     Args:
-        batch: as played.
-        overlong: leave out samples that the token limit cut short.
-        zero_advantage: leave out groups in which no token has an advantage.
-        num_vocabulary: leave out samples that hold, or could have been given, token ids that are
-            not below it: they are of another tokenizer. None: not checked.
+        batch: the batch with all samples.
+        overlong: leave out samples that the token limit cut off.
+        zero_advantage: leave out groups in which all advantages are zero.
+        num_vocabulary: leave out samples whose token ids or legal token ids are not below it, since
+            they come from another tokenizer. None: not checked.
 
     Returns:
-        What is left, whose account holds the tokens of its own samples alone, and the tokens left
-        out by reason.
+        The remaining batch, which counts only the tokens of its own samples, and the number of
+        tokens left out by reason.
 
     Sources: overlong filtering and dynamic sampling, DAPO, arXiv:2503.14476, sections 3.2 and 3.4.
     """
@@ -91,13 +91,13 @@ def without(
 
 
 def _foreign(batch: TrainingBatch, num_vocabulary: int) -> set[Tokens]:
-    """The distinct token ids, legal ones included, that are not all in the vocabulary."""
+    """The token sequences, legal sets included, that contain ids outside the vocabulary."""
     distinct = {tokens for s in batch.samples for tokens in (s.token_ids, *s.legal) if tokens}
     return {t for t in distinct if not 0 <= min(t) <= max(t) < num_vocabulary}
 
 
 def _alive(batch: TrainingBatch) -> set[Group]:
-    """The groups in which a token has an advantage."""
+    """The groups with at least one non-zero advantage."""
     return {_group(s) for s in batch.samples if any(abs(a) > ZERO for a in s.advantages)}
 
 

@@ -1,4 +1,4 @@
-"""What crosses the seam between the trainer and a backend: settings, passes, updates."""
+"""Records that the trainer and a backend exchange: settings, pass results and updates."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ __all__ = ["BackendConfig", "MeasuredStep", "PassResult", "Update"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendConfig:
-    """How a backend computes, whatever its device."""
+    """Settings of a backend on any device."""
 
-    policies: tuple[str, ...] = (POLICY,)  # adapters that are trained, each on its own
-    betas: tuple[float, float] = (0.9, 0.95)  # decay of AdamW's moments
-    weight_decay: float = 0.0  # of AdamW, on the LoRA arrays
+    policies: tuple[str, ...] = (POLICY,)  # adapters that are trained, each separately
+    betas: tuple[float, float] = (0.9, 0.95)  # decay rates of AdamW's moments
+    weight_decay: float = 0.0  # AdamW's weight decay of the LoRA arrays
     micro_batch_tokens: int = 4096
     """Padded tokens of one forward and backward pass, shared prefixes counted once."""
     gradient_checkpointing: bool = False
@@ -40,17 +40,17 @@ class BackendConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassResult:
-    """What the forward and backward pass over all samples of a step found; S samples."""
+    """The result of the forward and backward pass over all S samples of a step."""
 
     loss: float
-    sums: tuple[float, ...]  # of ``legos.losses.metrics.SUMS``, over all tokens
-    grad_norm: float  # of all gradients together, before any scaling
+    sums: tuple[float, ...]  # totals over all tokens of ``legos.losses.metrics.SUMS``
+    grad_norm: float  # global gradient norm, before any scaling
     logprobs: Sequence[NDArray[np.float32]]
     """[S][A] nats of each sample's chosen tokens before the step; empty where it was left out."""
     row_limit: int | None = None
     """Tokens; samples with more before their last chosen one did not fit into memory and were left
     out. None: all fitted."""
-    peak_bytes: int | None = None  # held by the device at the most; None: not measured
+    peak_bytes: int | None = None  # peak memory of the device, bytes; None: not measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +65,10 @@ class Update:
     """After every so many updates the reference becomes the policy; None: never."""
 
     def __post_init__(self) -> None:
-        """Refuse values out of range.
+        """Check the ranges of the values.
 
         Raises:
-            ConfigError: naming the field and the value.
+            ConfigError: the message names the field and the value.
         """
         if not 0 <= self.learning_rate < math.inf:
             raise ConfigError(f"learning_rate is {self.learning_rate}; expected a number >= 0")
@@ -84,9 +84,9 @@ class Update:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStep:
-    """A step's gradients and what they cost, for checks of a device."""
+    """The gradients of a step with its time and memory, to check a device."""
 
-    gradients: NDArray[np.float64]  # [N] of all LoRA arrays, one after the other
+    gradients: NDArray[np.float64]  # [N] gradients of all LoRA arrays, concatenated
     seconds: float
-    peak_bytes: int  # allocated at the most beyond what was there before
+    peak_bytes: int  # peak of the memory allocated in addition, bytes
     shared: bool  # whether rows shared prefixes
