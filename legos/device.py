@@ -1,8 +1,8 @@
-"""The seams of a device: what a folder such as ``legos/mlx`` gives to ``legos.wiring``.
+"""The protocols of a device, which a folder such as ``legos/mlx`` implements.
 
     Device.load → ModelHandle → make_engine, make_backend
 
-``legos.testing.logit_table`` is a whole device in NumPy.
+``legos.wiring`` uses them; ``legos.testing.logit_table`` is a complete device in NumPy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,17 +26,17 @@ __all__ = ["Device", "LocalEngine", "ModelHandle", "Processes"]
 
 
 class LocalEngine(Engine, Protocol):
-    """An engine in this process, as its owner sees it."""
+    """An engine in this process, with the methods for its owner."""
 
     def tokens_generated(self, adapter: str) -> "Future[int]":
-        """Tokens sampled so far under an adapter's name, counted between two steps.
+        """Number of tokens sampled so far under an adapter's name, counted between decode steps.
 
-        Every counted token has been delivered, or will be with the request that it belongs to.
+        Every counted token has been delivered, or will be delivered with its request.
         """
         ...
 
     def close(self) -> None:
-        """End; every waiting request is answered with ``EngineError``."""
+        """Close the engine; every waiting request gets an ``EngineError``."""
         ...
 
 
@@ -45,41 +45,41 @@ class Processes(Protocol):
 
     @property
     def rank(self) -> int:
-        """Number of this process."""
+        """Index of this process, from 0."""
         ...
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of processes."""
         ...
 
     def gather(self, samples: Sequence[Sample], version: int) -> "Future[list[Sample]]":
         """The samples of all processes, in the order of their ranks.
 
-        Every process calls it, with the version of its policy; the future raises ``TrainerError``
-        where the versions differ.
+        Every process must call it, with the version of its policy; the future raises
+        ``TrainerError`` if the versions differ.
         """
         ...
 
 
 class ModelHandle(Protocol):
-    """A loaded model, and the engines and backends that are made from it."""
+    """A loaded model, which makes engines and backends."""
 
-    folder: Path  # where it was loaded from
+    folder: Path  # folder that it was loaded from
     tokenizer: ChatTokenizer
-    num_parameters: int  # without LoRA
+    num_parameters: int  # number of parameters without LoRA
     dtype: str  # the narrowest type that it computes in: float32, bfloat16 or float16
-    context: int  # longest prompt plus completion, tokens
-    lora: LoraShape | None  # where LoRA stands; None before ``add_lora``
+    context: int  # maximum length of prompt plus completion, in tokens
+    lora: LoraShape | None  # rank and modules of its LoRA; None before ``add_lora``
 
     @property
     def tool_format(self) -> ToolFormat:
-        """How it writes tool calls."""
+        """Format in which the model writes tool calls."""
         ...
 
     @property
     def processes(self) -> Processes | None:
-        """The processes that share the training; None where this one is alone."""
+        """The processes that share the training; None if this is the only one."""
         ...
 
     def __call__(self, input_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -89,15 +89,15 @@ class ModelHandle(Protocol):
     def lora_shape(
         self, *, rank: int, alpha: float, num_layers: int, head: bool, use_dora: bool
     ) -> LoraShape:
-        """Where LoRA would stand on the linear modules of the last layers.
+        """The shape of LoRA on the linear modules of the last layers.
 
         Raises:
-            AdapterError: there is nothing to adapt, or DoRA is asked for where there are experts.
+            AdapterError: no module can be adapted, or DoRA is requested for a mixture of experts.
         """
         ...
 
     def add_lora(self, shape: LoraShape, *, seed: int = 0) -> None:
-        """Put LoRA on the model, which changes nothing before the first update.
+        """Add LoRA to the model; its output does not change before the first update.
 
         Raises:
             ModelError: the model has LoRA already.
@@ -106,19 +106,19 @@ class ModelHandle(Protocol):
         ...
 
     def set_adapter(self, adapter: Adapter) -> None:
-        """Make calls compute an adapter.
+        """Use an adapter in later calls.
 
         Raises:
-            AdapterError: it does not fit the LoRA that was put on.
+            AdapterError: it does not fit the LoRA that was added.
         """
         ...
 
     def without_lora(self) -> AbstractContextManager[None]:
-        """Within the block, calls compute the model without LoRA."""
+        """Within the block, calls use the model without LoRA."""
         ...
 
     def base_adapter(self) -> Adapter:
-        """LoRA as it was put on, version 0; it changes nothing.
+        """The initial LoRA arrays as version 0, which do not change the model's output.
 
         Raises:
             ModelError: the model has no LoRA.
@@ -126,60 +126,60 @@ class ModelHandle(Protocol):
         ...
 
     def write_fused(self, adapter: Adapter, folder: Path) -> float:
-        """Merge an adapter into the model, and write both as one model into an empty folder.
+        """Merge an adapter into the model, and write the merged model into an empty folder.
 
-        The handle computes the merged model afterwards; make a new one for anything else.
+        The handle uses the merged model afterwards; load the model again for other purposes.
 
         Returns:
-            The largest difference of a token's log-probability between the model on disk and the
-            base with the adapter applied, nats.
+            The largest difference of a token's log-probability between the written model and the
+            base model with the adapter, nats.
 
         Raises:
-            AdapterError: the adapter does not fit, or the written model computes something else.
+            AdapterError: the adapter does not fit, or the written model gives different results.
         """
         ...
 
     def make_engine(
         self, limits: EngineLimits | None = None, *, watched: bool = False
     ) -> LocalEngine:
-        """An engine of this model.
+        """Make an engine of this model.
 
         Args:
-            limits: what it may use; None: the defaults.
-            watched: whether it is replaced, its adapters with it, when it dies or hangs.
+            limits: limits of the engine; None: the defaults.
+            watched: whether an engine that dies or hangs is replaced, with its adapters.
         """
         ...
 
     def make_backend(self, config: BackendConfig | None = None) -> Backend:
-        """What trains the LoRA of this model; at most one of a handle.
+        """Make the backend that trains the LoRA of this model; at most one per handle.
 
         Raises:
             ModelError: the model has no LoRA.
-            TrainerError: weight decay with DoRA.
+            TrainerError: weight decay is combined with DoRA.
             AdapterError: the reference does not exist, or does not fit.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the model; its engines are closed before."""
+        """Release the model; its engines must be closed before."""
         ...
 
 
 class Device(Protocol):
-    """What computes: a folder such as ``legos/mlx`` gives one to ``legos.wiring``."""
+    """Loads models; a folder such as ``legos/mlx`` provides one to ``legos.wiring``."""
 
     def load(self, name: str, *, inline: bool = False) -> ModelHandle:
         """Load a model.
 
         Args:
-            name: a folder, or a hub name.
+            name: a folder, or a name on the model hub.
             inline: run the model, its engine and its backend on the calling thread.
 
         Raises:
-            ModelError: no such model, a file is missing, or the architecture does not fit.
+            ModelError: there is no such model, a file is missing, or the architecture does not fit.
         """
         ...
 
     def facts(self) -> Mapping[str, str | int | float | bool]:
-        """Versions, and the kind and memory of what computes."""
+        """Software versions, and the kind and memory of the hardware."""
         ...

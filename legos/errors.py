@@ -1,4 +1,4 @@
-"""Every error the kit raises on purpose, in one tree.
+"""All errors that the kit raises deliberately, in one tree.
 
     LegosError
     ├── ConfigError (ValueError)          a setting unknown, out of range or contradicting another
@@ -10,12 +10,12 @@
     ├── PlayTimeoutError (TimeoutError)   a play that took longer than its arena allows
     ├── PlayCancelledError (RuntimeError) a play in which something that it awaited was cancelled
     ├── CheckpointError (RuntimeError)    a run folder or checkpoint that cannot be written or read
-    ├── EngineError (RuntimeError)        what serves the policy died or was closed; the run ends
+    ├── EngineError (RuntimeError)        the policy's engine died or was closed; the run ends
     ├── EndpointError (ConnectionError)   an HTTP endpoint failed after its retries; one play fails
-    └── TrainerError (RuntimeError)       the training half failed; the run stops
+    └── TrainerError (RuntimeError)       the trainer failed; the run stops
 
-Each is also its builtin kin, so ``except ValueError`` works for callers who do not know the tree.
-A message names the thing, what came, what was expected, and the next step.
+Each also derives from a builtin error, so ``except ValueError`` works for callers who do not know
+the tree. A message names the object, the value, what was expected, and the next step.
 """
 
 import difflib
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class LegosError(Exception):
-    """The root: everything the kit raises on purpose."""
+    """Base class of all errors that the kit raises deliberately."""
 
 
 class ConfigError(LegosError, ValueError):
@@ -60,7 +60,7 @@ class RecordError(LegosError, ValueError):
 
 
 class RequestError(LegosError, ValueError):
-    """One generation request that cannot be served; the engine goes on."""
+    """One generation request that cannot be served; the engine continues."""
 
 
 class ArenaError(LegosError, RuntimeError):
@@ -68,11 +68,11 @@ class ArenaError(LegosError, RuntimeError):
 
 
 class PlayTimeoutError(LegosError, TimeoutError):
-    """A play that took longer than its arena allows; the step goes on without it."""
+    """A play that took longer than its arena allows; the step continues without it."""
 
 
 class PlayCancelledError(LegosError, RuntimeError):
-    """A play in which something that it awaited was cancelled; the step goes on without it."""
+    """A play in which something that it awaited was cancelled; the step continues without it."""
 
 
 class CheckpointError(LegosError, RuntimeError):
@@ -80,19 +80,19 @@ class CheckpointError(LegosError, RuntimeError):
 
 
 class EngineError(LegosError, RuntimeError):
-    """The generating thread died or was closed; every waiter gets this."""
+    """The engine died or was closed; every waiting request gets this error."""
 
 
 class EndpointError(LegosError, ConnectionError):
-    """An HTTP endpoint did not answer, or not readably, after its retries; one play fails."""
+    """An HTTP endpoint gave no valid answer after its retries; only one play fails."""
 
 
 class TrainerError(LegosError, RuntimeError):
-    """The training half failed; the run stops with its last checkpoint."""
+    """The trainer failed; the run stops with its last checkpoint."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the nearest known word, else the list of known words."""
+    """Return ``"; did you mean 'x'?"`` for the closest known word, or else the list of all."""
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=1)
     if near:

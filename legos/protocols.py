@@ -1,10 +1,10 @@
-"""Every seam of the kit on one page: what each part expects of its neighbours.
+"""All protocols of the kit on one page: what each part expects of the others.
 
     tasks → Player → group of Episodes → credit → Samples → Buffer → Backend → Adapter v+1
                ↑ Matchmaker.seats
                ↑ Seat.ask → Client → Engine ←────────── Publisher ←─────────────┘
 
-The fakes for tests are in ``legos.testing``; the seams of a device stand in ``legos/device.py``.
+The fakes for tests are in ``legos.testing``; the protocols of a device are in ``legos/device.py``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,7 @@ Deliver = Callable[[Sequence[tuple[int, Result]]], None]
 
 
 class Client(Protocol):
-    """Anything a seat can ask; implementations live in ``legos/clients``."""
+    """Answers the prompts of a seat; implementations are in ``legos/clients``."""
 
     async def complete(
         self,
@@ -52,28 +52,28 @@ class Client(Protocol):
         *,
         adapter: str = POLICY,
     ) -> Completion:
-        """Sample one completion of chat messages, token ids or a conversation that goes on.
+        """Sample one completion of chat messages, token ids or a continued conversation.
 
-        A prompt is a ``Continuation`` only where this client returned token ids before.
+        A prompt is a ``Continuation`` only if this client returned token ids before.
 
         Raises:
             RequestError: the request cannot be served.
-            EndpointError: an HTTP endpoint failed after its retries; the play fails alone.
-            EngineError: what serves the policy has died; the run ends.
+            EndpointError: an HTTP endpoint failed after its retries; only this play fails.
+            EngineError: the engine or server of the policy has died; the run ends.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """Who answers for a role; pinned for the whole episode and recorded in its rollout."""
+    """The player of a role; fixed for the whole episode and recorded in its rollout."""
 
     role: str
     client: Client
     name: str = POLICY  # the policy being trained, an older adapter, a bot, an outside endpoint
-    adapter: str = POLICY  # which of the client's adapters speaks; NAME@VERSION pins a version
-    trainable: bool = True  # False: its turns are recorded and never trained on
-    sampling: Sampling = field(default_factory=Sampling)  # what an ask does not say otherwise
+    adapter: str = POLICY  # the client's adapter that answers; NAME@VERSION selects a version
+    trainable: bool = True  # False: its turns are recorded but never trained on
+    sampling: Sampling = field(default_factory=Sampling)  # defaults of the seat's requests
 
     @property
     def policy(self) -> str | None:
@@ -82,7 +82,7 @@ class Seat:
 
 
 class Seating(Protocol):
-    """What a matchmaker reads of an arena."""
+    """The part of an arena that a matchmaker uses."""
 
     @property
     def name(self) -> str:
@@ -91,37 +91,37 @@ class Seating(Protocol):
 
     @property
     def roles(self) -> Sequence[str]:
-        """The parts in a play."""
+        """The roles in a play."""
         ...
 
     def seats(self, task: Task) -> Mapping[str, Seat]:
-        """Who sits where if nobody else decides."""
+        """The default seat of each role."""
         ...
 
 
 class Matchmaker(Protocol):
-    """Who sits where in a play."""
+    """Decides who sits in which seat of a play."""
 
     def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
         """Role -> seat for one play.
 
         Args:
-            arena: what is played; ``arena.seats(task)`` is its own choice.
-            task: which task.
-            seed: of this play alone; a run that is resumed plays with the same seeds, and draws
-                the same seats where they follow from the seed and the state.
+            arena: the arena to play; ``arena.seats(task)`` gives its default seats.
+            task: the task to play.
+            seed: seed of this play only; a resumed run uses the same seeds, and so gets the same
+                seats if they depend only on the seed and the state.
         """
         ...
 
     def record(self, episode: Episode) -> None:
-        """Take note of a play that ended or failed, when its group has ended.
+        """Record a play that ended or failed; called when its group has ended.
 
-        Plays of an evaluation and plays that another play spawned are not recorded.
+        Plays of an evaluation and spawned plays are not recorded.
         """
         ...
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs (ratings, a pool of rivals), as JSON values."""
+        """The state that a resumed run needs (ratings, a pool of opponents), as JSON values."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -130,7 +130,7 @@ class Matchmaker(Protocol):
 
 
 class Scorer(Protocol):
-    """A client that tells probabilities without sampling; what exact evaluations read."""
+    """A client that reports probabilities without sampling, for exact evaluations."""
 
     async def score(
         self,
@@ -138,35 +138,35 @@ class Scorer(Protocol):
         *,
         adapter: str = POLICY,
     ) -> Sequence[Sequence[float]]:
-        """Log-probability (nats, temperature 1) of each choice as the whole answer to a prompt."""
+        """Log-probability (nats, temperature 1) of each choice as the complete answer."""
         ...
 
 
 class Engine(Protocol):
-    """The thing that generates; safe to call from any thread."""
+    """The part that generates tokens; its methods can be called from any thread."""
 
     def submit(self, requests: Sequence[tuple[int, Request]], deliver: Deliver) -> None:
-        """Queue requests under the caller's own numbers.
+        """Queue requests under numbers that the caller chooses.
 
-        ``deliver`` is called from the engine's thread, once or more, with the finished ones; every
-        number is delivered exactly once, with what was sampled or with the error that stopped it.
-        Before that, a request that asked for it gets its tokens as they come (``Progress``).
+        ``deliver`` is called from the engine's thread, once or more, with finished requests. Every
+        number is delivered exactly once, with its result or the error that stopped it. Before that,
+        a request with ``stream`` gets its tokens as they are sampled (``Progress``).
         """
         ...
 
     def cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
-        """End requests early; each is delivered as far as it came, finish reason "cancelled"."""
+        """End requests early; each delivers its tokens so far, with finish reason "cancelled"."""
         ...
 
     def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
-        """Make an adapter live under its name; the future holds what is live then.
+        """Load an adapter under its name; the future returns the adapter that is live then.
 
-        It raises ``AdapterError`` where the adapter does not fit; what was live before stays.
+        The future raises ``AdapterError`` if the adapter does not fit; the previous one then stays.
         """
         ...
 
     def drop_adapter(self, name: str) -> "Future[None]":
-        """Forget a named adapter; the future raises ``AdapterError`` for unknown names."""
+        """Drop a named adapter; the future raises ``AdapterError`` for unknown names."""
         ...
 
     def versions(self) -> Mapping[str, int]:
@@ -178,10 +178,10 @@ class Engine(Protocol):
         ...
 
     def stats(self) -> Mapping[str, float]:
-        """What it has done and holds now: counts end in ``_total``, sizes in ``_bytes``.
+        """The engine's counters and current sizes; names end in ``_total`` and ``_bytes``.
 
         Raises:
-            EngineError: it is closed, or its thread has died or is stuck; the message says why.
+            EngineError: it is closed, or its thread has died or hangs; the message says why.
         """
         ...
 
@@ -192,16 +192,16 @@ class Engine(Protocol):
         end_ids: Sequence[int],
         adapter: str = POLICY,
     ) -> "Future[list[list[float]]]":
-        """Log-probability of each continuation as the whole answer to its prompt."""
+        """Log-probability of each continuation as the complete answer to its prompt, nats."""
         ...
 
 
 class Backend(Protocol):
-    """The thing that computes gradients; it owns the trained policies and their optimisers."""
+    """The part that computes gradients; it owns the trained policies and their optimisers."""
 
     @property
     def version(self) -> int:
-        """Optimiser steps applied so far to the policy of the default name."""
+        """Number of optimiser steps applied so far to the policy with the default name."""
         ...
 
     def forward_backward(
@@ -212,7 +212,7 @@ class Backend(Protocol):
         *,
         policy: str = POLICY,
     ) -> "Future[PassResult]":
-        """Compute loss and gradients of a step's samples; the policy stays as it is.
+        """Compute loss and gradients of a step's samples, without changing the policy.
 
         The backend packs the samples. Gradients are kept until ``optim_step``, or until the next
         call replaces them.
@@ -220,13 +220,13 @@ class Backend(Protocol):
         Args:
             samples: [S] all samples of one optimiser step, at least one.
             weights: [S] the weight of each sample's tokens in the loss of the step.
-            objective: what to minimise.
-            policy: which one; each has LoRA arrays, an optimiser and a version of its own.
+            objective: the loss to minimise.
+            policy: name of the policy; each has its own LoRA arrays, optimiser and version.
         """
         ...
 
     def optim_step(self, update: Update, *, policy: str = POLICY) -> "Future[int]":
-        """Apply the gradients of the policy's last ``forward_backward``; its version after it."""
+        """Apply the gradients of the last ``forward_backward``; returns the new version."""
         ...
 
     def logprobs(
@@ -235,14 +235,14 @@ class Backend(Protocol):
         """[S][A] nats of each sample's chosen tokens, at its temperature, computed in float32.
 
         Args:
-            samples: any number; they need not fit into one step.
-            policy: under which one.
-            reference: under the policy that its divergence is measured from instead.
+            samples: any number of samples; they need not fit into one step.
+            policy: name of the policy that computes the log-probabilities.
+            reference: use the reference of this policy's KL divergence instead.
         """
         ...
 
     def adapter(self, policy: str = POLICY) -> Adapter:
-        """A policy's adapter as trained so far; its arrays never change afterwards."""
+        """The current adapter of a policy; its arrays never change afterwards."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -250,24 +250,24 @@ class Backend(Protocol):
         ...
 
     def restore(self, folder: Path) -> None:
-        """Read what ``save`` wrote; raises ``CheckpointError`` where it does not fit."""
+        """Read what ``save`` wrote; raises ``CheckpointError`` if it does not fit."""
         ...
 
 
 class Publisher(Protocol):
-    """How a new adapter reaches every engine."""
+    """Loads a new adapter into the engines."""
 
     async def publish(self, adapter: Adapter) -> AdapterInfo:
-        """Return once the adapter is live everywhere, with the version and digest that are live."""
+        """Return once all engines have loaded the adapter, with the version and digest loaded."""
         ...
 
 
 class CreditAssigner(Protocol):
-    """Rewards to advantages; one file each in ``legos/credit``.
+    """Turns rewards into advantages; each rule is one file in ``legos/credit``.
 
-    A rule gets the episodes of one group, which are of one task. One that compares plays of
-    different tasks, or keeps baselines that move once a step, has ``needs_step = True`` and gets
-    the episodes of a whole step's worth of tasks (``Arena.tasks_per_step``).
+    A rule gets the episodes of one group, which belong to one task. A rule that compares plays of
+    different tasks, or keeps baselines that change once per step, has ``needs_step = True`` and
+    gets the episodes of all tasks of one step (``Arena.tasks_per_step``).
     """
 
     def assign(self, episodes: Sequence[Episode]) -> Sequence[Mapping[str, Sequence[float]]]:
@@ -275,7 +275,7 @@ class CreditAssigner(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs (baselines), as JSON values."""
+        """The state that a resumed run needs (baselines), as JSON values."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -284,12 +284,12 @@ class CreditAssigner(Protocol):
 
 
 class Tracker(Protocol):
-    """Where numbers go."""
+    """Receives metrics."""
 
     def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
-        """Record one optimiser step's numbers."""
+        """Record the metrics of one optimiser step."""
         ...
 
     def close(self) -> None:
-        """Flush and end."""
+        """Write all pending data and close."""
         ...
