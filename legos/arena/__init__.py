@@ -1,1 +1,1 @@
-"""Tasks, tables and seats: how a play is written and played."""
+"""Arenas, tables and seats: write a play, and play it."""

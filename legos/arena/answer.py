@@ -1,4 +1,4 @@
-"""What a seat's answer says: the move or the value in it, or why it is not legal."""
+"""Parse a seat's answer into a move or a value, or the reason why it is not legal."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,14 +22,14 @@ UNREADABLE = (
 
 
 class Reply(Struct, frozen=True, kw_only=True):
-    """What a seat said."""
+    """The reply of a seat."""
 
-    text: str  # all of it
-    thinking: str  # what stood inside the thinking tags
-    answer: str  # the rest
-    move: str | None  # the legal move, where choices were given; what `parse` returned, as text
+    text: str  # the whole text
+    thinking: str  # the text inside the thinking tags
+    answer: str  # the text without the thinking
+    move: str | None  # the legal move if choices were given, or what `parse` returned, as text
     parsed: Any  # what `parse` returned
-    truncated: bool  # True: the token limit cut it short
+    truncated: bool  # True: the token limit cut the reply off
     completion: Completion
 
 
@@ -41,10 +41,10 @@ def read_answer(
     Args:
         answer: the reply without its thinking.
         choices: the legal answers, or None.
-        parse: turns the answer into a value, where there are no choices.
+        parse: turns the answer into a value, if there are no choices.
 
     Returns:
-        (move, parsed value, why the answer is not legal: None when it is).
+        (move, parsed value, reason why the answer is not legal, or None).
     """
     if choices is not None:
         move = parse_move(answer, choices)

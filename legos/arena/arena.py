@@ -1,4 +1,4 @@
-"""The base class of what people write, and the arena that plays a ``Game``."""
+"""The base class of arenas, and the arena that plays a ``Game``."""
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,13 +20,13 @@ from legos.protocols import Client, CreditAssigner, Matchmaker, Seat
 
 __all__ = ["Arena", "GameArena"]
 
-SEATING = 0  # the stream of a play's random numbers that its seats are drawn from
+SEATING = 0  # random stream of a play from which its seats are drawn
 
 
 class Arena(Playable):
-    """A game, a debate, a proposer and a solver, a set of questions.
+    """Base class of arenas: a game, a debate, a proposer and a solver, a set of questions.
 
-    Subclasses give ``tasks`` and ``play``; the class attributes of ``Playable`` say how it is run.
+    Subclasses define ``tasks`` and ``play``; the class attributes of ``Playable`` are settings.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class Arena(Playable):
         """Make an arena.
 
         Args:
-            client: who answers for every seat that ``seats`` does not fill otherwise.
+            client: client of every seat, unless ``seats`` chooses another.
             credit_assigner: turns rewards into advantages.
-            matchmaker: decides who sits where; None: ``seats`` does.
-            temperature: of the policy's own draws.
-            seed: of tasks and plays.
+            matchmaker: decides who sits in which seat; None: ``seats`` decides.
+            temperature: sampling temperature of the policy.
+            seed: seed of tasks and plays.
         """
         self.client = client
         self.credit_assigner = credit_assigner
@@ -60,7 +60,7 @@ class Arena(Playable):
         return type(self).__name__.lower()
 
     def tasks(self, rng: random.Random) -> Iterable[Task]:
-        """What to play, in order; a finite one is started again when it ends.
+        """The tasks to play, in order; a finite sequence starts again when it ends.
 
         Args:
             rng: the only source of randomness, so that a resumed run draws the same tasks.
@@ -74,12 +74,12 @@ class Arena(Playable):
         raise ArenaError(f"arena {self.name!r} has no play; write async def play(self, t)")
 
     def seats(self, task: Task) -> Mapping[str, Seat]:
-        """Who sits where; by default the first policy sits everywhere.
+        """The default seat of each role; the first policy sits in every seat.
 
-        A matchmaker decides: it may take these seats or others.
+        A matchmaker may use these seats or choose others.
 
         Raises:
-            ArenaError: there is no client to ask.
+            ArenaError: the arena has no client.
         """
         if self.client is None:
             raise ArenaError(
@@ -93,15 +93,15 @@ class Arena(Playable):
         }
 
     def seated(self, task: Task, seed: int) -> Mapping[str, Seat]:
-        """Who sits where in one play, as the matchmaker decides.
+        """The seats of one play, chosen by the matchmaker.
 
         Args:
-            task: what is played.
-            seed: of the play; the matchmaker's own draws follow from it.
+            task: the task to play.
+            seed: seed of the play; the matchmaker's random draws derive from it.
 
         Raises:
-            ArenaError: what the matchmaker returned are no seats, or one of them is to be trained
-                whose adapter is not.
+            ArenaError: the matchmaker returned no valid seats, or a trainable seat whose adapter is
+                not trained.
         """
         by_arena = isinstance(self.matchmaker, ArenaSeats)
         source = "seats()" if by_arena else f"seats() of {type(self.matchmaker).__name__}"
@@ -116,8 +116,8 @@ class Arena(Playable):
         """The arena of child plays.
 
         Args:
-            thing: an arena, which is taken as it is, a game, or the class of one.
-            seat: who is asked in an arena that is made here.
+            thing: an arena, which is returned unchanged, a game, or a class of either.
+            seat: its client is used for an arena that is made here.
 
         Raises:
             ArenaError: the thing is neither an arena nor a game.
@@ -140,17 +140,17 @@ class Arena(Playable):
         """Play the next tasks and return their samples.
 
         Args:
-            concurrency: plays that go on at once.
+            concurrency: maximum number of simultaneous plays.
 
         Raises:
-            ArenaError: no credit assigner, no tasks, an attribute that makes no sense, a play that
+            ArenaError: there is no credit assigner or no task, an attribute is invalid, a play
                 breaks the rules for plays, or every play failed.
         """
         check_arena(self)
         return await play_step(self, self.cursor, self.credit_assigner, concurrency)
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs: how far tasks are played, what credit and matchmaker keep."""
+        """The state that a resumed run needs: the task position, credit and matchmaker state."""
         credit = self.credit_assigner.state() if self.credit_assigner else {}
         return {
             "cursor": self.cursor.state(),
@@ -167,14 +167,14 @@ class Arena(Playable):
 
 
 class GameArena(Arena):
-    """Plays a game from its start states; views are complete, so no seat needs a memory.
+    """Plays a game from its start states; views are complete, so seats need no conversation.
 
-    Where the game lists its start states, plays from one start share a task id, so they are
-    compared with each other without being asked for in groups.
+    If the game lists its start states, plays from the same start share a task id, so they are
+    compared with each other although the group size is 1.
     """
 
     remember = False
-    max_tokens = None  # a move and nothing else; a model that thinks first needs a number
+    max_tokens = None  # only a move; set a number for a model that thinks first
     tasks_per_step = 256
     group_size = 1
 
@@ -193,15 +193,15 @@ class GameArena(Arena):
 
         Args:
             game: the game, or its class (made with ``options``).
-            client: who answers for every seat.
+            client: client of every seat.
             credit_assigner: turns rewards into advantages.
-            matchmaker: decides who sits where; None: the policy sits everywhere.
-            temperature: of the policy's own draws.
-            seed: of deals and plays.
-            options: for the game's constructor.
+            matchmaker: decides who sits in which seat; None: the policy sits in every seat.
+            temperature: sampling temperature of the policy.
+            seed: seed of start states and plays.
+            options: arguments of the game's constructor.
 
         Raises:
-            ArenaError: the game's roles are no list of names.
+            ArenaError: the game's roles are not a list of names.
         """
         super().__init__(
             client,
@@ -222,7 +222,7 @@ class GameArena(Arena):
         return self.game.name
 
     def tasks(self, rng: random.Random) -> Iterator[Task]:
-        """Random start states without end."""
+        """An infinite sequence of random start states."""
         listed = self.game.starts() is not None
         while True:
             seed = rng.getrandbits(63)

@@ -1,4 +1,4 @@
-"""Checks of what a person's arena hands over; a message says what to write instead."""
+"""Check the values that a user's arena returns; each error says what to write instead."""
 
 import inspect
 import math
@@ -27,11 +27,11 @@ __all__ = [
 ]
 
 ILLEGAL = ("forfeit", "retry", "random")
-SHOWN = 80  # characters of a value in a message
+SHOWN = 80  # maximum number of characters of a value in a message
 
 
 def shown(value: object) -> str:
-    """A value and its type for a message: ``3, an int``; None speaks for itself."""
+    """A value and its type for a message, such as ``3, an int``; None without its type."""
     text = repr(value)
     if len(text) > SHOWN:
         text = f"{text[:SHOWN]}..."
@@ -41,10 +41,10 @@ def shown(value: object) -> str:
 
 
 def check_arena(arena: Playable) -> None:
-    """Refuse an arena whose attributes or methods cannot be used.
+    """Check the attributes and methods of an arena.
 
     Raises:
-        ArenaError: naming the attribute or the method, and what to write.
+        ArenaError: one is invalid; the message names it and says what to write.
     """
     kind, given = type(arena), vars(arena)
     if "cursor" not in given:
@@ -84,14 +84,14 @@ def check_arena(arena: Playable) -> None:
 
 
 def check_names(given: object, what: str) -> None:
-    """Refuse roles or policies that are not a list of different names.
+    """Check that roles or policies are a list of different names.
 
     Args:
-        given: the attribute of the class.
-        what: what it is, for the message.
+        given: the value of the attribute.
+        what: description of the attribute, for the message.
 
     Raises:
-        ArenaError: with what to write.
+        ArenaError: they are not; the message says what to write.
     """
     if isinstance(given, str):
         raise ArenaError(f'{what} is the text {given!r}; write ("{given}",)')
@@ -105,7 +105,7 @@ def checked_tasks(arena: Playable, rng: random.Random) -> Iterator[Task]:
     """The arena's tasks, in order.
 
     Raises:
-        ArenaError: ``tasks`` failed, or gives something else.
+        ArenaError: ``tasks`` failed, or yields anything but tasks.
     """
     source = f"tasks() of arena {arena.name!r}"
     try:
@@ -120,7 +120,7 @@ def checked_tasks(arena: Playable, rng: random.Random) -> Iterator[Task]:
 
 
 def _iterable(given: Any, source: str) -> Iterable[Any]:
-    """What ``tasks`` returned, where it can be iterated over."""
+    """Check that what ``tasks`` returned can be iterated over."""
     if inspect.iscoroutine(given):
         given.close()
     if inspect.isasyncgen(given) or inspect.iscoroutine(given):
@@ -143,16 +143,16 @@ def _check_task(task: object, source: str) -> None:
 
 
 def checked_seats(seats: Any, policies: Sequence[str], source: str) -> Mapping[str, Seat]:
-    """Who sits where.
+    """Check the seats of a play.
 
     Args:
-        seats: what was returned.
+        seats: the returned value.
         policies: the adapters that are trained.
-        source: what returned it, for the message.
+        source: the function that returned it, for the message.
 
     Raises:
-        ArenaError: it is no mapping from roles to seats, or a seat is to be trained whose adapter
-            is not.
+        ArenaError: it is not a mapping from roles to seats, or a trainable seat has an adapter that
+            is not trained.
     """
     expected = "expected role -> Seat, as dict(super().seats(task)) is"
     if seats is None:
@@ -172,10 +172,10 @@ def checked_seats(seats: Any, policies: Sequence[str], source: str) -> Mapping[s
 
 
 def check_text(text: object, what: str) -> None:
-    """Refuse a prompt that is no text.
+    """Check that a prompt is text.
 
     Raises:
-        ArenaError: naming what it is.
+        ArenaError: it is not; the message shows the value.
     """
     if isinstance(text, str):
         return
@@ -185,11 +185,11 @@ def check_text(text: object, what: str) -> None:
 
 
 def checked_choices(choices: Any, role: str) -> tuple[str, ...]:
-    """The legal answers to a question.
+    """Check the legal answers to a question.
 
     Args:
-        choices: what ``ask`` was given, or what a game's ``legal`` returned.
-        role: who is asked.
+        choices: the argument of ``ask``, or what a game's ``legal`` returned.
+        role: the role that is asked.
 
     Raises:
         ArenaError: the list is empty, or no answer can equal one of the choices.
@@ -211,7 +211,7 @@ def checked_choices(choices: Any, role: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def _complaint(texts: tuple[Any, ...]) -> str | None:
-    """What is wrong with choices; None where each answer can equal one of them."""
+    """The first problem of the choices, or None."""
     if not texts:
         return "are an empty list; offer one, or end the play"
     for text in texts:
@@ -228,15 +228,15 @@ def _complaint(texts: tuple[Any, ...]) -> str | None:
 
 
 def checked_rewards(returned: Any, roles: Sequence[str], source: str) -> dict[str, float]:
-    """A play's rewards as plain numbers.
+    """A play's rewards as Python floats.
 
     Args:
         returned: what ``play`` or ``payoff`` returned.
-        roles: who must have one.
-        source: what returned it, for the message.
+        roles: the roles that must have a reward.
+        source: the function that returned it, for the message.
 
     Raises:
-        ArenaError: it is no mapping from each role to a finite number.
+        ArenaError: it is not a mapping from each role to a finite number.
     """
     given = cast("Mapping[str, Any]", returned if isinstance(returned, Mapping) else {})
     if len(given) != len(roles):
@@ -254,7 +254,7 @@ def checked_rewards(returned: Any, roles: Sequence[str], source: str) -> dict[st
 
 
 def _unlike(returned: Any, roles: Sequence[str]) -> str:
-    """How what came differs from one reward for each role."""
+    """Describe how a value differs from one reward for each role."""
     form = dict.fromkeys(roles, 0.0)
     expected = f"expected a reward for each role: return {form}"
     if returned is None:
@@ -271,7 +271,7 @@ def _unlike(returned: Any, roles: Sequence[str]) -> str:
 
 
 def number(value: Any) -> float:
-    """A Python float, also of a NumPy number or array; NaN for any other value."""
+    """Convert a number, also a NumPy number or array, to a float; NaN for other values."""
     if type(value) is float:
         return value
     try:

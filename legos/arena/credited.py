@@ -1,4 +1,4 @@
-"""From episodes to samples: credit, one advantage per turn, and an account of every token."""
+"""Turn episodes into samples: assign credit per turn, and count every token."""
 
 import logging
 import traceback
@@ -21,15 +21,15 @@ logger = logging.getLogger(__name__)
 def batch_of(
     episodes: Sequence[Episode], credit: CreditAssigner, *, num_tasks: int = 1
 ) -> TrainingBatch:
-    """Credit and samples of episodes, children included, every token accounted for.
+    """Make the samples of episodes, children included, and count every token.
 
     Args:
-        episodes: that are compared with each other, task by task.
+        episodes: episodes that are compared with each other, task by task.
         credit: turns their rewards into advantages.
-        num_tasks: how many tasks were drawn for them.
+        num_tasks: number of tasks drawn for them.
 
     Raises:
-        ArenaError: the credit rule failed, or gave no advantage for each trained turn, or would
+        ArenaError: the credit rule failed, returned no advantage for a trained turn, or would
             compare plays of different tasks.
     """
     flat = list(with_children(episodes))
@@ -54,7 +54,7 @@ def batch_of(
                     made, broken = samples_of_rollout(rollout, given, group=group, name=name)
                     samples += made
                     breaks += broken
-            except RecordError as error:  # what an endpoint or an arena reports is data
+            except RecordError as error:  # invalid data of an endpoint or arena is counted
                 reason, why = "invalid", f"invalid, {error}"
             if reason is not None:
                 discarded[reason] += rollout.num_tokens
@@ -81,18 +81,18 @@ def batch_of(
 def _assigned(
     credit: CreditAssigner, played: Sequence[Episode]
 ) -> Sequence[Mapping[str, Sequence[float]]]:
-    """What a credit rule gives, one mapping per play.
+    """The result of a credit rule, one mapping per play.
 
     Raises:
-        ArenaError: it failed, or gave another number of mappings.
-        LegosError: it refuses the rewards.
+        ArenaError: the rule failed, or returned another number of mappings.
+        LegosError: the rule rejects the rewards.
     """
     rule = type(credit).__name__
     try:
         assigned = list(credit.assign(played))
     except LegosError:
         raise
-    except Exception as error:  # a rule of one's own may raise anything
+    except Exception as error:  # a user's rule may raise anything
         story = "".join(traceback.format_exception(error, limit=-4))
         raise ArenaError(f"credit rule {rule} failed:\n{story}") from error
     if len(assigned) != len(played):
@@ -106,10 +106,10 @@ def _assigned(
 def _per_turn(
     advantages: Mapping[str, Sequence[float]], rollout: Rollout, credit: CreditAssigner
 ) -> list[float]:
-    """A rollout's advantages as plain numbers.
+    """A rollout's advantages as Python floats.
 
     Raises:
-        ArenaError: they are not one number for each of its turns.
+        ArenaError: there is not exactly one number for each of its turns.
     """
     try:
         values = [float(advantage) for advantage in advantages[rollout.role]]
@@ -125,7 +125,7 @@ def _per_turn(
 
 
 def _untrainable(rollout: Rollout) -> str | None:
-    """Why a rollout's completions cannot be trained on, or None."""
+    """The reason why a rollout's completions cannot be trained on, or None."""
     if any(adapter_name(turn.completion.adapter) != rollout.policy for turn in rollout.turns):
         return "wrong_adapter"
     if any(turn.completion.filtered for turn in rollout.turns):

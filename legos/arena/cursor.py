@@ -1,8 +1,8 @@
-"""The position in an arena's tasks: what is played next, with which seeds, and what is unfinished.
+"""The position in an arena's tasks: the next plays, their seeds, and the unfinished groups.
 
 Tasks are drawn in rounds of ``tasks_per_step``, the plays of one ``arena.step``. A round is split
-into groups, which are played and finished one by one. What is drawn and not finished is played
-again after a resume, with the same seeds.
+into groups, which are played and finished one by one. After a resume, tasks that were drawn but not
+finished are played again with the same seeds.
 """
 
 import random
@@ -28,29 +28,29 @@ Split = Literal["round", "id"]
 class _Round:
     """Tasks that were drawn together."""
 
-    first_task: int  # tasks drawn before it
-    first_play: int  # plays planned before it
+    first_task: int  # number of tasks drawn before this round
+    first_play: int  # number of plays planned before this round
     tasks: list[Task]
-    waiting: list[int]  # numbers of its tasks that are not being played yet, in order
-    unfinished: set[int]  # numbers of its tasks whose group has not been finished
+    waiting: list[int]  # indices of the tasks that are not being played yet, in order
+    unfinished: set[int]  # indices of the tasks whose group has not been finished
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedGroup:
-    """Plays whose episodes are handed over together."""
+    """Plays that form one group."""
 
-    plays: tuple[tuple[Task, int], ...]  # each with the seed of its play
+    plays: tuple[tuple[Task, int], ...]  # tasks, each with the seed of its play
     round: _Round
-    numbers: tuple[int, ...]  # of its tasks in the round
+    numbers: tuple[int, ...]  # indices of its tasks in the round
 
     @property
     def num_tasks(self) -> int:
-        """How many drawn tasks it plays; those with one id count each."""
+        """Number of drawn tasks in the group; tasks with the same id count separately."""
         return len(self.numbers)
 
 
 class TaskCursor:
-    """Plans groups of an arena, one after the other."""
+    """Plans the groups of an arena, one after another."""
 
     def __init__(self, arena: Playable) -> None:
         self._arena = arena
@@ -60,10 +60,10 @@ class TaskCursor:
         self._rounds: list[_Round] = []  # those with unfinished tasks, oldest first
 
     def next_group(self, split: Split) -> PlannedGroup:
-        """The next plays; follow with ``finish``, or with ``give_back`` to have them played again.
+        """The next group; call ``finish`` afterwards, or ``give_back`` to have it played again.
 
         Raises:
-            ArenaError: ``tasks`` failed, yields none, or gives one id to different tasks.
+            ArenaError: ``tasks`` failed, yields no tasks, or gives different tasks the same id.
         """
         current = next((each for each in self._rounds if each.waiting), None) or self._new_round()
         first = current.tasks[current.waiting[0]]
@@ -83,17 +83,17 @@ class TaskCursor:
         return PlannedGroup(plays, current, tuple(numbers))
 
     def finish(self, group: PlannedGroup) -> None:
-        """Its episodes have been handed over; it is not played again."""
+        """Mark a group as finished, so that it is not played again."""
         group.round.unfinished.difference_update(group.numbers)
         if not group.round.unfinished:
             self._rounds.remove(group.round)
 
     def give_back(self, group: PlannedGroup) -> None:
-        """It was cut off, and is the next to be played."""
+        """Return an interrupted group, so that it is played next."""
         group.round.waiting = sorted({*group.round.waiting, *group.numbers})
 
     def state(self) -> dict[str, Any]:
-        """The position and what is unfinished, as JSON values."""
+        """The position and the unfinished tasks, as JSON values."""
         return {
             "tasks_drawn": self._tasks_drawn,
             "plays_planned": self._plays_planned,
@@ -132,17 +132,17 @@ class TaskCursor:
 
 
 def plays_from(arena: Playable, seed: int, number: int) -> list[tuple[Task, int]]:
-    """The first plays of an arena under a seed of their own, one of each task.
+    """The first plays of an arena under a separate seed, one of each task.
 
-    A finite list of tasks starts again. No cursor moves, so an evaluation plays the same each time.
+    A finite list of tasks starts again. No cursor moves, so every evaluation has the same plays.
 
     Args:
-        arena: what is played.
-        seed: of the tasks and of the plays.
-        number: of plays.
+        arena: the arena to play.
+        seed: seed of the tasks and of the plays.
+        number: number of plays.
 
     Raises:
-        ArenaError: ``tasks`` failed, or yields none.
+        ArenaError: ``tasks`` failed, or yields no tasks.
     """
     tasks = islice(_stream(arena, skip=0, seed=seed), number)
     return [(task, mix(seed, index)) for index, task in enumerate(tasks)]

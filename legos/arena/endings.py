@@ -1,4 +1,4 @@
-"""What a play raises to end early: a draw, a play that means nothing, a forfeit."""
+"""Exceptions that a play raises to end early: a draw, a void play, a forfeit."""
 
 __all__ = ["Draw", "Forfeit", "Void"]
 
@@ -8,7 +8,7 @@ class Draw(Exception):  # noqa: N818 - an ending of a play, not an error
 
 
 class Void(Exception):  # noqa: N818 - an ending of a play, not an error
-    """Raise it to end a play that means nothing: counted, never trained on."""
+    """Raise it to end a play without a valid result; it is counted but never trained on."""
 
 
 class Forfeit(Exception):  # noqa: N818 - an ending of a play, not an error

@@ -1,4 +1,4 @@
-"""A game as a pure state machine: what a person writes to get exact numbers for nothing."""
+"""A game as a pure state machine, which can be evaluated exactly."""
 
 import random
 from abc import ABC, abstractmethod
@@ -16,12 +16,12 @@ _MOVES = "Moves: "
 
 
 def position(view: str, moves: Sequence[str]) -> str:
-    """A view and the moves that may be answered, as a prompt."""
+    """A prompt with a view and the legal moves."""
     return f"{view}\n{_MOVES}{' '.join(map(str, moves))}"
 
 
 def split_position(text: str) -> tuple[str, tuple[str, ...]] | None:
-    """View and moves of a ``position``, in one line or more; None where a text is none."""
+    """The view and moves of a ``position``; None if the text is not one."""
     view, found, moves = text.rpartition(_MOVES)
     if not found or not view.strip() or "\n" in moves or not moves.split():
         return None
@@ -29,22 +29,21 @@ def split_position(text: str) -> tuple[str, tuple[str, ...]] | None:
 
 
 class Game(ABC):
-    """Rules without waiting: states go in, states come out, nothing is kept between calls.
+    """The rules of a game as pure functions of states; the object keeps nothing between calls.
 
     A state is any hashable value (a tuple, a frozen record); equal states are one position. All
     chance is in the start state. A subclass annotates its methods with its own state type.
 
-    Because nothing is hidden in the object, a game whose starts can be listed (``starts``) is
-    evaluated exactly: optimal play, exploitability, wins against random, with no sampling error.
+    Because the object hides no state, a game that lists its start states (``starts``) is evaluated
+    exactly: optimal play, exploitability and wins against random, without sampling error.
 
     Attributes:
-        roles: the parts in a play, in seat order.
-        name: what the command line and the logs call it; the class name in lower case unless set.
-        forfeit_reward: what a seat gets for an illegal move, in the unit of ``payoff``; the play
-            ends there and every other seat gets 0.
-        recommended: training settings that suit the game, for the built-in model; by default an
-            entropy bonus, without which self-play settles on its first habits. The configuration
-            overrides them.
+        roles: the roles in a play, in seat order.
+        name: name in the command line and the logs; the class name in lower case unless set.
+        forfeit_reward: reward of a seat for an illegal move, in the unit of ``payoff``; the play
+            then ends and every other seat gets 0.
+        recommended: training settings for this game with the built-in model; by default an entropy
+            bonus, without which self-play converges too early. The configuration overrides them.
     """
 
     roles: tuple[str, ...] = ()
@@ -53,7 +52,7 @@ class Game(ABC):
     recommended: Mapping[str, object] = {"training.entropy_coef": 0.3}
 
     def __init_subclass__(cls, **kwargs: object) -> None:
-        """Name the game after its class where the class does not."""
+        """Name the game after its class, unless the class sets a name."""
         super().__init_subclass__(**kwargs)
         if "name" not in vars(cls):
             cls.name = cls.__name__.lower()
@@ -74,25 +73,25 @@ class Game(ABC):
         return rng.choices(states, weights)[0]
 
     def starts(self) -> Sequence[tuple[State, float]] | None:
-        """Every start state with its probability (they sum to 1); None: too many to list."""
+        """All start states with their probabilities (sum 1); None: too many to list."""
         return None
 
     @abstractmethod
     def turn(self, state: State) -> str | None:
-        """The role to move; None where the play has ended."""
+        """The role to move; None if the play has ended."""
 
     @abstractmethod
     def view(self, state: State, role: str) -> str:
-        """All that a role knows in a state, and nothing that is hidden from it.
+        """Everything that a role knows in a state, and nothing that is hidden from it.
 
-        Role and view together name the information set: two states that the role cannot tell apart
-        have one view, and the view remembers what the role has seen and done (perfect recall),
-        except for a past that no longer matters because the whole state is in view.
+        Role and view identify the information set: states that the role cannot distinguish have the
+        same view, and the view contains what the role has seen and done (perfect recall). The past
+        may be left out if the view shows the whole state.
         """
 
     @abstractmethod
     def legal(self, state: State) -> Sequence[str]:
-        """The moves of the role to move: at least one, each once, the same for one view."""
+        """The legal moves of the role to move: at least one, all different, equal for one view."""
 
     @abstractmethod
     def play(self, state: State, move: str) -> State:
@@ -100,12 +99,12 @@ class Game(ABC):
 
     @abstractmethod
     def payoff(self, state: State) -> Mapping[str, float]:
-        """The reward of every role at an end."""
+        """The reward of every role at an end state."""
 
     def prompt(self, state: State, role: str) -> str:
-        """What the role to move is asked: its view, then the moves that it may answer with."""
+        """The prompt for the role to move: its view, then the legal moves."""
         return position(self.view(state, role), self.legal(state))
 
     def reference(self) -> Mapping[str, float]:
-        """Known numbers that curves are drawn against, such as the value under optimal play."""
+        """Known reference values for plots, such as the value under optimal play."""
         return {}

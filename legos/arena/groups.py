@@ -1,4 +1,4 @@
-"""Groups: the plays that share a task id are compared, so one id must stand for one task."""
+"""Check task ids: plays with the same id are compared, so an id must belong to one task."""
 
 import pickle
 from collections.abc import Hashable, Iterable, Sequence
@@ -11,30 +11,30 @@ from legos.protocols import CreditAssigner
 
 __all__ = ["check_episodes", "check_tasks"]
 
-_SHOWN = 200  # characters of each data in a message
+_SHOWN = 200  # maximum number of characters of a task's data in a message
 
 
 def check_tasks(arena: str, tasks: Iterable[Task]) -> None:
-    """Refuse tasks of one step that share an id and differ in their data.
+    """Check that tasks of one step with the same id have the same data.
 
-    Data is the same where it is the same object, compares equal, or pickles to the same bytes
-    (objects that define no equality), or can be neither compared nor pickled.
+    Data counts as the same if it is the same object, compares equal, pickles to the same bytes (for
+    objects without equality), or can be neither compared nor pickled.
 
     Raises:
-        ArenaError: naming the id and both data.
+        ArenaError: two tasks differ; the message gives the id and both data.
     """
     _check(((None, arena), task) for task in tasks)
 
 
 def check_episodes(episodes: Sequence[Episode], credit: CreditAssigner) -> None:
-    """Refuse plays of different tasks that a credit rule would compare, spawned ones included.
+    """Check that a credit rule will not compare plays of different tasks that share an id.
 
     Args:
-        episodes: of one step, children included.
-        credit: the rule; where it has a ``scope``, plays of different scopes are not compared.
+        episodes: episodes of one step, children included.
+        credit: the rule; if it has a ``scope``, plays of different scopes are not compared.
 
     Raises:
-        ArenaError: naming the id and both data.
+        ArenaError: it would; the message gives the id and both data.
     """
     scope = getattr(credit, "scope", None)
     scopes = scope(episodes) if scope else [None] * len(episodes)
@@ -61,7 +61,7 @@ def _check(tasks: Iterable[tuple[tuple[Hashable, str], Task]]) -> None:
 def _same(one: Any, other: Any) -> bool:
     if one is other:
         return True
-    with suppress(Exception):  # arrays have no single truth value
+    with suppress(Exception):  # comparing arrays gives no single truth value
         if one == other:
             return True
     try:

@@ -1,4 +1,4 @@
-"""The default matchmaker: everybody sits where the arena puts them."""
+"""The default matchmaker, which uses the seats of the arena."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,19 +10,19 @@ __all__ = ["ArenaSeats"]
 
 
 class ArenaSeats:
-    """Leaves the seats to the arena, which by default puts the policy in every one."""
+    """Uses the seats of the arena, by default the policy in every seat."""
 
     def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
-        """``Arena.seats``, whatever the seed."""
+        """Return ``Arena.seats``; the seed is not used."""
         del seed
         return arena.seats(task)
 
     def record(self, episode: Episode) -> None:
-        """Nothing depends on what was played."""
+        """Do nothing, because the seats do not depend on earlier plays."""
 
     def state(self) -> dict[str, Any]:
-        """Nothing is kept."""
+        """Return an empty state."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing is kept."""
+        """Do nothing, because there is no state."""

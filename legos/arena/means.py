@@ -1,4 +1,4 @@
-"""Means over plays: the numbers that training and evaluation report alike."""
+"""Means over plays, which both training and evaluation report."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,10 +34,10 @@ Rewards = Sequence[tuple[float, float]]  # (play reward, turn rewards) of seats
 
 
 def _rewards(played: Sequence[Episode]) -> tuple[Rewards, Mapping[str, Rewards]]:
-    """Rewards of plays that ended.
+    """Collect the rewards of plays that ended.
 
     Returns:
-        Of every trained seat of every play; and by role, whoever sat there.
+        The rewards of all trained seats, and the rewards of all seats by role.
     """
     trained: list[tuple[float, float]] = []
     by_role: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -53,7 +53,7 @@ def _rewards(played: Sequence[Episode]) -> tuple[Rewards, Mapping[str, Rewards]]
 
 
 def _metric_means(played: Sequence[Episode]) -> dict[str, float]:
-    """The arena's own numbers, averaged over all plays; a play that logs none counts as 0."""
+    """Mean of each of the arena's own metrics over all plays; a play without it counts as 0."""
     sums: defaultdict[str, float] = defaultdict(float)
     for episode in played:
         for name, value in episode.metrics.items():
@@ -64,14 +64,14 @@ def _metric_means(played: Sequence[Episode]) -> dict[str, float]:
 def step_metrics(
     episodes: Sequence[Episode], breaks: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """What is logged of plays, flat names.
+    """The metrics of plays, under flat names.
 
     Args:
-        episodes: all plays, spawned ones included, whether they ended or not.
-        breaks: prompts that did not go on from what was said.
+        episodes: all plays, spawned ones included, also those that did not end.
+        breaks: number of prompts that did not extend the earlier tokens.
 
     Returns:
-        The metrics, and the number of values behind each of them that is a mean.
+        The metrics, and for each metric that is a mean the number of values averaged.
     """
     played = [episode for episode in episodes if not episode.error and not episode.void]
     trained, by_role = _rewards(played)
@@ -94,7 +94,7 @@ def step_metrics(
 
 
 def merged_metrics(batches: Sequence[TrainingBatch]) -> dict[str, float]:
-    """Metrics of batches as those of one: means weighted by their values, counts added up."""
+    """Merge the metrics of batches: means are weighted by their number of values, counts added."""
     merged: dict[str, float] = {}
     for name in sorted({name for batch in batches for name in batch.metrics}):
         having = [batch for batch in batches if name in batch.metrics]
@@ -110,10 +110,10 @@ def merged_metrics(batches: Sequence[TrainingBatch]) -> dict[str, float]:
 
 
 def play_figures(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """What plays say of a policy.
+    """Evaluation figures of a policy from plays.
 
     Args:
-        episodes: all plays, spawned ones included, whether they ended or not.
+        episodes: all plays, spawned ones included, also those that did not end.
 
     Returns:
         Mean rewards (see ``RewardMeans``), in all (``reward_mean``) and by role (``reward``); the
@@ -148,7 +148,7 @@ def play_figures(episodes: Sequence[Episode]) -> dict[str, Any]:
 
 
 def _unfinished(episodes: Sequence[Episode]) -> dict[str, int]:
-    """How many plays did not come to an end, in all and by what stopped them."""
+    """Number of plays that failed, in total and by kind of failure, and of void plays."""
     failures = Counter(episode.failure for episode in episodes)
     return {
         "failed": sum(1 for episode in episodes if episode.error),
@@ -159,7 +159,7 @@ def _unfinished(episodes: Sequence[Episode]) -> dict[str, int]:
 
 
 def _illegal_share(played: Sequence[Episode]) -> float | None:
-    """Share of plays in which an answer was not legal; None where there is no play."""
+    """Share of plays with an illegal answer; None if there are no plays."""
     illegal = [any(t.legal is False for r in e.rollouts for t in r.turns) for e in played]
     return fmean(illegal) if illegal else None
 

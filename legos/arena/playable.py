@@ -1,4 +1,4 @@
-"""What the players of an arena need of it; ``Arena`` is the class that people derive from."""
+"""The interface of arenas for the code that plays them; users derive from ``Arena``."""
 
 import random
 from collections.abc import Iterable, Mapping
@@ -21,21 +21,21 @@ class Playable(Protocol):
 
     roles: tuple[str, ...] = ("player",)
     system: Mapping[str, str] = {}  # role -> system message
-    illegal: IllegalMove = "forfeit"  # what an illegal move costs
-    retries: int = 2  # how often it is asked again, where illegal is "retry"
-    forfeit_reward: float = -1.0  # of the seat that forfeits; the others get 0
-    remember: bool = True  # a seat's questions and answers stay in its conversation
-    continue_tokens: bool = True  # a conversation keeps its tokens; False: each prompt is rendered
-    restrict_choices: bool = False  # sample nothing but the legal choices
+    illegal: IllegalMove = "forfeit"  # consequence of an illegal move
+    retries: int = 2  # number of times to ask again, if illegal is "retry"
+    forfeit_reward: float = -1.0  # reward of the seat that forfeits; the others get 0
+    remember: bool = True  # keep a seat's questions and answers in its conversation
+    continue_tokens: bool = True  # keep a conversation's tokens; False: render each prompt anew
+    restrict_choices: bool = False  # sample only legal choices
     tasks_per_step: int = 16
     group_size: int = 8  # plays of each task
-    play_timeout_s: float | None = 600.0  # seconds that a play may take; None: any number
-    report_after_s: float = 60.0  # seconds without an ended play before the log says what waits
-    max_tokens: int | None = 256  # of one reply, where `ask` does not say; None: its longest choice
+    play_timeout_s: float | None = 600.0  # maximum seconds of a play; None: no limit
+    report_after_s: float = 60.0  # seconds without an ended play until the log reports the wait
+    max_tokens: int | None = 256  # default limit of a reply; None: length of its longest choice
     policies: tuple[str, ...] = (POLICY,)  # names of the adapters that are trained
-    recommended: Mapping[str, object] = {}  # settings that suit it, dotted names
-    seed: int  # of tasks and plays
-    matchmaker: Matchmaker  # decides who sits where
+    recommended: Mapping[str, object] = {}  # recommended settings, dotted names
+    seed: int  # seed of tasks and plays
+    matchmaker: Matchmaker  # decides who sits in which seat
 
     @property
     def name(self) -> str:
@@ -43,11 +43,11 @@ class Playable(Protocol):
         ...
 
     def tasks(self, rng: random.Random) -> Iterable[Task]:
-        """What to play, in order; a finite list is started again when it ends."""
+        """The tasks to play, in order; a finite list starts again when it ends."""
         ...
 
     def seated(self, task: Task, seed: int) -> Mapping[str, Seat]:
-        """Who sits where in one play, as the matchmaker decides."""
+        """The seats of one play, chosen by the matchmaker."""
         ...
 
     async def play(self, t: Any) -> Mapping[str, float]:
@@ -59,5 +59,5 @@ class Playable(Protocol):
         ...
 
     def child(self, thing: Any, seat: Seat) -> "Playable":
-        """The arena of child plays, from what ``Table.spawn`` was given and the seat to ask."""
+        """The arena of child plays, from the argument of ``Table.spawn`` and the seat to ask."""
         ...

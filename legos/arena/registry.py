@@ -1,4 +1,4 @@
-"""Arenas by name: those that are installed, and those that a path or a module names."""
+"""Find arenas by name: installed ones, and those in a given file or module."""
 
 import importlib
 import importlib.util
@@ -26,7 +26,7 @@ def find_arena(name: str) -> type:
         name: a known arena, ``path/to/file.py:Class``, or ``package.module:Class``.
 
     Raises:
-        ArenaError: nothing has that name, its module cannot be imported, or it is no arena.
+        ArenaError: the name is unknown, its module cannot be imported, or it is not an arena.
     """
     place, colon, class_name = name.rpartition(":")
     if colon:
@@ -43,10 +43,10 @@ def find_arena(name: str) -> type:
 
 
 def advice(name: str, model: str) -> Mapping[str, object]:
-    """Settings that an arena recommends, dotted names.
+    """Settings that an arena recommends for a model, under dotted names.
 
-    How it is played suits any model; the rest was tuned on the built-in model, and its learning
-    rates would wreck a large one.
+    Settings of play suit any model; the others were tuned on the built-in model, and are left out
+    for other models, since its learning rates are too high for large models.
     """
     recommended: Mapping[str, object] = getattr(find_arena(name), "recommended", {})
     if model == BUILTIN:
@@ -84,7 +84,7 @@ def _load_file(path: Path) -> ModuleType:
             "" if path.is_absolute() else f" in {Path.cwd()}; start from where it is, or move it"
         )
         raise ArenaError(f"there is no file {path}{place}")
-    # One name per file, so that a second look-up gives the same classes.
+    # One module name per file, so that a second look-up returns the same classes.
     name = f"legos_arena_file_{path.resolve()}"
     if name in sys.modules:
         return sys.modules[name]
@@ -92,7 +92,7 @@ def _load_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ArenaError(f"cannot import {path}: it is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: dataclasses look their module up
+    sys.modules[name] = module  # before it runs, because dataclasses look up their module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
