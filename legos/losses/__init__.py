@@ -1,1 +1,1 @@
-"""Losses and schedules, written once over an array namespace."""
+"""Loss functions, their metrics and schedules, for NumPy, MLX and similar array namespaces."""

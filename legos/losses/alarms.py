@@ -1,8 +1,8 @@
-"""When a step's numbers say that something is wrong: levels, and what to do about each.
+"""Alarms on the metrics of an optimiser step: the levels of each metric, and what to do.
 
-At equal weights a gap between engine and trainer is noise and should be tiny. On samples of older
-policies it is also what has been learned since, so there only the error levels count.
-``docs/alarms.md`` explains each of them.
+At equal weights, the gap between engine and trainer is noise and should be tiny. On samples of
+older policies the gap also contains what was learned since, so only the error levels count there.
+``docs/alarms.md`` explains each alarm.
 """
 
 import math
@@ -19,11 +19,11 @@ _EARLY = 30  # optimiser steps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """One number beyond its level."""
+    """A metric that has reached one of its levels."""
 
     level: Level
     metric: str
-    text: str  # the number, the level, and what to look at
+    text: str  # the value, the level, and advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class Rule:
     warning: float
     error: float
     advice: str
-    below: bool = False  # True: small values are the bad ones
-    fresh: bool = False  # True: the warning is for steps on samples of the policy itself
-    early: bool = False  # True: the warning is for the first steps of a run
+    below: bool = False  # True: small values are bad
+    fresh: bool = False  # True: warn only in steps on samples of the current policy
+    early: bool = False  # True: warn only in the first steps of a run
 
 
 _SKIPPED = (
@@ -46,7 +46,7 @@ _SKIPPED = (
 _GAP = "lower learning_rate or staleness_limit, or check that engine and trainer agree"
 RULES = (
     Rule("applied", 0.0, -math.inf, _SKIPPED, below=True),
-    # Below 1e-3 is normal and lasting growth a reason to stop (NeMo-RL, prime-rl).
+    # Below 1e-3 is normal; lasting growth is a reason to stop (NeMo-RL, prime-rl).
     Rule("mismatch_k3", 1e-3, 1e-1, _GAP, fresh=True),
     # 0.011 and flat is healthy; 0.036 after thirty steps was drift (vime 64).
     Rule("logprob_gap", 0.036, 0.36, _GAP, fresh=True),
@@ -54,7 +54,7 @@ RULES = (
     Rule("error_factor", 1.02, 2.0, _GAP, fresh=True),
     # About 0.99 at an age of one step (marin).
     Rule("effective_sample_share", 0.9, 0.5, _GAP, below=True),
-    # 0.15 is what gspo clips where it works (arXiv:2507.18071); at 0.4 nothing was learned (nim).
+    # gspo clips 0.15 where it works (arXiv:2507.18071); at 0.4 nothing was learned (nim).
     Rule("clip_fraction", 0.3, 0.8, "widen clip_range, or lower learning_rate"),
     Rule("mask_fraction", 0.2, 0.8, "the corrections drop most of what was played"),
     Rule("truncation_share", 0.2, 0.8, "raise max_tokens, or turn overlong_filter on"),
@@ -66,7 +66,7 @@ RULES = (
         "(--play.restrict-choices), ask again (--play.illegal retry), or say in the prompt what "
         "to answer",
     ),
-    # Early and no error: once a game is solved, all plays of most tasks earn the same.
+    # Early only, and never an error: once a game is solved, all plays of most tasks earn the same.
     Rule(
         "zero_advantage_share",
         0.8,
@@ -78,10 +78,10 @@ RULES = (
 
 
 def alarms(metrics: Mapping[str, float | int | None]) -> list[Alarm]:
-    """The alarms of one step's metrics; a metric that is missing raises none.
+    """The alarms of one step's metrics; a missing metric gives no alarm.
 
     Args:
-        metrics: as ``step_metrics`` and the trainer name them.
+        metrics: name -> value, with the names of ``step_metrics`` and the trainer.
 
     Returns:
         At most one alarm per metric, errors first; a number that is not finite is an error.

@@ -1,9 +1,9 @@
-"""Corrections of the gap between the policy that sampled and the one that trains.
+"""Off-policy corrections: importance weights and masks for samples of another policy.
 
-A layer of its own over any policy loss: weights that carry the gap (truncated importance sampling)
-and masks that drop what has drifted too far. rho_t = pi_theta / mu is taken at the policy as it
-stands, with no gradient: a weight that is differentiated biases the gradient. Normalisers count
-tokens before any of this, so a mask never inflates what is left.
+They apply to any policy loss: weights correct the gap to the sampling policy (truncated importance
+sampling), and masks drop tokens that have drifted too far. rho_t = pi_theta / mu is computed at the
+current policy without gradient: a weight with gradient would bias the policy gradient. Normalisers
+count tokens before any mask, so a mask never increases the weight of the remaining tokens.
 """
 
 from collections.abc import Collection
@@ -23,20 +23,20 @@ OUTLIER_LOW, OUTLIER_HIGH = 1e-4, 100.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corrections:
-    """Which weights and masks are laid over the policy loss; by default none."""
+    """The weights and masks that are applied to the policy loss; by default none."""
 
     truncation: Truncation = "none"  # how the weight rho is bounded, where a weight is used
-    truncation_cap: float = 2.0  # its bound
-    icepop: Range | None = None  # tokens are kept while rho lies in this range
-    geometric_mask: Range | None = None  # samples are kept while exp(mean log rho) lies in it
+    truncation_cap: float = 2.0  # upper bound of the weight
+    icepop: Range | None = None  # keep a token only if rho is in this range
+    geometric_mask: Range | None = None  # keep a sample only if exp(mean log rho) is in this range
     outlier_veto: bool = False  # drop a sample with any rho outside [1e-4, 100]
     opsm_delta: float | None = None  # drop A < 0 of samples with mean(log mu - log pi) above it
 
     def __post_init__(self) -> None:
-        """Refuse ranges that hold no ratio, and words that stand for nothing.
+        """Refuse invalid ranges and unknown words.
 
         Raises:
-            ConfigError: naming the field and the value.
+            ConfigError: a field is invalid; the message names the field and the value.
         """
         check_word("truncation", self.truncation, get_args(Truncation))
         if self.opsm_delta is not None and not self.opsm_delta >= 0:
@@ -53,16 +53,16 @@ class Corrections:
 
     @property
     def masks(self) -> bool:
-        """Whether anything can be dropped."""
+        """Whether a mask is on, so that tokens can be dropped."""
         ranges = (self.icepop, self.geometric_mask, self.opsm_delta)
         return self.outlier_veto or any(each is not None for each in ranges)
 
 
 def check_word(name: str, given: object, words: Collection[object]) -> None:
-    """Refuse a word that stands for nothing, which would otherwise quietly mean another one.
+    """Refuse an unknown word, which would otherwise silently select a default.
 
     Raises:
-        ConfigError: naming the field, the word, and those that there are.
+        ConfigError: the word is unknown; the message names the field and the known words.
     """
     if given not in words:
         raise ConfigError(f"{name} is {given!r}; expected one of {', '.join(map(repr, words))}")
@@ -78,7 +78,7 @@ def correct(
     mask: Any,
     weighted: bool,
 ) -> tuple[Any, Any]:
-    """What each token's policy loss is multiplied by.
+    """The factor of each token's policy loss, from weights and masks.
 
         token truncation      min(rho_t, C)
         sequence truncation   min(prod_t rho_t, C)
@@ -89,13 +89,13 @@ def correct(
 
     Args:
         xp: array namespace.
-        corrections: which of them.
-        frozen: [S, A] nats under the policy as it stands, without gradient.
-        behaviour_logprob: [S, A] nats under the policy that sampled.
+        corrections: the weights and masks to apply.
+        frozen: [S, A] log-probabilities (nats) under the current policy, without gradient.
+        behaviour_logprob: [S, A] log-probabilities (nats) under the policy that sampled.
         advantage: [S, A].
         mask: [S, A] 1.0 where a token was chosen.
-        weighted: True: the loss is anchored on the policy itself, so the weight must carry rho.
-            False: its own ratio does, and only masks apply.
+        weighted: True where the loss's ratio is to the current policy, so that rho must be a
+            weight. False where the loss's ratio already contains rho: only masks apply.
 
     Returns:
         [S, A] factors, and [S, A] 1.0 where a mask dropped a chosen token.

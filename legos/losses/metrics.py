@@ -1,6 +1,6 @@
-"""The numbers that every optimiser step leaves: sums over its tokens, and means made of them.
+"""Metrics of an optimiser step: sums over its tokens, and means computed from them.
 
-Sums add up over batches, so nothing here depends on how a step was split.
+Sums add up over batches, so the metrics do not depend on how a step was split.
 """
 
 import math
@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["SUMS", "skip_reason", "step_metrics", "token_sums"]
 
-# Sums over chosen tokens that `total_loss` returns beside the loss, in this order.
+# Sums over chosen tokens that `total_loss` returns with the loss, in this order.
 SUMS = (
     "tokens",
     "clipped",
@@ -42,20 +42,20 @@ def token_sums(
     divergences: Sequence[Any],
     spread: Any,
 ) -> Any:
-    """Every number of ``SUMS``.
+    """Compute the sums named in ``SUMS``.
 
     Args:
         xp: array namespace.
         gap: [S, A] log pi - log mu, clamped.
         mask: [S, A] 1.0 where a token was chosen.
-        advantage: [S, A] as the policy loss saw it.
-        cut: [S, A] 1.0 where its trust region acted.
-        masked: [S, A] 1.0 where a correction dropped the token, or None where none can.
-        divergences: [S, A] nats, to the reference and to the average.
-        spread: [S, A] nats of entropy.
+        advantage: [S, A] advantages used in the policy loss.
+        cut: [S, A] 1.0 where the trust region of the loss clipped the token.
+        masked: [S, A] 1.0 where a correction dropped the token; None where none is on.
+        divergences: [S, A] KL divergence (nats) from the reference, and from the EMA.
+        spread: [S, A] entropy, nats.
 
     Returns:
-        [len(SUMS)].
+        [len(SUMS)] sums.
     """
     ratio, nothing = xp.exp(gap), xp.zeros_like(mask)
     up, down = (advantage > 0) * mask, (advantage < 0) * mask
@@ -82,15 +82,15 @@ def token_sums(
 
 
 def step_metrics(loss: float, sums: Sequence[float], grad_norm: float) -> dict[str, float]:
-    """Means over the step's tokens.
+    """Compute the means over a step's tokens.
 
     ``mismatch_k3`` is Schulman's estimate of KL(mu || pi), mean of r - 1 - log r with r = pi / mu.
-    Fractions by sign are shares of the tokens whose advantage has that sign.
+    Fractions by sign are fractions of the tokens whose advantage has that sign.
 
     Args:
-        loss: of the whole step.
-        sums: [len(SUMS)] added up over its batches.
-        grad_norm: before gradients were scaled down.
+        loss: loss of the whole step.
+        sums: [len(SUMS)] sums over all batches of the step.
+        grad_norm: norm of the gradients before clipping.
     """
     total: dict[str, float] = dict(zip(SUMS, sums, strict=True))
     tokens = total["tokens"]
@@ -122,15 +122,15 @@ def step_metrics(loss: float, sums: Sequence[float], grad_norm: float) -> dict[s
 
 
 def skip_reason(metrics: Mapping[str, float], *, clip_skip_threshold: float) -> str | None:
-    """Why a step must not be applied, or None where it may.
+    """Why a step must be skipped, or None.
 
     Args:
-        metrics: from ``step_metrics``.
-        clip_skip_threshold: largest share of clipped tokens of a step that is applied.
+        metrics: metrics from ``step_metrics``.
+        clip_skip_threshold: maximum fraction of clipped tokens.
 
     Returns:
         "non_finite" where the loss or the norm of the gradients is not a finite number,
-        "clip_skip" where a larger share of the tokens was clipped.
+        "clip_skip" where a larger fraction of the tokens was clipped.
     """
     if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
         return "non_finite"

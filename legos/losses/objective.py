@@ -1,4 +1,4 @@
-"""What one optimiser step minimises, as data."""
+"""The objective of one optimiser step: the policy loss and its settings."""
 
 import math
 from collections.abc import Mapping
@@ -38,8 +38,8 @@ RATIO_OF: Mapping[PolicyLoss, ImportanceSampling] = {
     "gmpo": "sequence",
     "sapo": "token",
 }
-# How far down and up the trust region reaches where nobody says: of the ratio around 1 (PPO, GSPO,
-# CISPO), of its logarithm (GMPO), of the probability (DPPO-TV), in nats (DPPO-KL).
+# Default clip ranges, down and up: of the ratio around 1 (PPO, GSPO, CISPO), of its logarithm
+# (GMPO), of the probability (DPPO-TV), in nats (DPPO-KL).
 CLIP_RANGES: Mapping[PolicyLoss, tuple[float, float]] = {
     "ppo": (0.2, 0.2),  # arXiv:1707.06347
     "gspo": (3e-4, 4e-4),  # arXiv:2507.18071, section 5.1
@@ -48,34 +48,34 @@ CLIP_RANGES: Mapping[PolicyLoss, tuple[float, float]] = {
     "dppo_kl": (0.05, 0.05),
     "gmpo": (0.4, 0.4),  # arXiv:2507.20673
 }
-SAPO_TAUS = (1.0, 1.05)  # temperatures of both gates where none is given: arXiv:2511.20347
+SAPO_TAUS = (1.0, 1.05)  # default temperatures of both gates: arXiv:2511.20347
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """The loss of one optimiser step; every coefficient is already what this step uses."""
+    """The loss of one optimiser step; schedules are already applied to its coefficients."""
 
     importance_sampling: ImportanceSampling | None = None  # "token": ppo; "sequence": gspo
-    loss: PolicyLoss | None = None  # None: as importance_sampling says
-    anchor: Anchor = "behaviour"  # what ratios are taken to: who sampled, or the policy itself
-    corrections: Corrections = field(default_factory=Corrections)  # over the policy loss
-    clip_low: float | None = None  # how far down the trust region reaches; None: CLIP_RANGES
-    clip_high: float | None = None  # and how far up, in the same unit
+    loss: PolicyLoss | None = None  # policy loss; None: importance_sampling selects it
+    anchor: Anchor = "behaviour"  # policy of the ratios: "proximal" is the current one
+    corrections: Corrections = field(default_factory=Corrections)  # weights and masks
+    clip_low: float | None = None  # lower size of the clip range; None: CLIP_RANGES
+    clip_high: float | None = None  # upper size of the clip range, in the same unit
     dual_clip: float | None = 3.0  # ppo, gspo: bound where the advantage is negative; None: none
-    sapo_tau: float | None = None  # sapo: temperature of the gate where the advantage is positive
-    sapo_tau_negative: float | None = None  # and where it is not; None: SAPO_TAUS
+    sapo_tau: float | None = None  # sapo: gate temperature where the advantage is positive
+    sapo_tau_negative: float | None = None  # sapo: gate temperature elsewhere; None: SAPO_TAUS
     kl_estimator: KlEstimator = "k2"  # of the chosen tokens, or "exact": whole distributions
-    kl_in: KlPlace = "loss"  # whether divergences are added to the loss or taken off advantages
-    kl_coef: float = 0.0  # weight of KL(policy || reference); by itself, the policy without LoRA
-    ema_kl_coef: float = 0.0  # weight of KL(policy || average of its past)
+    kl_in: KlPlace = "loss"  # divergences are added to the loss or subtracted from advantages
+    kl_coef: float = 0.0  # weight of KL(policy || reference); default reference: the base model
+    ema_kl_coef: float = 0.0  # weight of KL(policy || EMA of the policy)
     entropy_coef: float = 0.0  # weight of the entropy bonus
-    entropy_over: EntropyOver = "legal"  # the legal moves where they are known, or everything
+    entropy_over: EntropyOver = "legal"  # entropy over known legal tokens, or what can be sampled
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, and fields that contradict each other.
+        """Refuse values out of range, and fields that contradict each other.
 
         Raises:
-            ConfigError: naming the fields and the values.
+            ConfigError: fields are invalid; the message names the fields and the values.
         """
         for name, words in _WORDS.items():
             check_word(name, getattr(self, name), words)
@@ -98,14 +98,14 @@ class Objective:
 
     @property
     def policy_loss(self) -> PolicyLoss:
-        """The loss chosen, by either name."""
+        """The policy loss, selected by ``loss`` or by ``importance_sampling``."""
         if self.loss is not None:
             return self.loss
         return "gspo" if self.importance_sampling == "sequence" else "ppo"
 
     @property
     def clip_range(self) -> tuple[float, float]:
-        """How far down and up the trust region reaches; (0, 0) where the loss has none."""
+        """The clip range, down and up; (0, 0) where the loss has none."""
         low, high = CLIP_RANGES.get(self.policy_loss, (0.0, 0.0))
         return (
             low if self.clip_low is None else self.clip_low,
@@ -133,10 +133,10 @@ _WORDS: Mapping[str, tuple[object, ...]] = {
 
 
 def check_ratio(loss: PolicyLoss | None, importance_sampling: str | None) -> None:
-    """Refuse a loss whose ratio is another one than ``importance_sampling`` says.
+    """Refuse a loss whose ratio contradicts ``importance_sampling``.
 
     Raises:
-        ConfigError: naming both.
+        ConfigError: they contradict each other; the message names both.
     """
     if loss is not None and importance_sampling not in (None, RATIO_OF[loss]):
         raise ConfigError(
@@ -149,7 +149,7 @@ def check_anchor(anchor: Anchor, truncation: str) -> None:
     """Refuse to correct the same gap twice: by the loss's own ratio and by a weight.
 
     Raises:
-        ConfigError: naming both.
+        ConfigError: both correct the gap; the message names both settings.
     """
     if anchor == "behaviour" and truncation != "none":
         raise ConfigError(
@@ -159,10 +159,10 @@ def check_anchor(anchor: Anchor, truncation: str) -> None:
 
 
 def check_kl_place(kl_estimator: KlEstimator, kl_in: KlPlace) -> None:
-    """Refuse an estimator where its gradient is wrong.
+    """Refuse a KL estimator in the loss or in the reward where its gradient is wrong.
 
     Raises:
-        ConfigError: naming both, and what is right there.
+        ConfigError: the estimator is wrong there; the message names those that are right.
     """
     if KL_PLACES[kl_estimator] == kl_in:
         return

@@ -1,7 +1,7 @@
-"""From next-token logits to what the losses need: log-probabilities, entropy, divergence.
+"""Log-probabilities, entropy and KL divergence from next-token logits.
 
-P places, V vocabulary, K legal tokens of the place that has most, S samples, A chosen tokens.
-Everything is float32 and at the sampling temperature, as on the generating side.
+P logit positions, V vocabulary, K maximum number of legal tokens at a position, S samples, A chosen
+tokens. All arrays are float32 and at the sampling temperature, as in the engine.
 """
 
 from typing import Any
@@ -18,20 +18,20 @@ __all__ = [
     "support_entropy",
 ]
 
-IMPOSSIBLE = -1e9  # log-weight of a token outside the support; finite, so gradients stay finite
+IMPOSSIBLE = -1e9  # log-probability outside the support; finite, so that gradients are finite
 
 
 class Places:
-    """The place fields of a batch as arrays of one namespace.
+    """The fields of a batch's logit positions as arrays of one namespace.
 
     Attributes:
-        temperature: [P, 1].
-        tempered: whether any is not 1.
-        legal: [P, K] legal token ids, 0 beyond their number.
-        is_legal: [P, K] True where ``legal`` holds one.
+        temperature: [P, 1] sampling temperature.
+        tempered: whether any temperature is not 1.
+        legal: [P, K] legal token ids, padded with 0.
+        is_legal: [P, K] True where ``legal`` holds a token, False in the padding.
         has_legal: [P] True where the legal tokens are known.
         restricted: [P] True where only legal tokens could be sampled.
-        any_legal, all_legal, any_restricted: the same as Python booleans.
+        any_legal, all_legal, any_restricted: ``any`` and ``all`` of these as Python booleans.
     """
 
     def __init__(self, xp: Any, batch: Batch) -> None:
@@ -47,17 +47,18 @@ class Places:
 
 
 def place_logprobs(xp: Any, logits: Any, places: Places) -> tuple[Any, Any]:
-    """Log-probabilities of the distribution each place was sampled from.
+    """Log-probabilities of the distribution from which each position was sampled.
 
     Args:
         xp: array namespace.
-        logits: [P, V] float32, untempered.
+        logits: [P, V] float32 logits at temperature 1.
         places: temperatures and legal tokens.
 
     Returns:
         [P, V] log-probabilities over the support (the vocabulary, or the legal tokens where
-        sampling was restricted to them; tokens outside it hold values that must not be read),
-        and [P, K] the same for the legal tokens, ``IMPOSSIBLE`` where there is none.
+        sampling was restricted to them; values outside the support must not be read), and [P, K]
+        log-probabilities of the legal tokens, ``IMPOSSIBLE`` in the padding; None where no legal
+        token is known.
     """
     if places.tempered:
         logits = logits / places.temperature
@@ -76,9 +77,9 @@ def chosen_logprobs(place_logprob: Any, sample_place: Any, target: Any) -> Any:
 
 
 def entropy(xp: Any, place_logprob: Any, legal_logprob: Any, places: Places) -> Any:
-    """H = -sum p log p at each place, over the legal tokens where they are known.
+    """H = -sum p log p at each position, over the legal tokens where they are known.
 
-    Legal probabilities are renormalised: the bonus spreads moves and never teaches illegal ones.
+    Legal probabilities are renormalised, so an entropy bonus never favours illegal tokens.
 
     Args:
         xp: array namespace.
@@ -102,9 +103,9 @@ def entropy(xp: Any, place_logprob: Any, legal_logprob: Any, places: Places) -> 
 
 
 def support_entropy(xp: Any, place_logprob: Any, legal_logprob: Any, places: Places) -> Any:
-    """H = -sum p log p at each place over all that could be sampled there.
+    """H = -sum p log p at each position, over the support of sampling.
 
-    That is the vocabulary, or the legal tokens where sampling was restricted to them.
+    The support is the vocabulary, or the legal tokens where sampling was restricted to them.
 
     Args:
         xp: array namespace.
@@ -125,12 +126,12 @@ def support_entropy(xp: Any, place_logprob: Any, legal_logprob: Any, places: Pla
 
 
 def exact_kl(xp: Any, policy: tuple[Any, Any], other: tuple[Any, Any], places: Places) -> Any:
-    """KL(policy || other) = sum p (log p - log q) at each place, over the support sampled from.
+    """KL(policy || other) = sum p (log p - log q) at each position, over the support of sampling.
 
     Args:
         xp: array namespace.
-        policy: what ``place_logprobs`` returned for the policy.
-        other: what it returned for the other policy; no gradient flows there.
+        policy: result of ``place_logprobs`` for the policy.
+        other: result of ``place_logprobs`` for the other policy, without gradient.
         places: legal tokens and restriction.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The policy term of the loss: what one chosen token contributes, whichever loss is chosen.
+"""The policy loss of each chosen token, for the loss that the objective selects.
 
 ``xp`` is ``numpy``, ``mlx.core`` or a module with the same functions; arrays are float32 (float64
 in the finite-difference tests). S samples, A chosen tokens of the longest sample.
@@ -24,24 +24,24 @@ def policy_loss(
     mask: Any,
     frozen: Any = None,
 ) -> tuple[Any, Any]:
-    """The loss that ``objective`` names, with the ratio to its anchor.
+    """Compute the policy loss of ``objective``, with ratios to its anchor.
 
-    The anchor is the policy that sampled, or the policy as it stands before this optimiser step
-    (proximal). One step makes one update, so the latter is the policy itself with no gradient
-    through it: no extra forward pass, and every ratio is 1.
+    The anchor is the policy that sampled (behaviour), or the policy before this optimiser step
+    (proximal). One step makes one update, so the proximal policy is the current policy without
+    gradient: it needs no extra forward pass, and every ratio is 1.
 
     Args:
         xp: array namespace.
-        logprob: [S, A] nats under the policy being trained.
-        objective: the loss, its anchor and its trust region.
-        behaviour_logprob: [S, A] nats under the policy that sampled.
+        logprob: [S, A] log-probabilities (nats) under the policy being trained.
+        objective: the loss, its anchor and its clip range.
+        behaviour_logprob: [S, A] log-probabilities (nats) under the policy that sampled.
         advantage: [S, A].
         mask: [S, A] 1.0 where a token was chosen.
-        frozen: [S, A] ``logprob`` without gradient; None takes it from ``logprob``. A finite
-            difference needs it given, because there it must stand still.
+        frozen: [S, A] ``logprob`` without gradient; None: detached from ``logprob``. Finite
+            differences must give it, because there it must stay constant.
 
     Returns:
-        [S, A] loss per token, and [S, A] 1.0 where the trust region acted; 0 where masked.
+        [S, A] loss per token, and [S, A] 1.0 where the loss clipped the token; both 0 where masked.
     """
     frozen = detach(xp, logprob) if frozen is None else frozen
     anchor = behaviour_logprob if objective.anchor == "behaviour" else frozen
@@ -65,7 +65,7 @@ def policy_loss(
 def _of_ratio(
     xp: Any, log_x: Any, still: Any, objective: Objective, *, advantage: Any, mask: Any
 ) -> tuple[Any, Any]:
-    """The losses that are functions of the ratio alone; ``still`` has no gradient through it."""
+    """The losses that depend only on the ratio; ``still`` is ``log_x`` without gradient."""
     name, (low, high) = objective.policy_loss, objective.clip_range
     if name == "sapo":
         tau, negative = objective.sapo_taus

@@ -1,4 +1,4 @@
-"""Importance ratios: of a token, of a sample, and the policy held still for the gradient.
+"""Importance ratios of tokens and of samples, and ``detach``, which stops gradients.
 
 ``xp`` is ``numpy``, ``mlx.core`` or a module with the same functions; arrays are float32 (float64
 in the finite-difference tests). S samples, A chosen tokens of the longest sample.
@@ -16,10 +16,10 @@ MAX_LOG_RATIO = 20.0
 
 
 def detach(xp: Any, array: Any) -> Any:
-    """The same numbers with no gradient through them; NumPy has none to begin with.
+    """The array without gradient; NumPy arrays are returned as they are.
 
     Raises:
-        TrainerError: nobody knows how this namespace stops a gradient.
+        TrainerError: the namespace is not NumPy and has no ``stop_gradient``.
     """
     if xp is np:
         return array
@@ -37,8 +37,8 @@ def log_ratio(xp: Any, logprob: Any, anchor_logprob: Any) -> Any:
 
     Args:
         xp: array namespace.
-        logprob: [S, A] nats under the policy being trained.
-        anchor_logprob: [S, A] nats under the policy that it is compared with.
+        logprob: [S, A] log-probabilities (nats) under the policy being trained.
+        anchor_logprob: [S, A] log-probabilities (nats) under the anchor policy.
 
     Returns:
         [S, A] log-ratios.
@@ -47,7 +47,7 @@ def log_ratio(xp: Any, logprob: Any, anchor_logprob: Any) -> Any:
 
 
 def sequence_log_ratio(xp: Any, log_ratio: Any, mask: Any) -> Any:
-    """Average log x_t over the sample's tokens: log s_i, the length-normalised sequence ratio.
+    """Mean of log x_t over a sample's tokens: log s_i, the length-normalised sequence ratio.
 
     Args:
         xp: array namespace.
@@ -55,7 +55,7 @@ def sequence_log_ratio(xp: Any, log_ratio: Any, mask: Any) -> Any:
         mask: [S, A] 1.0 where a token was chosen.
 
     Returns:
-        [S, 1], 0 where nothing was chosen.
+        [S, 1] log-ratios, 0 where no token was chosen.
 
     Source: GSPO, arXiv:2507.18071, equation 7.
     """

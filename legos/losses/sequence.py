@@ -1,12 +1,12 @@
-"""Policy losses whose ratio is that of a whole sample: GSPO and GMPO.
+"""Policy losses with the ratio of a whole sample: GSPO and GMPO.
 
-Each returns the loss [S, A] and [S, A] True where the trust region acted. A sample is one sequence
-whatever batch it is packed into, so neither loss depends on how an optimiser step was split.
+Each returns the loss [S, A] and [S, A] True where the loss clipped the token. A sample is one
+sequence in every batch, so neither loss depends on how an optimiser step was split.
 
-Both are in their form by token, s_t = sg(s) pi_theta / sg(pi_theta): the same numbers, clipping and
-gradient as by sample where all tokens of a sample have one advantage, and right as well where they
-have not (credit by turn, penalties in the reward). ``frozen`` is the policy's own log-ratio with no
-gradient through it.
+Both use the token-level form, s_t = sg(s) pi_theta / sg(pi_theta). Where all tokens of a sample
+have one advantage, its values, clipping and gradient equal those of the sample-level form; it is
+also correct where they differ (credit by turn, penalties in the reward). ``frozen`` is the policy's
+log-ratio without gradient.
 """
 
 from typing import Any
@@ -36,12 +36,12 @@ def gspo(
     Args:
         xp: array namespace.
         log_x: [S, A] log-ratios of the tokens.
-        frozen: the same without gradient.
+        frozen: [S, A] ``log_x`` without gradient.
         advantage: [S, A].
         mask: [S, A] 1.0 where a token was chosen.
-        low: how far s may fall below 1.
-        high: how far s may rise above 1.
-        dual_clip: bound on s where A < 0, or None.
+        low: s is clipped below at 1 - low.
+        high: s is clipped above at 1 + high.
+        dual_clip: upper bound of s where A < 0, or None.
 
     Source: GSPO, arXiv:2507.18071, equations 5 to 7, and 13 and 14 (GSPO-token).
     """
@@ -54,22 +54,21 @@ def gspo(
 def gmpo(
     xp: Any, log_x: Any, frozen: Any, *, advantage: Any, mask: Any, low: float, high: float
 ) -> tuple[Any, Any]:
-    """L_t = -A_t exp(mean_t l_t): the geometric mean of ratios that were clipped one by one.
+    """L_t = -A_t exp(mean_t l_t): the geometric mean of the clipped ratios of the tokens.
 
         l_t = min(log x_t, high) where A > 0, max(log x_t, -low) where A < 0
 
-    (clipped on both sides where A = 0). A token that was clipped gets no gradient. The range is in
-    log space. With one token it is PPO without a bound on the far side, whose range is
-    [exp(-low), exp(high)].
+    (clipped on both sides where A = 0). A clipped token gets no gradient. The range is in log
+    space. With one token, GMPO is PPO without dual clip and with the range [exp(-low), exp(high)].
 
     Args:
         xp: array namespace.
         log_x: [S, A] log-ratios of the tokens.
-        frozen: the same without gradient.
+        frozen: [S, A] ``log_x`` without gradient.
         advantage: [S, A].
         mask: [S, A] 1.0 where a token was chosen.
-        low: how far log x may fall below 0.
-        high: how far it may rise above 0.
+        low: log x is clipped below at -low.
+        high: log x is clipped above at high.
 
     Source: GMPO, arXiv:2507.20673, equation 4.
     """

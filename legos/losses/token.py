@@ -1,8 +1,8 @@
-"""Policy losses that look at one token at a time: REINFORCE, PPO, CISPO, DPPO, SAPO.
+"""Policy losses of single tokens: REINFORCE, PPO, CISPO, DPPO, SAPO.
 
-Each returns the loss [S, A] of every token and [S, A] True where its trust region acted. Masked
-places hold numbers that the caller drops. x_t = pi_theta / anchor is the ratio of the token, A its
-advantage. ``frozen`` is the policy's own log-probability with no gradient through it.
+Each returns the loss [S, A] of every token, and [S, A] True where the loss clipped the token. The
+caller drops the values at masked positions. x_t = pi_theta / anchor is the ratio of the token, A
+its advantage. ``frozen`` is the policy's log-probability without gradient.
 """
 
 from typing import Any
@@ -12,15 +12,15 @@ from legos.losses.ratio import log_ratio
 __all__ = ["cispo", "clipped_surrogate", "dppo", "reinforce", "sapo"]
 
 MAX_DPPO_RATIO = 20.0
-SURE = 1e-7  # probabilities are kept this far from 0 and 1 before logarithms are taken
+SURE = 1e-7  # minimum distance of probabilities from 0 and 1 before the logarithm
 
 
 def reinforce(xp: Any, logprob: Any, *, advantage: Any) -> tuple[Any, Any]:
-    """L = -A log pi: the plain policy gradient, which takes the samples for its own.
+    """L = -A log pi: the plain policy gradient, which treats all samples as on-policy.
 
     Args:
         xp: array namespace.
-        logprob: [S, A] nats under the policy being trained.
+        logprob: [S, A] log-probabilities (nats) under the policy being trained.
         advantage: [S, A].
 
     Source: Williams 1992, doi:10.1007/BF00992696.
@@ -37,9 +37,9 @@ def clipped_surrogate(
         xp: array namespace.
         log_x: [S, A] or [S, 1] log-ratios: of tokens (PPO) or of samples (GSPO).
         advantage: [S, A].
-        low: how far x may fall below 1.
-        high: how far x may rise above 1.
-        dual_clip: c, or None.
+        low: x is clipped below at 1 - low.
+        high: x is clipped above at 1 + high.
+        dual_clip: bound c, or None.
 
     Source: PPO, arXiv:1707.06347; asymmetric range, DAPO, arXiv:2503.14476; dual clip with c = 3,
     arXiv:1912.09729.
@@ -64,12 +64,12 @@ def cispo(
 
     Args:
         xp: array namespace.
-        logprob: [S, A] nats under the policy being trained.
-        frozen: the same without gradient.
-        anchor: [S, A] nats under the policy that the ratio is taken to.
+        logprob: [S, A] log-probabilities (nats) under the policy being trained.
+        frozen: [S, A] ``logprob`` without gradient.
+        anchor: [S, A] log-probabilities (nats) under the anchor policy.
         advantage: [S, A].
         low: the weight is at least 1 - low.
-        high: and at most 1 + high.
+        high: the weight is at most 1 + high.
 
     Source: MiniMax-M1, arXiv:2506.13585, equation 4; no lower bound and a cap of 5 as in ScaleRL,
     arXiv:2510.13786.
@@ -90,7 +90,7 @@ def dppo(
     high: float,
     kl: bool,
 ) -> tuple[Any, Any]:
-    """L = -keep x A, where a token is kept while its probability has not moved too far.
+    """L = -keep x A, where a token is kept if its probability has not moved too far.
 
     With p = pi_theta and q = anchor, a token is dropped where its advantage pushes it further
     away and
@@ -98,17 +98,17 @@ def dppo(
         total variation   p - q > high (A > 0), or q - p > low (A < 0)
         Bernoulli KL      D(q || p) > high (A > 0, p > q), or > low (A < 0, p < q)
 
-    A rare token is thus never dropped for a large ratio alone. x is capped at 20 in the gradient.
+    So a rare token is never dropped only for its large ratio. x is capped at 20 in the gradient.
 
     Args:
         xp: array namespace.
-        logprob: [S, A] nats under the policy being trained.
-        frozen: the same without gradient.
-        anchor: [S, A] nats under the policy that it is compared with.
+        logprob: [S, A] log-probabilities (nats) under the policy being trained.
+        frozen: [S, A] ``logprob`` without gradient.
+        anchor: [S, A] log-probabilities (nats) under the anchor policy.
         advantage: [S, A].
-        low: bound downwards, of a probability or in nats.
-        high: bound upwards.
-        kl: True measures the Bernoulli divergence, False the total variation.
+        low: bound where A < 0: a difference of probabilities, or nats with ``kl``.
+        high: bound where A > 0, in the same unit.
+        kl: True: the bounds are on the Bernoulli KL divergence; False: on the total variation.
 
     Source: DPPO, arXiv:2602.04879.
     """
@@ -128,10 +128,10 @@ def dppo(
 def sapo(
     xp: Any, log_x: Any, *, advantage: Any, tau: float, tau_negative: float
 ) -> tuple[Any, Any]:
-    """L = -(4 / tau) sigmoid(tau (x - 1)) A: a gate that closes softly instead of a clip.
+    """L = -(4 / tau) sigmoid(tau (x - 1)) A: a soft gate instead of a clip.
 
-    Its slope is 1 at x = 1; as tau goes to 0 it becomes x A (less a constant), the unclipped
-    surrogate. A token counts as clipped where the gate lets less than half of its gradient through.
+    The gate's derivative is 1 at x = 1. As tau goes to 0, the loss becomes -x A (plus a constant),
+    the unclipped surrogate. A token counts as clipped where the derivative is below one half.
 
     Args:
         xp: array namespace.

@@ -1,4 +1,4 @@
-"""The loss of one batch: policy term, divergences and entropy, summed with step-wide weights."""
+"""The loss of one batch: the weighted sum of policy losses, KL terms and entropy bonuses."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,7 @@ Terms = Mapping[str, Any]
 
 
 class BatchArrays:
-    """A batch's sample and place fields as arrays of one namespace, made once per batch."""
+    """The fields of a batch as arrays of one namespace, made once per batch."""
 
     def __init__(self, xp: Any, batch: Batch) -> None:
         self.places = Places(xp, batch)
@@ -53,20 +53,20 @@ def total_loss(
 ) -> tuple[Any, Any]:
     """Sum over tokens of weight * (policy loss + divergences - entropy bonus).
 
-    Weights are shares of the whole optimiser step and 0 where masked, so losses and gradients of
-    its batches add up whatever the split.
+    Weights are normalised over the whole optimiser step and 0 where masked, so losses and gradients
+    of its batches add up for any split.
 
     Args:
         xp: array namespace.
-        logits: [P, V] float32 of the policy being trained.
+        logits: [P, V] float32 logits of the policy being trained.
         arrays: the batch.
-        objective: what to minimise.
+        objective: the objective to minimise.
         reference: [P, V] logits of the reference, or None when ``kl_coef`` is 0.
-        average: [P, V] logits of the averaged policy, or None when ``ema_kl_coef`` is 0.
+        average: [P, V] logits of the policy's EMA, or None when ``ema_kl_coef`` is 0.
         frozen: see ``policy_loss``.
 
     Returns:
-        The loss (scalar) and [len(SUMS)] sums for the metrics, which carry no gradient of interest.
+        The loss (scalar), and [len(SUMS)] sums for the metrics, whose gradient is not used.
     """
     others = {"reference": reference, "average": average}
     given = {name: other for name, other in others.items() if other is not None}
@@ -77,17 +77,17 @@ def total_loss(
 def token_terms(
     xp: Any, logits: Any, others: Terms, arrays: BatchArrays, objective: Objective
 ) -> dict[str, Any]:
-    """What ``token_loss`` reads of each token, from the logits of its place.
+    """Compute the terms of ``token_loss`` for each token, from the logits of its position.
 
     Args:
         xp: array namespace.
-        logits: [P, V] float32 of the policy being trained.
-        others: "reference" and "average" -> [P, V] logits, where the objective reads them.
+        logits: [P, V] float32 logits of the policy being trained.
+        others: "reference" and "average" (the EMA) -> [P, V] logits, where the objective uses them.
         arrays: the batch.
-        objective: what to minimise.
+        objective: the objective to minimise.
 
     Returns:
-        As ``token_loss`` takes it.
+        Name -> [S, A] terms, as ``token_loss`` takes them.
     """
     places, at = arrays.places, arrays.sample_place
     policy = place_logprobs(xp, logits, places)
@@ -108,20 +108,20 @@ def token_terms(
 def token_loss(
     xp: Any, terms: Terms, arrays: BatchArrays, objective: Objective, *, frozen: Any = None
 ) -> tuple[Any, Any]:
-    """``total_loss`` from what is known of the chosen tokens alone, without any logits.
+    """Compute ``total_loss`` from terms of the chosen tokens, without logits.
 
     Args:
         xp: array namespace.
-        terms: "logprob": [S, A] nats under the policy being trained. "spread": [S, A] entropy at
-            each token's place. "reference" and "average", where their coefficients are not 0:
-            [S, A] log-probabilities of the chosen tokens or, where ``kl_estimator`` is "exact",
-            divergences with their gradient.
-        arrays: the batch, whose places are not read.
-        objective: what to minimise.
+        terms: "logprob": [S, A] log-probabilities (nats) under the policy being trained. "spread":
+            [S, A] entropy (nats) at each token's position. "reference" and "average" (the EMA),
+            where their coefficients are not 0: [S, A] log-probabilities of the chosen tokens or,
+            where ``kl_estimator`` is "exact", divergences with their gradient.
+        arrays: the batch; the fields of its logit positions are not used.
+        objective: the objective to minimise.
         frozen: see ``policy_loss``.
 
     Returns:
-        As ``total_loss``.
+        See ``total_loss``.
     """
     logprob, spread = terms["logprob"], terms["spread"]
     mask = arrays.mask
@@ -164,10 +164,10 @@ def token_loss(
 
 
 def _reference(xp: Any, given: Any, computed: Any, estimator: KlEstimator) -> Any:
-    """[S, A] what the samples bring of the reference; what was computed, where they bring nothing.
+    """[S, A] the samples' own reference log-probabilities; the computed ones where they have none.
 
     Raises:
-        TrainerError: the divergence is exact, which chosen tokens alone do not tell.
+        TrainerError: the divergence is exact, which needs whole distributions.
     """
     if given is None:
         return computed
@@ -182,7 +182,7 @@ def _reference(xp: Any, given: Any, computed: Any, estimator: KlEstimator) -> An
 def _divergences(
     xp: Any, terms: Terms, arrays: BatchArrays, objective: Objective, *, frozen: Any, gap: Any
 ) -> tuple[Any, Any, list[Any]]:
-    """Advantages less the penalties, [S, A] terms of the loss or None, and what is reported."""
+    """Advantages minus KL penalties, [S, A] KL terms of the loss or None, and values to report."""
     advantage, extra = arrays.advantage, None
     reported: list[Any] = []
     estimator = objective.kl_estimator

@@ -1,1 +1,1 @@
-"""Adapters: named arrays with a version and a digest, and their files."""
+"""LoRA adapters: named arrays with a version and a digest, and their file formats."""

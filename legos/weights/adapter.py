@@ -1,4 +1,4 @@
-"""A named set of LoRA arrays with a version, and its bytes."""
+"""Adapters: named and versioned sets of LoRA arrays, and their safetensors form."""
 
 import hashlib
 import json
@@ -26,14 +26,14 @@ __all__ = [
     "unpack_adapter",
 ]
 
-HEADER_ENTRY = "legos"  # of a safetensors file: what this kit records there, as JSON
+HEADER_ENTRY = "legos"  # key of the safetensors header whose JSON value this kit writes
 
 _ARRAY_NAME = re.compile(r"(?P<module>.+)\.(?P<part>lora_a|lora_b|m)")
 _IN_LAYER = re.compile(r".*?\b(?:layers|blocks|h)\.(?P<layer>\d+)\.(?P<rest>.+)")
 
 
 class _Record(msgspec.Struct):
-    """What ``pack_adapter`` and ``write_peft`` record."""
+    """The header entry that ``pack_adapter`` and ``write_peft`` write."""
 
     name: str | None = None
     version: int | None = None
@@ -43,19 +43,19 @@ class _Record(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraShape:
-    """Where LoRA stands in a model and how large it is."""
+    """The modules that LoRA adapts, its rank and its scale."""
 
     rank: int  # inner dimension of every pair
     scale: float  # y = W x + scale * B(A x)
-    num_layers: int  # the last n transformer layers
+    num_layers: int  # number of adapted transformer layers, counted from the last
     modules: tuple[str, ...]  # full names of the adapted modules, sorted
     use_dora: bool = False  # y = m / |W + scale * B A| * (W x + scale * B(A x)), row by row
 
     def __post_init__(self) -> None:
-        """Refuse a scale that is no number.
+        """Refuse a scale that is not a finite number.
 
         Raises:
-            AdapterError: naming it.
+            AdapterError: the scale is invalid; the message names it.
         """
         try:
             usable = isfinite(self.scale)
@@ -67,27 +67,27 @@ class LoraShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterInfo:
-    """What is live in an engine."""
+    """Name, version and digest of an adapter."""
 
     name: str
     version: int
-    digest: str  # of the arrays, hexadecimal
+    digest: str  # hexadecimal digest of the arrays
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """LoRA arrays under a name and a version; frozen once made.
+    """LoRA arrays with a name and a version; immutable.
 
     ``arrays`` maps ``<module>.lora_a`` [in, rank], ``<module>.lora_b`` [rank, out] and, in DoRA,
-    ``<module>.m`` [out] to float32 arrays of the device that made them (anything NumPy can read
-    without a copy).
+    ``<module>.m`` [out] to float32 arrays of the device that made them (any arrays that NumPy can
+    read without a copy).
     """
 
     name: str
-    version: int  # optimiser steps behind it; 0 is the base
+    version: int  # number of optimiser steps; 0 is the base model
     shape: LoraShape
     arrays: Mapping[str, Any]
-    base_model: str | None = None  # what it was trained on, as ``--model`` takes it, if known
+    base_model: str | None = None  # the model it was trained on, as ``--model`` takes it, if known
 
     @cached_property
     def digest(self) -> str:
@@ -105,13 +105,13 @@ class Adapter:
         return AdapterInfo(name=self.name, version=self.version, digest=self.digest)
 
     def check_base(self, model: str) -> None:
-        """Refuse a model that this adapter was not trained on; only folders' own names count.
+        """Refuse a model that this adapter was not trained on; only the last part of names counts.
 
         Args:
-            model: the model that it shall be put on, as ``--model`` takes it.
+            model: the model to use it with, as ``--model`` takes it.
 
         Raises:
-            AdapterError: another one is recorded.
+            AdapterError: the adapter records another model.
         """
         recorded = self.base_model
         if recorded is not None and model_name(recorded) != model_name(model):
@@ -122,14 +122,14 @@ class Adapter:
             )
 
     def checked(self, recorded: str, otherwise: str) -> "Adapter":
-        """This adapter, if it is the one that was recorded.
+        """Check the digest and return this adapter.
 
         Args:
-            recorded: the digest; its own where another program recorded none.
-            otherwise: what has happened if it is another one, and what to do.
+            recorded: the recorded digest.
+            otherwise: end of the error message: what a difference means, and what to do.
 
         Raises:
-            AdapterError: it is another one.
+            AdapterError: the digests differ.
         """
         if self.digest != recorded:
             raise AdapterError(
@@ -140,7 +140,7 @@ class Adapter:
 
 
 def pack_adapter(adapter: Adapter) -> bytes:
-    """An adapter as one safetensors file; its header holds name, version, digest and scale."""
+    """An adapter as the bytes of a safetensors file with name, version, digest and scale."""
     record = {
         "name": adapter.name,
         "version": adapter.version,
@@ -156,13 +156,13 @@ def unpack_adapter(
     """Read what ``pack_adapter`` wrote, or any safetensors file with mlx-lm's names.
 
     Args:
-        data: the file.
-        name: None takes the recorded one.
-        version: None takes the recorded one.
-        scale: LoRA's multiplier where the file records none.
+        data: bytes of the file.
+        name: name of the adapter; None: the recorded name.
+        version: version of the adapter; None: the recorded version.
+        scale: LoRA's scale where the file records none.
 
     Raises:
-        AdapterError: the file is damaged, or does not say what is not given.
+        AdapterError: the file is damaged, or a value is neither recorded nor given.
     """
     arrays, texts = unpack_tensors(data)
     record = header_record(texts)
@@ -182,15 +182,15 @@ def unpack_adapter(
 
 
 def model_name(model: str) -> str:
-    """What a model is called: a folder's own name, a hub name without its organisation."""
+    """The short name of a model: the last part of a path, or a hub name without organisation."""
     return Path(model).name or Path(model).resolve().name
 
 
 def header_record(texts: Mapping[str, str]) -> dict[str, Any]:
-    """What this kit recorded in a safetensors header; empty where another program wrote it.
+    """This kit's entry in a safetensors header; empty where another program wrote the file.
 
     Raises:
-        AdapterError: a field is of another type.
+        AdapterError: the entry cannot be parsed.
     """
     try:
         record = msgspec.json.decode(texts.get(HEADER_ENTRY, "{}"), type=_Record)
@@ -204,14 +204,14 @@ def header_record(texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def shape_of(arrays: Mapping[str, Any], scale: float) -> LoraShape:
-    """Where LoRA stands and how large it is, as the arrays' names and shapes tell.
+    """Infer the LoRA shape from the names and shapes of its arrays.
 
     Args:
         arrays: ``<module>.lora_a`` and ``<module>.lora_b``, in DoRA ``<module>.m`` as well.
-        scale: LoRA's multiplier, which no array tells.
+        scale: LoRA's scale, which arrays do not show.
 
     Raises:
-        AdapterError: there is no array, a name is another one, or ranks differ.
+        AdapterError: there is no array, a name is not a LoRA name, or ranks differ.
     """
     if not arrays:
         raise AdapterError("the adapter holds no array")

@@ -1,4 +1,4 @@
-"""Whether an adapter's arrays belong where they are to go."""
+"""Check that an adapter's arrays fit a model."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,12 +14,13 @@ def check_shapes(
     """Refuse LoRA arrays of another model, rank or kind.
 
     Args:
-        arrays: what came, by name.
-        shapes: what is expected, by name.
-        name: of the adapter, for messages.
+        arrays: name -> array of the adapter.
+        shapes: name -> expected shape.
+        name: name of the adapter, for messages.
 
     Raises:
-        AdapterError: naming the first array that is missing, unknown, or of another shape or rank.
+        AdapterError: an array is missing, unknown, or of another shape or rank; the message names
+            the first.
     """
     for key in sorted(shapes.keys() | arrays.keys()):
         hint = _dora_hint(arrays, shapes)
@@ -34,7 +35,7 @@ def check_shapes(
 
 
 def _dora_hint(arrays: Iterable[str], expected: Iterable[str]) -> str:
-    """What to do where only one of both has magnitudes."""
+    """Advice where only one of both has DoRA's magnitudes."""
     has, wants = (any(key.endswith(".m") for key in keys) for keys in (arrays, expected))
     if has == wants:
         return ""
@@ -42,7 +43,7 @@ def _dora_hint(arrays: Iterable[str], expected: Iterable[str]) -> str:
 
 
 def _rank_hint(have: tuple[int, ...], want: tuple[int, ...], *, axis: int) -> str:
-    """What to do where only the rank differs."""
+    """Advice where the rank differs."""
     if len(have) < 2 or len(have) != len(want) or have[axis] == want[axis]:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""An adapter on disk: mlx-lm's folder, written and read, and PEFT's, read."""
+"""Adapter folders: write mlx-lm's format, and read mlx-lm's and PEFT's."""
 
 import json
 from pathlib import Path
@@ -90,12 +90,12 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 def is_adapter_folder(folder: Path) -> bool:
-    """Whether a folder holds an adapter, or what is left of one."""
+    """Whether a folder holds at least one file of an adapter."""
     return any((folder / name).is_file() for name in (CONFIG_FILE, WEIGHTS_FILE, PEFT_WEIGHTS_FILE))
 
 
 def _is_dora(fine_tune_type: str) -> bool:
-    """Which of mlx-lm's two kinds of adapters a folder holds."""
+    """Whether mlx-lm's ``fine_tune_type`` is DoRA and not LoRA."""
     if fine_tune_type not in ("lora", "dora"):
         raise AdapterError(f"its fine_tune_type is {fine_tune_type!r}; expected 'lora' or 'dora'")
     return fine_tune_type == "dora"

@@ -1,4 +1,4 @@
-"""Adapters in PEFT's format, which vLLM, SGLang and transformers read: both ways, exactly.
+"""Exact conversion of adapters to and from PEFT's format (vLLM, SGLang, transformers).
 
     ours  <module>.lora_a [in, r]         PEFT base_model.model.<module>.lora_A.weight [r, in]
           <module>.lora_b [r, out]             base_model.model.<module>.lora_B.weight [out, r]
@@ -35,9 +35,9 @@ from legos.weights.tensors import Floats, pack_tensors, unpack_tensors
 
 __all__ = ["PEFT_WEIGHTS_FILE", "PeftFiles", "from_peft", "read_peft", "to_peft", "write_peft"]
 
-CONFIG_FILE = "adapter_config.json"  # which mlx-lm calls the same
+CONFIG_FILE = "adapter_config.json"  # mlx-lm's file has the same name
 PEFT_WEIGHTS_FILE = "adapter_model.safetensors"
-FOREIGN_VERSION = 1  # of an adapter that does not say how many steps are behind it
+FOREIGN_VERSION = 1  # version of an adapter that records none
 
 _PREFIX = "base_model.model."
 _MAGNITUDE = "lora_magnitude_vector"
@@ -48,26 +48,26 @@ _TENSOR = re.compile(
 )
 _EXPERT = re.compile(r"(?P<block>.+)\.experts\.(?P<number>\d+)\.(?P<projection>\w+)")
 _SWITCH = re.compile(r"(?P<block>.+)\.switch_mlp\.(?P<projection>\w+)")
-_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # in its block_sparse_moe
+_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # names in block_sparse_moe
 _TO_MIXTRAL = {ours: theirs for theirs, ours in _MIXTRAL.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeftFiles:
-    """What stands in a PEFT folder."""
+    """The content of a PEFT folder."""
 
     tensors: Mapping[str, Floats]
-    config: Mapping[str, Any]  # of adapter_config.json
+    config: Mapping[str, Any]  # content of adapter_config.json
 
 
 @dataclass(frozen=True, slots=True)
 class _Scales:
-    """Rank and multiplier of each module, as the configuration gives them."""
+    """Rank and scale of each module, from PEFT's configuration."""
 
     config: Mapping[str, Any]
 
     def of(self, module: str) -> tuple[int, float]:
-        """Rank, and what LoRA's output is multiplied by."""
+        """Rank and scale of a module."""
         rank = int(self._value("rank_pattern", module, self.config["r"]))
         alpha = float(self._value("alpha_pattern", module, self.config["lora_alpha"]))
         return rank, alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
@@ -81,14 +81,14 @@ class _Scales:
 
 
 def to_peft(adapter: Adapter, *, base_model: str = "") -> PeftFiles:
-    """An adapter as PEFT's tensors and configuration.
+    """Convert an adapter to PEFT's tensors and configuration.
 
     Args:
-        adapter: what to export.
-        base_model: name of the model that it belongs to, which some programs read.
+        adapter: the adapter to export.
+        base_model: name of its base model, which some programs read.
 
     Raises:
-        AdapterError: naming an array whose place PEFT has no name for.
+        AdapterError: PEFT has no name for the module of an array; the message names it.
     """
     tensors: dict[str, Floats] = {}
     modules: set[str] = set()
@@ -123,19 +123,19 @@ def to_peft(adapter: Adapter, *, base_model: str = "") -> PeftFiles:
 def from_peft(
     tensors: Mapping[str, Any], config: Mapping[str, Any], *, name: str, version: int
 ) -> Adapter:
-    """The adapter that PEFT's tensors and configuration describe.
+    """Convert PEFT's tensors and configuration to an adapter.
 
     Modules of other ranks or scales (``rank_pattern``, ``alpha_pattern``) are padded with zeros
     and scaled, which changes no output.
 
     Args:
         tensors: PEFT name -> array, with or without the prefix ``base_model.model.``.
-        config: of adapter_config.json.
-        name: of the adapter.
-        version: optimiser steps behind it.
+        config: content of adapter_config.json.
+        name: name of the adapter.
+        version: its version, a number of optimiser steps.
 
     Raises:
-        AdapterError: naming the tensor or the setting that means something else than LoRA or DoRA.
+        AdapterError: a tensor or setting is not plain LoRA or DoRA; the message names it.
     """
     _check_config(config)
     scales = _Scales(config)
@@ -171,7 +171,7 @@ def write_peft(adapter: Adapter, folder: Path, *, base_model: str = "") -> None:
     The caller renames the folder into place, so that a half-written one is never seen.
 
     Raises:
-        AdapterError: naming an array whose place PEFT has no name for.
+        AdapterError: PEFT has no name for the module of an array; the message names it.
     """
     files = to_peft(adapter, base_model=base_model)
     record = {"name": adapter.name, "version": adapter.version, "digest": adapter.digest}
@@ -181,10 +181,10 @@ def write_peft(adapter: Adapter, folder: Path, *, base_model: str = "") -> None:
 
 
 def read_peft(folder: Path) -> Adapter:
-    """Read a PEFT folder; one of another program is called ``policy`` and has version 1.
+    """Read a PEFT folder; an adapter of another program gets the name ``policy`` and version 1.
 
     Raises:
-        AdapterError: a file is missing or unreadable, or holds something else than LoRA.
+        AdapterError: a file is missing or unreadable, or is not LoRA or DoRA.
     """
     try:
         config: dict[str, Any] = dict(json.loads((folder / CONFIG_FILE).read_text()))
@@ -203,7 +203,7 @@ def read_peft(folder: Path) -> Adapter:
 
 
 def _check_config(config: Mapping[str, Any]) -> None:
-    """Refuse what is neither LoRA nor DoRA."""
+    """Refuse a configuration that is neither plain LoRA nor DoRA."""
     kind = config.get("peft_type", "LORA")
     if kind != "LORA":
         raise AdapterError(f"peft_type is {kind!r}; expected 'LORA'")
@@ -223,7 +223,7 @@ def _check_config(config: Mapping[str, Any]) -> None:
 
 
 def _place(key: str) -> tuple[str, str]:
-    """Module of a PEFT tensor's name, and its letter: A, B, or m for DoRA's magnitudes."""
+    """Module and part of a PEFT tensor's name: A, B, or m for DoRA's magnitudes."""
     found = _TENSOR.fullmatch(key)
     if found is None:
         raise AdapterError(
@@ -240,7 +240,7 @@ def _place(key: str) -> tuple[str, str]:
 
 
 def _check_pair(module: str, pair: Mapping[str, Floats], rank: int) -> None:
-    """Refuse half a pair, another rank, and matrices that were not transposed."""
+    """Refuse an incomplete pair, another rank, and matrices in mlx-lm's transposed layout."""
     for letter, axis, form in (("A", 0, "[r, in]"), ("B", 1, "[out, r]")):
         name = f"{module}.lora_{letter}.weight"
         if letter not in pair:
@@ -257,7 +257,7 @@ def _check_pair(module: str, pair: Mapping[str, Floats], rank: int) -> None:
 
 
 def _check_magnitude(module: str, pair: Mapping[str, Floats], *, use_dora: bool) -> None:
-    """Refuse magnitudes that are not there, do not fit, or are not asked for."""
+    """Refuse magnitudes that are missing, do not fit, or contradict ``use_dora``."""
     name = f"{module}.{_MAGNITUDE}"
     if use_dora != ("m" in pair):
         told = "is missing" if use_dora else "is there"
@@ -275,7 +275,7 @@ def _check_magnitude(module: str, pair: Mapping[str, Floats], *, use_dora: bool)
 
 
 def _experts(module: str, array: Floats) -> dict[str, Floats]:
-    """[E, x, y] matrices of all experts under the names of each."""
+    """Split the stacked matrices [E, x, y] of all experts into one matrix per expert, by name."""
     found = _SWITCH.fullmatch(module)
     if found is None:
         raise AdapterError(
@@ -292,11 +292,11 @@ def _experts(module: str, array: Floats) -> dict[str, Floats]:
 
 
 def _switched(arrays: Mapping[str, Floats]) -> dict[str, Floats]:
-    """The arrays with those of experts stacked, in the order of their numbers."""
+    """The arrays, with those of experts stacked in the order of the experts' numbers."""
     whole: dict[str, Floats] = {}
     stacks: dict[str, dict[int, Floats]] = {}
     for name, array in arrays.items():
-        module, _, letter = name.rpartition(".lora_")  # magnitudes are of no expert
+        module, _, letter = name.rpartition(".lora_")  # experts have no magnitudes
         found = _EXPERT.fullmatch(module)
         if found is None:
             whole[name] = np.ascontiguousarray(array)

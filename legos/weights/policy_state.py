@@ -1,6 +1,6 @@
-"""A trained policy on disk: what every backend saves and restores, whatever its device.
+"""The saved state of a trained policy, in one format for the backends of all devices.
 
-All arrays are float32 and named by module, so that one device goes on where another one stopped:
+All arrays are float32 and named by module, so one device can resume what another one saved:
 ``<module>.lora_a`` in the adapter and its EMA, ``<module>.lora_a.m`` and ``<module>.lora_a.v`` for
 AdamW's first and second moment of that array.
 """
@@ -24,18 +24,18 @@ FORMAT = "2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyState:
-    """One policy and its optimiser; arrays are anything that NumPy can read."""
+    """One policy and its optimiser; arrays are of any type that NumPy can read."""
 
-    name: str  # of the policy, where several are trained
-    version: int  # updates behind the adapter
-    updates: int  # updates behind the moments, which AdamW's bias correction counts
+    name: str  # name of the policy
+    version: int  # version of the adapter, a number of optimiser steps
+    updates: int  # updates of the moments, the step count of AdamW's bias correction
     adapter: Mapping[str, Any]
     ema: Mapping[str, Any]
     moments: Mapping[str, Any]  # "<array>.m" and "<array>.v" for every array of the adapter
 
 
 def write_policy_state(state: PolicyState, folder: Path) -> None:
-    """Write three files into an existing folder."""
+    """Write a policy's adapter, EMA and moments as three files into an existing folder."""
     texts = {
         "format": FORMAT,
         "policy": state.name,
@@ -56,13 +56,14 @@ def read_policy_state(
     """Read what ``write_policy_state`` wrote.
 
     Args:
-        folder: with the three files.
-        name: of the policy that is expected there.
-        shapes: of every array of the policy that it is for, by name.
+        folder: folder with the three files.
+        name: name of the expected policy.
+        shapes: name -> expected shape of every array of the adapter.
 
     Raises:
-        CheckpointError: another format, another policy, or the moments of another optimiser.
-        AdapterError: a file is damaged, or of another model or LoRA; names the first difference.
+        CheckpointError: the files have another format, policy or optimiser.
+        AdapterError: a file is damaged, or from another model or LoRA; the message names the first
+            difference.
         OSError: a file is missing.
     """
     moments, texts = _read(folder / MOMENTS_FILE)

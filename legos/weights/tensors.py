@@ -1,4 +1,4 @@
-"""Named float arrays to the bytes of a safetensors file and back, with the text in its header."""
+"""Convert named float arrays to safetensors bytes and back, with texts in the header."""
 
 import json
 import math
@@ -16,16 +16,16 @@ __all__ = ["Floats", "pack_tensors", "unpack_tensors"]
 
 Floats = NDArray[np.float32]
 
-_HEADER_SIZE_BYTES = 8  # a little-endian number before the header, which is JSON
+_HEADER_SIZE_BYTES = 8  # bytes of the little-endian header size, before the JSON header
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 def pack_tensors(arrays: Mapping[str, Any], texts: Mapping[str, str]) -> bytes:
-    """Write arrays as float32.
+    """Convert arrays to the bytes of a float32 safetensors file.
 
     Args:
-        arrays: name -> anything that NumPy can read.
-        texts: what to keep in the header beside them.
+        arrays: name -> array of any type that NumPy can read.
+        texts: key -> text for the metadata in the header.
     """
     whole = {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
     return save(whole, metadata=dict(texts))
@@ -34,14 +34,14 @@ def pack_tensors(arrays: Mapping[str, Any], texts: Mapping[str, str]) -> bytes:
 def unpack_tensors(data: bytes | bytearray) -> tuple[dict[str, Floats], dict[str, str]]:
     """Read arrays as float32, and the header's texts; float32 arrays are views of the data.
 
-    The library copies the whole file at once under the interpreter's lock, which would stall a
-    server's event loop for tens of milliseconds.
+    The safetensors library copies the whole file at once while it holds the interpreter's lock,
+    which would block a server's event loop for tens of milliseconds.
 
     Args:
-        data: a safetensors file of F32, F16 or BF16 tensors.
+        data: bytes of a safetensors file of F32, F16 or BF16 tensors.
 
     Raises:
-        AdapterError: it is none, it is cut off, or a tensor has another type.
+        AdapterError: the bytes are not safetensors or are cut off, or a tensor has another type.
     """
     view = memoryview(data)
     size = int.from_bytes(view[:_HEADER_SIZE_BYTES], "little")

@@ -39,7 +39,7 @@ def open_terms(logits: mx.array, others: Terms, arrays: BatchArrays) -> Terms:
         return x[at, target] - n[at]
 
     @mx.custom_function
-    def trained(x: mx.array, n: mx.array, p: mx.array) -> mx.array:  # noqa: ARG001 - for the gradient
+    def trained(x: mx.array, n: mx.array, p: mx.array) -> mx.array:  # noqa: ARG001 - for the vjp
         return chosen(x, n)
 
     @trained.vjp
