@@ -1,1 +1,1 @@
-"""The only place that turns settings into objects and names a device."""
+"""Makes objects from settings; the only package that names a device."""

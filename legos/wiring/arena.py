@@ -1,4 +1,4 @@
-"""From configuration to an arena with its client, credit rule and options."""
+"""Make an arena with its client, credit rule and options from the configuration."""
 
 import inspect
 from collections.abc import Mapping
@@ -32,19 +32,19 @@ def make_arena(
     generation: GenerationConfig | None = None,
     seed: int = 0,
 ) -> Arena:
-    """Make an arena by name, with the settings that the configuration gives it.
+    """Make an arena by name, with the settings of the configuration.
 
     Args:
-        name: as ``find_arena`` takes it.
-        client: who answers for every seat.
-        play: how it is played; None leaves all to the arena.
-        generation: how completions are sampled.
-        seed: of tasks and plays.
+        name: name of the arena, as ``find_arena`` takes it.
+        client: answers for every seat.
+        play: settings of play; None: the arena's own.
+        generation: settings of sampling.
+        seed: seed of tasks and plays.
 
     Raises:
-        ArenaError: no such arena, an option that its constructor does not take, or an attribute
-            that makes no sense.
-        ConfigError: the arena does not take the credit rule that is asked for.
+        ArenaError: the arena is not found, its constructor does not take an option, or an
+            attribute is invalid.
+        ConfigError: the arena does not use the requested credit rule.
     """
     play = play or PlayConfig()
     kind = find_arena(name)
@@ -87,10 +87,10 @@ def make_arena(
 
 
 def _penalise_overlong(arena: Arena, margin: int) -> None:
-    """Lay the soft penalty over the arena's credit rule.
+    """Add the soft penalty of long completions to the arena's credit rule.
 
     Raises:
-        ConfigError: nothing but its moves limits the arena's completions.
+        ConfigError: the arena's completions have no limit besides their longest move.
     """
     if arena.max_tokens is None:
         raise ConfigError(
@@ -104,10 +104,10 @@ def _penalise_overlong(arena: Arena, margin: int) -> None:
 
 
 def check_options(name: str, options: Mapping[str, object]) -> None:
-    """Refuse an option that the arena's constructor does not take, or lacks.
+    """Refuse options that the arena's constructor does not take, and missing required ones.
 
     Raises:
-        ArenaError: there is one, or no such arena.
+        ArenaError: an option is unknown or missing, or the arena is not found.
     """
     parameters = inspect.signature(find_arena(name)).parameters
     for key, p in parameters.items():

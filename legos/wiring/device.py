@@ -1,4 +1,4 @@
-"""The one place that names a device."""
+"""The table of devices, the only place that names them, and the checks of each."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -27,10 +27,10 @@ DEVICES: Mapping[str, Callable[[], Device]] = {"mlx": _mlx}
 
 
 def find_device(name: str = "mlx") -> Device:
-    """The device of a name.
+    """The device with a name.
 
     Raises:
-        ModelError: there is none.
+        ModelError: no device has that name.
     """
     if name not in DEVICES:
         raise ModelError(f"no device {name!r}{did_you_mean(name, DEVICES)}; known: {[*DEVICES]}")
@@ -38,35 +38,35 @@ def find_device(name: str = "mlx") -> Device:
 
 
 class DeviceChecks(Protocol):
-    """Bare loops of the same work on one model, and measurements that need its device."""
+    """Baselines without the kit's engine and backend, and measurements, on one model's device."""
 
     def bare_generation(
         self, engine: LocalEngine, prompts: Sequence[Row], *, max_tokens: int, rows: int
     ) -> float:
-        """Seconds in which a bare loop samples a completion of every prompt, equal ones again.
+        """Seconds in which a minimal loop samples a completion of every prompt, also equal ones.
 
         Args:
-            engine: one of the model's, whose thread and weights are used.
-            prompts: token ids.
-            max_tokens: tokens of each completion.
-            rows: decoded at once, and prefilled at once.
+            engine: an engine of the model, whose thread and weights are used.
+            prompts: token ids of each prompt.
+            max_tokens: number of tokens of each completion.
+            rows: number of rows that are decoded, and prefilled, at once.
         """
         ...
 
     def bare_shared_generation(
         self, engine: LocalEngine, prompts: Sequence[Row], *, rows: int
     ) -> float:
-        """The same, one token for each prompt, where equal prompts are computed once."""
+        """Seconds of a minimal loop for one token per prompt; equal prompts are computed once."""
         ...
 
     def bare_update(
         self, blocks: Sequence[Sequence[Split]], *, pad_to: int = 0
     ) -> Callable[[], None]:
-        """A bare optimiser step; each block is padded to its longest row, or to ``pad_to``."""
+        """Make a minimal optimiser step; a block is padded to its longest row or to ``pad_to``."""
         ...
 
     def peer_update(self, blocks: Sequence[Sequence[Split]]) -> Callable[[], None] | None:
-        """The step of mlx-lm-lora on the same blocks; None where it is not installed."""
+        """Make mlx-lm-lora's optimiser step on the same blocks; None where it is not installed."""
         ...
 
     def step(
@@ -77,38 +77,38 @@ class DeviceChecks(Protocol):
         share: bool = True,
         checkpoint: bool = False,
     ) -> MeasuredStep:
-        """The gradients of one step, computed on a copy of the model.
+        """Compute the gradients of one step on a copy of the model.
 
         Args:
-            adapter: LoRA as it stands.
-            samples: of the step.
+            adapter: LoRA arrays of the policy.
+            samples: samples of the step.
             share: whether rows share prefixes, where the architecture allows it.
             checkpoint: whether layers are computed again in the backward pass.
         """
         ...
 
     def peak_bytes(self, call: Callable[[], object]) -> int:
-        """Run a call; the most bytes that the device held beyond those before it."""
+        """Run a call; returns the device's peak memory in bytes, minus what it held before."""
         ...
 
     def memory(self) -> Mapping[str, float]:
-        """MiB that the device library holds now, and the most that it held so far."""
+        """Memory that the device library holds now, and its peak so far, in MiB."""
         ...
 
     def record(self) -> None:
-        """Start recording when device code of the model's engines and backend runs."""
+        """Start recording the time spans of device code in the model's engines and backend."""
         ...
 
     def recorded(self, start: float, end: float) -> float:
-        """Seconds between two readings of ``perf_counter`` in which some device code ran."""
+        """Seconds in which device code ran, between two readings of ``perf_counter``."""
         ...
 
 
 def device_checks(model: ModelHandle) -> DeviceChecks:
-    """What benches and the self-test measure a model's device with.
+    """The baselines and measurements of a model's device, for benches and the self-test.
 
     Raises:
-        ModelError: its device has nothing of the kind.
+        ModelError: the device has none.
     """
     from legos.mlx.checks.device import MlxChecks
     from legos.mlx.device import MlxModel

@@ -1,4 +1,4 @@
-"""Evaluating a policy: what a trainer has trained, from a script, or as a run is configured."""
+"""Evaluate a trainer's policy from a script, or make the evaluation that a run configures."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ __all__ = ["evaluate", "evaluation_of"]
 
 
 def evaluation_of(config: RunConfig, arena: Arena, scorer: Scorer) -> ArenaEvaluation:
-    """The evaluation that a run's settings ask for."""
+    """Make the evaluation of a run's settings."""
     return ArenaEvaluation(
         arena,
         scorer,
@@ -25,16 +25,16 @@ def evaluation_of(config: RunConfig, arena: Arena, scorer: Scorer) -> ArenaEvalu
 async def evaluate(
     arena: Arena, trainer: Trainer, *, plays: int = 64, temperature: float | None = None
 ) -> dict[str, Any]:
-    """Figures of the newest policy at an arena, as JSON values.
+    """Evaluate the newest policy in an arena; returns JSON values.
 
     Args:
-        arena: what is evaluated; exactly where it is a game that lists its starts.
-        trainer: its adapter is published first.
-        plays: how many plays stand for any other arena.
-        temperature: of the policy in these plays, 0: greedy; None: the arena's.
+        arena: the arena; a game that lists its starts is evaluated exactly.
+        trainer: trainer of the policy; its adapter is published first.
+        plays: number of plays to sample in any other arena.
+        temperature: sampling temperature of these plays, 0: greedy; None: the arena's.
 
     Returns:
-        ``arena``, ``policy_version`` and the arena's figures; None where one is not defined.
+        ``arena``, ``policy_version`` and the arena's figures; None where a figure is undefined.
     """
     await trainer.publish_weights()
     evaluation = ArenaEvaluation(arena, trainer.client(), plays=plays, temperature=temperature)

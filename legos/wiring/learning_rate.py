@@ -1,4 +1,4 @@
-"""A learning rate to start from, from the size of a model."""
+"""Advice on the learning rate, from the size of a model."""
 
 import json
 from dataclasses import dataclass
@@ -7,19 +7,19 @@ from typing import Any
 
 __all__ = ["LearningRateAdvice", "advise_learning_rate"]
 
-FULL = 5e-5  # of all weights at hidden size 2000
-LORA = 10.0  # LoRA learns at ten times the rate, whatever its rank
-EXPONENTS = {"qwen": 0.0775, "llama": 0.781}  # how fast the rate falls with the hidden size
-RL = 0.1  # rewards are noisier than texts; recipes stand a tenth and more below supervised ones
+FULL = 5e-5  # rate of full fine-tuning at hidden size 2000
+LORA = 10.0  # rate of LoRA / rate of full fine-tuning, at any rank
+EXPONENTS = {"qwen": 0.0775, "llama": 0.781}  # exponent by which the rate falls with hidden size
+RL = 0.1  # lowest rate of RL / rate of supervised training, because rewards are noisier than texts
 
 
 @dataclass(frozen=True, slots=True)
 class LearningRateAdvice:
-    """A range to look in.
+    """A range of learning rates to try.
 
     Attributes:
-        lowest: where to start.
-        highest: what supervised training with LoRA would take.
+        lowest: the rate to start with.
+        highest: the rate of supervised training with LoRA.
         hidden: the model's hidden size.
     """
 
@@ -28,7 +28,7 @@ class LearningRateAdvice:
     hidden: int
 
     def describe(self, learning_rate: float) -> str:
-        """One line, beside the rate that is set."""
+        """One line with the range and the configured learning rate."""
         return (
             f"learning rate {learning_rate:.3g}; for LoRA at hidden size {self.hidden} look "
             f"between {self.lowest:.1g} and {self.highest:.1g} (training.learning_rate)"
@@ -36,18 +36,18 @@ class LearningRateAdvice:
 
 
 def advise_learning_rate(folder: Path) -> LearningRateAdvice | None:
-    """Where to look for the learning rate of a model's LoRA adapter.
+    """Suggest a range for the learning rate of a model's LoRA adapter.
 
-    ``10 * 5e-5 * (2000 / H) ** p`` with p of the model's family is what the Tinker cookbook found
-    for supervised training (its ``hyperparam_utils``; the factor 10 is that of "LoRA Without
-    Regret", Thinking Machines 2025); other families get the smaller of both. Recipes for
-    reinforcement learning stand at a tenth of that and above.
+    For supervised training, the Tinker cookbook (``hyperparam_utils``) found the rate
+    ``10 * 5e-5 * (2000 / H) ** p`` with an exponent p for each model family; the factor 10 is from
+    "LoRA Without Regret" (Thinking Machines 2025). Other families get the smaller rate of both.
+    Recipes for reinforcement learning use a tenth of that rate or more.
 
     Args:
-        folder: the model's, with its ``config.json``.
+        folder: folder of the model, with its ``config.json``.
 
     Returns:
-        None where the configuration tells no hidden size.
+        The range; None where the configuration has no hidden size.
     """
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     config |= config.get("text_config") or {}

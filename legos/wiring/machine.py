@@ -1,4 +1,4 @@
-"""What the process and the machine at hand could do better."""
+"""Performance settings of the process: BLAS library, garbage collector and threads."""
 
 import gc
 import os
@@ -11,7 +11,7 @@ __all__ = ["blas_hint", "quiet_collector", "share_cores"]
 
 
 def blas_hint() -> str | None:
-    """On Linux without OpenBLAS in the process: how to make float32 several times faster."""
+    """Advice to use OpenBLAS, on Linux where the process has not loaded it; otherwise None."""
     maps = Path("/proc/self/maps")
     if sys.platform != "linux" or not maps.exists() or "/libopenblas" in maps.read_text():
         return None
@@ -22,10 +22,11 @@ def blas_hint() -> str | None:
 
 
 def quiet_collector() -> None:
-    """Keep Python's cycle collector off the hundred thousands of objects that stay for good.
+    """Exclude the objects that exist now from Python's cycle collector, and run it less often.
 
-    Libraries leave that many, and plays make new ones by the thousand; left as it is, the collector
-    walks over all of them many times a second and takes half of a small game's time.
+    Libraries leave hundreds of thousands of permanent objects, and plays make new ones by the
+    thousand. By default the collector scans all of them many times a second, which takes half of a
+    small game's time.
     """
     gc.collect()
     gc.freeze()
@@ -33,9 +34,9 @@ def quiet_collector() -> None:
 
 
 def share_cores(parts: int) -> None:
-    """Give each of so many parts that compute at the same time its share of the BLAS threads.
+    """Limit the BLAS threads of each of ``parts`` parts of the program that compute at once.
 
-    Otherwise every part starts as many as there are cores, and those without work spin: two parts
-    on two cores took nearly twice as long. It has no effect where there is no such BLAS (macOS).
+    By default every part starts as many threads as there are cores, and idle threads spin: two
+    parts on two cores took nearly twice as long. It has no effect without such a BLAS (macOS).
     """
     threadpool_limits(limits=max((os.cpu_count() or 1) // parts, 1), user_api="blas")

@@ -1,4 +1,4 @@
-"""Models: loaded by a device, adapted, called with and without LoRA."""
+"""Load a model on a device, add LoRA to it, and switch LoRA off."""
 
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -10,7 +10,7 @@ from legos.wiring.device import find_device
 
 __all__ = ["apply_lora", "disable_lora", "load_model"]
 
-SMALL_MODEL = 10_000_000  # parameters; up to so many, LoRA reaches the output head by default
+SMALL_MODEL = 10_000_000  # parameters; up to this size, LoRA adapts the output head by default
 
 
 def load_model(
@@ -19,12 +19,13 @@ def load_model(
     """Load a model: a folder in MLX or hub format, a hub name, or the built-in model.
 
     Args:
-        name: which.
-        inline: run it on the calling thread (deterministic runs) instead of one of its own.
-        device: what computes it, by name or itself.
+        name: folder, hub name, or "builtin".
+        inline: run the model on the calling thread (deterministic runs) instead of its own thread.
+        device: the device, or its name.
 
     Raises:
-        ModelError: no such model or device, a file is missing, or the architecture does not fit.
+        ModelError: the model or device is not found, a file is missing, or the device cannot load
+            the model.
     """
     found = find_device(device) if isinstance(device, str) else device
     return found.load(str(builtin_path() if name == BUILTIN else name), inline=inline)
@@ -40,21 +41,21 @@ def apply_lora(
     use_dora: bool = False,
     seed: int = 0,
 ) -> LoraShape:
-    """Put LoRA on every linear module of the last ``layers`` layers.
+    """Add LoRA to every linear module of the last ``layers`` layers.
 
     Args:
-        model: without LoRA so far.
+        model: a model without LoRA.
         rank: inner dimension of each pair.
-        layers: the last n, clamped to the model's depth.
+        layers: number of layers to adapt, counted from the last; at most all of them.
         alpha: strength; the scale is alpha / rank.
         head: also adapt the output head; None: only in models of at most ten million parameters,
-            which have little else to adapt.
-        use_dora: learn the length of every adapted row as well (DoRA); not for experts.
-        seed: of the first matrix of each pair; the second is zero.
+            which have few other parameters to adapt.
+        use_dora: also learn the norm of every adapted row (DoRA); not for experts.
+        seed: seed of the first matrix of each pair; the second is zero.
 
     Raises:
         ModelError: the model has LoRA already.
-        AdapterError: there is nothing to adapt, or DoRA is asked for where there are experts.
+        AdapterError: there is no module to adapt, or DoRA is requested for experts.
     """
     shape = model.lora_shape(
         rank=rank,
@@ -68,5 +69,5 @@ def apply_lora(
 
 
 def disable_lora(model: ModelHandle) -> AbstractContextManager[None]:
-    """Within the block, calls on the handle compute the reference: the model without LoRA."""
+    """Within the block, calls of the model compute the base model without LoRA."""
     return model.without_lora()

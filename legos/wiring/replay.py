@@ -1,4 +1,4 @@
-"""Computing a stored optimiser step again."""
+"""Replay stored optimiser steps of a run."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -20,15 +20,15 @@ __all__ = ["Replayed", "StoredStep", "replay_steps"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredStep:
-    """What a step was made of."""
+    """The input of one optimiser step."""
 
-    num_steps: int  # length of the run, which schedules are stretched over
-    batches: Sequence[Mapping[str, Any]]  # as ``batches_to_json`` gives them
+    num_steps: int  # number of steps of the run, which schedules depend on
+    batches: Sequence[Mapping[str, Any]]  # batches in the form of ``batches_to_json``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What came out of the last step."""
+    """The result of the last replayed step."""
 
     metrics: Metrics
     adapter: Adapter
@@ -37,27 +37,27 @@ class Replayed:
 def replay_steps(
     config: RunConfig, checkpoint: Path | None, steps: Sequence[StoredStep]
 ) -> Replayed:
-    """Take up a checkpoint and train the steps after it, one by one.
+    """Restore a checkpoint and train the steps after it, one by one.
 
     Args:
-        config: of the run.
-        checkpoint: a whole one of the run; None: the model as it was before the first step.
-        steps: at least one, the first of them right after the checkpoint.
+        config: settings of the run.
+        checkpoint: a complete checkpoint of the run; None: start before the first step.
+        steps: at least one step; the first one follows the checkpoint.
 
     Raises:
-        CheckpointError: the checkpoint is of another model.
+        CheckpointError: the checkpoint is from another model.
         TrainerError: a step has no sample.
     """
     trainer = trainer_of(config, inline=True, restored=checkpoint is not None)
     try:
         if checkpoint is not None:
             trainer.restore(checkpoint, read_state(checkpoint)["trainer"])
-        share_cores(2)  # as the run did; sums are split between threads
+        share_cores(2)  # as in the run, because the number of threads changes rounding
         metrics: Metrics = {}
         for step in steps:
             trainer.num_steps = step.num_steps
             batches = batches_from_json(step.batches)
-            trainer.ledger = Ledger()  # the run's account is not told again
+            trainer.ledger = Ledger()  # start empty: the run has already counted these samples
             trainer.ledger.generated = sum(batch.tokens_generated for batch in batches)
             metrics = asyncio.run(trainer.train(batches, queued=lambda: 0))
         return Replayed(metrics=metrics, adapter=trainer.backend.adapter())

@@ -1,4 +1,4 @@
-"""What serving a model needs: a base model that fits its adapters."""
+"""Choose the base model of adapters to serve, and load them into an engine."""
 
 from collections.abc import Sequence
 
@@ -11,15 +11,15 @@ __all__ = ["base_of", "put_on"]
 
 
 def base_of(model: str | None, adapters: Sequence[Adapter]) -> str:
-    """The model to load under adapters.
+    """The base model to load for some adapters.
 
     Args:
-        model: the one that is asked for; None: the one that they were trained on, or the built-in
-            model where none of them records it.
-        adapters: what will be put on it.
+        model: the requested model; None: the model that the adapters were trained on, or the
+            built-in model where none of them records one.
+        adapters: the adapters to serve with it.
 
     Raises:
-        AdapterError: one of them was trained on another model.
+        AdapterError: one of the adapters was trained on another model.
     """
     model = model or next((one.base_model for one in adapters if one.base_model), BUILTIN)
     for adapter in adapters:
@@ -31,7 +31,7 @@ def put_on(engine: Engine, adapter: Adapter, model: str) -> None:
     """Make an adapter live in an engine of a model.
 
     Raises:
-        AdapterError: it does not fit; both are named.
+        AdapterError: the adapter does not fit; the message names both.
     """
     try:
         engine.load_adapter(adapter).result()

@@ -1,4 +1,4 @@
-"""From configuration to trainers, engines and clients."""
+"""Make a trainer with its backend, engine and publisher from the configuration."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -26,14 +26,14 @@ __all__ = ["Trainer", "step_settings", "trainer_of"]
 
 
 class Trainer(PolicyTrainer):
-    """A trainer with its engine: backend, engine and publisher of one model, put together.
+    """A trainer with the backend, the engine and the publisher of one model.
 
     Attributes:
-        model: the handle it was made of.
+        model: handle of the model.
         engine: generates with the adapter that was published last.
-        rank: number of this process among those that were launched together, all of which make
-            the same steps on what all have played; let each play with another seed.
-        num_processes: how many there are.
+        rank: number of this process among those launched together. All of them make the same steps
+            on the plays of all; give each another seed for its plays.
+        num_processes: number of processes launched together.
     """
 
     def __init__(
@@ -46,16 +46,16 @@ class Trainer(PolicyTrainer):
         restored: bool = False,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        """Build everything that trains one adapter.
+        """Make the backend, the engine and the publisher of one adapter.
 
         Args:
-            model: LoRA is put on it as ``config`` says, unless ``apply_lora`` did so before.
-            config: the settings of training.
-            limits: what the engine may use.
-            seed: of LoRA's first matrices.
-            restored: whether a checkpoint is taken up next; the adapter of ``kl_reference`` is in
-                there, and need not stand in its folder any more.
-            tell: is given the plan of the memory before the first step; None: it is logged.
+            model: the model; LoRA is added as ``config`` says, unless it has LoRA already.
+            config: settings of training.
+            limits: limits of the engine.
+            seed: seed of the first matrix of each LoRA pair.
+            restored: whether a checkpoint is restored next. It contains the adapter of
+                ``kl_reference``, whose folder is then not needed.
+            tell: receives the memory plan before the first step; None: it is logged.
 
         Raises:
             AdapterError: the adapter of ``kl_reference`` does not exist, or does not fit.
@@ -85,18 +85,19 @@ class Trainer(PolicyTrainer):
     async def publish_weights(
         self, urls: str | Sequence[str] | None = None, *, api_key: str | None = None
     ) -> AdapterInfo:
-        """Make the adapter as trained so far live in this process's engine, or at servers.
+        """Publish the newest adapter to this process's engine, or to servers.
 
         Args:
-            urls: of one or several (``legos serve``); None: where the loop publishes to.
-            api_key: of the servers.
+            urls: addresses of one or several servers (``legos serve``); None: the targets of the
+                training loop.
+            api_key: API key of the servers.
 
         Returns:
-            What is live, once every server has acknowledged it.
+            Name, version and digest of the adapter, after every server has acknowledged it.
 
         Raises:
             AdapterError: a server refuses the adapter.
-            EngineError: a server cannot be reached, or has something else live afterwards.
+            EngineError: a server cannot be reached, or reports another live adapter afterwards.
         """
         if urls is None:
             return await super().publish_weights()
@@ -107,11 +108,11 @@ class Trainer(PolicyTrainer):
             await publisher.aclose()
 
     def load_adapter(self, folder: str | Path, *, name: str) -> AdapterInfo:
-        """Make a saved adapter live beside the policy, for seats that name it.
+        """Load a saved adapter into the engine, for seats that name it.
 
         Args:
-            folder: such as ``runs/nim-1/adapters/v500``, or one in PEFT's format.
-            name: what ``Seat.adapter`` calls it.
+            folder: an adapter folder such as ``runs/nim-1/adapters/v500``, or one in PEFT's format.
+            name: name of the adapter, for ``Seat.adapter``.
 
         Raises:
             AdapterError: it cannot be read, does not fit the model, or has the policy's name.
@@ -125,13 +126,13 @@ class Trainer(PolicyTrainer):
         return self.engine.load_adapter(adapter).result()
 
     def client(self) -> EngineClient:
-        """A client that asks the engine in this process."""
+        """A client of the engine in this process."""
         return EngineClient(self.engine, self.model.tokenizer)
 
     async def tokens_generated(self, policy: str = POLICY) -> int:
-        """Tokens that the engine has sampled for a policy, those of cancelled requests included.
+        """Number of tokens that the engine has sampled for a policy, also in cancelled requests.
 
-        Tokens of other adapters are of rivals that are not trained, so no ledger has them.
+        Tokens of other adapters belong to opponents that are not trained, so no ledger counts them.
 
         Raises:
             EngineError: the engine has died or was closed.
@@ -139,11 +140,11 @@ class Trainer(PolicyTrainer):
         return await asyncio.wrap_future(self.engine.tokens_generated(policy))
 
     def engine_seconds(self) -> float:
-        """How long the engine has computed since it was made; 0 where it does not say."""
+        """Seconds that the engine has computed since it was made; 0 where it does not report it."""
         return self.engine.stats().get("worked_seconds_total", 0.0)
 
     def close(self) -> None:
-        """End the engine's and the trainer's threads."""
+        """Stop the threads of the engine and of the model."""
         self.engine.close()
         self.model.close()
 
@@ -155,18 +156,18 @@ def trainer_of(
     restored: bool = False,
     tell: Callable[[str], None] | None = None,
 ) -> Trainer:
-    """A run's model, loaded, with all that trains it.
+    """Load a run's model and make its trainer.
 
     Args:
-        config: of the run.
+        config: settings of the run.
         inline: run the model and its engine on the calling thread.
-        restored: whether a checkpoint is taken up next.
-        tell: is given the plan of the memory before the first step; None: it is logged.
+        restored: whether a checkpoint is restored next.
+        tell: receives the memory plan before the first step; None: it is logged.
 
     Raises:
         AdapterError: the adapter of ``kl_reference`` does not exist, or does not fit.
         ModelError: the model cannot be loaded.
-        ConfigError: completions may be longer than the model can read.
+        ConfigError: ``max_tokens`` exceeds the model's context.
     """
     model = load_model(config.model, inline=inline)
     longest = config.generation.max_tokens
@@ -188,7 +189,7 @@ def trainer_of(
 def backend_config(
     config: TrainingConfig, *, restored: bool = False, report: Callable[[str], None] | None = None
 ) -> BackendConfig:
-    """How the settings of training have the backend compute."""
+    """The backend's settings, from the settings of training."""
     limit = config.memory_limit_gib
     return BackendConfig(
         betas=(config.adam_beta1, config.adam_beta2),
