@@ -1,4 +1,4 @@
-"""Doubles for every seam, for our tests and for those of users."""
+"""Test doubles for every protocol, for our tests and for users' tests."""
 
 from legos.testing.backend import FakeBackend, FakePublisher, FakeTracker, optimiser_step
 from legos.testing.client import Asked, ScriptedClient

@@ -1,4 +1,4 @@
-"""A backend without gradients, a publisher without engines, a tracker without files."""
+"""Fakes: a backend without gradients, a publisher without engines, a tracker without files."""
 
 import asyncio
 import hashlib
@@ -29,10 +29,10 @@ STATE_FILE = "fake_backend.json"
 
 
 class Stepped(NamedTuple):
-    """What one optimiser step of a backend did."""
+    """The result of one optimiser step of a backend."""
 
     metrics: Mapping[str, float]
-    reason: str | None  # why it was not applied
+    reason: str | None  # why the step was skipped; None: it was applied
 
 
 def optimiser_step(
@@ -44,15 +44,15 @@ def optimiser_step(
     update: Update | None = None,
     clip_skip_threshold: float = 1.0,
 ) -> Stepped:
-    """One optimiser step of a backend, as a trainer makes it.
+    """Make one optimiser step with a backend, as a trainer does.
 
     Args:
-        backend: what computes it.
-        samples: of the step.
-        objective: what to minimise; None: the default one.
-        weights: of the samples; None: every token weighs the same.
-        update: how it is applied; None: at a learning rate of 0.01.
-        clip_skip_threshold: largest share of clipped tokens of a step that is applied.
+        backend: the backend.
+        samples: samples of the step.
+        objective: the objective to minimise; None: the default one.
+        weights: loss weights of the samples; None: every token has the same weight.
+        update: settings of the update; None: a learning rate of 0.01.
+        clip_skip_threshold: maximum fraction of clipped tokens; above it, the step is skipped.
     """
     weights = normalisation_weights(samples, "token") if weights is None else weights
     found = backend.forward_backward(samples, weights, objective or Objective()).result()
@@ -64,15 +64,15 @@ def optimiser_step(
 
 
 class FakeBackend:
-    """Counts steps; its adapter holds the number of steps in every place.
+    """A backend that counts steps; every element of its adapter is the number of steps.
 
     Attributes:
-        steps: (samples, weights, objective) of every step asked for.
-        updates: every update applied.
-        left_out: reasons for which the next steps must not be applied ("clip_skip" or
-            "non_finite"), first come first used; None lets one be applied.
+        steps: (samples, weights, objective) of every ``forward_backward``.
+        updates: every applied update.
+        left_out: reasons to skip the next steps ("clip_skip" or "non_finite"), used in order; None:
+            the step is applied.
         held: futures of passes that wait for ``release``, where ``hold`` is set.
-        trail: digest of all that it was trained on, in order; kept in what ``save`` writes.
+        trail: digest of everything that it was trained on, in order; ``save`` writes it.
     """
 
     def __init__(self, *, hold: bool = False) -> None:
@@ -87,7 +87,7 @@ class FakeBackend:
 
     @property
     def version(self) -> int:
-        """Updates applied so far."""
+        """Number of updates applied so far."""
         return self._version
 
     def forward_backward(
@@ -98,7 +98,7 @@ class FakeBackend:
         *,
         policy: str = POLICY,
     ) -> "Future[PassResult]":
-        """Take note of a step."""
+        """Record a step."""
         self.steps.append((samples, weights, objective))
         self._digest(f"{samples} {weights} {objective}")
         future: Future[PassResult] = Future()
@@ -108,7 +108,7 @@ class FakeBackend:
         return future
 
     def optim_step(self, update: Update, *, policy: str = POLICY) -> "Future[int]":
-        """Count an update."""
+        """Record and count an update."""
         self.updates.append(update)
         self._digest(f"{update}")
         self._version += 1
@@ -119,13 +119,13 @@ class FakeBackend:
     def logprobs(
         self, samples: Sequence[Sample], *, policy: str = POLICY, reference: bool = False
     ) -> "Future[Sequence[NDArray[np.float32]]]":
-        """What the samples themselves say."""
+        """The samples' own log-probabilities."""
         future: Future[Sequence[NDArray[np.float32]]] = Future()
         future.set_result([np.array(sample.logprobs, np.float32) for sample in samples])
         return future
 
     def release(self, error: Exception | None = None) -> None:
-        """End the passes that are held, with an error if one is given."""
+        """Finish the held passes, with an error if one is given."""
         held, self.held = self.held, []
         for future in held:
             if error is not None:
@@ -134,7 +134,7 @@ class FakeBackend:
             future.set_result(self._result(self.left_out.pop(0) if self.left_out else None))
 
     def _result(self, reason: str | None) -> PassResult:
-        """A pass that found nothing, or what makes the trainer leave the step out."""
+        """A result without loss, or one that makes the trainer skip the step for ``reason``."""
         sums = dict.fromkeys(SUMS, 0.0) | {"tokens": 1.0, "clipped": float(reason == "clip_skip")}
         return PassResult(
             loss=math.nan if reason == "non_finite" else 0.0,
@@ -147,7 +147,7 @@ class FakeBackend:
         self.trail = hashlib.sha256(f"{self.trail} {text}".encode()).hexdigest()
 
     def adapter(self, policy: str = POLICY) -> Adapter:
-        """The adapter of the steps so far."""
+        """The adapter, filled with the number of steps."""
         arrays = {
             "mlp.lora_a": np.full((2, 1), self._version, np.float32),
             "mlp.lora_b": np.full((1, 2), self._version, np.float32),
@@ -163,7 +163,7 @@ class FakeBackend:
         """Read what ``save`` wrote.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: the file is missing or damaged.
         """
         try:
             state = json.loads((folder / STATE_FILE).read_text())
@@ -173,11 +173,11 @@ class FakeBackend:
 
 
 class FakePublisher:
-    """Keeps what is published.
+    """A publisher that records what is published.
 
     Attributes:
         published: every adapter, in order.
-        error: raised by the next ``publish`` where it is set.
+        error: if set, every ``publish`` raises it.
     """
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ class FakePublisher:
         self.error: Exception | None = None
 
     async def publish(self, adapter: Adapter) -> AdapterInfo:
-        """Take an adapter after one turn of the event loop."""
+        """Record an adapter after one turn of the event loop."""
         await asyncio.sleep(0)
         if self.error is not None:
             raise self.error
@@ -194,10 +194,10 @@ class FakePublisher:
 
 
 class FakeTracker:
-    """Keeps what is logged.
+    """A tracker that records what is logged.
 
     Attributes:
-        logged: (step, metrics), in order.
+        logged: (step, metrics) of every call, in order.
         closed: whether it was closed.
     """
 
@@ -206,9 +206,9 @@ class FakeTracker:
         self.closed = False
 
     def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
-        """Keep one step's numbers."""
+        """Record the metrics of one step."""
         self.logged.append((step, dict(metrics)))
 
     def close(self) -> None:
-        """Nothing is logged after this."""
+        """Record that it was closed."""
         self.closed = True

@@ -1,4 +1,4 @@
-"""A client that answers from a script: plays without a model."""
+"""A client that answers from a script, for plays without a model."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ END = 0  # the token that ends every scripted answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One question that reached the client."""
+    """One request that the client received."""
 
     messages: tuple[Message, ...]
     sampling: Sampling
@@ -25,19 +25,19 @@ class Asked:
 
     @property
     def prompt(self) -> str:
-        """The last message's text."""
+        """The text of the last message."""
         return self.messages[-1].content
 
 
 class ScriptedClient:
-    """Answers from a list, in order, or from a function of the question.
+    """Answers from a list, in order, or from a function of the request.
 
     A token is a character's code point, and 0 ends an answer; every token has the same made-up
-    log-probability, so what is played with it can be trained on.
+    log-probability, so its plays can be trained on.
 
     Attributes:
-        asked: every question so far, in order.
-        version: policy version that the tokens are tagged with; may be set at any time.
+        asked: every request so far, in order.
+        version: policy version of the tokens; may be set at any time.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class ScriptedClient:
         """Make a client.
 
         Args:
-            answers: the answers, or what makes one; an exception that it raises reaches the asker.
-            logprob: of every token, nats.
-            version: of every token.
-            trainable: False: like an outside endpoint, answers carry no tokens.
+            answers: the answers, or a function that makes one; its exceptions reach the caller.
+            logprob: log-probability of every token, nats.
+            version: policy version of every token.
+            trainable: False: completions have no token ids, like those of an outside endpoint.
         """
         self._answers = answers if callable(answers) else iter(answers)
         self._logprob = logprob
@@ -72,7 +72,7 @@ class ScriptedClient:
         """Answer after one turn of the event loop.
 
         Raises:
-            RequestError: the script has ended, or says what may not be said.
+            RequestError: the script has ended, or its answer is not one of the allowed choices.
         """
         messages, prompt_ids = _read(prompt)
         asked = Asked(messages=messages, sampling=sampling, adapter=adapter)
@@ -124,7 +124,7 @@ def _read(prompt: Prompt) -> tuple[tuple[Message, ...], tuple[int, ...]]:
 
 
 def _prompt_ids(messages: Sequence[Message]) -> tuple[int, ...]:
-    """All characters said so far; an assistant's message ends as it did when it was sampled."""
+    """The characters of all messages; every assistant's message ends with the end token."""
     ids: list[int] = []
     for message in messages:
         ids += map(ord, message.content)
@@ -134,7 +134,7 @@ def _prompt_ids(messages: Sequence[Message]) -> tuple[int, ...]:
 
 
 def _legal(choices: Sequence[str], token_ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """[C] the tokens that could come next on the way to a legal answer, () off the way."""
+    """[C] legal next tokens at each token of an answer; () after the answer left all choices."""
     node: ChoiceNode | None = choice_tree(
         [(*map(ord, choice), END) for choice in choices], end_ids=()
     )

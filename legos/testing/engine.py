@@ -1,4 +1,4 @@
-"""An engine without a model: it answers from a function, at once or when told to."""
+"""An engine without a model that answers from a function, at once or on ``release``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -12,18 +12,18 @@ from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["FakeEngine", "echo"]
 
-LOGPROB = -1.0  # nats, of every token
+LOGPROB = -1.0  # log-probability of every token, nats
 
 
 def echo(request: Request) -> Sequence[int]:
-    """The prompt again, as far as the request's limit allows."""
+    """Answer with the prompt's tokens."""
     return request.prompt_ids
 
 
 class FakeEngine:
-    """Serves the engine's protocol on the calling thread.
+    """Implements the engine's protocol on the calling thread.
 
-    A streamed request gets its tokens one by one, then the whole.
+    A streamed request gets its tokens one by one, and then the whole completion.
 
     Attributes:
         requests: every request so far, in order.
@@ -38,7 +38,7 @@ class FakeEngine:
         """Make an engine.
 
         Args:
-            answer: token ids sampled for a request; an exception that it raises is delivered.
+            answer: gives the token ids for a request; an exception that it raises is delivered.
             hold: keep requests until ``release`` is called.
         """
         self._answer = answer
@@ -56,7 +56,7 @@ class FakeEngine:
             self.release()
 
     def release(self) -> None:
-        """Answer everything that is held."""
+        """Answer all held requests."""
         held, self.held = self.held, []
         for number, request, deliver in held:
             result = self._result(request)
@@ -66,7 +66,7 @@ class FakeEngine:
             deliver([(number, result)])
 
     def stream(self, num_tokens: int = 1) -> None:
-        """Deliver so many first tokens of every streamed request that is held."""
+        """Deliver the first ``num_tokens`` tokens of every held request that is streamed."""
         for number, request, deliver in self.held:
             result = self._result(request)
             if request.stream and isinstance(result, Generated):
@@ -74,7 +74,7 @@ class FakeEngine:
                     deliver([(number, _progress(result, index))])
 
     def cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
-        """Deliver what is held under these numbers with nothing sampled."""
+        """Deliver the held requests of these numbers as cancelled, without tokens."""
         self.cancelled += numbers
         kept: list[tuple[int, Request, Deliver]] = []
         for item in self.held:
@@ -92,7 +92,7 @@ class FakeEngine:
         return future
 
     def drop_adapter(self, name: str) -> "Future[None]":
-        """Forget an adapter at once."""
+        """Remove an adapter at once."""
         future: Future[None] = Future()
         if self.live.pop(name, None) is None:
             future.set_exception(AdapterError(f"adapter {name!r} is not live; live: {self.live}"))
@@ -109,7 +109,7 @@ class FakeEngine:
         return dict(self.live)
 
     def stats(self) -> Mapping[str, float]:
-        """How many requests came, and how many are held."""
+        """Number of requests received, and number of requests held."""
         return {"requests_total": len(self.requests), "waiting": len(self.held)}
 
     def score(
@@ -119,7 +119,7 @@ class FakeEngine:
         end_ids: Sequence[int],
         adapter: str = POLICY,
     ) -> "Future[list[list[float]]]":
-        """One nat less for every token of a continuation."""
+        """The log-probability of a continuation: ``LOGPROB`` for each token."""
         future: Future[list[list[float]]] = Future()
         future.set_result([[LOGPROB * len(answer) for answer in answers] for _, answers in prompts])
         return future
@@ -127,7 +127,7 @@ class FakeEngine:
     def _result(self, request: Request) -> Generated | Exception:
         try:
             tokens = tuple(self._answer(request))
-        except Exception as error:  # a script may want any error delivered
+        except Exception as error:  # a test may want any error delivered
             return error
         kept = tokens[: request.max_tokens]
         reason: FinishReason = "stop" if len(kept) == len(tokens) else "length"

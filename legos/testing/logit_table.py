@@ -1,8 +1,8 @@
-"""A second device in NumPy: a policy is a table of logits, one row for every context.
+"""A device in NumPy whose policy is a table of logits, with one row for every context.
 
-Slow and exact: the engine draws from the table, and the backend differentiates the kit's own loss
-by central finite differences. Moves must be restricted to the legal ones, as only their logits are
-in the table.
+It is slow and exact: the engine samples from the table, and the backend differentiates the kit's
+own loss by central finite differences. Sampling must be restricted to legal moves, because only
+their logits are in the table.
 """
 
 import threading
@@ -41,12 +41,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Table = Mapping[str, Floats]  # context -> [V] logits; a context that is missing has zeros
 NO_LORA = LoraShape(rank=0, scale=0.0, num_layers=0, modules=())
-EPSILON = 1e-4  # of the finite differences, nats
-STEP = 100.0  # logits move by the learning rate times this; weights behind logits move less
+EPSILON = 1e-4  # step of the finite differences, nats
+STEP = 100.0  # factor of the learning rate: a logit needs larger steps than a network's weight
 
 
 def _answered(method: Callable[P, T]) -> Callable[P, "Future[T]"]:
-    """The method with a future around what it returns or raises."""
+    """Wrap a method so that it returns a future of its result or error."""
 
     @wraps(method)
     def run(*args: P.args, **kwargs: P.kwargs) -> "Future[T]":
@@ -61,10 +61,10 @@ def _answered(method: Callable[P, T]) -> Callable[P, "Future[T]"]:
 
 
 class TableDevice:
-    """Models whose tokenizer alone is read from their folder."""
+    """A device that reads only the tokenizer from a model's folder."""
 
     def load(self, name: str, *, inline: bool = False) -> "TableModel":
-        """A model that chooses evenly; everything runs where it is called."""
+        """A model with a uniform policy; everything runs on the calling thread."""
         return TableModel(Path(name))
 
     def facts(self) -> Mapping[str, str]:
@@ -97,16 +97,16 @@ class TableModel:
         return NO_LORA
 
     def add_lora(self, shape: LoraShape, *, seed: int = 0) -> None:
-        """Note that the model may be trained."""
+        """Mark the model as trainable."""
         self.lora = shape
 
     def set_adapter(self, adapter: Adapter) -> None:
-        """Have calls read this table."""
+        """Make calls read this table."""
         self._table = adapter.arrays
 
     @contextmanager
     def without_lora(self) -> Generator[None]:
-        """Within the block, every choice is even."""
+        """Within the block, the policy is uniform."""
         table, self._table = self._table, {}
         yield
         self._table = table
@@ -122,19 +122,19 @@ class TableModel:
     def make_engine(
         self, limits: EngineLimits | None = None, *, watched: bool = False
     ) -> "TableEngine":
-        """An engine, which needs no limits and never hangs."""
+        """Make an engine; it has no limits and needs no watchdog."""
         return TableEngine(self.tokenizer.vocab_size)
 
     def make_backend(self, config: BackendConfig | None = None) -> "TableBackend":
-        """A backend of one policy, for which the settings mean nothing."""
+        """Make a backend of one policy, which ignores the settings."""
         return TableBackend(self.tokenizer.vocab_size)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
 
 class TableEngine:
-    """Draws from the newest table under each name, at once and on the calling thread."""
+    """Samples from the newest table of each name, at once and on the calling thread."""
 
     def __init__(self, num_vocabulary: int) -> None:
         self._num_vocabulary = num_vocabulary
@@ -149,7 +149,7 @@ class TableEngine:
         deliver(results)
 
     def cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
-        """Nothing waits here."""
+        """Do nothing: no request waits."""
 
     @_answered
     def load_adapter(self, adapter: Adapter) -> AdapterInfo:
@@ -159,7 +159,7 @@ class TableEngine:
 
     @_answered
     def drop_adapter(self, name: str) -> None:
-        """Forget a table; the future raises ``AdapterError`` for unknown names."""
+        """Remove a table; the future raises ``AdapterError`` for unknown names."""
         if self._live.pop(name, None) is None:
             raise AdapterError(f"adapter {name!r} is not live; live: {[*self._live]}")
 
@@ -172,16 +172,16 @@ class TableEngine:
         return {name: adapter.info for name, adapter in self._live.items()}
 
     def stats(self) -> Mapping[str, float]:
-        """Tokens drawn so far."""
+        """Number of tokens sampled so far."""
         return {"tokens_generated_total": self._drawn.total()}
 
     @_answered
     def tokens_generated(self, adapter: str) -> int:
-        """Tokens drawn so far under a name."""
+        """Number of tokens sampled so far for one adapter name."""
         return self._drawn[adapter]
 
     def close(self) -> None:
-        """Nothing waits here."""
+        """Do nothing: no request waits."""
 
     @_answered
     def score(
@@ -191,7 +191,7 @@ class TableEngine:
         end_ids: Sequence[int],
         adapter: str = POLICY,
     ) -> list[list[float]]:
-        """Log-probability (nats) of each continuation among those of its prompt."""
+        """Log-probability (nats) of each continuation, normalised over those of its prompt."""
         if any(len(answer) != 1 for _, answers in prompts for answer in answers):
             raise RequestError("a table scores choices of one token alone")
         return [
@@ -204,7 +204,7 @@ class TableEngine:
         return _logits(table, [_context(token_ids)], self._num_vocabulary)[0]
 
     def _answer(self, request: Request) -> Result:
-        """Draw until an answer is whole."""
+        """Sample until an answer is complete."""
         live, node = self._live.get(request.adapter), request.choices
         if live is None:
             return RequestError(f"adapter {request.adapter!r} is not live; live: {[*self._live]}")
@@ -235,7 +235,7 @@ class TableEngine:
 
 
 class TableBackend:
-    """One policy: its gradients by finite differences, and plain gradient descent."""
+    """A backend of one policy: gradients by finite differences, and plain gradient descent."""
 
     def __init__(self, num_vocabulary: int) -> None:
         self._num_vocabulary = num_vocabulary
@@ -245,7 +245,7 @@ class TableBackend:
 
     @property
     def version(self) -> int:
-        """Updates applied so far."""
+        """Number of updates applied so far."""
         return self._version
 
     @_answered
@@ -257,7 +257,7 @@ class TableBackend:
         *,
         policy: str = POLICY,
     ) -> PassResult:
-        """Loss, sums and gradients of a step; the future raises for samples of open moves."""
+        """Loss, sums and gradients of a step; the future raises for unrestricted samples."""
         batch = _batch_of(samples, weights)
         arrays, contexts = BatchArrays(np, batch), _contexts(batch)
         logits, ema, reference = (
@@ -296,7 +296,7 @@ class TableBackend:
     def logprobs(
         self, samples: Sequence[Sample], *, policy: str = POLICY, reference: bool = False
     ) -> Sequence[NDArray[np.float32]]:
-        """[S][A] nats of the chosen tokens."""
+        """[S][A] log-probabilities (nats) of the chosen tokens."""
         batch = _batch_of(samples, [0.0] * len(samples))
         table = self._parts["reference" if reference else "table"]
         logits = _logits(table, _contexts(batch), self._num_vocabulary)
@@ -304,7 +304,7 @@ class TableBackend:
 
     @_answered
     def optim_step(self, update: Update, *, policy: str = POLICY) -> int:
-        """Gradient descent on the last step's gradients."""
+        """Apply the last step's gradients by gradient descent."""
         gradients, self._gradients = self._gradients, None
         if gradients is None:
             raise TrainerError("there are no gradients; call forward_backward first")
@@ -323,7 +323,7 @@ class TableBackend:
         return self._version
 
     def adapter(self, policy: str = POLICY) -> Adapter:
-        """The table as it is."""
+        """The current table."""
         arrays = self._parts["table"]
         return Adapter(name=POLICY, version=self._version, shape=NO_LORA, arrays=arrays)
 
@@ -337,7 +337,7 @@ class TableBackend:
         """Read what ``save`` wrote, in single precision.
 
         Raises:
-            CheckpointError: there is none, or it is damaged.
+            CheckpointError: a file is missing or damaged.
         """
         for part in self._parts:
             try:
@@ -349,12 +349,12 @@ class TableBackend:
 
 
 def _context(token_ids: Sequence[int]) -> str:
-    """The name of the row that holds the logits after some tokens."""
+    """The name of the table row with the logits after some tokens."""
     return "-".join(map(str, token_ids))
 
 
 def _logits(table: Table, contexts: Sequence[str], num_vocabulary: int) -> Floats:
-    """[P, V] rows of a table."""
+    """[P, V] rows of a table; zeros for missing contexts."""
     nothing = np.zeros(num_vocabulary)
     return np.stack([table.get(name, nothing) for name in contexts])
 
@@ -365,10 +365,10 @@ def _log_softmax(logits: Floats) -> Floats:
 
 
 def _batch_of(samples: Sequence[Sample], weights: Sequence[float]) -> Batch:
-    """All samples as one batch in double precision, in their order, equal rows once.
+    """All samples, in order, as one batch in double precision; equal rows are stored once.
 
     Raises:
-        TrainerError: a move was not restricted.
+        TrainerError: a sample was not restricted to legal tokens.
     """
     if not all(sample.restricted for sample in samples):
         raise TrainerError("a table is trained on restricted choices alone")
@@ -378,13 +378,13 @@ def _batch_of(samples: Sequence[Sample], weights: Sequence[float]) -> Batch:
 
 
 def _contexts(batch: Batch) -> list[str]:
-    """[P] the context of each place."""
+    """[P] context of each logit position."""
     at = zip(batch.place_row, batch.place_column, strict=True)
     return [_context(batch.input_ids[row, : column + 1].tolist()) for row, column in at]
 
 
 def _chosen(batch: Batch, logits: Floats) -> Floats:
-    """[S, A] nats of the chosen tokens."""
+    """[S, A] log-probabilities (nats) of the chosen tokens."""
     everywhere, _ = place_logprobs(np, logits, Places(np, batch))
     return chosen_logprobs(everywhere, batch.sample_place, batch.target)
 

@@ -1,4 +1,4 @@
-"""A matchmaker that takes rivals from a list and keeps what was recorded."""
+"""A matchmaker that takes opponents from a list and records plays."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -11,19 +11,19 @@ __all__ = ["FakeMatchmaker"]
 
 
 class FakeMatchmaker:
-    """Puts one of several rivals into one seat: at random, and never one that has lost too often.
+    """Seats a random opponent from a list in one role, except opponents that lost too often.
 
     Attributes:
         recorded: every play so far, in order.
-        losses: by rival's name, how often it earned less than 0.
+        losses: name of the opponent -> number of plays in which its reward was below 0.
     """
 
     def __init__(self, rivals: Sequence[Seat], *, most_losses: int = 1 << 31) -> None:
         """Make a matchmaker.
 
         Args:
-            rivals: seats of one role.
-            most_losses: a rival that lost so often leaves, unless no other is left.
+            rivals: the opponents, as seats of one role.
+            most_losses: an opponent with this many losses is not chosen, unless all have as many.
         """
         self._rivals = tuple(rivals)
         self._most_losses = most_losses
@@ -31,14 +31,14 @@ class FakeMatchmaker:
         self.losses: dict[str, int] = {}
 
     def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
-        """The arena's own seats, but for one rival."""
+        """The arena's own seats, one of them replaced by an opponent."""
         lost = self.losses
         left = [seat for seat in self._rivals if lost.get(seat.name, 0) < self._most_losses]
         rival = random.Random(seed).choice(left or self._rivals)
         return {**arena.seats(task), rival.role: rival}
 
     def record(self, episode: Episode) -> None:
-        """Keep the play, and count a loss of its rival."""
+        """Record the play, and count it if the opponent lost."""
         self.recorded.append(episode)
         role = self._rivals[0].role
         for rollout in episode.rollouts:
@@ -50,5 +50,5 @@ class FakeMatchmaker:
         return {"losses": dict(self.losses)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state`` returned."""
+        """Restore what ``state`` returned."""
         self.losses = dict(state["losses"])

@@ -1,4 +1,4 @@
-"""Small random models on disk, for tests that need a model folder and not what it says."""
+"""Small random models on disk, for tests that need a model folder but not a trained model."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def tiny_shape(
     layers: int = 2,
     vocab: int = len(TOKENS),
 ) -> ModelShape:
-    """Two key-value heads of 16; qwen3 has two query heads for each of them."""
+    """A shape with two key-value heads of size 16; qwen3 has two query heads for each of them."""
     return ModelShape(
         architecture=architecture,
         hidden=hidden,
@@ -43,18 +43,18 @@ def write_tiny_model(
     """Write a random fp32 model with the built-in tokenizer.
 
     Args:
-        folder: where to; made where it does not exist.
+        folder: folder to write to; made where it does not exist.
         architecture: ``model_type`` of ``config.json``.
         hidden: width of the residual stream.
         layers: number of layers.
         vocab: rows of the embedding, at least the tokenizer's tokens.
-        seed: of the weights; the same arguments give the same bytes.
+        seed: seed of the weights; the same arguments give the same bytes.
 
     Returns:
         The folder.
 
     Raises:
-        ModelError: a size that no loader would open.
+        ModelError: no loader could open a model of these sizes.
     """
     shape = tiny_shape(architecture, hidden=hidden, layers=layers, vocab=vocab)
     write_model(folder, shape, random_weights(shape, np.random.default_rng(seed)))

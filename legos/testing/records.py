@@ -1,4 +1,4 @@
-"""Records made of a few words, where a test wants one and does not care for all of its fields."""
+"""Make records with default fields, for tests that set only some of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -51,9 +51,9 @@ def make_sample(
     role: str = "player",
     truncated: bool = False,
 ) -> Sample:
-    """A sample whose last token was chosen, unless ``positions`` says otherwise.
+    """Make a sample; its last token was chosen, unless ``positions`` names others.
 
-    A single number stands for every chosen token; no ``legal`` means that nothing is known of it.
+    A single number is used for every chosen token; without ``legal``, legal tokens are unknown.
     """
     chosen = (len(token_ids) - 1,) if positions is None else tuple(positions)
 
@@ -86,7 +86,7 @@ def make_turn(
     restricted: bool = False,
     temperature: float = 1.0,
 ) -> Turn:
-    """A turn that can be trained on."""
+    """Make a turn that can be trained on."""
     count = len(token_ids)
     completion = Completion(
         prompt_ids=tuple(prompt_ids),
@@ -112,16 +112,16 @@ def make_episode(
     error: str | None = None,
     void: bool = False,
 ) -> Episode:
-    """An episode of one turn for every rewarded role, unless ``turns`` says otherwise.
+    """Make an episode with one turn for every rewarded role, unless ``turns`` is given.
 
     Args:
         rewards: role -> reward.
         task: id of the task.
-        arena: its name.
-        turns: role -> what it said.
-        untrained: roles in which somebody else than the policy sat.
+        arena: name of the arena.
+        turns: role -> its turns.
+        untrained: roles that the policy did not play.
         error: why the play failed.
-        void: whether it was ended as meaningless.
+        void: whether the play was ended as void.
     """
     said = turns or {role: (make_turn(),) for role in rewards}
     return Episode(
@@ -152,15 +152,15 @@ def random_samples(
     support: Support = "mixed",
     temperatures: Sequence[float] = (0.5, 1.0, 2.0),
 ) -> list[Sample]:
-    """Samples of random tokens with random numbers; about half share the row of another one.
+    """Make samples with random tokens and numbers; about half share the row of another sample.
 
     Args:
-        rng: where everything comes from.
-        num_samples: how many.
-        vocab: token ids are below it; at least 3.
-        max_length: longest sample, tokens.
-        support: what is known of the tokens that could be chosen.
-        temperatures: one of them for each sample.
+        rng: random generator.
+        num_samples: number of samples.
+        vocab: vocabulary size, at least 3; token ids are below it.
+        max_length: maximum length of a sample, tokens.
+        support: which legal tokens are known, and whether sampling was restricted to them.
+        temperatures: temperatures from which each sample gets one at random.
     """
     samples: list[Sample] = []
     for index in range(num_samples):
@@ -195,7 +195,7 @@ def random_samples(
 
 
 def float64(batch: Batch) -> Batch:
-    """The batch with its float32 arrays in double precision, for finite differences."""
+    """Convert a batch's float32 arrays to double precision, for finite differences."""
     floats = {
         field.name: getattr(batch, field.name).astype(np.float64)
         for field in fields(batch)

@@ -1,4 +1,4 @@
-"""An HTTP server that answers from a function, for tests of what talks to servers."""
+"""An HTTP server that answers from a function, for tests of HTTP clients."""
 
 import json
 import socket
@@ -15,19 +15,19 @@ __all__ = ["HttpAnswer", "HttpAsked", "ScriptedServer", "serving"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpAsked:
-    """One request, as it came."""
+    """One request that the server received."""
 
     path: str
     query: str
     headers: Mapping[str, str]  # names in lower case
-    body: Any  # what the JSON says; bytes where the content is of another type
+    body: Any  # parsed JSON; bytes where the content has another type
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """One answer."""
+    """One response."""
 
-    body: Any  # bytes as they are; anything else as JSON
+    body: Any  # bytes are sent unchanged; any other value is sent as JSON
     status: int = 200
     headers: Sequence[tuple[str, str]] = ()
     cut: bool = False  # True: the connection breaks before the end
@@ -37,20 +37,20 @@ Reply = Callable[[HttpAsked], "HttpAnswer | Awaitable[HttpAnswer] | None"]
 
 
 class ScriptedServer:
-    """An ASGI application that keeps what it was asked; serve it with ``serving``.
+    """An ASGI application that records its requests; serve it with ``serving``.
 
     Attributes:
-        asked: every request so far, but those for the list of models.
-        listed: how often the models were asked for.
-        left: set when a sender went away before its answer.
+        asked: every request so far, except those for the list of models.
+        listed: number of requests for the list of models.
+        left: set when a client disconnected before its response.
     """
 
     def __init__(self, reply: Reply, *, models: Any = None) -> None:
         """Make a server.
 
         Args:
-            reply: the answer to a request; None leaves the sender waiting until it goes.
-            models: answers ``GET /v1/models``; None leaves these to ``reply`` as well.
+            reply: gives the response to a request; None lets the client wait until it disconnects.
+            models: response to ``GET /v1/models``; None: ``reply`` answers these requests too.
         """
         self.reply = reply
         self.models = models
@@ -106,11 +106,11 @@ async def _say(send: Any, answer: HttpAnswer) -> None:
 
 @contextmanager
 def serving(app: Any, *, lifespan: bool = False) -> Generator[str]:
-    """Serve an ASGI application on a free port of this machine, on a thread of its own.
+    """Serve an ASGI application on a free local port, on its own thread.
 
     Args:
         app: the application.
-        lifespan: whether it wants to hear when it starts and ends.
+        lifespan: whether to send it ASGI's lifespan events.
 
     Yields:
         The server's address, without ``/v1``.
