@@ -1,4 +1,4 @@
-"""Plays of an arena, many at once: what they share, how each ends, and the step of an arena."""
+"""Run many plays of an arena at the same time, and make the batch of one step."""
 
 import asyncio
 import logging
@@ -54,16 +54,16 @@ async def play_step(
     """Play the next round of tasks and turn the episodes into a batch.
 
     Args:
-        arena: what is played.
-        cursor: its position; a round that is cut off is played again.
+        arena: the arena to play.
+        cursor: its position in the tasks; an interrupted round is played again.
         credit: turns rewards into advantages.
-        concurrency: plays that go on at once.
+        concurrency: maximum number of simultaneous plays.
 
     Raises:
         ArenaError: no credit assigner, no concurrency, two tasks with one id, a play that breaks
             the rules for plays, or every play failed by itself (not by an endpoint or its time
-            limit); the message holds the first failure.
-        EngineError: what generates has died.
+            limit); the message contains the first failure.
+        EngineError: the engine has died.
     """
     credit = required_credit(arena, credit)
     if concurrency < 1:
@@ -87,7 +87,7 @@ def required_credit(arena: Playable, credit: CreditAssigner | None) -> CreditAss
     """The arena's credit rule.
 
     Raises:
-        ArenaError: it has none.
+        ArenaError: the arena has none.
     """
     if credit is None:
         raise ArenaError(
@@ -98,7 +98,7 @@ def required_credit(arena: Playable, credit: CreditAssigner | None) -> CreditAss
 
 
 def failures(num_plays: int, failed: Sequence[Episode]) -> str:
-    """How many of some plays failed, and the error of the first that did."""
+    """A message with the number of failed plays and the error of the first one."""
     first = failed[0]
     return (
         f"{len(failed)} of {num_plays} plays of arena {first.arena!r} failed; the first, of "
@@ -107,7 +107,7 @@ def failures(num_plays: int, failed: Sequence[Episode]) -> str:
 
 
 def warn_of(episodes: Sequence[Episode], *, where: str = "") -> None:
-    """Log how many plays failed, and that there is nothing to train on where no seat was asked."""
+    """Log the number of failed plays, and a warning if no seat was asked in any play."""
     if failed := [episode for episode in episodes if episode.error]:
         logger.warning("%s%s", where, failures(len(episodes), failed))
     ended = [episode for episode in episodes if not episode.error and not episode.void]
@@ -123,12 +123,12 @@ def warn_of(episodes: Sequence[Episode], *, where: str = "") -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What plays that go on together share, spawned ones included."""
+    """Resources that simultaneous plays share, spawned plays included."""
 
     watch: Watch
-    slots: asyncio.Semaphore  # one for each play that goes on
-    temperature: float | None = None  # of trained seats; None: what each seat has
-    adapter: str | None = None  # that answers for trained seats; None: what each seat has
+    slots: asyncio.Semaphore  # one slot for each running play
+    temperature: float | None = None  # temperature of trained seats; None: that of each seat
+    adapter: str | None = None  # adapter of trained seats; None: that of each seat
 
 
 @contextmanager
@@ -139,10 +139,10 @@ def stage_of(
     temperature: float | None = None,
     adapter: str | None = None,
 ) -> Generator[Stage]:
-    """Within the block plays of an arena can go on, under its time limits.
+    """Within the block, plays of an arena can run, under its time limits.
 
     Raises:
-        ArenaError: an attribute of the arena makes no sense.
+        ArenaError: an attribute of the arena is invalid.
     """
     check_arena(arena)
     with Watch(arena) as watch:
@@ -157,18 +157,18 @@ async def play_all(
     temperature: float | None = None,
     adapter: str | None = None,
 ) -> list[Episode]:
-    """Play tasks, each with the seed of its play; episodes in their order.
+    """Play tasks, each with the seed of its play; returns the episodes in the same order.
 
     Args:
-        arena: what is played.
+        arena: the arena to play.
         plays: tasks and seeds.
-        slots: how many plays may go on at once, spawned ones included.
-        temperature: of trained seats, in spawned plays too; None: what each seat has.
-        adapter: that answers for trained seats, in spawned plays too; None: what each seat has.
+        slots: limits the number of simultaneous plays, spawned ones included.
+        temperature: temperature of trained seats, also in spawned plays; None: that of each seat.
+        adapter: adapter of trained seats, also in spawned plays; None: that of each seat.
 
     Raises:
-        ArenaError: an attribute of the arena makes no sense, or a play breaks the rules for plays.
-        EngineError: what generates has died.
+        ArenaError: an attribute of the arena is invalid, or a play breaks the rules for plays.
+        EngineError: the engine has died.
     """
     with stage_of(arena, slots, temperature=temperature, adapter=adapter) as stage:
         return await play_each(stage, arena, plays)
@@ -177,11 +177,11 @@ async def play_all(
 async def play_each(
     stage: Stage, arena: Playable, plays: Sequence[tuple[Task, int]]
 ) -> list[Episode]:
-    """Play tasks of a group, or children of one of its plays.
+    """Play the tasks of a group, or the children of one play.
 
     Raises:
         ArenaError: a play breaks the rules for plays.
-        EngineError: what generates has died.
+        EngineError: the engine has died.
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -198,12 +198,12 @@ async def play_each(
 
 
 async def _play_one(stage: Stage, arena: Playable, task: Task, seed: int) -> Episode:
-    """Play one task; what goes wrong inside the play becomes the episode's ``error``.
+    """Play one task; an error inside the play becomes the episode's ``error``.
 
     Raises:
         ArenaError: the arena's code breaks the rules for plays (no reward for a role, a role that
-            does not exist, a prompt that is no text), which it would do again in other plays.
-        EngineError: what generates has died, so no other play can go on either.
+            does not exist, a prompt that is not text), which would fail in other plays too.
+        EngineError: the engine has died, so no other play can continue either.
     """
     async with stage.slots:
         table: Table | None = None
@@ -215,7 +215,7 @@ async def _play_one(stage: Stage, arena: Playable, task: Task, seed: int) -> Epi
             table = _table(stage, arena, task, seed)
             with stage.watch.over(arena, table):
                 rewards = await _rewards(arena, table)
-        except Exception as raised:  # a failed play is data: counted, shown, never trained on
+        except Exception as raised:  # a failed play is counted and shown, but never trained on
             ending = _ending(raised)
             if isinstance(ending, EngineError):
                 raise ending from None
@@ -256,7 +256,7 @@ def _table(stage: Stage, arena: Playable, task: Task, seed: int) -> Table:
 
 
 def _seated(seat: Seat, stage: Stage) -> Seat:
-    """A trained seat with the adapter and at the temperature of the stage; any other as it is."""
+    """Apply the adapter and temperature of the stage to a trained seat; others are unchanged."""
     if seat.policy is None:
         return seat
     temperature = seat.sampling.temperature if stage.temperature is None else stage.temperature
@@ -268,7 +268,7 @@ def _seated(seat: Seat, stage: Stage) -> Seat:
 
 
 async def _rewards(arena: Playable, table: Table) -> Mapping[str, float]:
-    """Play to the end, and return the rewards; a draw and a forfeit are ends as others are."""
+    """Play to the end, and return the rewards; a draw or a forfeit is a regular end."""
     source = f"play() of arena {arena.name!r}"
     try:
         returned: Any = await _awaitable(arena.play(table), source)
@@ -289,7 +289,7 @@ async def _rewards(arena: Playable, table: Table) -> Mapping[str, float]:
 
 
 def _awaitable(played: Any, source: str) -> Awaitable[Any]:
-    """What calling ``play`` gives, where it can be awaited."""
+    """Check that the result of calling ``play`` can be awaited."""
     if isasyncgen(played):
         raise ArenaError(f"{source} yields; return the rewards instead")
     if not isawaitable(played):
@@ -298,7 +298,7 @@ def _awaitable(played: Any, source: str) -> Awaitable[Any]:
 
 
 def _story(error: Exception) -> str:
-    """A failure as text: of what the kit refuses, where the arena's own code asked for it."""
+    """A failure as text; for an error of the kit, with the line of the arena that caused it."""
     if isinstance(error, LegosError):
         return f"{type(error).__name__}: {error}\n{_own_line(error)}"
     story = "".join(traceback.format_exception(error, limit=-4))
@@ -308,21 +308,21 @@ def _story(error: Exception) -> str:
 
 
 def _own_line(error: Exception) -> str:
-    """The innermost line of the arena's own code that an error went through."""
+    """The innermost line outside the kit's code in an error's traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not Path(frame.filename).is_relative_to(HOME)]
     return "".join(traceback.format_list(own[-1:]))
 
 
 def _failure_of(ending: Exception) -> Failure:
-    """What made a play fail."""
+    """The kind of failure of a play."""
     if isinstance(ending, PlayTimeoutError):
         return "timed_out"
     return "endpoint" if isinstance(ending, EndpointError) else "failed"
 
 
 def _ending(error: Exception) -> Exception:
-    """What a play ended with: of several errors at once the gravest, and then the first."""
+    """The error that ended a play; of several errors, the first of the most severe kind."""
     if not isinstance(error, ExceptionGroup):
         return error
     group = cast("ExceptionGroup[Exception]", error)

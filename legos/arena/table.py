@@ -1,4 +1,4 @@
-"""The table: all that a play touches, and the only way information reaches a seat."""
+"""The table: everything that a play can use, and the only way information reaches a seat."""
 
 import asyncio
 import math
@@ -28,29 +28,29 @@ __all__ = ["Table"]
 Spawn = Callable[[Any, Sequence[tuple[Task, int]]], Awaitable[Sequence[Episode]]]
 """Plays tasks of an arena, each with the seed of its play, under a step's limit."""
 
-STREAM = 1 << 32  # draws of one seat; the next seat's numbers start after them
+STREAM = 1 << 32  # random numbers reserved for one seat; the next seat's start after them
 
 
 @dataclass(slots=True)
 class _Chair:
-    """What the table keeps about one seat while the play lasts."""
+    """The state of one seat during a play."""
 
     seat: Seat
-    stream: int  # where its random numbers start
+    stream: int  # start of its random numbers
     memory: list[Message]
     turns: list[Turn]
-    last: Completion | None = None  # the newest one, where the conversation goes on in its tokens
-    heard: int = 0  # messages of the memory up to that completion
+    last: Completion | None = None  # newest completion, if the conversation continues its tokens
+    heard: int = 0  # number of messages in the memory up to that completion
     draws: int = 0
-    waiting: int = 0  # questions that are not answered yet
+    waiting: int = 0  # number of questions that are not answered yet
 
 
 class Table:
-    """One play's table.
+    """The table of one play.
 
     Attributes:
-        task: what is being played.
-        seats: role -> who sits there.
+        task: the task being played.
+        seats: role -> its seat.
     """
 
     def __init__(
@@ -83,17 +83,17 @@ class Table:
         self.metrics: dict[str, float] = {}
         self.notes: list[str] = []
         self.children: list[Episode] = []
-        self.spawning = 0  # child plays are waited for, by so many calls of `spawn`
+        self.spawning = 0  # number of `spawn` calls that wait for child plays
         self.ended = False
 
     @property
     def waits_for(self) -> list[str]:
-        """The roles that have been asked and have not answered yet."""
+        """The roles that were asked and have not answered yet."""
         return [role for role, chair in self._chairs.items() if chair.waiting]
 
     @property
     def rng(self) -> random.Random:
-        """Random numbers of this play alone."""
+        """Random numbers for this play only."""
         if self._rng is None:
             self._rng = random.Random(self._seed)
         return self._rng
@@ -112,22 +112,23 @@ class Table:
         """Ask a seat and record its turn.
 
         Args:
-            role: whom to ask.
-            prompt: what only this seat reads.
+            role: the role to ask.
+            prompt: the prompt, which only this seat sees.
             choices: the legal answers, different texts; ``reply.move`` is one of them.
-            parse: turns the answer into a value. What it raises over an answer that makes no sense
-                counts as an illegal move: ValueError, LookupError (KeyError, IndexError),
-                TypeError, AttributeError, ArithmeticError; any other error fails the play.
-            retries: how often to ask again with the reason, where illegal moves are retried.
-            max_tokens: limit of this reply, tokens.
+            parse: turns the answer into a value. These errors count as an illegal move:
+                ValueError, LookupError (KeyError, IndexError), TypeError, AttributeError,
+                ArithmeticError, RecursionError; any other error fails the play.
+            retries: number of times to ask again with the reason, if illegal moves are retried.
+            max_tokens: maximum length of this reply, tokens.
             stop: a text that ends the reply, or several.
 
         Returns:
-            The reply; with ``choices`` or ``parse`` it is always a legal one.
+            The reply; with ``choices`` or ``parse`` it is always legal.
 
         Raises:
-            Forfeit: the answer is not legal and the arena's rule gives no other way out.
-            ArenaError: no such role, a prompt or choices that are no texts, or the play has ended.
+            Forfeit: the answer is not legal and the arena's rule for illegal moves is exhausted.
+            ArenaError: the role does not exist, the prompt or a choice is not text, or the play has
+                ended.
         """
         chair = self._chair(role)
         if self.ended:
@@ -157,17 +158,17 @@ class Table:
         raise Forfeit(role, reason)
 
     async def ask_all(self, prompts: Mapping[str, str], **options: Any) -> dict[str, Reply]:
-        """Ask several seats at once; none sees what the others say.
+        """Ask several seats at once; no seat sees the others' prompts or replies.
 
         Args:
-            prompts: role -> what only this seat reads.
-            options: as of ``ask``.
+            prompts: role -> prompt, which only this seat sees.
+            options: as for ``ask``.
 
         Returns:
             Role -> its reply, once all have answered.
 
         Raises:
-            Forfeit: an answer is not legal; where several are not, of the role asked first.
+            Forfeit: an answer is not legal; if several are not, for the role asked first.
         """
         if not isinstance(prompts, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArenaError(f"ask_all got {shown(prompts)}; expected role -> prompt")
@@ -175,7 +176,7 @@ class Table:
         async def outcome(role: str, prompt: str) -> Reply | Exception:
             try:
                 return await self.ask(role, prompt, **options)
-            except Exception as error:  # raised below, when every answer is in its rollout
+            except Exception as error:  # raised below, once all answers are recorded
                 return error
 
         async with asyncio.TaskGroup() as group:
@@ -189,17 +190,17 @@ class Table:
         return replies
 
     def tell(self, text: str, to: str | Sequence[str] | None = None) -> None:
-        """Show a text to one seat, several, or all; they read it before the next question."""
+        """Show a text to one seat, several, or all; it comes before their next question."""
         roles = list(self._chairs) if to is None else [to] if isinstance(to, str) else list(to)
         for role in roles:
             check_text(text, f"the text for {role!r}")
             self._chair(role).memory.append(Message("user", text))
 
     def reward(self, role: str, value: float) -> None:
-        """Give the seat's latest turn a reward, in addition to what the play returns.
+        """Give the seat's latest turn a reward, in addition to the reward of the play.
 
         Raises:
-            ArenaError: the seat was not asked yet.
+            ArenaError: the seat has not been asked yet.
             ValueError: the reward is not a finite number.
         """
         turns = self._chair(role).turns
@@ -209,10 +210,10 @@ class Table:
         turns[-1] = replace(turns[-1], reward=(turns[-1].reward or 0.0) + number)
 
     def metric(self, **values: float) -> None:
-        """Log numbers of this play; they are averaged over the step's plays.
+        """Log metrics of this play; they are averaged over the step's plays.
 
         Raises:
-            ArenaError: legos logs a number of its own under such a name.
+            ArenaError: legos itself logs a metric with this name.
             ValueError: a value is not a finite number.
         """
         for name, value in values.items():
@@ -224,25 +225,25 @@ class Table:
             self.metrics[name] = _finite(value, f"metric({name}={value!r})")
 
     def note(self, text: str) -> None:
-        """Keep a text in the replay; no seat sees it."""
+        """Add a text to the replay; no seat sees it."""
         self.notes.append(text)
 
     async def spawn(
         self, arena: Any, tasks: Task | Sequence[Task], n: int = 1, *, train: bool = True
     ) -> list[Episode]:
-        """Play another arena inside this one; a child that fails comes back with ``error`` set.
+        """Play another arena inside this one; a child that fails is returned with ``error`` set.
 
         Args:
-            arena: an Arena or a Game; of a Game or a class, this table's first seat is asked.
-            tasks: what to play, each ``n`` times.
-            n: plays per task.
+            arena: an Arena or a Game; for a Game or a class, this table's first seat is asked.
+            tasks: the tasks to play, each ``n`` times.
+            n: number of plays per task.
             train: whether the children's policy turns become samples.
 
         Returns:
             The children's episodes, in the order of ``tasks``.
 
         Raises:
-            ArenaError: there is nothing to play, or an attribute of the arena makes no sense.
+            ArenaError: ``arena`` cannot be played, or an attribute of it is invalid.
         """
         child = self._arena.child(arena, next(iter(self.seats.values())))
         check_arena(child)
@@ -259,7 +260,7 @@ class Table:
         return list(episodes)
 
     def rollouts(self) -> tuple[Rollout, ...]:
-        """What each seat saw and said so far."""
+        """The turns of each seat so far."""
         return tuple(
             Rollout(
                 role=role,
@@ -278,13 +279,13 @@ class Table:
             raise ArenaError(f"no role {role!r} at this table{hint}") from None
 
     def _next_seed(self, chair: _Chair) -> int:
-        """A seed that depends on the play, the seat and how often the seat has drawn, alone."""
+        """A seed that depends only on the play, the seat and the seat's number of draws."""
         chair.draws += 1
         return mix(self._seed, chair.stream + chair.draws)
 
     @asynccontextmanager
     async def _slot_released(self) -> AsyncGenerator[None]:
-        """Let the children use this play's slot while it waits for them."""
+        """Release this play's slot to its children while it waits for them."""
         self._slots.release()
         self.spawning += 1
         try:
@@ -303,7 +304,7 @@ class Table:
         max_tokens: int | None,
         stop: str | Sequence[str] | None,
     ) -> tuple[Reply, str | None]:
-        """One model call; the reply, and why it is not legal (None when it is)."""
+        """Make one model call; returns the reply and why it is not legal, or None."""
         seat = chair.seat
         base = seat.sampling
         restrict = self._arena.restrict_choices and bool(choices)
@@ -327,7 +328,7 @@ class Table:
         thinking, answer = split_thinking(completion.text)
         move, parsed, reason = read_answer(answer, choices, parse)
         if self._arena.remember:
-            all_read = len(chair.memory) < len(messages)  # nothing came while it was answering
+            all_read = len(chair.memory) < len(messages)  # no message arrived during the answer
             whole = all_read and completion.prompt_ids and completion.token_ids
             chair.memory += (question, Message("assistant", answer))
             chair.last = completion if whole and self._arena.continue_tokens else None
@@ -347,15 +348,15 @@ class Table:
 
 
 def _continuation(chair: _Chair, last: Completion, messages: tuple[Message, ...]) -> Continuation:
-    """A question to a seat whose conversation goes on in the tokens of its last answer."""
+    """A question that continues the tokens of a seat's last answer."""
     return Continuation(last=last, messages=messages, num_new=len(messages) - chair.heard)
 
 
 def _finite(value: Any, call: str) -> float:
-    """A number of Python's own.
+    """Convert a value to a finite float.
 
     Raises:
-        ValueError: it is text, no number, or not finite; names the call that it was given to.
+        ValueError: it is not a finite number; the message names the call.
     """
     found = number(value)
     if not math.isfinite(found):
@@ -364,7 +365,7 @@ def _finite(value: Any, call: str) -> float:
 
 
 def _untrained(episode: Episode) -> Episode:
-    """The same episode with no seat to train."""
+    """The same episode with all seats marked as not trained."""
     return replace(
         episode,
         rollouts=tuple(replace(rollout, policy=None) for rollout in episode.rollouts),

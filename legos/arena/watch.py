@@ -1,4 +1,4 @@
-"""Looks after plays that do not end: the log says what they wait for, a time limit cancels them."""
+"""Watch for plays that do not end: log what they wait for, and cancel them at a time limit."""
 
 import asyncio
 import logging
@@ -19,23 +19,23 @@ from legos.errors import PlayCancelledError, PlayTimeoutError
 __all__ = ["Watch"]
 
 logger = logging.getLogger(__name__)
-TICK_S = 1.0  # at most so long between two looks
+TICK_S = 1.0  # maximum seconds between two checks
 
 
 @dataclass(slots=True, eq=False)
 class _Play:
-    """One play that goes on."""
+    """One running play."""
 
     arena: Playable
     table: Table
     task: "asyncio.Task[Any]"
-    age_s: float = 0.0  # without the time in which it waited for plays that it spawned
+    age_s: float = 0.0  # seconds it ran, without the time it waited for spawned plays
     cancels: int = 0
-    waited_for: str = ""  # when it was cancelled
+    waited_for: str = ""  # what it waited for when it was cancelled
 
     @property
     def waits_for(self) -> str:
-        """What it does, for a message: asks a role, or is somewhere in the arena's own code."""
+        """What the play waits for, for a message: a role's answer, or the arena's own code."""
         roles = self.table.waits_for
         if roles:
             return f"waits for {' and '.join(map(repr, roles))} to answer"
@@ -43,26 +43,26 @@ class _Play:
 
 
 class Watch:
-    """Looks at the plays that go on, children included, about once a second.
+    """Checks the running plays, children included, about once per second.
 
-    A thread keeps the time, so that it also sees a play that blocks the event loop, where nothing
-    else can run. Only time in which the process ran counts: a laptop that slept, or a process that
-    was stopped, has not used up the limit of its plays.
+    A thread measures the time, so that it also detects a play that blocks the event loop. Only time
+    in which the process ran counts: sleep of the computer or a stopped process does not count
+    towards the time limit of plays.
     """
 
     def __init__(self, arena: Playable) -> None:
         """Watch the plays of an arena.
 
         Args:
-            arena: what is played; a child's own ``play_timeout_s`` holds for the child.
+            arena: the arena to play; a child's own ``play_timeout_s`` applies to the child.
         """
         self._arena = arena
         limits = [s / 4 for s in (arena.play_timeout_s, arena.report_after_s) if s is not None]
         self._tick = min(TICK_S, *limits)
         self._plays: set[_Play] = set()
-        self._quiet_s = 0.0  # since a play ended
+        self._quiet_s = 0.0  # seconds since a play ended
         self._report_at = arena.report_after_s
-        self._answered = True  # the event loop has run the last look
+        self._answered = True  # whether the event loop has run the last check
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._keep_time, name="legos-watch", daemon=True)
 
@@ -85,16 +85,16 @@ class Watch:
 
     @contextmanager
     def over(self, arena: Playable, table: Table) -> Generator[None]:
-        """Within the block a play goes on, in the current task.
+        """Watch a play, which runs in the current task within the block.
 
         Raises:
             PlayTimeoutError: it exceeded its time limit and was cancelled.
-            PlayCancelledError: something that it awaited was cancelled, and not the play.
+            PlayCancelledError: something that the play awaited was cancelled, but not the play.
         """
         task = asyncio.current_task()
         assert task is not None, "a play runs in a task"
         play = _Play(arena, table, task)
-        if not self._plays:  # nothing was waited for
+        if not self._plays:  # no other play was running
             self._quiet_s, self._report_at = 0.0, self._arena.report_after_s
         self._plays.add(play)
         try:
@@ -122,7 +122,7 @@ class Watch:
             )
 
     def _keep_time(self) -> None:
-        """In the thread: have the loop look at the plays, and say where it does not come to it."""
+        """In the thread: schedule checks in the event loop, and log where the loop is blocked."""
         last, passed, report_at = time.monotonic(), 0.0, self._arena.report_after_s
         while not self._over.wait(self._tick):
             now = time.monotonic()
@@ -146,7 +146,7 @@ class Watch:
                 )
 
     def _look(self, passed: float) -> None:
-        """In the loop: cancel plays that are over their limit, report where none has ended."""
+        """In the loop: cancel plays beyond their time limit, and log if none has ended."""
         self._answered = True
         self._quiet_s += passed
         for play in self._plays:
@@ -194,7 +194,7 @@ def _callers(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _place(frames: Iterator[FrameType], arena: Playable) -> str:
-    """The innermost line in the arena's own file, else the innermost of all."""
+    """The innermost frame in the arena's own file, or else the innermost frame."""
     module = sys.modules.get(type(arena).__module__)
     own = getattr(module, "__file__", None)
     found = list(frames)
