@@ -60,14 +60,14 @@ class ChatMessage(BaseModel):
 
     @property
     def text(self) -> str:
-        """What it says."""
+        """The text of the message."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
 
     @property
     def plain(self) -> bool:
-        """Whether it is a role and a text, and nothing else."""
+        """Whether the message has only a role and a text."""
         return self.role != "tool" and not self.tool_calls and not self.reasoning_content
 
     def fields(self) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class ChatPrompt(BaseModel):
         """The messages as a chat template reads them.
 
         Raises:
-            Problem: a message has a field that is not known, or a variable is not one's own.
+            Problem: a message has an unknown field, or a template variable may not be set.
         """
         for index, message in enumerate(self.messages):
             for key, value in (message.model_extra or {}).items():
@@ -154,7 +154,7 @@ class ChatPrompt(BaseModel):
         return [message.fields() for message in self.messages]
 
     def plain(self) -> tuple[Message, ...] | None:
-        """The messages in the kit's own form, where that holds all of them."""
+        """The messages as the kit's records, or None if these cannot represent them."""
         if self.tools or self.chat_template_kwargs:
             return None
         if not all(m.plain and not m.model_extra and m.name is None for m in self.messages):
@@ -196,7 +196,7 @@ class ChatBody(ChatPrompt, SamplingFields):
         """The tools that may be called, and whether one of them must be.
 
         Raises:
-            Problem: one is chosen that is not there.
+            Problem: ``tool_choice`` names a tool that does not exist.
         """
         tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
         choice = self.tool_choice
