@@ -13,6 +13,7 @@ from legos.config.objective import ObjectiveSettings
 from legos.config.setting import Settings, knob
 from legos.credit.registry import DISCOUNTED, WITHOUT_GROUPS, CreditName
 from legos.data.limits import EngineLimits, InFlight
+from legos.data.step import MICRO_BATCH_TOKENS
 from legos.errors import ConfigError
 
 __all__ = [
@@ -32,7 +33,7 @@ IllegalMove = Literal["forfeit", "retry", "random"]
 class TrainingConfig(ObjectiveSettings):
     """The optimiser step: its size, its objective, its learning rate, and the LoRA adapter."""
 
-    micro_batch_tokens: int = knob(4096, unit="tokens", ge=1)
+    micro_batch_tokens: int = knob(MICRO_BATCH_TOKENS, unit="tokens", ge=1)
     """Padded tokens of one forward and backward pass; shared prefixes count once, and a longer
     sample gets a pass of its own. Lower it to save memory; the gradient stays the same."""
     gradient_checkpointing: bool = knob(False)

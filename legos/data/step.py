@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from legos.data.names import POLICY
 from legos.errors import ConfigError
 
-__all__ = ["BackendConfig", "MeasuredStep", "PassResult", "Update"]
+__all__ = ["MICRO_BATCH_TOKENS", "BackendConfig", "MeasuredStep", "PassResult", "Update"]
+
+MICRO_BATCH_TOKENS = 4096  # of one pass, unless set otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,7 @@ class BackendConfig:
     policies: tuple[str, ...] = (POLICY,)  # adapters that are trained, each separately
     betas: tuple[float, float] = (0.9, 0.95)  # decay rates of AdamW's moments
     weight_decay: float = 0.0  # AdamW's weight decay of the LoRA arrays
-    micro_batch_tokens: int = 4096
+    micro_batch_tokens: int = MICRO_BATCH_TOKENS
     """Padded tokens of one forward and backward pass, shared prefixes counted once."""
     gradient_checkpointing: bool = False
     """Keep the inputs of layers alone and compute the rest again in the backward pass: less
