@@ -67,7 +67,7 @@ def test_the_page_needs_nothing_from_elsewhere(served: Any) -> None:
     assert "<script" not in answer.text + evil.text
     for path in paths:
         assert f"</b> {path}</code>" in answer.text
-    for told in ("temperature", "of each choice as the whole answer", "-1000", "Nim: 5 left"):
+    for told in ("temperature", "of each choice as the complete answer", "-1000", "Nim: 5 left"):
         assert told.lower() in answer.text.lower()
 
 
