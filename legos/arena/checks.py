@@ -6,10 +6,10 @@ import random
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from legos.arena.answer import Reply
-from legos.arena.playable import Playable
+from legos.arena.playable import IllegalMove, Playable
 from legos.data.episode import Task
 from legos.errors import ArenaError, LegosError, did_you_mean
 from legos.protocols import Seat
@@ -26,7 +26,7 @@ __all__ = [
     "shown",
 ]
 
-ILLEGAL = ("forfeit", "retry", "random")
+ILLEGAL = get_args(IllegalMove)
 SHOWN = 80  # maximum number of characters of a value in a message
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
+from legos.arena.playable import IllegalMove
 from legos.config.objective import ObjectiveSettings
 from legos.config.setting import Settings, knob
 from legos.credit.registry import DISCOUNTED, WITHOUT_GROUPS, CreditName
@@ -19,15 +20,12 @@ from legos.errors import ConfigError
 __all__ = [
     "CreditName",
     "GenerationConfig",
-    "IllegalMove",
     "LoopConfig",
     "PlayConfig",
     "RunConfig",
     "TrackConfig",
     "TrainingConfig",
 ]
-
-IllegalMove = Literal["forfeit", "retry", "random"]
 
 
 class TrainingConfig(ObjectiveSettings):
