@@ -22,6 +22,7 @@ from legos.server.app import make_app
 from legos.server.endpoints.uploads import checked_name
 from legos.server.listen import bind, serve_app
 from legos.server.options import ServerOptions
+from legos.server.service import Service
 from legos.weights.adapter import Adapter
 from legos.wiring.machine import quiet_collector
 
@@ -86,7 +87,7 @@ def app_of(
     """
     if scale is None and handle.lora is not None:
         scale = handle.lora.scale
-    app = make_app(
+    service = Service(
         EngineClient(engine, handle.tokenizer, use_threads=True),
         engine,
         handle.tokenizer,
@@ -96,6 +97,7 @@ def app_of(
         lora_scale=scale,
         options=options,
     )
+    app = make_app(service)
     app.openapi()  # built now, because the first call is slow and would block a request
     return app
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 import msgspec
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -19,7 +20,7 @@ from legos.errors import (
     RequestError,
 )
 
-__all__ = ["GONE", "GoneError", "Problem", "first_error", "handle", "invalid", "problem_of"]
+__all__ = ["GoneError", "Problem", "first_error", "handle", "invalid", "problem_of"]
 
 KINDS = {
     401: "authentication_error",
@@ -30,16 +31,10 @@ KINDS = {
     503: "engine_error",
     504: "timeout_error",
 }
-GONE = Response(status_code=499)
-"""What is answered when nobody listens."""
 
-_TOLD = 5  # maximum number of wrong fields that an error lists
+MOST_NAMED = 5  # maximum number of wrong fields that an error lists
 _LONGEST_NAME = 100  # maximum characters of a field name in an error
 _NO_RETRY = {"x-should-retry": "false"}  # OpenAI's client would retry, and fail again
-
-
-class GoneError(Exception):
-    """The client has disconnected, so that no answer can reach it."""
 
 
 class Problem(LegosError):  # noqa: N818 - it is an answer as much as an error
@@ -80,52 +75,61 @@ class Problem(LegosError):  # noqa: N818 - it is an answer as much as an error
         )
 
 
-def invalid(error: RequestValidationError, known: Collection[str] = ()) -> Problem:
+class GoneError(Problem):
+    """The client has disconnected, so that no answer can reach it."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "the client has disconnected")
+
+
+def invalid(
+    error: RequestValidationError | ValidationError, known: Collection[str] = ()
+) -> Problem:
     """A 400 error that lists the invalid fields, without their values.
 
     Args:
         error: validation error of a body or a query.
         known: names of the body's valid fields, for suggestions.
     """
-    told: list[str] = []
+    lines: list[str] = []
     param: str | None = None
     problems = error.errors()
-    for problem in problems[:_TOLD]:
-        place = [str(part)[:_LONGEST_NAME] for part in problem["loc"] if part != "body"]
-        name = ".".join(place)
-        param = param or (place[0] if place else None)
+    for problem in problems[:MOST_NAMED]:
+        path = [str(part)[:_LONGEST_NAME] for part in problem["loc"] if part != "body"]
+        name = ".".join(path)
+        param = param or (path[0] if path else None)
         message = str(problem["msg"])
         if problem["type"] == "extra_forbidden":
             message = "this field is not known here, and ignoring it might change the result"
             near = get_close_matches(name, known, n=1)
             message += f"; did you mean {near[0]!r}?" if near else ""
-        told.append(f"{name}: {message}" if name else message)
-    if len(problems) > _TOLD:
-        told.append(f"and {len(problems) - _TOLD} more")
-    return Problem(400, "; ".join(told), param=param)
+        lines.append(f"{name}: {message}" if name else message)
+    if len(problems) > MOST_NAMED:
+        lines.append(f"and {len(problems) - MOST_NAMED} more")
+    return Problem(400, "; ".join(lines), param=param)
 
 
 def problem_of(error: BaseException) -> Problem:
     """The error to answer to the client; unexpected errors are not explained."""
     error = first_error(error)
-    told = "" if isinstance(error, RequestValidationError) else str(error)  # whose text has it all
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, RequestValidationError):
+        return invalid(error)
+    message = str(error)
     match error:
-        case Problem():
-            problem = error
-        case RequestValidationError():
-            problem = invalid(error)
         case HTTPException():
             problem = Problem(error.status_code, str(error.detail), headers=error.headers)
-        case AdapterError() | RequestError() if "not live" in told:
-            problem = Problem(404, told, code="model_not_found", param="model")
+        case AdapterError() | RequestError() if "not live" in message:
+            problem = Problem(404, message, code="model_not_found", param="model")
         case RequestError() | RecordError() | ModelError() | AdapterError():
-            problem = Problem(400, told)
+            problem = Problem(400, message)
         case UnicodeEncodeError():
-            problem = Problem(400, "a text holds half a surrogate pair, which no encoding can say")
+            problem = Problem(400, "a text holds half a surrogate pair, which UTF-8 cannot encode")
         case EngineError():
-            problem = Problem(503, told, headers=_NO_RETRY)
+            problem = Problem(503, message, headers=_NO_RETRY)
         case _:
-            problem = Problem(500, "the server failed; its log says why", headers=_NO_RETRY)
+            problem = Problem(500, "the server failed; its log has the reason", headers=_NO_RETRY)
     return problem
 
 
@@ -140,6 +144,6 @@ def first_error(error: BaseException) -> BaseException:
 async def handle(request: Request, error: Exception) -> Response:
     """Turn an exception into an HTTP response."""
     if isinstance(error, HTTPException) and error.status_code in (404, 405):  # the router's own
-        told = f"there is no {request.method} {request.url.path} here; /docs lists what there is"
-        return Problem(error.status_code, told, headers=error.headers).response()
+        message = f"there is no {request.method} {request.url.path} here; /docs lists what there is"
+        return Problem(error.status_code, message, headers=error.headers).response()
     return problem_of(error).response()

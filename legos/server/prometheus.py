@@ -1,8 +1,9 @@
 """The server's metrics in the Prometheus format."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -32,46 +33,30 @@ class Metrics:
 
     def __init__(self, engine: Engine) -> None:
         self._registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "legos_requests", "Requests answered.", ["route", "status"], registry=registry
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, buckets=_SECONDS, registry=registry)
+        self.requests = counter("legos_requests", "Requests answered.", ["route", "status"])
+        self.hung_up = counter(
+            "legos_hung_up", "Requests whose client left before the answer.", ["route"]
         )
-        self.hung_up = Counter(
-            "legos_hung_up",
-            "Requests whose client left before the answer.",
-            ["route"],
-            registry=registry,
-        )
-        self.latency_s = Histogram(
-            "legos_request_seconds",
-            "From request to answer.",
-            ["route"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.first_token_s = Histogram(
-            "legos_first_token_seconds",
-            "From a streamed request to its first token.",
-            buckets=_SECONDS,
-            registry=registry,
+        self.latency_s = histogram("legos_request_seconds", "From request to answer.", ["route"])
+        self.first_token_s = histogram(
+            "legos_first_token_seconds", "From a streamed request to its first token."
         )
         self.running = Gauge(
             "legos_completions_running", "Completions asked for.", registry=registry
         )
-        self.refused = Counter(
-            "legos_refused", "Requests refused because of a limit.", ["limit"], registry=registry
-        )
-        self._prompt_tokens = Counter("legos_prompt_tokens", "Prompt tokens.", registry=registry)
-        self._tokens = Counter("legos_generated_tokens", "Sampled tokens.", registry=registry)
-        self.swaps = Counter("legos_swaps", "Adapters loaded.", ["adapter"], registry=registry)
-        self.swap_s = Histogram(
-            "legos_swap_seconds", "Of loading an adapter.", buckets=_SECONDS, registry=registry
-        )
+        self.refused = counter("legos_refused", "Requests refused because of a limit.", ["limit"])
+        self._prompt_tokens = counter("legos_prompt_tokens", "Prompt tokens.")
+        self._tokens = counter("legos_generated_tokens", "Sampled tokens.")
+        self.swaps = counter("legos_swaps", "Adapters loaded.", ["adapter"])
+        self.swap_s = histogram("legos_swap_seconds", "Of loading an adapter.")
         registry.register(_EngineNumbers(engine))
 
-    def count(self, completion: Completion) -> None:
-        """Count the tokens of a sampled completion."""
-        self._prompt_tokens.inc(len(completion.prompt_ids))
-        self._tokens.inc(len(completion.token_ids))
+    def count(self, completions: Sequence[Completion]) -> None:
+        """Count the tokens of sampled completions."""
+        self._prompt_tokens.inc(sum(len(completion.prompt_ids) for completion in completions))
+        self._tokens.inc(sum(len(completion.token_ids) for completion in completions))
 
     def forget(self, adapter: str) -> None:
         """Remove the metrics of an adapter that was dropped."""

@@ -2,18 +2,19 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any, Protocol, TypeVar
 
 from starlette.types import Receive
 
 from legos.chat.tokenizer import ChatTokenizer
-from legos.chat.tools import ToolFormat
-from legos.data.message import Completion, Message, Sampling
+from legos.chat.tools import PLAIN_TOOLS, ToolFormat
+from legos.data.message import Completion, Prompt, Sampling
 from legos.data.names import BASE, POLICY
 from legos.data.request import Progress
-from legos.protocols import Engine
+from legos.protocols import Client, Engine, Scorer
 from legos.server.options import ServerOptions
 from legos.server.problems import GoneError, Problem, first_error
 from legos.server.prometheus import Metrics
@@ -24,36 +25,13 @@ LONG = 4096  # characters; longer texts are tokenized on a thread
 T = TypeVar("T")
 
 
-class Source(Protocol):
+class Source(Client, Scorer, Protocol):
     """A client that also streams; ``legos.clients.engine.EngineClient`` is one."""
 
-    async def complete(
-        self,
-        prompt: Sequence[Message] | Sequence[int],
-        sampling: Sampling,
-        *,
-        adapter: str = POLICY,
-    ) -> Completion:
-        """Sample one completion."""
-        ...
-
     def stream(
-        self,
-        prompt: Sequence[Message] | Sequence[int],
-        sampling: Sampling,
-        *,
-        adapter: str = POLICY,
+        self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
     ) -> AsyncGenerator[Progress | Completion]:
         """Sample one completion; yield its tokens as they are sampled, then the completion."""
-        ...
-
-    async def score(
-        self,
-        prompts: Sequence[tuple[Sequence[Message], Sequence[str]]],
-        *,
-        adapter: str = POLICY,
-    ) -> Sequence[Sequence[float]]:
-        """Log-probability of each choice as the complete answer to its prompt, in nats."""
         ...
 
 
@@ -61,16 +39,10 @@ class Service:
     """The state of one application, which runs on one event loop.
 
     Attributes:
-        source: client that answers the requests.
-        engine: engine that the source sends requests to.
-        tokenizer: tokenizer of the model.
-        model: name of the base model.
-        context: maximum length of prompt plus completion, in tokens.
-        tools: format in which the model writes tool calls.
-        options: limits and access rules.
         metrics: counters and histograms for Prometheus.
         started: start time, in seconds since 1970.
         draining: True once the server rejects new requests.
+        token_text: the text of one token; an incomplete character becomes U+FFFD.
     """
 
     def __init__(
@@ -81,23 +53,41 @@ class Service:
         *,
         model: str,
         context: int,
-        tools: ToolFormat,
-        options: ServerOptions,
+        tools: ToolFormat = PLAIN_TOOLS,
+        lora_scale: float | None = None,
+        options: ServerOptions | None = None,
     ) -> None:
+        """Make the state of an application.
+
+        Args:
+            source: client that answers the requests, such as an ``EngineClient``.
+            engine: engine that the source sends requests to; holds the adapters.
+            tokenizer: tokenizer of the model.
+            model: name of the base model.
+            context: maximum length of prompt plus completion, in tokens.
+            tools: format in which the model writes tool calls.
+            lora_scale: LoRA's multiplier for a loaded adapter that does not state one.
+            options: limits and access rules; None needs no key and uses the default limits.
+        """
         self.source = source
         self.engine = engine
         self.tokenizer = tokenizer
         self.model = model
         self.context = context
         self.tools = tools
-        self.options = options
+        self.lora_scale = lora_scale
+        self.options = options or ServerOptions()
         self.metrics = Metrics(engine)
         self.started = int(time.time())
         self.draining = False
+        self.token_text: Callable[[int], str] = cache(self._decode_token)
         self._running = 0
         self._deadlines: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+
+    def _decode_token(self, token: int) -> str:
+        return self.tokenizer.decode((token,), controls=True)
 
     def adapter_of(self, model: str | None, adapter: str | None) -> str:
         """The adapter that a request is answered with.
@@ -158,7 +148,7 @@ class Service:
             raise Problem(
                 400,
                 f"the request asks for {count} completions (prompts times n); at most {most} are "
-                "let in at once, send it in parts",
+                "admitted at once, send it in parts",
                 param="n",
             )
 
@@ -175,7 +165,7 @@ class Service:
             waiting = max(self._running - options.max_running, 0)
             raise Problem(
                 429,
-                f"{self._running} completions are asked for already, {waiting} of them wait, and "
+                f"{self._running} completions are requested already, {waiting} of them wait, and "
                 f"{count} more would exceed the {options.max_running} that may run and the "
                 f"{options.max_queue} that may wait; ask again later",
                 code="queue_full",

@@ -16,6 +16,7 @@ from legos.data.message import Completion
 from legos.data.sample import TrainingBatch
 from legos.protocols import Client
 from legos.server.app import make_app
+from legos.server.service import Service
 from legos.testing import serving, write_tiny_model
 
 STRIPS = (  # as Qwen3's: thinking of former turns is left out, and a line ends every turn
@@ -64,10 +65,10 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, C
     engine = model.make_engine()
     engine.load_adapter(model.base_adapter()).result()
     here = EngineClient(engine, model.tokenizer)
-    app = make_app(
+    service = Service(
         here, engine, model.tokenizer, model="tiny", context=model.context, lora_scale=1.0
     )
-    with serving(app) as url:
+    with serving(make_app(service)) as url:
         yield {"engine": here, "http": OpenAIClient(url)}
     engine.close()
     model.close()

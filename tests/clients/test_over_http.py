@@ -27,6 +27,7 @@ from legos.loop.evaluation import ArenaEvaluation
 from legos.loop.trainer import Metrics
 from legos.publish.http import HttpPublisher
 from legos.server.app import make_app
+from legos.server.service import Service
 from legos.testing import serving
 from legos.weights.adapter import Adapter, AdapterInfo, shape_of
 
@@ -52,7 +53,7 @@ def engine(model: ModelHandle) -> Iterator[LocalEngine]:
 def url(model: ModelHandle, engine: LocalEngine) -> Iterator[str]:
     assert model.lora is not None
     engine.load_adapter(model.base_adapter()).result()
-    app = make_app(
+    service = Service(
         EngineClient(engine, model.tokenizer),
         engine,
         model.tokenizer,
@@ -60,7 +61,7 @@ def url(model: ModelHandle, engine: LocalEngine) -> Iterator[str]:
         context=model.context,
         lora_scale=model.lora.scale,
     )
-    with serving(app) as address:
+    with serving(make_app(service)) as address:
         yield address
 
 

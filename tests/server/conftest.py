@@ -123,7 +123,7 @@ def fake(tokenizer: ChatTokenizer) -> MakeServer:
         **options: object,
     ) -> AbstractContextManager[Served]:
         words = own or tokenizer
-        app = make_app(
+        service = Service(
             EngineClient(engine, words, use_threads=True),
             engine,
             words,
@@ -133,7 +133,7 @@ def fake(tokenizer: ChatTokenizer) -> MakeServer:
             lora_scale=2.0,
             options=ServerOptions(**options),  # pyright: ignore[reportArgumentType]
         )
-        return serving(app, drain_s=drain_s)
+        return serving(make_app(service), drain_s=drain_s)
 
     return make
 

@@ -64,16 +64,15 @@ def _operation(
     method: str, path: str, operation: Schema, schemas: Schema, address: str
 ) -> Iterator[str]:
     """One endpoint as HTML: its description, examples, fields and an example answer."""
-    told = operation.get("description") or operation.get("summary", "")
-    yield f"<details><summary><code><b>{method}</b> {escape(path)}</code> {escape(told)}</summary>"
+    text = operation.get("description") or operation.get("summary", "")
+    yield f"<details><summary><code><b>{method}</b> {escape(path)}</code> {escape(text)}</summary>"
     content = operation.get("requestBody", {}).get("content", {})
     body = content.get("application/json", {})
     schema = _resolved(body.get("schema", {}), schemas)
-    named = [example["value"] for example in body.get("examples", {}).values()]
     line = f"curl {address}{path}" + ("" if method in ("GET", "POST") else f" -X {method}")
-    for example in [*named, *schema.get("examples", [])] or [None]:
-        sent = f" -H 'Content-Type: application/json' -d '{_json(example)}'" if example else ""
-        yield f"<pre>{escape(line + sent)}</pre>"
+    for example in schema.get("examples") or [None]:
+        data = f" -H 'Content-Type: application/json' -d '{_json(example)}'" if example else ""
+        yield f"<pre>{escape(line + data)}</pre>"
     fields = [(one["name"], one, one.get("required")) for one in operation.get("parameters", [])]
     required = schema.get("required", [])
     fields += [(name, one, name in required) for name, one in schema.get("properties", {}).items()]

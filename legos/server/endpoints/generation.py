@@ -1,115 +1,143 @@
-"""Request one or several answers, whole or streamed; both completion endpoints use this."""
+"""Sample the answers to one request, and send them whole or as a stream of events.
+
+Both completion endpoints use this; what differs between them is the ``Reply`` that they make for
+every answer.
+"""
 
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
+import msgspec
+from msgspec import Struct
 from starlette.requests import Request
+from starlette.responses import Response
 
 from legos.data.message import Completion, Sampling
 from legos.data.request import Progress
-from legos.server.problems import GoneError
-from legos.server.schemas.sampling import with_seed
+from legos.server.endpoints.event_stream import Emit, EventStream
+from legos.server.schemas.sampling import SamplingFields, with_seed
 from legos.server.service import Service, together
 
-__all__ = ["Asked", "Envelope", "complete_all", "stream_all", "usage_of"]
+__all__ = ["Asked", "Fields", "Reply", "respond"]
+
+Fields = Mapping[str, Any]
 
 
-class Envelope:
-    """Fields that all parts of one response have in common."""
+class Asked(Struct, frozen=True, kw_only=True):
+    """One request: its prompts, and how each of its answers is sampled."""
 
-    def __init__(self, kind: str, prefix: str, model: str) -> None:
-        self._fields = {
-            "id": f"{prefix}-{uuid.uuid4().hex}",
-            "object": kind,
-            "created": int(time.time()),
-            "model": model,
-        }
+    prompts: Sequence[tuple[int, ...]]
+    samplings: Sequence[Sampling]  # of the first answer to each prompt; answer i adds i to the seed
+    adapter: str
+    num_answers: int  # to each prompt
 
-    def around(self, choices: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
-        """The response, or one streamed part of it."""
-        return {**self._fields, "choices": choices, **fields}
-
-
-class Asked:
-    """One request: its prompts, and how each of its answers is sampled.
-
-    Attributes:
-        prompts: token ids of each prompt.
-        adapter: adapter that answers.
-        num_answers: number of answers to each prompt.
-        each: prompt and sampling settings of every answer, in order.
-    """
-
-    def __init__(
-        self,
-        prompts: Sequence[tuple[int, ...]],
-        samplings: Sequence[Sampling],
-        *,
-        adapter: str,
-        num_answers: int,
-    ) -> None:
-        """Combine prompts with the sampling settings of their answers.
-
-        Args:
-            prompts: token ids of each prompt.
-            samplings: sampling settings of the first answer to each prompt.
-            adapter: adapter that answers.
-            num_answers: number of answers to each prompt; answer i uses the seed plus i.
-        """
-        self.prompts = prompts
-        self.adapter = adapter
-        self.num_answers = num_answers
-        self.each = [
+    @property
+    def each(self) -> list[tuple[tuple[int, ...], Sampling]]:
+        """Prompt and sampling settings of every answer, in order."""
+        return [
             (prompt, with_seed(sampling, index))
-            for prompt, sampling in zip(prompts, samplings, strict=True)
-            for index in range(num_answers)
+            for prompt, sampling in zip(self.prompts, self.samplings, strict=True)
+            for index in range(self.num_answers)
         ]
 
 
-async def complete_all(
-    service: Service, request: Request, asked: Asked
-) -> Sequence[Completion] | None:
-    """All answers, in order; None if the client disconnected.
+class Reply(Protocol):
+    """One answer in the format of its endpoint."""
 
-    Raises:
-        Problem: the queue is full, or the request timed out.
-        LegosError: a request cannot be served.
-    """
+    def whole(self, completion: Completion) -> Fields:
+        """The fields of the complete answer."""
+        ...
 
-    async def one(prompt: tuple[int, ...], sampling: Sampling) -> Completion:
-        return await service.source.complete(prompt, sampling, adapter=asked.adapter)
-
-    with service.admitted(len(asked.each)):
-        work = together([one(*item) for item in asked.each])
-        try:
-            completions = await service.attend(request.receive, work)
-        except GoneError:
-            return None
-    _count(service, completions)
-    return completions
+    def events(self, news: Progress | Completion) -> Iterable[Fields]:
+        """The fields of each event for new tokens, or for the end of the answer."""
+        ...
 
 
-async def stream_all(
+async def respond(
     service: Service,
+    request: Request,
+    body: SamplingFields,
     asked: Asked,
-    tell: Callable[[int, Progress | Completion], Awaitable[None]],
-) -> Sequence[Completion]:
-    """Pass on the tokens of all answers as they are sampled, then each whole answer.
+    *,
+    kind: tuple[str, str],
+    prefix: str,
+    reply: Callable[[int], Reply],
+) -> Response:
+    """Sample all answers and send them as the request asks for.
 
     Args:
         service: the application's state.
-        asked: the request.
-        tell: called with the index of an answer and its new tokens, or its completion.
+        request: the HTTP request.
+        body: its parsed body.
+        asked: what is sampled.
+        kind: value of the field ``object`` of a whole response, and of an event.
+        prefix: beginning of the response's id.
+        reply: makes the ``Reply`` of an answer from its index.
+
+    Raises:
+        Problem: the queue is full, the request timed out, or the client disconnected.
+        LegosError: an answer cannot be sampled.
     """
+    envelope = {
+        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "object": kind[body.stream or False],
+        "created": int(time.time()),
+        "model": body.adapter or body.model or asked.adapter,
+    }
+    prompt: Fields = {}
+    if body.return_token_ids and len(asked.prompts) == 1:
+        prompt = {"prompt_token_ids": asked.prompts[0]}
+
+    async def stream(emit: Emit) -> None:
+        replies: dict[int, Reply] = {}
+
+        async def pass_on(index: int, news: Progress | Completion) -> None:
+            first: Fields = {}
+            if index not in replies:
+                replies[index], first = reply(index), prompt
+            for fields in replies[index].events(news):
+                await emit({**envelope, "choices": [{"index": index, **fields}], **first})
+                first = {}
+
+        completions = await _stream_all(service, asked, pass_on)
+        if body.include_usage:
+            await emit({**envelope, "choices": [], "usage": _usage(asked, completions)})
+
+    if body.stream:
+        return EventStream(service, stream)
+    completions = await _complete_all(service, request, asked)
+    choices = [
+        {"index": index, **reply(index).whole(completion)}
+        for index, completion in enumerate(completions)
+    ]
+    answer = {**envelope, "choices": choices, "usage": _usage(asked, completions), **prompt}
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+async def _complete_all(service: Service, request: Request, asked: Asked) -> Sequence[Completion]:
+    """All answers, in order."""
+    each = asked.each
+    with service.admitted(len(each)):
+        work = [service.source.complete(*one, adapter=asked.adapter) for one in each]
+        completions = await service.attend(request.receive, together(work))
+    service.metrics.count(completions)
+    return completions
+
+
+async def _stream_all(
+    service: Service,
+    asked: Asked,
+    pass_on: Callable[[int, Progress | Completion], Awaitable[None]],
+) -> Sequence[Completion]:
+    """Pass on the tokens of all answers as they are sampled, then each whole answer."""
     started = time.perf_counter()
     first = True
 
-    async def one(index: int) -> Completion:
+    async def one(index: int, prompt: tuple[int, ...], sampling: Sampling) -> Completion:
         nonlocal first
-        prompt, sampling = asked.each[index]
         news: Progress | Completion | None = None
         stream = service.source.stream(prompt, sampling, adapter=asked.adapter)
         async with aclosing(stream):
@@ -117,26 +145,22 @@ async def stream_all(
                 if first:
                     first = False
                     service.metrics.first_token_s.observe(time.perf_counter() - started)
-                await tell(index, news)
+                await pass_on(index, news)
         return cast("Completion", news)
 
-    with service.admitted(len(asked.each)):
-        completions = await together([one(index) for index in range(len(asked.each))])
-    _count(service, completions)
+    each = asked.each
+    with service.admitted(len(each)):
+        completions = await together([one(index, *item) for index, item in enumerate(each)])
+    service.metrics.count(completions)
     return completions
 
 
-def usage_of(asked: Asked, completions: Sequence[Completion]) -> dict[str, int]:
+def _usage(asked: Asked, completions: Sequence[Completion]) -> dict[str, int]:
     """Token counts; a prompt counts once, even if it has several answers."""
-    prompt = sum(len(ids) for ids in asked.prompts)
-    said = sum(len(completion.token_ids) for completion in completions)
+    prompt = sum(map(len, asked.prompts))
+    sampled = sum(len(completion.token_ids) for completion in completions)
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": said,
-        "total_tokens": prompt + said,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
     }
-
-
-def _count(service: Service, completions: Sequence[Completion]) -> None:
-    for completion in completions:
-        service.metrics.count(completion)

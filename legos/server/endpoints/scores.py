@@ -6,7 +6,6 @@ from starlette.responses import Response
 
 from legos.data.message import Message
 from legos.server.middleware.bodies import JsonRoute
-from legos.server.problems import GoneError, Problem
 from legos.server.schemas.answers import Scores
 from legos.server.schemas.sampling import check_choices
 from legos.server.schemas.texts import ScoreBody
@@ -33,16 +32,8 @@ def score_router(service: Service) -> APIRouter:
         # other completion runs.
         most = service.options.max_running + service.options.max_queue
         with service.admitted(min(len(prompts), most)):
-            try:
-                scored = await service.attend(request.receive, _scored(service, prompts, adapter))
-            except GoneError as error:
-                raise Problem(499, "the client has gone") from error
+            work = service.source.score(prompts, adapter=adapter)
+            scored = await service.attend(request.receive, work)
         return Response(msgspec.json.encode({"scores": scored}), media_type="application/json")
 
     return router
-
-
-async def _scored(
-    service: Service, prompts: list[tuple[list[Message], list[str]]], adapter: str
-) -> list[list[float]]:
-    return [list(row) for row in await service.source.score(prompts, adapter=adapter)]

@@ -5,23 +5,27 @@ for more than a few milliseconds, so that the event loop can run: base64 is deco
 """
 
 import re
+from binascii import a2b_base64
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from pydantic import ValidationError
 
 from legos.data.names import BASE, POLICY
 from legos.errors import AdapterError
 from legos.server.middleware.bodies import broken
-from legos.server.problems import Problem
+from legos.server.problems import Problem, invalid
+from legos.server.schemas.adapters import AdapterUpload
+from legos.server.service import Service
 from legos.weights.adapter import Adapter, header_record, shape_of
 from legos.weights.folder import read_adapter
 from legos.weights.peft import from_peft
 from legos.weights.tensors import unpack_tensors
 
-__all__ = ["Named", "from_folder", "parse_load", "read_json_load"]
+__all__ = ["adapter_of", "checked_name", "read_json_upload"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_VERSION = 2**53  # larger integers lose precision in some JSON parsers
@@ -29,71 +33,73 @@ _WEIGHTS_KEY = re.compile(rb'"weights"\s*:\s*"')
 _PIECE = 1 << 20  # base64 characters decoded in one call; a multiple of 4
 
 
-class Named(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields of a load request; a field that is None is read from the adapter's file."""
-
-    name: str | None = None
-    version: int | None = None
-    scale: float | None = None  # LoRA's multiplier
-    rank: int | None = None  # compared with the rank of the weights
-    config: dict[str, Any] | None = None  # PEFT's adapter_config.json
-    path: str | None = None  # path of an adapter folder, instead of weights
-    weights: str | None = None  # safetensors file in base64
-
-
-def read_json_load(body: bytearray) -> tuple[Named, bytearray]:
-    """The fields of a load request in JSON, and its decoded weights.
+def read_json_upload(body: bytearray) -> tuple[AdapterUpload, bytearray]:
+    """The fields of an upload in JSON, and its decoded weights.
 
     Raises:
         Problem: the body is not valid JSON, or its weights are not valid base64.
     """
     found = _WEIGHTS_KEY.search(body)
     end = -1 if found is None else body.find(b'"', found.end())
-    try:
-        if found is None or end < 0 or body.find(b"\\", found.end(), end) >= 0:
-            named = msgspec.json.decode(body, type=Named)
-            return named, _unbase64(bytearray((named.weights or "").encode()))
-        head = body[: found.end()] + body[end:]  # the same object with empty weights
-        named = msgspec.json.decode(head, type=Named)
-    except msgspec.ValidationError as error:
-        raise Problem(400, f"the body cannot be read: {error}") from error
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise broken(body, error) from error
-    if named.weights != "":
+    if found is None or end < 0 or body.find(b"\\", found.end(), end) >= 0:
+        upload = _fields(body)
+        return upload, _unbase64((upload.weights or "").encode())
+    upload = _fields(body[: found.end()] + body[end:])  # the same object with empty weights
+    if upload.weights != "":
         raise Problem(400, "weights must be a field of the outermost object", param="weights")
-    return named, _unbase64(body, found.end(), end)
+    return upload, _unbase64(memoryview(body)[found.end() : end])
 
 
-def _unbase64(text: bytearray, start: int = 0, end: int | None = None) -> bytearray:
+def _fields(body: bytearray) -> AdapterUpload:
+    try:
+        return AdapterUpload.model_validate(msgspec.json.decode(body), strict=True)
+    except ValidationError as error:
+        raise invalid(error, AdapterUpload.model_fields) from error
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise broken(body, error) from error
+
+
+def _unbase64(text: bytes | memoryview) -> bytearray:
     """Decode base64 in pieces."""
-    end = len(text) if end is None else end
-    decoded = bytearray((end - start) // 4 * 3 + 3)
-    size = 0
-    for begin in range(start, end, _PIECE):
-        piece = text[begin : min(begin + _PIECE, end)]
-        try:
-            part = msgspec.json.decode(b'"%b"' % piece, type=bytes)
-        except msgspec.MsgspecError as error:
-            raise Problem(400, "weights are no base64", param="weights") from error
-        decoded[size : size + len(part)] = part
-        size += len(part)
-    del decoded[size:]
+    decoded = bytearray()
+    try:
+        for start in range(0, len(text), _PIECE):
+            decoded += a2b_base64(text[start : start + _PIECE], strict_mode=True)
+    except ValueError as error:
+        raise Problem(400, "weights are no base64", param="weights") from error
     return decoded
 
 
-def parse_load(data: bytearray, named: Named, *, default_scale: float | None) -> Adapter:
-    """The adapter in a safetensors file.
+def adapter_of(upload: AdapterUpload, weights: bytearray, service: Service) -> Adapter:
+    """The adapter of an upload, with its digest computed.
 
     Args:
-        data: content of the file; it must not change afterwards.
-        named: fields of the request.
-        default_scale: LoRA's multiplier if neither the file nor the request states one.
+        upload: fields of the request.
+        weights: content of a safetensors file; it must not change afterwards.
+        service: the application's state.
+
+    Raises:
+        Problem: the upload has both weights and a path, or the path is not allowed.
+        AdapterError: the adapter is invalid.
+    """
+    if upload.path is None:
+        adapter = _from_weights(weights, upload, default_scale=service.lora_scale)
+    elif weights:
+        raise Problem(400, "give weights or a path, not both", param="path")
+    else:
+        adapter = _from_folder(upload.path, service.options.adapter_folder, upload)
+    _ = adapter.digest  # computed here, on a thread, so that it does not block the event loop
+    return adapter
+
+
+def _from_weights(data: bytearray, named: AdapterUpload, *, default_scale: float | None) -> Adapter:
+    """The adapter in a safetensors file.
 
     Raises:
         AdapterError: the adapter is invalid; the message names the tensor or the missing field.
     """
     if not data:
-        raise AdapterError("there are no weights; send safetensors, or a path")
+        raise AdapterError("the upload has no weights; send safetensors, or a path")
     arrays, texts = unpack_tensors(data)
     record = header_record(texts)
     name = checked_name(named.name or record.get("name") or POLICY)
@@ -107,15 +113,15 @@ def parse_load(data: bytearray, named: Named, *, default_scale: float | None) ->
         adapter = from_peft(arrays, config, name=name, version=version)
     else:
         if scale is None:
-            raise AdapterError("neither the file nor the request says the scale; give it")
+            raise AdapterError("neither the file nor the request states the scale; give it")
         adapter = Adapter(name=name, version=version, shape=shape_of(arrays, scale), arrays=arrays)
     if named.rank is not None and named.rank != adapter.shape.rank:
         raise AdapterError(f"rank {named.rank} was announced, but it is {adapter.shape.rank}")
     recorded = record.get("digest", adapter.digest)
-    return adapter.checked(recorded, "it was damaged on its way, send it again")
+    return adapter.checked(recorded, "it was damaged in transit, send it again")
 
 
-def from_folder(path: str, root: Path | None, named: Named) -> Adapter:
+def _from_folder(path: str, root: Path | None, named: AdapterUpload) -> Adapter:
     """The adapter in a folder inside the allowed root folder.
 
     Args:
@@ -135,7 +141,7 @@ def from_folder(path: str, root: Path | None, named: Named) -> Adapter:
         inside = [folder, *(file.resolve() for file in folder.glob("*"))]
     except (OSError, ValueError, RuntimeError) as error:
         raise Problem(403, "path cannot be followed", param="path") from error
-    if not all(place.is_relative_to(allowed) for place in inside):
+    if not all(file.is_relative_to(allowed) for file in inside):
         raise Problem(403, "path leads out of the adapter folder", param="path")
     if not folder.is_dir():
         raise Problem(404, "there is no such adapter folder", param="path")

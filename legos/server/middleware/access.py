@@ -138,5 +138,5 @@ class Access:
             metrics.requests.labels(route, str(status)).inc()
             metrics.latency_s.labels(route).observe(seconds)
         level = logging.DEBUG if status is None else logging.INFO
-        told = (scope["method"], route, 499 if status is None else status, 1000 * seconds)
-        logger.log(level, "%s %s %d %.0f ms", *told)
+        status = 499 if status is None else status
+        logger.log(level, "%s %s %d %.0f ms", scope["method"], route, status, 1000 * seconds)

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from legos.server.problems import GONE, Problem, invalid
+from legos.server.problems import GoneError, Problem, invalid
 
 __all__ = ["JsonRoute", "broken", "parse_json"]
 
@@ -44,8 +44,8 @@ class JsonRoute(APIRoute):
             try:
                 await parsed.parse()
                 return await handle(parsed)
-            except ClientDisconnect:
-                return GONE
+            except ClientDisconnect as error:
+                raise GoneError from error
             except RequestValidationError as error:
                 raise invalid(error, body.model_fields) from error
 

@@ -1,56 +1,43 @@
 """The request bodies of the endpoints for adapters."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
 
-__all__ = ["BYTES", "JSON", "LOAD_BODY", "VllmLoad", "VllmUnload"]
+from pydantic import Field
 
-JSON, BYTES = "application/json", "application/octet-stream"
-LOAD_BODY = {
-    "required": True,
-    "content": {
-        JSON: {
-            "schema": {
-                "type": "object",
-                "properties": {
-                    "weights": {"type": "string", "description": "base64 of safetensors"},
-                    "path": {"type": "string", "description": "below the adapter folder"},
-                    "name": {"type": "string", "default": "policy"},
-                    "version": {"type": "integer", "minimum": 0},
-                    "scale": {"type": "number"},
-                    "rank": {"type": "integer", "minimum": 1},
-                    "config": {"type": "object", "description": "PEFT's adapter_config.json"},
-                },
-                "additionalProperties": False,
-            },
-            "examples": {
-                "weights": {"value": {"weights": "<base64 of safetensors>", "version": 12}},
-                "folder": {"value": {"path": "adapters/v12", "name": "rival"}},
-            },
-        },
-        BYTES: {"schema": {"type": "string", "format": "binary"}},
-    },
-}
+from legos.server.schemas.schema import Body, Schema, Text
+
+__all__ = ["AdapterFields", "AdapterUpload", "VllmLoad", "VllmUnload"]
 
 
-class VllmLoad(BaseModel):
-    """vLLM's way to load an adapter from a folder."""
+class AdapterFields(Schema):
+    """Fields of an uploaded adapter; what is None is read from the adapter's file."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"lora_name": "rival", "lora_path": "adapters/v12"}]},
+    name: str | None = Field(default=None, description="Default: the file's, or policy.")
+    version: int | None = Field(default=None, ge=0)
+    scale: float | None = Field(default=None, description="LoRA's multiplier.")
+    rank: int | None = Field(
+        default=None, ge=1, description="Compared with the rank of the weights."
     )
 
-    lora_name: str = Field(min_length=1)
-    lora_path: str = Field(min_length=1, description="Below the adapter folder.")
-    load_inplace: bool = Field(False, description="Replace what is live under the name.")
+
+class AdapterUpload(AdapterFields, Body):
+    """An adapter as JSON."""
+
+    weights: str | None = Field(default=None, description="base64 of safetensors")
+    path: str | None = Field(default=None, description="below the adapter folder")
+    config: dict[str, Any] | None = Field(default=None, description="PEFT's adapter_config.json")
 
 
-class VllmUnload(BaseModel):
-    """vLLM's way to drop an adapter."""
+class VllmLoad(Body):
+    """vLLM's request to load an adapter from a folder."""
 
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"lora_name": "rival"}]}
-    )
+    lora_name: Text
+    lora_path: Text = Field(description="Below the adapter folder.")
+    load_inplace: bool = Field(False, description="Replace the adapter loaded under the name.")
 
-    lora_name: str = Field(min_length=1)
-    lora_int_id: int | None = Field(None, description="Not looked at.")
+
+class VllmUnload(Body):
+    """vLLM's request to drop an adapter."""
+
+    lora_name: Text
+    lora_int_id: int | None = Field(default=None, description="Ignored.")

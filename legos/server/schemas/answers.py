@@ -1,12 +1,13 @@
-"""Models of the answers, for the OpenAPI page; the answers themselves are written without models.
+"""Schemas of the answers, for the OpenAPI page; most answers are written without them.
 
 Field names are OpenAI's; ``prompt_token_ids``, ``token_ids``, ``token_logprobs``, ``versions``,
-``legal`` and ``raw_logprobs`` are extensions that training needs.
+``legal``, ``alternatives`` and ``raw_logprobs`` are extensions that training needs.
 """
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from legos.server.schemas.chat import MadeCall
+from legos.server.schemas.schema import Schema
 
 __all__ = [
     "AdapterList",
@@ -24,7 +25,7 @@ __all__ = [
 ]
 
 
-class Usage(BaseModel):
+class Usage(Schema):
     """Token counts."""
 
     prompt_tokens: int
@@ -32,33 +33,21 @@ class Usage(BaseModel):
     total_tokens: int
 
 
-class Function(BaseModel):
-    """What is called."""
-
-    name: str
-    arguments: str
-
-
-class Call(BaseModel):
-    """One tool call."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: Function
-
-
-class SaidMessage(BaseModel):
+class AnswerMessage(Schema):
     """The assistant's message."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     reasoning_content: str | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[MadeCall] | None = None
 
 
-class SampledTokens(BaseModel):
-    """The tokens of an answer, where return_token_ids asks for them."""
+class Choice(Schema):
+    """One answer; the fields about single tokens are there if the request asks for them."""
 
+    index: int
+    logprobs: dict[str, Any] | None = None
+    finish_reason: str
     token_ids: list[int] | None = None
     token_logprobs: list[float] | None = None
     versions: list[int] | None = None
@@ -67,94 +56,45 @@ class SampledTokens(BaseModel):
     alternatives: list[list[tuple[int, float]]] | None = None
 
 
-class ChatChoice(SampledTokens):
+class ChatChoice(Choice):
     """One answer to a chat."""
 
-    index: int
-    message: SaidMessage
-    logprobs: dict[str, Any] | None = None
-    finish_reason: str
+    message: AnswerMessage
 
 
-class ChatAnswer(BaseModel):
-    """What ``/v1/chat/completions`` answers."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "id": "chatcmpl-1f0c",
-                    "object": "chat.completion",
-                    "created": 1790000000,
-                    "model": "policy",
-                    "choices": [
-                        {
-                            "index": 0,
-                            "message": {"role": "assistant", "content": "2"},
-                            "logprobs": None,
-                            "finish_reason": "stop",
-                        }
-                    ],
-                    "usage": {"prompt_tokens": 47, "completion_tokens": 2, "total_tokens": 49},
-                }
-            ]
-        }
-    )
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    prompt_token_ids: list[int] | None = None
-
-
-class TextChoice(SampledTokens):
+class TextChoice(Choice):
     """One completion of a prompt."""
 
-    index: int
     text: str
-    logprobs: dict[str, Any] | None = None
-    finish_reason: str
     prompt_token_ids: list[int] | None = None
 
 
-class CompletionAnswer(BaseModel):
-    """What ``/v1/completions`` answers."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "id": "cmpl-1f0c",
-                    "object": "text_completion",
-                    "created": 1790000000,
-                    "model": "base",
-                    "choices": [
-                        {"index": 0, "text": "2", "logprobs": None, "finish_reason": "stop"}
-                    ],
-                    "usage": {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6},
-                }
-            ]
-        }
-    )
+class Answer(Schema):
+    """The fields that both completion endpoints answer with."""
 
     id: str
-    object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
-    choices: list[TextChoice]
     usage: Usage
     prompt_token_ids: list[int] | None = None
 
 
-class LiveAdapter(BaseModel):
-    """An adapter that is live."""
+class ChatAnswer(Answer):
+    """Answer of ``/v1/chat/completions``."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"name": "policy", "version": 12, "digest": "9f86d081"}]}
-    )
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+
+
+class CompletionAnswer(Answer):
+    """Answer of ``/v1/completions``."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[TextChoice]
+
+
+class LiveAdapter(Schema):
+    """A loaded adapter."""
 
     name: str
     version: int
@@ -162,40 +102,22 @@ class LiveAdapter(BaseModel):
 
 
 class LoadedAdapter(LiveAdapter):
-    """An adapter that was just loaded."""
+    """An adapter that this request loaded."""
 
     warning: str | None = None
 
 
-class AdapterList(BaseModel):
-    """All live adapters, and above them the one that was asked for, or the policy.
+class AdapterList(LiveAdapter):
+    """The adapter that the request names, or the policy, and the list of all loaded adapters.
 
     A policy that was not loaded is the base model: version 0, without a digest.
     """
 
-    name: str
-    version: int
-    digest: str
     adapters: list[LiveAdapter]
 
 
-class OneModel(BaseModel):
-    """Something that can be asked for as ``model``."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "id": "policy",
-                    "object": "model",
-                    "created": 1790000000,
-                    "owned_by": "legos",
-                    "parent": "builtin",
-                    "version": 12,
-                }
-            ]
-        }
-    )
+class OneModel(Schema):
+    """The base model or an adapter, which a request can name as ``model``."""
 
     id: str
     object: Literal["model"] = "model"
@@ -208,21 +130,15 @@ class OneModel(BaseModel):
     digest: str | None = None
 
 
-class ModelList(BaseModel):
+class ModelList(Schema):
     """The base model and its adapters."""
 
     object: Literal["list"] = "list"
     data: list[OneModel]
 
 
-class Health(BaseModel):
-    """Whether the process lives, and whether it answers requests."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"status": "ok", "live": True, "ready": True, "reasons": []}]
-        }
-    )
+class Health(Schema):
+    """Whether the engine runs, and whether new requests are accepted."""
 
     status: Literal["ok", "draining", "dead"]
     live: bool
@@ -230,35 +146,27 @@ class Health(BaseModel):
     reasons: list[str]
 
 
-class Tokens(BaseModel):
+class Tokens(Schema):
     """The tokens of a text or chat."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"tokens": [78, 79], "count": 2, "max_model_len": 1024}]}
-    )
 
     tokens: list[int]
     count: int
     max_model_len: int
 
 
-class Decoded(BaseModel):
+class Decoded(Schema):
     """The text of tokens."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "hi"}]})
 
     prompt: str
 
 
-class Scores(BaseModel):
+class Scores(Schema):
     """Log-probabilities of choices, in nats."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"scores": [[-0.1, -2.3]]}]})
 
     scores: list[list[float]]
 
 
-class ProblemDetail(BaseModel):
+class ProblemDetail(Schema):
     """What is wrong."""
 
     message: str
@@ -267,22 +175,7 @@ class ProblemDetail(BaseModel):
     code: str | None = None
 
 
-class ProblemAnswer(BaseModel):
-    """What every endpoint answers where it cannot do what is asked."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "error": {
-                        "message": "model 'v7' does not exist here; there are: builtin, policy",
-                        "type": "not_found_error",
-                        "param": "model",
-                        "code": "model_not_found",
-                    }
-                }
-            ]
-        }
-    )
+class ProblemAnswer(Schema):
+    """Answer of every endpoint to a request that it cannot serve."""
 
     error: ProblemDetail

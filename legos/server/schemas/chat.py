@@ -4,41 +4,36 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints
 
 from legos.data.message import MAX_ALTERNATIVES, Message
 from legos.errors import did_you_mean
 from legos.server.problems import Problem
-from legos.server.schemas.sampling import ONE_ERROR, Ids, SamplingFields
+from legos.server.schemas.sampling import SamplingFields
+from legos.server.schemas.schema import ONE_ERROR, Body, Ids
 
-__all__ = ["ChatBody", "ChatMessage", "ChatPrompt", "Tool"]
+__all__ = ["ChatBody", "ChatMessage", "ChatPrompt", "MadeCall"]
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 _OWN_VARIABLES = {"messages", "tools", "documents", "add_generation_prompt", "tokenize"}
 
 
-class TextPart(BaseModel):
+class TextPart(Body):
     """A part of a message; only text is understood."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["text"]
     text: str
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(Body):
     """What was called."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
     arguments: str = Field(description="A JSON object, as text.")
 
 
-class MadeCall(BaseModel):
+class MadeCall(Body):
     """A call that the assistant made."""
-
-    model_config = ConfigDict(extra="forbid")
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -46,7 +41,7 @@ class MadeCall(BaseModel):
     function: CalledFunction
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(Body):
     """One message; fields that this model does not have may be there, but must be empty."""
 
     model_config = ConfigDict(extra="allow")
@@ -83,10 +78,8 @@ class ChatMessage(BaseModel):
         return fields
 
 
-class ToolFunction(BaseModel):
+class ToolFunction(Body):
     """What may be called."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: Name
     description: str | None = None
@@ -94,36 +87,15 @@ class ToolFunction(BaseModel):
     strict: bool | None = None
 
 
-class Tool(BaseModel):
+class Tool(Body):
     """A tool; only functions are understood."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["function"]
     function: ToolFunction
 
 
-class ChosenFunction(BaseModel):
-    """The name of what must be called."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: str
-
-
-class ChosenTool(BaseModel):
-    """The tool that must be called."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    type: Literal["function"]
-    function: ChosenFunction
-
-
-class ChatPrompt(BaseModel):
+class ChatPrompt(Body):
     """What comes before the answer."""
-
-    model_config = ConfigDict(extra="forbid")
 
     messages: Annotated[list[ChatMessage], ONE_ERROR] = Field(default=[], max_length=10_000)
     tools: Annotated[list[Tool], ONE_ERROR] | None = Field(None, max_length=256)
@@ -167,29 +139,14 @@ class ChatPrompt(BaseModel):
 class ChatBody(ChatPrompt, SamplingFields):
     """``POST /v1/chat/completions``."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        allow_inf_nan=False,
-        json_schema_extra={
-            "examples": [
-                {
-                    "messages": [
-                        {"role": "user", "content": "Nim: 5 left, last one wins.\nMoves: 1 2 3"}
-                    ],
-                    "max_tokens": 8,
-                }
-            ]
-        },
-    )
-
     prompt_token_ids: Ids | None = Field(
         None, description="The prompt as token ids, in place of messages."
     )
-    max_completion_tokens: int | None = Field(None, ge=1, description="max_tokens, stronger.")
+    max_completion_tokens: int | None = Field(None, ge=1, description="Overrides max_tokens.")
     logprobs: bool | None = False
     top_logprobs: int | None = Field(0, ge=0, le=MAX_ALTERNATIVES)
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
-    parallel_tool_calls: bool | None = Field(None, description="Not looked at.")
+    tool_choice: Literal["none", "auto", "required"] | Tool | None = None
+    parallel_tool_calls: bool | None = Field(None, description="Ignored.")
     modalities: list[Literal["text"]] | None = None
 
     def callable_tools(self) -> tuple[Sequence[Mapping[str, Any]], bool]:
@@ -204,7 +161,7 @@ class ChatBody(ChatPrompt, SamplingFields):
             return tools, False
         if choice == "none":
             return [], False
-        if isinstance(choice, ChosenTool):
+        if isinstance(choice, Tool):
             tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
         if not tools:
             raise Problem(400, "tool_choice asks for a tool that is not there", param="tool_choice")

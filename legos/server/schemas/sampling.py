@@ -9,45 +9,30 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from legos.data.message import MAX_BIAS, Filters, Sampling
 from legos.server.problems import Problem
+from legos.server.schemas.schema import ONE_ERROR, Body, Ids, Text
 
-__all__ = [
-    "ONE_ERROR",
-    "Ids",
-    "ResponseFormat",
-    "SamplingFields",
-    "StreamOptions",
-    "Text",
-    "check_choices",
-    "with_seed",
-]
+__all__ = ["ModelFields", "SamplingFields", "check_choices", "with_seed"]
 
 MAX_SEED = 1 << 64
 MOST_CHOICE_CHARACTERS = 32_768  # total over all choices of a request; each may be a token
 MOST_SCHEMA_CHARACTERS = 65_536
-ONE_ERROR = Field(fail_fast=True)  # a list of a million entries may contain a million errors
 
-Text = Annotated[str, StringConstraints(min_length=1)]
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-Ids = Annotated[list[int], ONE_ERROR]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 
 
-class StreamOptions(BaseModel):
-    """What else a stream tells."""
-
-    model_config = ConfigDict(extra="forbid")
+class StreamOptions(Body):
+    """Options of a stream."""
 
     include_usage: bool = Field(False, description="Token counts in a last event.")
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(Body):
     """A schema that the answer must satisfy."""
-
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     name: str = "answer"
     description: str | None = None
@@ -55,10 +40,8 @@ class JsonSchema(BaseModel):
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Body):
     """The form of the answer."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchema | None = None
@@ -80,15 +63,20 @@ class ResponseFormat(BaseModel):
         return json.dumps(self.json_schema.json_schema)
 
 
-class SamplingFields(BaseModel):
-    """Fields that both endpoints have."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+class ModelFields(Body):
+    """The model or adapter that a request names."""
 
     model: str | None = Field(
         None, description="The base model's name, base, an adapter's name, or NAME@VERSION."
     )
-    adapter: str | None = Field(None, description="Stronger than model; the same words.")
+    adapter: str | None = Field(
+        None, description="The same names as in model, over which it takes precedence."
+    )
+
+
+class SamplingFields(ModelFields):
+    """Fields that both endpoints have."""
+
     temperature: float | None = Field(1.0, ge=0, le=100)
     top_p: float | None = Field(1.0, gt=0, le=1)
     top_k: int | None = Field(0, ge=-1, le=2**31, description="0 and -1 keep all.")
@@ -97,12 +85,12 @@ class SamplingFields(BaseModel):
     frequency_penalty: float | None = Field(0.0, ge=-2, le=2)
     repetition_penalty: float | None = Field(1.0, ge=0.01, le=100)
     logit_bias: dict[str, Bias] | None = Field(
-        None, max_length=1024, description="Token id to what is added to its logit."
+        None, max_length=1024, description="Token id to the value added to its logit."
     )
     max_tokens: int | None = Field(None, ge=1)
     stop: ShortText | Annotated[list[ShortText], Field(max_length=64), ONE_ERROR] | None = None
     stop_token_ids: Ids | None = Field(None, max_length=64)
-    ignore_eos: bool = Field(False, description="The model's own end does not end the answer.")
+    ignore_eos: bool = Field(False, description="The model's end tokens do not end the answer.")
     seed: int | None = Field(
         None,
         ge=-(2**63),
@@ -129,17 +117,22 @@ class SamplingFields(BaseModel):
         description=f"The legal answers, of {MOST_CHOICE_CHARACTERS} characters together.",
     )
     restrict: bool = Field(False, description="Only choices can be answered.")
-    user: str | None = Field(None, description="Not looked at.")
-    metadata: dict[str, Any] | None = Field(None, description="Not looked at.")
+    user: str | None = Field(None, description="Ignored.")
+    metadata: dict[str, Any] | None = Field(None, description="Ignored.")
     store: Literal[False] | None = None
-    service_tier: str | None = Field(None, description="Not looked at.")
-    safety_identifier: str | None = Field(None, description="Not looked at.")
-    prompt_cache_key: str | None = Field(None, description="Not looked at.")
+    service_tier: str | None = Field(None, description="Ignored.")
+    safety_identifier: str | None = Field(None, description="Ignored.")
+    prompt_cache_key: str | None = Field(None, description="Ignored.")
 
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop texts."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def raw(self) -> bool:
+        """Whether log-probabilities are those of the model itself."""
+        return self.logprobs_mode == "raw"
 
     @property
     def include_usage(self) -> bool:
@@ -166,10 +159,10 @@ class SamplingFields(BaseModel):
         temperature = 1.0 if self.temperature is None else self.temperature
         check_choices(self.choices or ())
         filters = self._filters()
-        if self.logprobs_mode == "raw" and alternatives and (filters or temperature != 1.0):
+        if self.raw and alternatives and (filters or temperature != 1.0):
             raise Problem(
                 400,
-                "logprobs_mode raw has no alternatives where temperature or filters bend the "
+                "logprobs_mode raw has no alternatives where temperature or filters change the "
                 "distribution; ask for 0 of them",
                 param="logprobs_mode",
             )
@@ -196,20 +189,15 @@ class SamplingFields(BaseModel):
             filters=filters,
             json_schema=json_schema,
             num_alternatives=alternatives,
-            raw_logprobs=self.raw_logprobs or self.logprobs_mode == "raw",
+            raw_logprobs=self.raw_logprobs or self.raw,
         )
 
     def _filters(self) -> Filters | None:
         """Changes to the distribution other than the temperature; None if there are none."""
-        filters = Filters(
-            repetition_penalty=_or(self.repetition_penalty, 1.0),
-            presence_penalty=_or(self.presence_penalty, 0.0),
-            frequency_penalty=_or(self.frequency_penalty, 0.0),
-            logit_bias=self._bias(),
-            top_k=max(int(_or(self.top_k, 0)), 0),
-            top_p=_or(self.top_p, 1.0),
-            min_p=_or(self.min_p, 0.0),
-        )
+        names = Filters.__struct_fields__
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        given |= {"top_k": max(self.top_k or 0, 0), "logit_bias": self._bias()}
+        filters = Filters(**given)
         return None if filters == _NO_FILTERS else filters
 
     def _bias(self) -> tuple[tuple[int, float], ...]:
@@ -243,7 +231,3 @@ def with_seed(sampling: Sampling, index: int) -> Sampling:
     if index == 0:
         return sampling
     return msgspec.structs.replace(sampling, seed=(sampling.seed + index) % MAX_SEED)
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value

@@ -1,7 +1,9 @@
 """Whatever the OpenAPI page allows, and much that it does not, is answered without a failure."""
 
+import json
 import re
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ from schemathesis.checks import not_a_server_error
 
 from legos.apps.serve import app_of
 from legos.server.options import ServerOptions
+from legos.server.schemas import schema as schema_file
+from legos.server.schemas.schema import Schema
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +55,20 @@ def test_every_model_on_the_page_has_an_example(served: Any) -> None:
     schemas = page["components"]["schemas"]
     for body in bodies:
         name = body["schema"].get("$ref", "").rsplit("/", 1)[-1]
-        assert body.get("examples") or schemas[name]["examples"], name
+        assert schemas.get(name, body["schema"])["examples"], name
+
+
+def test_every_example_is_one_of_its_schema() -> None:
+    kinds: dict[str, Any] = {}
+    left: list[type[Schema]] = [Schema]
+    while left:
+        left += (found := left.pop()).__subclasses__()
+        kinds[found.__name__] = found
+    examples = json.loads(Path(str(schema_file.__file__)).with_name("examples.json").read_text())
+    assert examples
+    for name, several in examples.items():
+        for example in several:
+            assert kinds[name].model_validate(example, strict=True)
 
 
 def test_the_page_needs_nothing_from_elsewhere(served: Any) -> None:

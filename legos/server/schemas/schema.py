@@ -1,0 +1,32 @@
+"""The base classes of all schemas; ``examples.json`` holds their examples by the class's name."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+__all__ = ["ONE_ERROR", "Body", "Ids", "Schema", "Text"]
+
+ONE_ERROR = Field(fail_fast=True)  # a list of a million entries may contain a million errors
+Ids = Annotated[list[int], ONE_ERROR]
+Text = Annotated[str, StringConstraints(min_length=1)]
+
+_EXAMPLES = json.loads(Path(__file__).with_name("examples.json").read_text(encoding="utf-8"))
+
+
+def _add_examples(schema: dict[str, Any], kind: type[BaseModel]) -> None:
+    if kind.__name__ in _EXAMPLES:
+        schema["examples"] = _EXAMPLES[kind.__name__]
+
+
+class Schema(BaseModel):
+    """An answer, a query, or a part of one."""
+
+    model_config = ConfigDict(json_schema_extra=_add_examples)
+
+
+class Body(Schema):
+    """A request body or a part of one; unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
