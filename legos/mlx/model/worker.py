@@ -16,8 +16,9 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+import mlx.core as mx
 
 from legos.errors import EngineError
 
@@ -134,7 +135,6 @@ class ThreadWorker:
         self._stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-            _wait_for_system(self._thread)
 
     def _stop(self) -> None:
         """Tell the thread to end after its current call or tick."""
@@ -162,6 +162,7 @@ class ThreadWorker:
                 self._turn = None
                 tick_s = time.monotonic() - began
         self._refuse()
+        mx.clear_streams()  # a process that exits before the thread's streams are gone is aborted
 
     def _take(self, call: Call) -> None:
         """Run a call; ``turn`` and ``_in_flight`` show it to a watchdog and to ``abandon``."""
@@ -244,22 +245,6 @@ class InlineWorker:
         self._loop = None
         if self._open and _ticked(self._tick):
             self.wake()
-
-
-def _wait_for_system(thread: threading.Thread) -> None:
-    """Wait until the operating system has ended a thread that Python has joined.
-
-    MLX destroys the compiled functions of a thread after the join, under the interpreter's lock; a
-    process that exits in the meantime is aborted. No event reports the end, so this polls for it,
-    for a few milliseconds.
-    """
-    tasks = Path("/proc/self/task")
-    if not tasks.exists():
-        time.sleep(0.05)
-        return
-    deadline = time.monotonic() + 2.0
-    while (tasks / str(thread.native_id)).exists() and time.monotonic() < deadline:
-        time.sleep(0.0005)
 
 
 def _ticked(tick: Tick | None) -> bool:
