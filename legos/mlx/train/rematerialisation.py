@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map
 
 from legos.mlx.train.prefix_sharing.kv import PrefixKV
 
@@ -39,37 +40,34 @@ def rematerialise_layers(model: nn.Module) -> int:
 class _Rematerialised(nn.Module):
     """Mixin before a layer's own class that computes the layer again in the backward pass.
 
-    ``mx.checkpoint`` gives no gradient to arrays in the function's closure, so trained parameters
-    and the keys and values of a prefix are arguments, and the keys and values that the layer adds
-    to its cache are results.
+    ``mx.checkpoint`` gives no gradient to arrays in the function's closure, so trained parameters,
+    all arrays in the layer's arguments and the keys and values of a prefix are arguments. The keys
+    and values that the layer adds to its cache are results. Where two results are one array, the
+    backward pass would drop the cotangent of the second, so each result is its own array.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         plain = super().__call__
-        layer = self
-        given = (*args, *kwargs.values())
-        caches = [value for value in given if isinstance(value, PrefixKV)]
-        fixed = [None if isinstance(value, PrefixKV | mx.array) else value for value in given]
-        arrays = [value if isinstance(value, mx.array) else None for value in given]
-        names = list(kwargs)
+        given = (args, kwargs)
+        caches = [value for _, value in tree_flatten(given) if isinstance(value, PrefixKV)]
 
-        def run(parameters: Any, prefixes: Any, arrays: Any) -> Any:
+        def run(parameters: Any, prefixes: Any, given: Any) -> Any:
             own = [PrefixKV(p, c.starts) for p, c in zip(prefixes, caches, strict=True)]
             fresh = iter(own)
-            values = [
-                next(fresh) if isinstance(old, PrefixKV) else new if new is not None else kept
-                for old, new, kept in zip(given, arrays, fixed, strict=True)
-            ]
-            before = layer.trainable_parameters()
-            layer.update(parameters)
-            first = len(args)
-            result = plain(*values[:first], **dict(zip(names, values[first:], strict=True)))
-            layer.update(before)
-            return result, [cache.fresh for cache in own]
+            args, kwargs = tree_map(lambda v: next(fresh) if isinstance(v, PrefixKV) else v, given)
+            before = self.trainable_parameters()
+            self.update(parameters)
+            result = plain(*args, **kwargs)
+            self.update(before)
+            return tree_map(_as_own_array, (result, [cache.fresh for cache in own]))
 
-        result, fresh = mx.checkpoint(run)(
-            self.trainable_parameters(), [cache.prefix for cache in caches], arrays
-        )
+        prefixes = [cache.prefix for cache in caches]
+        result, fresh = mx.checkpoint(run)(self.trainable_parameters(), prefixes, given)
         for cache, added in zip(caches, fresh, strict=True):
             cache.fresh = added
         return result
+
+
+def _as_own_array(value: Any) -> Any:
+    """A new node of the graph for an array; other values as they are."""
+    return mx.depends([value], [])[0] if isinstance(value, mx.array) else value
