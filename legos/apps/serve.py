@@ -19,11 +19,10 @@ from legos.device import ModelHandle
 from legos.errors import ConfigError
 from legos.protocols import Engine
 from legos.server.app import make_app
-from legos.server.endpoints.uploads import checked_name
 from legos.server.listen import bind, serve_app
 from legos.server.options import ServerOptions
 from legos.server.service import Service
-from legos.weights.adapter import Adapter
+from legos.weights.adapter import Adapter, checked_name
 from legos.wiring.machine import quiet_collector
 
 __all__ = ["app_of", "serve"]

@@ -1,7 +1,6 @@
 """Adapters: named and versioned sets of LoRA arrays, and their safetensors form."""
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,32 +12,49 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from legos.data.names import BASE
 from legos.errors import AdapterError
-from legos.weights.tensors import pack_tensors, unpack_tensors
+from legos.weights.tensors import pack_tensors
 
 __all__ = [
     "Adapter",
     "AdapterInfo",
+    "Header",
     "LoraShape",
+    "checked_name",
     "model_name",
     "pack_adapter",
     "shape_of",
-    "unpack_adapter",
 ]
 
 HEADER_ENTRY = "legos"  # key of the safetensors header whose JSON value this kit writes
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ARRAY_NAME = re.compile(r"(?P<module>.+)\.(?P<part>lora_a|lora_b|m)")
 _IN_LAYER = re.compile(r".*?\b(?:layers|blocks|h)\.(?P<layer>\d+)\.(?P<rest>.+)")
 
 
-class _Record(msgspec.Struct):
-    """The header entry that ``pack_adapter`` and ``write_peft`` write."""
+class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """This kit's entry in a safetensors header; None: the file does not state it."""
 
     name: str | None = None
     version: int | None = None
     digest: str | None = None
     scale: float | None = None
+
+    @classmethod
+    def read(cls, texts: Mapping[str, str]) -> "Header":
+        """The entry among the texts of a header; empty where another program wrote the file.
+
+        Raises:
+            AdapterError: the entry cannot be parsed.
+        """
+        try:
+            return msgspec.json.decode(texts.get(HEADER_ENTRY, "{}"), type=cls)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise AdapterError(
+                f"the file's header entry {HEADER_ENTRY!r} cannot be read: {error}"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,17 +137,25 @@ class Adapter:
                 f"adapter that was trained on {model!r}"
             )
 
-    def checked(self, recorded: str, otherwise: str) -> "Adapter":
+    @property
+    def header(self) -> dict[str, str]:
+        """This kit's entry in the header of a safetensors file."""
+        entry = Header(
+            name=self.name, version=self.version, digest=self.digest, scale=self.shape.scale
+        )
+        return {HEADER_ENTRY: msgspec.json.encode(entry).decode()}
+
+    def checked(self, recorded: str | None, otherwise: str) -> "Adapter":
         """Check the digest and return this adapter.
 
         Args:
-            recorded: the recorded digest.
+            recorded: the recorded digest; None: there is none.
             otherwise: end of the error message: what a difference means, and what to do.
 
         Raises:
             AdapterError: the digests differ.
         """
-        if self.digest != recorded:
+        if recorded is not None and self.digest != recorded:
             raise AdapterError(
                 f"adapter {self.name!r} has digest {self.digest} but {recorded} was recorded; "
                 f"{otherwise}"
@@ -141,44 +165,7 @@ class Adapter:
 
 def pack_adapter(adapter: Adapter) -> bytes:
     """An adapter as the bytes of a safetensors file with name, version, digest and scale."""
-    record = {
-        "name": adapter.name,
-        "version": adapter.version,
-        "digest": adapter.digest,
-        "scale": adapter.shape.scale,
-    }
-    return pack_tensors(adapter.arrays, {"format": "mlx", HEADER_ENTRY: json.dumps(record)})
-
-
-def unpack_adapter(
-    data: bytes, *, name: str | None = None, version: int | None = None, scale: float | None = None
-) -> Adapter:
-    """Read what ``pack_adapter`` wrote, or any safetensors file with mlx-lm's names.
-
-    Args:
-        data: bytes of the file.
-        name: name of the adapter; None: the recorded name.
-        version: version of the adapter; None: the recorded version.
-        scale: LoRA's scale where the file records none.
-
-    Raises:
-        AdapterError: the file is damaged, or a value is neither recorded nor given.
-    """
-    arrays, texts = unpack_tensors(data)
-    record = header_record(texts)
-    name = record.get("name") if name is None else name
-    version = record.get("version") if version is None else version
-    scale = record.get("scale", scale)
-    missing = [
-        word
-        for word, value in (("name", name), ("version", version), ("scale", scale))
-        if value is None
-    ]
-    if name is None or version is None or scale is None:
-        raise AdapterError(f"the file does not record its {' and '.join(missing)}; give it as well")
-    adapter = Adapter(name=name, version=version, shape=shape_of(arrays, scale), arrays=arrays)
-    recorded = record.get("digest", adapter.digest)
-    return adapter.checked(recorded, "it was damaged on its way, send it again")
+    return pack_tensors(adapter.arrays, {"format": "mlx", **adapter.header})
 
 
 def model_name(model: str) -> str:
@@ -186,21 +173,18 @@ def model_name(model: str) -> str:
     return Path(model).name or Path(model).resolve().name
 
 
-def header_record(texts: Mapping[str, str]) -> dict[str, Any]:
-    """This kit's entry in a safetensors header; empty where another program wrote the file.
+def checked_name(name: str) -> str:
+    """Check that a name can be used in a path, in a request and in a metric.
 
     Raises:
-        AdapterError: the entry cannot be parsed.
+        AdapterError: the name is not valid.
     """
-    try:
-        record = msgspec.json.decode(texts.get(HEADER_ENTRY, "{}"), type=_Record)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    if _NAME.fullmatch(name) is None or name == BASE:
         raise AdapterError(
-            f"the file's header entry {HEADER_ENTRY!r} cannot be read: {error}"
-        ) from error
-    return {
-        key: value for key, value in msgspec.structs.asdict(record).items() if value is not None
-    }
+            "an adapter's name has 1 to 64 letters, digits, points, dashes or underscores, "
+            "begins with a letter or digit, and is not 'base'"
+        )
+    return name
 
 
 def shape_of(arrays: Mapping[str, Any], scale: float) -> LoraShape:

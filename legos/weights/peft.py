@@ -16,7 +16,7 @@ arXiv:2402.09353.
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,19 @@ import numpy as np
 
 from legos.data.names import POLICY
 from legos.errors import AdapterError
-from legos.weights.adapter import (
-    HEADER_ENTRY,
-    Adapter,
-    header_record,
-    shape_of,
-)
+from legos.weights.adapter import Adapter, Header, shape_of
 from legos.weights.tensors import Floats, pack_tensors, unpack_tensors
 
-__all__ = ["PEFT_WEIGHTS_FILE", "PeftFiles", "from_peft", "read_peft", "to_peft", "write_peft"]
+__all__ = [
+    "PEFT_WEIGHTS_FILE",
+    "PeftFiles",
+    "from_peft",
+    "implied_config",
+    "is_peft",
+    "read_peft",
+    "to_peft",
+    "write_peft",
+]
 
 CONFIG_FILE = "adapter_config.json"  # mlx-lm's file has the same name
 PEFT_WEIGHTS_FILE = "adapter_model.safetensors"
@@ -58,26 +62,6 @@ class PeftFiles:
 
     tensors: Mapping[str, Floats]
     config: Mapping[str, Any]  # content of adapter_config.json
-
-
-@dataclass(frozen=True, slots=True)
-class _Scales:
-    """Rank and scale of each module, from PEFT's configuration."""
-
-    config: Mapping[str, Any]
-
-    def of(self, module: str) -> tuple[int, float]:
-        """Rank and scale of a module."""
-        rank = int(self._value("rank_pattern", module, self.config["r"]))
-        alpha = float(self._value("alpha_pattern", module, self.config["lora_alpha"]))
-        return rank, alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
-
-    def _value(self, patterns: str, module: str, default: Any) -> Any:
-        known: Mapping[str, Any] = self.config.get(patterns) or {}
-        for pattern, value in known.items():
-            if re.fullmatch(rf"(.*\.)?({pattern})", module):
-                return value
-        return default
 
 
 def to_peft(adapter: Adapter, *, base_model: str = "") -> PeftFiles:
@@ -138,25 +122,22 @@ def from_peft(
         AdapterError: a tensor or setting is not plain LoRA or DoRA; the message names it.
     """
     _check_config(config)
-    scales = _Scales(config)
     pairs: dict[str, dict[str, Floats]] = {}
     for key in sorted(tensors):
-        module, letter = _place(key)
+        module, letter = _module_and_part(key)
         pairs.setdefault(module, {})[letter] = np.asarray(tensors[key], np.float32)
     if not pairs:
         raise AdapterError("the PEFT adapter holds no tensor")
+    ranks_and_scales = {module: _rank_and_scale(config, module) for module in pairs}
     for module, pair in pairs.items():
-        _check_pair(module, pair, scales.of(module)[0])
+        _check_pair(module, pair, ranks_and_scales[module][0])
         _check_magnitude(module, pair, use_dora=bool(config.get("use_dora")))
-    facts = {module: scales.of(module) for module in pairs}
-    rank = max(rank for rank, _ in facts.values())
-    usual = next(iter(facts.values()))[1]
-    scale = usual if len({s for _, s in facts.values()}) == 1 else 1.0
+    ranks, scales = map(set, zip(*ranks_and_scales.values(), strict=True))
+    rank, scale = max(ranks), scales.pop() if len(scales) == 1 else 1.0
     arrays: dict[str, Floats] = {}
     for module, pair in pairs.items():
-        own_rank, own_scale = facts[module]
-        factor = 1.0 if own_scale == scale else own_scale / scale
-        missing = rank - own_rank
+        own_rank, own_scale = ranks_and_scales[module]
+        factor, missing = own_scale / scale, rank - own_rank
         arrays[f"{module}.lora_a"] = np.pad(pair["A"].T, ((0, 0), (0, missing)))
         arrays[f"{module}.lora_b"] = np.pad(pair["B"].T * factor, ((0, missing), (0, 0)))
         if "m" in pair:
@@ -174,8 +155,7 @@ def write_peft(adapter: Adapter, folder: Path, *, base_model: str = "") -> None:
         AdapterError: PEFT has no name for the module of an array; the message names it.
     """
     files = to_peft(adapter, base_model=base_model)
-    record = {"name": adapter.name, "version": adapter.version, "digest": adapter.digest}
-    texts = {"format": "pt", HEADER_ENTRY: json.dumps(record)}
+    texts = {"format": "pt", **adapter.header}
     (folder / PEFT_WEIGHTS_FILE).write_bytes(pack_tensors(files.tensors, texts))
     (folder / CONFIG_FILE).write_text(json.dumps(files.config, indent=2) + "\n")
 
@@ -189,17 +169,33 @@ def read_peft(folder: Path) -> Adapter:
     try:
         config: dict[str, Any] = dict(json.loads((folder / CONFIG_FILE).read_text()))
         tensors, texts = unpack_tensors((folder / PEFT_WEIGHTS_FILE).read_bytes())
-        record = header_record(texts)
-        adapter = from_peft(
-            tensors,
-            config,
-            name=record.get("name", POLICY),
-            version=record.get("version", FOREIGN_VERSION),
-        )
+        header = Header.read(texts)
+        version = FOREIGN_VERSION if header.version is None else header.version
+        adapter = from_peft(tensors, config, name=header.name or POLICY, version=version)
     except (OSError, TypeError, ValueError) as error:
         raise AdapterError(f"{folder} cannot be read as a PEFT adapter: {error}") from error
-    recorded = record.get("digest", adapter.digest)
-    return adapter.checked(recorded, f"the file is damaged, export it to {folder} again")
+    return adapter.checked(header.digest, f"the file is damaged, export it to {folder} again")
+
+
+def is_peft(names: Iterable[str]) -> bool:
+    """Whether tensors have PEFT's names."""
+    return any(".lora_A" in name or ".lora_B" in name for name in names)
+
+
+def implied_config(tensors: Mapping[str, Any], scale: float | None) -> dict[str, Any]:
+    """The content of PEFT's adapter_config.json, derived from the tensors and the scale.
+
+    Raises:
+        AdapterError: there is no scale, or no matrix A.
+    """
+    if scale is None:
+        raise AdapterError("PEFT's weights need config (adapter_config.json) or scale")
+    first = next((tensors[name] for name in sorted(tensors) if ".lora_A" in name), None)
+    if first is None or not first.shape:
+        raise AdapterError("the file has no lora_A tensor")
+    rank = int(first.shape[0])
+    use_dora = any(_MAGNITUDE in name for name in tensors)
+    return {"r": rank, "lora_alpha": scale * rank, "use_dora": use_dora}
 
 
 def _check_config(config: Mapping[str, Any]) -> None:
@@ -222,7 +218,19 @@ def _check_config(config: Mapping[str, Any]) -> None:
         raise AdapterError(f"{CONFIG_FILE} sets bias to {config['bias']!r}; expected 'none'")
 
 
-def _place(key: str) -> tuple[str, str]:
+def _rank_and_scale(config: Mapping[str, Any], module: str) -> tuple[int, float]:
+    """Rank and scale of a module; a pattern of its name replaces the default."""
+
+    def value(patterns: str, default: str) -> Any:
+        known: Mapping[str, Any] = config.get(patterns) or {}
+        named = (v for pattern, v in known.items() if re.fullmatch(rf"(.*\.)?({pattern})", module))
+        return next(named, config[default])
+
+    rank, alpha = int(value("rank_pattern", "r")), float(value("alpha_pattern", "lora_alpha"))
+    return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _module_and_part(key: str) -> tuple[str, str]:
     """Module and part of a PEFT tensor's name: A, B, or m for DoRA's magnitudes."""
     found = _TENSOR.fullmatch(key)
     if found is None:
@@ -260,8 +268,8 @@ def _check_magnitude(module: str, pair: Mapping[str, Floats], *, use_dora: bool)
     """Refuse magnitudes that are missing, do not fit, or contradict ``use_dora``."""
     name = f"{module}.{_MAGNITUDE}"
     if use_dora != ("m" in pair):
-        told = "is missing" if use_dora else "is there"
-        raise AdapterError(f"tensor {name} {told}, but {CONFIG_FILE} has use_dora {use_dora}")
+        found = "is missing" if use_dora else "is there"
+        raise AdapterError(f"tensor {name} {found}, but {CONFIG_FILE} has use_dora {use_dora}")
     if not use_dora:
         return
     if _EXPERT.fullmatch(module):
@@ -279,7 +287,7 @@ def _experts(module: str, array: Floats) -> dict[str, Floats]:
     found = _SWITCH.fullmatch(module)
     if found is None:
         raise AdapterError(
-            f"array {module} has shape {array.shape}, and PEFT has no name for such a place; "
+            f"array {module} has shape {array.shape}, and PEFT has no name for such a module; "
             "only <block>.switch_mlp.<projection> can be exported expert by expert"
         )
     projection = found["projection"]

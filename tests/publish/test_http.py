@@ -10,7 +10,8 @@ import pytest
 from legos.errors import AdapterError, EngineError
 from legos.publish.http import HttpPublisher
 from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving
-from legos.weights.adapter import Adapter, AdapterInfo, LoraShape, unpack_adapter
+from legos.weights.adapter import Adapter, AdapterInfo, LoraShape
+from legos.weights.packed import unpack_adapter
 
 POLICY = Adapter(
     name="policy",

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save, save_file
 
 from legos.errors import AdapterError
-from legos.weights.adapter import Adapter, LoraShape, pack_adapter, shape_of, unpack_adapter
+from legos.weights.adapter import Adapter, LoraShape, pack_adapter, shape_of
 from legos.weights.folder import read_adapter, write_adapter
+from legos.weights.packed import unpack_adapter
 from legos.weights.peft import from_peft, read_peft, to_peft, write_peft
 from legos.weights.tensors import pack_tensors, unpack_tensors
 
@@ -253,8 +254,11 @@ def test_bytes_come_back_the_same() -> None:
 
 def test_bytes_that_do_not_say_enough_are_refused() -> None:
     data = pack_tensors(dense().arrays, {})
-    with pytest.raises(AdapterError, match="name and version and scale"):
-        unpack_adapter(data)
+    with pytest.raises(AdapterError, match="version is None"):
+        unpack_adapter(data, scale=4.0)
+    with pytest.raises(AdapterError, match="states the scale; give it"):
+        unpack_adapter(data, version=1)
+    assert unpack_adapter(data, version=1, scale=4.0).name == "policy"
     assert unpack_adapter(data, name="p", version=1, scale=4.0).shape.scale == 4.0
     damaged = bytearray(pack_adapter(dense()))
     damaged[-1] ^= 0x40

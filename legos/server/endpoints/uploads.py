@@ -6,29 +6,23 @@ for more than a few milliseconds, so that the event loop can run: base64 is deco
 
 import re
 from binascii import a2b_base64
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from pydantic import ValidationError
 
-from legos.data.names import BASE, POLICY
 from legos.errors import AdapterError
 from legos.server.middleware.bodies import broken
 from legos.server.problems import Problem, invalid
 from legos.server.schemas.adapters import AdapterUpload
 from legos.server.service import Service
-from legos.weights.adapter import Adapter, header_record, shape_of
+from legos.weights.adapter import Adapter, checked_name
 from legos.weights.folder import read_adapter
-from legos.weights.peft import from_peft
-from legos.weights.tensors import unpack_tensors
+from legos.weights.packed import unpack_adapter
 
-__all__ = ["adapter_of", "checked_name", "read_json_upload"]
+__all__ = ["adapter_of", "read_json_upload"]
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-MAX_VERSION = 2**53  # larger integers lose precision in some JSON parsers
 _WEIGHTS_KEY = re.compile(rb'"weights"\s*:\s*"')
 _PIECE = 1 << 20  # base64 characters decoded in one call; a multiple of 4
 
@@ -82,43 +76,26 @@ def adapter_of(upload: AdapterUpload, weights: bytearray, service: Service) -> A
         Problem: the upload has both weights and a path, or the path is not allowed.
         AdapterError: the adapter is invalid.
     """
-    if upload.path is None:
-        adapter = _from_weights(weights, upload, default_scale=service.lora_scale)
-    elif weights:
-        raise Problem(400, "give weights or a path, not both", param="path")
-    else:
+    if upload.path is not None:
+        if weights:
+            raise Problem(400, "give weights or a path, not both", param="path")
         adapter = _from_folder(upload.path, service.options.adapter_folder, upload)
+    elif not weights:
+        raise AdapterError("the upload has no weights; send safetensors, or a path")
+    else:
+        adapter = unpack_adapter(
+            weights,
+            name=upload.name,
+            version=upload.version,
+            scale=upload.scale,
+            config=upload.config,
+            default_scale=service.lora_scale,
+        )
+        if upload.rank not in (None, adapter.shape.rank):
+            rank = adapter.shape.rank
+            raise AdapterError(f"rank is {upload.rank}, but the weights have rank {rank}")
     _ = adapter.digest  # computed here, on a thread, so that it does not block the event loop
     return adapter
-
-
-def _from_weights(data: bytearray, named: AdapterUpload, *, default_scale: float | None) -> Adapter:
-    """The adapter in a safetensors file.
-
-    Raises:
-        AdapterError: the adapter is invalid; the message names the tensor or the missing field.
-    """
-    if not data:
-        raise AdapterError("the upload has no weights; send safetensors, or a path")
-    arrays, texts = unpack_tensors(data)
-    record = header_record(texts)
-    name = checked_name(named.name or record.get("name") or POLICY)
-    version = record.get("version") if named.version is None else named.version
-    if not isinstance(version, int) or not 0 <= version <= MAX_VERSION:
-        raise AdapterError(f"version is {version}; expected a number of optimiser steps")
-    scale = record.get("scale") if named.scale is None else named.scale
-    scale = default_scale if scale is None else scale
-    if any(".lora_A" in key or ".lora_B" in key for key in arrays):
-        config = named.config or _peft_config(arrays, scale)
-        adapter = from_peft(arrays, config, name=name, version=version)
-    else:
-        if scale is None:
-            raise AdapterError("neither the file nor the request states the scale; give it")
-        adapter = Adapter(name=name, version=version, shape=shape_of(arrays, scale), arrays=arrays)
-    if named.rank is not None and named.rank != adapter.shape.rank:
-        raise AdapterError(f"rank {named.rank} was announced, but it is {adapter.shape.rank}")
-    recorded = record.get("digest", adapter.digest)
-    return adapter.checked(recorded, "it was damaged in transit, send it again")
 
 
 def _from_folder(path: str, root: Path | None, named: AdapterUpload) -> Adapter:
@@ -126,7 +103,7 @@ def _from_folder(path: str, root: Path | None, named: AdapterUpload) -> Adapter:
 
     Args:
         path: path of the folder, absolute or relative to `root`.
-        root: only files inside this folder are read, even through links; None: no loading.
+        root: only files inside this folder are read, even through links; None: none is read.
         named: fields of the request.
 
     Raises:
@@ -151,29 +128,3 @@ def _from_folder(path: str, root: Path | None, named: AdapterUpload) -> Adapter:
         name=checked_name(named.name or adapter.name),
         version=adapter.version if named.version is None else named.version,
     )
-
-
-def checked_name(name: Any) -> str:
-    """Check that a name can be used in a path, a model field and a metric.
-
-    Raises:
-        AdapterError: the name is not valid.
-    """
-    if not isinstance(name, str) or NAME.fullmatch(name) is None or name == BASE:
-        raise AdapterError(
-            "an adapter's name has 1 to 64 letters, digits, points, dashes or underscores, "
-            "begins with a letter or digit, and is not 'base'"
-        )
-    return name
-
-
-def _peft_config(arrays: Mapping[str, Any], scale: float | None) -> dict[str, Any]:
-    """PEFT's settings, derived from the arrays and the scale."""
-    if scale is None:
-        raise AdapterError("PEFT's weights need config (adapter_config.json) or scale")
-    first = next((arrays[key] for key in sorted(arrays) if ".lora_A" in key), None)
-    if first is None or not first.shape:
-        raise AdapterError("the file has no lora_A tensor")
-    rank = int(first.shape[0])
-    use_dora = any("lora_magnitude_vector" in key for key in arrays)
-    return {"r": rank, "lora_alpha": scale * rank, "use_dora": use_dora}

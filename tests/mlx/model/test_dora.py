@@ -23,8 +23,9 @@ from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arr
 from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.backend import MlxBackend
 from legos.testing import make_sample, optimiser_step
-from legos.weights.adapter import Adapter, pack_adapter, unpack_adapter
+from legos.weights.adapter import Adapter, pack_adapter
 from legos.weights.folder import read_adapter, write_adapter
+from legos.weights.packed import unpack_adapter
 from legos.weights.peft import read_peft, to_peft, write_peft
 
 TOKENS = mx.array([[5, 9, 40, 77, 12], [8, 1, 300, 20, 4], [5, 9, 40, 77, 12], [3, 3, 2, 90, 91]])
