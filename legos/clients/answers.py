@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible server's answers mean: the tokens that it reports, or text alone."""
+"""Read the answers of OpenAI-compatible servers: the tokens that they report, or text alone."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from legos.clients.requests import Dialect, split_adapter
+from legos.clients.requests import Dialect, Target, split_adapter
 from legos.data.message import Alternatives, Completion, FinishReason, Generated, Sampling
 from legos.errors import AdapterError, EndpointError, RequestError
 
@@ -30,13 +30,13 @@ class _Models(Struct):
     data: list[_Listed]
 
 
-class _Said(Struct):
+class _Message(Struct):
     content: str | None = None
     reasoning_content: str | None = None
 
 
 class _Choice(Struct):
-    message: _Said | None = None
+    message: _Message | None = None
     text: str | None = None
     finish_reason: str | None = None
     token_ids: tuple[int, ...] | None = None
@@ -69,7 +69,7 @@ class _Event(Struct):
 
 
 class _EventChoice(Struct):
-    delta: _Said | None = None
+    delta: _Message | None = None
 
 
 def dialect_of(models: bytes) -> tuple[Dialect, tuple[str, ...]]:
@@ -87,27 +87,15 @@ def dialect_of(models: bytes) -> tuple[Dialect, tuple[str, ...]]:
 
 
 def completion_of(
-    body: bytes,
-    sampling: Sampling,
-    *,
-    dialect: Dialect,
-    model: str,
-    adapter: str,
-    version: int | None = None,
-    processed: bool = False,
-    elapsed_s: float = 0.0,
+    body: bytes, sampling: Sampling, target: Target, *, elapsed_s: float = 0.0
 ) -> Completion:
-    """What a server answered, with its own tokens, log-probabilities and versions, or with none.
+    """The completion in a server's answer, with the server's own tokens or with none.
 
     Args:
         body: the answer.
-        sampling: what was asked.
-        dialect: the kind of server.
-        model: the model's name in the request.
-        adapter: the adapter that the seat asks for.
-        version: what the name in ``model`` stands for, where the server does not report it.
-        processed: a vLLM server reports log-probabilities under the distribution it samples from.
-        elapsed_s: from the request to the answer.
+        sampling: the sampling settings of the request.
+        target: the model that answers.
+        elapsed_s: seconds from the request to the answer.
 
     Raises:
         AdapterError: another adapter or version answered than was asked for.
@@ -116,18 +104,17 @@ def completion_of(
     """
     answer = _decoded(body, _Answer)
     if not answer.choices:
-        raise EndpointError("the server's answer cannot be read: it holds no choice")
+        raise EndpointError("the server's answer cannot be read: it has no choice")
     choice = answer.choices[0]
-    if dialect != "openai" and answer.model and answer.model != model:
-        asked, answered = split_adapter(model)[0], split_adapter(answer.model)[0]
-        if asked != answered:
-            raise AdapterError(f"{model!r} was asked for but {answer.model!r} answered")
-    sampled = _sampled(choice, sampling, dialect=dialect, version=version, processed=processed)
-    wanted = split_adapter(adapter)[1]
+    asked, answered = target.model, answer.model or target.model
+    if target.dialect != "openai" and split_adapter(asked)[0] != split_adapter(answered)[0]:
+        raise AdapterError(f"{asked!r} was asked for but {answered!r} answered")
+    sampled = _sampled(choice, sampling, target)
+    wanted = split_adapter(target.adapter)[1]
     other = next((v for v in sampled.versions if wanted is not None and v != wanted), None)
     if other is not None:
         raise AdapterError(
-            f"{adapter!r} was asked for but version {other} sampled; "
+            f"{target.adapter!r} was asked for but version {other} sampled; "
             "publish that version again, or ask without a version"
         )
     has_tokens = bool(sampled.token_ids)
@@ -138,7 +125,7 @@ def completion_of(
         prompt_ids=prompt_ids if has_tokens else (),
         restricted=sampling.restrict and has_tokens,
         temperature=sampling.temperature,
-        adapter=adapter,
+        adapter=target.adapter,
         elapsed_s=elapsed_s,
         filtered=sampling.filters is not None or sampling.json_schema is not None,
     )
@@ -148,7 +135,7 @@ def scores_of(body: bytes) -> list[list[float]]:
     """Log-probabilities of choices in our server's answer.
 
     Raises:
-        EndpointError: it holds none.
+        EndpointError: the answer has none.
     """
     return _decoded(body, _Scores).scores
 
@@ -157,7 +144,7 @@ def ids_of(body: bytes) -> tuple[int, ...]:
     """Token ids of a rendered chat.
 
     Raises:
-        EndpointError: the answer holds none.
+        EndpointError: the answer has none.
     """
     return _decoded(body, _TokenIds).tokens
 
@@ -171,8 +158,8 @@ def text_of_event(data: str) -> str:
     event = _decoded(data, _Event)
     if event.error is not None:
         raise EndpointError(f"the answer broke off: {event.error}")
-    said = event.choices[0].delta if event.choices else None
-    return (said.content if said else None) or ""
+    delta = event.choices[0].delta if event.choices else None
+    return (delta.content if delta else None) or ""
 
 
 def _decoded(body: bytes | str, kind: type[AnswerT]) -> AnswerT:
@@ -183,7 +170,7 @@ def _decoded(body: bytes | str, kind: type[AnswerT]) -> AnswerT:
 
 
 def _text(choice: _Choice) -> str:
-    """The whole text; thinking that the server has split off is put back between its tags."""
+    """The whole text; thinking that the server split off is put back between its tags."""
     message = choice.message
     if message is None:
         return choice.text or ""
@@ -194,15 +181,9 @@ def _text(choice: _Choice) -> str:
     return f"<think>{message.reasoning_content}{closed}{content}"
 
 
-def _sampled(
-    choice: _Choice,
-    sampling: Sampling,
-    *,
-    dialect: Dialect,
-    version: int | None,
-    processed: bool,
-) -> Generated:
-    """The tokens of an answer as the server reports them; none where anything is missing."""
+def _sampled(choice: _Choice, sampling: Sampling, target: Target) -> Generated:
+    """The tokens of an answer as the server reports them; none if anything is missing."""
+    dialect, version = target.dialect, target.version
     reason = _REASONS.get(choice.finish_reason, "stop")
     ids, logprobs, versions = choice.token_ids, choice.token_logprobs, choice.versions
     if dialect == "legos" and (ids is None or logprobs is None or versions is None):
@@ -211,7 +192,7 @@ def _sampled(
             "it is of another version of the kit than this client"
         )
     if dialect == "vllm":
-        known = version is not None and (processed or sampling.temperature == 1.0)
+        known = version is not None and (target.processed or sampling.temperature == 1.0)
         logprobs = _vllm_logprobs(choice.logprobs) if known else None
         versions = (version or 0,) * len(ids or ())
         ids = ids if logprobs and len(logprobs) == len(ids or ()) else None
@@ -229,7 +210,7 @@ def _sampled(
 
 
 def _vllm_logprobs(given: Any) -> tuple[float, ...] | None:
-    """Of every token, from the form of chats or of completions."""
+    """The log-probability of every token, from the format of chats or of completions."""
     if not isinstance(given, Mapping):
         return None
     fields = cast("Mapping[str, Any]", given)

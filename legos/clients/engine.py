@@ -1,9 +1,9 @@
-"""The in-process client: messages in, completions out, straight from an engine."""
+"""The client of an engine in this process: messages to completions."""
 
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 
@@ -12,14 +12,7 @@ from msgspec.structs import asdict
 from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer
 from legos.data.choices import ChoiceNode, choice_tree
-from legos.data.message import (
-    Completion,
-    Continuation,
-    Message,
-    Prompt,
-    Sampling,
-    messages_or_ids,
-)
+from legos.data.message import Completion, Continuation, Message, Prompt, Sampling, messages_or_ids
 from legos.data.names import POLICY
 from legos.data.request import Generated, Grammar, Progress, Request, Result
 from legos.errors import RequestError
@@ -27,18 +20,18 @@ from legos.protocols import Engine
 
 __all__ = ["EngineClient"]
 
-_SHORT = 32  # tokens; longer completions rarely come twice, and caching them takes memory
+_SHORT = 32  # tokens; longer completions rarely repeat, and caching them takes memory
 _SMALL = 256  # characters of choices; the memory of their trees is bounded by size times number
 _SMALL_TREES, _LARGE_TREES = 1024, 8
 _GRAMMARS = 32
 
 
 class EngineClient:
-    """Asks an engine in this process.
+    """A client of an engine in this process.
 
-    What is asked within one turn of the event loop reaches the engine as one submission, so a
-    thousand plays that wake together are batched together; what the engine delivers at once wakes
-    the loop once.
+    Requests made within one turn of the event loop reach the engine as one submission, so a
+    thousand plays that wake together are batched together; results that the engine delivers at once
+    wake the loop once.
     """
 
     def __init__(
@@ -47,11 +40,11 @@ class EngineClient:
         """Make a client.
 
         Args:
-            engine: answers.
-            tokenizer: the model's.
+            engine: the engine that answers.
+            tokenizer: the tokenizer of its model.
             use_threads: build grammars, large trees of choices and the tokens of scores on threads,
-                as servers need it, whose loop has others to serve. The order in which requests
-                reach the engine then depends on the threads.
+                which servers need because their loop has other requests to serve. The order in
+                which requests reach the engine then depends on the threads.
         """
         self._engine = engine
         self._tokenizer = tokenizer
@@ -60,25 +53,21 @@ class EngineClient:
         self._small_tree = lru_cache(maxsize=_SMALL_TREES)(self._make_tree)
         self._large_tree = lru_cache(maxsize=_LARGE_TREES)(self._make_tree)
         self._grammars: dict[str, asyncio.Future[Grammar]] = {}  # in the order of their last use
-        self._stops = lru_cache(maxsize=256)(self._make_stops)
+        self._stops = lru_cache(maxsize=256)(partial(stop_test, tokenizer.decode))
         self._short_text = lru_cache(maxsize=65536)(tokenizer.decode)
         self._end_ids = tokenizer.end_ids
         self._ends = lru_cache(maxsize=256)(self._make_ends)
         self._next = 0
         self._outbox: list[tuple[int, Request]] = []
         self._futures: dict[int, asyncio.Future[Generated]] = {}
-        self._news: dict[int, _News] = {}
+        self._news: dict[int, asyncio.Queue[Progress | None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._receive = self._deliver  # one object: the engine compares receivers
 
     async def complete(
-        self,
-        prompt: Prompt,
-        sampling: Sampling,
-        *,
-        adapter: str = POLICY,
+        self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
     ) -> Completion:
-        """Sample one completion of chat messages, token ids or a conversation that goes on.
+        """Sample one completion of chat messages, token ids or a continued conversation.
 
         Raises:
             RequestError: the request cannot be served.
@@ -95,19 +84,15 @@ class EngineClient:
         return self._completion(request, generated, sampling, started)
 
     async def stream(
-        self,
-        prompt: Prompt,
-        sampling: Sampling,
-        *,
-        adapter: str = POLICY,
+        self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
     ) -> AsyncGenerator[Progress | Completion]:
-        """Sample one completion and report its tokens as they come.
+        """Sample one completion and report its tokens as they are sampled.
 
         A consumer that is slower than the engine gets several tokens at once. ``aclose``, or
         cancelling the consumer, ends the request.
 
         Yields:
-            ``Progress`` for new tokens, once or more often, and last the whole ``Completion``.
+            ``Progress`` for new tokens, once or more, and at the end the whole ``Completion``.
 
         Raises:
             RequestError: the request cannot be served.
@@ -116,33 +101,34 @@ class EngineClient:
         started = time.perf_counter()
         request = await self._prepared(prompt, sampling, adapter, stream=True)
         number, future = self._ask(request)
-        news = self._news[number] = _News()
+        news = self._news[number] = asyncio.Queue()
+
+        def wake(_: object) -> None:
+            news.put_nowait(None)
+
         try:
-            future.add_done_callback(news.wake)
-            while not future.done() or news.pending:
-                if news.pending:
-                    yield news.take()
-                else:
-                    await news.arrived.wait()
-                    news.arrived.clear()
+            future.add_done_callback(wake)
+            while not (future.done() and news.empty()):
+                parts = [await news.get()]
+                while not news.empty():
+                    parts.append(news.get_nowait())
+                if progress := [part for part in parts if part is not None]:
+                    yield Progress.joined(progress)
             yield self._completion(request, future.result(), sampling, started)
         finally:
             self._news.pop(number, None)
-            future.remove_done_callback(news.wake)
+            future.remove_done_callback(wake)
             if not future.done():
                 self._cancel(number)
 
     async def score(
-        self,
-        prompts: Sequence[tuple[Sequence[Message], Sequence[str]]],
-        *,
-        adapter: str = POLICY,
+        self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]], *, adapter: str = POLICY
     ) -> list[list[float]]:
-        """Log-probability (nats, temperature 1) of each choice as the whole answer to its prompt.
+        """Log-probability (nats, temperature 1) of each choice as the complete answer.
 
         Args:
             prompts: messages, and the choices after them.
-            adapter: whose probabilities.
+            adapter: the adapter that the probabilities belong to.
 
         Raises:
             RequestError: a prompt or choice cannot be scored.
@@ -160,14 +146,9 @@ class EngineClient:
         return await asyncio.wrap_future(scores)
 
     async def _prepared(
-        self,
-        prompt: Prompt,
-        sampling: Sampling,
-        adapter: str,
-        *,
-        stream: bool,
+        self, prompt: Prompt, sampling: Sampling, adapter: str, *, stream: bool
     ) -> Request:
-        """``_request``, on a thread where it may take long and threads are used."""
+        """``_request``, on a thread if that may take long and threads are used."""
         schema = sampling.json_schema
         grammar = None if schema is None else await self._grammar(schema)
         request = partial(self._request, prompt, sampling, adapter, grammar, stream=stream)
@@ -184,16 +165,13 @@ class EngineClient:
         *,
         stream: bool,
     ) -> Request:
-        """What is asked, in the engine's terms."""
-        prompt_ids = self._prompt_ids(prompt)
+        """The request as the engine receives it."""
         tree = self._tree(sampling.choices) if sampling.choices else None
-        limit = sampling.max_tokens
+        limit = sampling.max_tokens or (tree.depth if tree is not None else None)
         if limit is None:
-            if tree is None:
-                raise RequestError("max_tokens is None and there are no choices; give a number")
-            limit = tree.depth
+            raise RequestError("max_tokens is None and there are no choices; give a number")
         return Request(
-            prompt_ids=prompt_ids,
+            prompt_ids=self._prompt_ids(prompt),
             max_tokens=limit,
             temperature=sampling.temperature,
             seed=sampling.seed,
@@ -212,7 +190,7 @@ class EngineClient:
     def _completion(
         self, request: Request, generated: Generated, sampling: Sampling, started: float
     ) -> Completion:
-        """What the engine sampled, as a completion."""
+        """The completion of a request."""
         token_ids = generated.token_ids
         decode = self._short_text if len(token_ids) <= _SHORT else self._tokenizer.decode
         text = decode(token_ids)
@@ -228,7 +206,7 @@ class EngineClient:
         )
 
     def _ask(self, request: Request) -> tuple[int, "asyncio.Future[Generated]"]:
-        """Queue a request; its number, and the future that holds its answer."""
+        """Queue a request; returns its number and the future of its answer."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._outbox, self._futures, self._news = loop, [], {}, {}
@@ -241,12 +219,12 @@ class EngineClient:
         return self._next, future
 
     def _cancel(self, number: int) -> None:
-        """End a request that is not waited for any more."""
+        """End a request whose caller no longer waits."""
         if self._futures.pop(number, None) is not None:
             self._engine.cancel([number], self._receive)
 
     def _flush(self) -> None:
-        """Submit what was asked in this turn of the loop, and is still waited for."""
+        """Submit the requests of this turn of the loop whose callers still wait."""
         outbox, self._outbox = self._outbox, []
         waited: list[tuple[int, Request]] = []
         for item in outbox:
@@ -259,11 +237,11 @@ class EngineClient:
             return
         try:
             self._engine.submit(waited, self._receive)
-        except Exception as error:  # it is raised where the request was made
+        except Exception as error:  # raised where the request was made
             self._resolve([(number, error) for number, _ in waited])
 
     def _deliver(self, results: Sequence[tuple[int, Result]]) -> None:
-        """Called from the engine's thread."""
+        """Receive results on the engine's thread."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed, so no request waits
                 self._loop.call_soon_threadsafe(self._resolve, results)
@@ -271,9 +249,8 @@ class EngineClient:
     def _resolve(self, results: Sequence[tuple[int, Result]]) -> None:
         for number, result in results:
             if isinstance(result, Progress):
-                news = self._news.get(number)
-                if news is not None:
-                    news.add(result)
+                if number in self._news:
+                    self._news[number].put_nowait(result)
                 continue
             future = self._futures.pop(number, None)
             if future is None or future.done():
@@ -301,7 +278,7 @@ class EngineClient:
         )
 
     async def _grammar(self, schema: str) -> Grammar:
-        """The grammar of a schema, made once for all who ask; a large one takes seconds.
+        """The grammar of a schema, made once for all requests; a large one takes seconds.
 
         Raises:
             LegosError: the schema cannot be used, or not with this model.
@@ -318,7 +295,7 @@ class EngineClient:
         if len(self._grammars) > _GRAMMARS:
             del self._grammars[next(iter(self._grammars))]
         try:
-            return await asyncio.shield(made)  # others may wait for it
+            return await asyncio.shield(made)  # other requests may wait for it
         except Exception:
             self._grammars.pop(schema, None)
             raise
@@ -328,35 +305,9 @@ class EngineClient:
 
         return json_grammar(schema, self._tokenizer)
 
-    def _make_stops(self, stop: tuple[str, ...]) -> Callable[[tuple[int, ...]], bool]:
-        return stop_test(self._tokenizer.decode, stop)
-
     def _make_ends(self, stop_ids: tuple[int, ...], ignore_end: bool) -> tuple[int, ...]:
         return tuple(sorted({*(() if ignore_end else self._end_ids), *stop_ids}))
 
 
 def _size(choices: Sequence[str]) -> int:
     return sum(map(len, choices))
-
-
-class _News:
-    """Tokens of one streamed request that its consumer has not taken yet."""
-
-    __slots__ = ("arrived", "pending")
-
-    def __init__(self) -> None:
-        self.pending: list[Progress] = []
-        self.arrived = asyncio.Event()
-
-    def add(self, progress: Progress) -> None:
-        self.pending.append(progress)
-        self.arrived.set()
-
-    def wake(self, _: object) -> None:
-        """The request is answered."""
-        self.arrived.set()
-
-    def take(self) -> Progress:
-        """All of them, as one."""
-        pending, self.pending = self.pending, []
-        return pending[0] if len(pending) == 1 else Progress.joined(pending)

@@ -1,15 +1,14 @@
-"""Asking a model over HTTP: our server, vLLM, or any OpenAI-compatible endpoint."""
+"""The client of a model over HTTP: our server, vLLM, or any OpenAI-compatible endpoint."""
 
 import asyncio
 import logging
 import re
 import time
 from collections.abc import AsyncGenerator, Sequence
-from types import TracebackType
 
 from legos.chat.continuation import after_answer, extended, probes
 from legos.clients.answers import completion_of, dialect_of, ids_of, scores_of, text_of_event
-from legos.clients.requests import Dialect, chat_fields, request_of, split_adapter
+from legos.clients.requests import Dialect, Target, chat_fields, request_of, split_adapter
 from legos.clients.transport import Transport, api_root, server_root
 from legos.data.message import Completion, Continuation, Message, Prompt, Sampling
 from legos.data.names import BASE, POLICY
@@ -18,15 +17,15 @@ from legos.errors import AdapterError, RequestError
 __all__ = ["OpenAIClient"]
 
 logger = logging.getLogger(__name__)
-PROMPTS_AT_ONCE = 256  # of one request for scores
-REMEMBERED = 1024  # what was new in conversations, as rendered
+PROMPTS_AT_ONCE = 256  # prompts of one request for scores
+REMEMBERED = 1024  # cached renderings of new messages
 RESOLVED_FOR_S = 0.5  # how long vLLM's newest version of a name is cached
 
 
 class OpenAIClient:
     """A client of a server.
 
-    It finds out what kind of server it talks to (``GET /models``) before the first request:
+    Before the first request it asks the server for its kind (``GET /models``):
 
     - ours (``legos serve``): tokens, log-probabilities and versions are the server's own;
     - vLLM: a seat's adapter ``policy`` is the newest of the served names ``policy@1``,
@@ -35,10 +34,10 @@ class OpenAIClient:
       then, and adapters cannot be asked for.
 
     Use it as an asynchronous context manager, or close it with ``aclose`` in the event loop that
-    asked.
+    made the requests.
 
     Attributes:
-        base_url: of the server, as it was given.
+        base_url: address of the server, as it was given.
         api_key: sent as a bearer token.
     """
 
@@ -62,15 +61,15 @@ class OpenAIClient:
             model: name of the model at a vLLM server or another endpoint; None takes the first
                 that the server lists.
             timeout_s: longest wait for one answer, seconds.
-            max_connections: requests on their way at once; others wait for their turn.
-            retries: how often a request that failed is sent again.
+            max_connections: maximum number of simultaneous requests; others wait.
+            retries: maximum number of retries of a failed request.
             dialect: the kind of server, for one that does not list its models.
             processed_logprobs: a vLLM server was started with ``--logprobs-mode
                 processed_logprobs``. Without, its log-probabilities are those of temperature 1, and
                 completions at other temperatures are never trained on.
 
         Raises:
-            RequestError: the address is no HTTP address.
+            RequestError: the address is not an HTTP address.
         """
         self._transport = Transport(
             api_root(base_url),
@@ -84,59 +83,44 @@ class OpenAIClient:
         self._processed = processed_logprobs
         self.base_url, self.api_key = base_url, api_key
         self._asking: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
-        self._after: dict[tuple[Message, ...], tuple[int, ...]] = {}  # what is new -> its tokens
-        self._newest: dict[str, tuple[int, float]] = {}  # name -> newest version, when it was seen
+        self._after: dict[tuple[Message, ...], tuple[int, ...]] = {}  # new messages -> their tokens
+        self._newest: dict[str, tuple[int, float]] = {}  # name -> newest version, time
 
     async def complete(
-        self,
-        prompt: Prompt,
-        sampling: Sampling,
-        *,
-        adapter: str = POLICY,
+        self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
     ) -> Completion:
-        """Sample one completion of chat messages, token ids or a conversation that goes on.
+        """Sample one completion of chat messages, token ids or a continued conversation.
 
-        A conversation goes on in its tokens where the server is ours or vLLM; the server renders
-        what is new. Any other endpoint gets all messages.
+        At our server and at vLLM a conversation continues from its tokens, and the server renders
+        only the new messages. Any other endpoint gets all messages.
 
         Raises:
-            RequestError: the server refuses the request, or cannot do what is asked.
+            RequestError: the server refuses the request, or does not support it.
             AdapterError: another adapter or version answered than was asked for.
-            EndpointError: no server answers, or it says that it cannot.
+            EndpointError: no server answers, or it answers with an error.
         """
         started = time.perf_counter()
-        dialect = await self._kind()
-        model, version = await self._target(adapter, dialect)
+        target = await self._target(adapter)
         if isinstance(prompt, Continuation):
-            prompt = await self._prompt(prompt, dialect, model)
-        path, body = request_of(prompt, sampling, dialect=dialect, model=model)
+            prompt = await self._prompt(prompt, target)
+        path, body = request_of(prompt, sampling, target)
 
         def read(answer: bytes) -> Completion:
-            return completion_of(
-                answer,
-                sampling,
-                dialect=dialect,
-                model=model,
-                adapter=adapter,
-                version=version,
-                processed=self._processed,
-                elapsed_s=time.perf_counter() - started,
-            )
+            elapsed_s = time.perf_counter() - started
+            return completion_of(answer, sampling, target, elapsed_s=elapsed_s)
 
         return await self._transport.request("POST", path, read, json=body)
 
     async def stream(
         self, messages: Sequence[Message], sampling: Sampling, *, adapter: str = POLICY
     ) -> AsyncGenerator[str]:
-        """The text of one answer, piece by piece as it is sampled.
+        """The text of one answer, in pieces as they are sampled.
 
         Raises:
             RequestError: the server refuses the request.
             EndpointError: no server answers, or the answer breaks off.
         """
-        dialect = await self._kind()
-        model, _ = await self._target(adapter, dialect)
-        path, body = request_of(messages, sampling, dialect=dialect, model=model)
+        path, body = request_of(messages, sampling, await self._target(adapter))
         async with self._transport.stream(path, {**body, "stream": True}) as answer:
             async for line in answer.aiter_lines():
                 if line.startswith("data:") and line != "data: [DONE]":
@@ -145,40 +129,36 @@ class OpenAIClient:
                         yield piece
 
     async def score(
-        self,
-        prompts: Sequence[tuple[Sequence[Message], Sequence[str]]],
-        *,
-        adapter: str = POLICY,
+        self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]], *, adapter: str = POLICY
     ) -> list[list[float]]:
-        """Log-probability (nats, temperature 1) of each choice as the whole answer to its prompt.
+        """Log-probability (nats, temperature 1) of each choice as the complete answer.
 
         Args:
             prompts: messages, and the choices after them.
-            adapter: whose probabilities.
+            adapter: the adapter that the probabilities belong to.
 
         Raises:
             RequestError: the server does not report them.
             EndpointError: no server answers.
         """
-        dialect = await self._kind()
-        if dialect != "legos":
+        target = await self._target(adapter)
+        if target.dialect != "legos":
             raise RequestError(
                 f"{self._transport.url} does not report probabilities of given answers, which "
                 "exact evaluations need; serve the model with `legos serve`"
             )
-        model, _ = await self._target(adapter, dialect)
         scores: list[list[float]] = []
         for start in range(0, len(prompts), PROMPTS_AT_ONCE):
             asked = [
                 {"messages": chat_fields(messages), "choices": list(choices)}
                 for messages, choices in prompts[start : start + PROMPTS_AT_ONCE]
             ]
-            body = {"prompts": asked, "model": model}
+            body = {"prompts": asked, "model": target.model}
             scores += await self._transport.request("POST", "/score", scores_of, json=body)
         return scores
 
     async def models(self) -> tuple[str, ...]:
-        """Names of what the server can be asked for."""
+        """Names of the models and adapters of the server."""
         return (await self._transport.request("GET", "/models", dialect_of))[1]
 
     async def aclose(self) -> None:
@@ -186,34 +166,29 @@ class OpenAIClient:
         await self._transport.aclose()
 
     async def __aenter__(self) -> "OpenAIClient":
-        """Nothing to do: connections are made when they are needed."""
+        """Do nothing: connections are made when they are needed."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the connections."""
         await self.aclose()
 
     async def _prompt(
-        self, prompt: Continuation, dialect: Dialect, model: str
+        self, prompt: Continuation, target: Target
     ) -> Sequence[Message] | Sequence[int]:
-        """The tokens of a conversation so far and of what is new, or its messages."""
-        if dialect == "openai":
+        """The tokens of a conversation and of its new messages, or all messages."""
+        if target.dialect == "openai":
             return prompt.messages
         after = self._after.get(prompt.new)
         if after is None:
-            after = await self._rendered_after(prompt.new, model)
+            after = await self._rendered_after(prompt.new, target.model)
             if len(self._after) == REMEMBERED:
                 self._after.clear()
             self._after[prompt.new] = after
         return extended(prompt.last, after) if after else prompt.messages
 
     async def _rendered_after(self, new: tuple[Message, ...], model: str) -> tuple[int, ...]:
-        """What the server's chat template writes after an answer; empty where it cannot be had."""
+        """The tokens that the server's chat template adds after an answer; empty if not known."""
         reason = "its chat template does not show former answers"
         try:
             two = await asyncio.gather(*(self._rendered(chat, model) for chat in probes(new)))
@@ -237,7 +212,7 @@ class OpenAIClient:
         return await self._transport.request("POST", address, ids_of, json=body)
 
     async def _kind(self) -> Dialect:
-        """The kind of server; asked for once, and the model's name with it."""
+        """The kind of server; requested once, together with the model's name."""
         if self._dialect is not None:
             return self._dialect
         loop = asyncio.get_running_loop()
@@ -257,10 +232,11 @@ class OpenAIClient:
             self._model = names[0]
         return dialect
 
-    async def _target(self, adapter: str, dialect: Dialect) -> tuple[str, int | None]:
-        """The model's name in the request, and the version that the name stands for."""
+    async def _target(self, adapter: str) -> Target:
+        """The model at the server that answers for an adapter."""
+        dialect = await self._kind()
         if dialect == "legos":
-            return adapter, None
+            return Target(dialect=dialect, adapter=adapter, model=adapter)
         name, version = split_adapter(adapter)
         if dialect == "openai":
             if version is not None:
@@ -268,12 +244,19 @@ class OpenAIClient:
                     f"adapter {adapter!r} asks for a version, which {self._transport.url} does "
                     "not know; ask without one"
                 )
-            return self._own_model(), None
+            return Target(dialect=dialect, adapter=adapter, model=self._own_model())
         if name == BASE:
-            return self._own_model(), 0
-        if version is None:
-            version = await self._newest_version(name)
-        return f"{name}@{version}", version
+            version, model = 0, self._own_model()
+        else:
+            version = await self._newest_version(name) if version is None else version
+            model = f"{name}@{version}"
+        return Target(
+            dialect=dialect,
+            adapter=adapter,
+            model=model,
+            version=version,
+            processed=self._processed,
+        )
 
     def _own_model(self) -> str:
         if self._model is None:
@@ -281,7 +264,7 @@ class OpenAIClient:
         return self._model
 
     async def _newest_version(self, name: str) -> int:
-        """The newest version that a vLLM server holds of a name."""
+        """The newest version of an adapter at a vLLM server."""
         known = self._newest.get(name)
         now = asyncio.get_running_loop().time()
         if known is not None and 0 <= now - known[1] < RESOLVED_FOR_S:

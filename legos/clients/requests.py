@@ -1,4 +1,4 @@
-"""What is sent to an OpenAI-compatible server; no network here.
+"""Request bodies for OpenAI-compatible servers; no network here.
 
 Three kinds of server differ in what they report about tokens:
 
@@ -16,17 +16,27 @@ import msgspec
 from legos.data.message import Message, Sampling, messages_or_ids
 from legos.errors import RequestError
 
-__all__ = ["Dialect", "chat_fields", "request_of", "split_adapter"]
+__all__ = ["Dialect", "Target", "chat_fields", "request_of", "split_adapter"]
 
 Dialect = Literal["legos", "vllm", "openai"]
-LARGEST_SEED = (1 << 63) - 1  # of servers other than ours
+LARGEST_SEED = (1 << 63) - 1  # for servers other than ours
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """The model at a server that answers a request."""
+
+    dialect: Dialect  # kind of the server
+    adapter: str  # adapter that the seat asks for
+    model: str  # its name in the request
+    version: int | None = None  # version that the name stands for, if the server reports none
+    processed: bool = False  # vLLM: log-probabilities are under the distribution sampled from
 
 
 def split_adapter(adapter: str) -> tuple[str, int | None]:
     """Name and version of ``NAME`` or ``NAME@VERSION``.
 
     Raises:
-        RequestError: the version is no number.
+        RequestError: the version is not a number.
     """
     name, found, version = adapter.partition("@")
     if not found:
@@ -39,25 +49,20 @@ def split_adapter(adapter: str) -> tuple[str, int | None]:
 
 
 def request_of(
-    prompt: Sequence[Message] | Sequence[int],
-    sampling: Sampling,
-    *,
-    dialect: Dialect,
-    model: str,
+    prompt: Sequence[Message] | Sequence[int], sampling: Sampling, target: Target
 ) -> tuple[str, dict[str, Any]]:
     """Path and body of a request.
 
     Args:
         prompt: chat messages or token ids.
-        sampling: how the completion is drawn.
-        dialect: the kind of server.
-        model: the model's name; for our server, the adapter.
+        sampling: how the completion is sampled.
+        target: the model that answers.
 
     Raises:
         RequestError: this kind of server cannot do what is asked.
     """
     messages, ids = messages_or_ids(prompt)
-    chat = not ids
+    dialect, chat = target.dialect, not ids
     if dialect == "openai" and not chat:
         raise RequestError(
             "this server takes no token ids, only messages; serve the model with `legos serve`"
@@ -72,11 +77,8 @@ def request_of(
             "raw_logprobs and num_alternatives need our server; leave them out, or serve the model "
             "with `legos serve`"
         )
-    body: dict[str, Any] = {"model": model, "temperature": sampling.temperature}
-    if chat:
-        body["messages"] = chat_fields(messages)
-    else:
-        body["prompt"] = ids
+    body: dict[str, Any] = {"model": target.model, "temperature": sampling.temperature}
+    body |= {"messages": chat_fields(messages)} if chat else {"prompt": ids}
     if sampling.max_tokens is not None:
         body["max_tokens"] = sampling.max_tokens
     if sampling.stop:
@@ -91,7 +93,7 @@ def request_of(
 
 
 def chat_fields(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as OpenAI's interface has them."""
+    """Messages in the format of OpenAI's API."""
     return [_message_fields(message) for message in messages]
 
 
@@ -112,7 +114,7 @@ def _message_fields(message: Message) -> dict[str, Any]:
 
 
 def _extensions(sampling: Sampling, dialect: Dialect, *, chat: bool) -> dict[str, Any]:
-    """Fields that OpenAI's interface does not have, and the seed."""
+    """Fields that OpenAI's API does not have, and the seed."""
     seed = sampling.seed
     if dialect == "openai":
         return {"seed": seed & LARGEST_SEED}
@@ -132,7 +134,7 @@ def _extensions(sampling: Sampling, dialect: Dialect, *, chat: bool) -> dict[str
 
 
 def _filters(sampling: Sampling, dialect: Dialect) -> dict[str, Any]:
-    """What changes the distribution besides the temperature."""
+    """Fields that change the distribution besides the temperature."""
     fields: dict[str, Any] = {}
     filters = sampling.filters
     if filters is not None:

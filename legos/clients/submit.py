@@ -10,10 +10,7 @@ __all__ = ["submit_all"]
 
 
 def submit_all(
-    engine: Engine,
-    requests: Sequence[Request],
-    *,
-    on_progress: Callable[[], object] | None = None,
+    engine: Engine, requests: Sequence[Request], *, on_progress: Callable[[], object] | None = None
 ) -> "Future[list[Generated]]":
     """Submit requests at once.
 

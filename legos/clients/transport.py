@@ -1,4 +1,4 @@
-"""HTTP to one server: pooled connections, retries, errors of the kit's own kind."""
+"""HTTP requests to one server, with pooled connections, retries, and the kit's own errors."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
 
 
 def api_root(url: str) -> str:
-    """Where an address has OpenAI's interface: below ``/v1`` where it names no path of its own."""
+    """The address of a server's OpenAI API: below ``/v1`` if the address has no path of its own."""
     parts = urlsplit(url)
     return (
         f"{parts.scheme}://{parts.netloc}/v1" if parts.netloc and parts.path in ("", "/") else url
@@ -36,7 +36,7 @@ def server_root(url: str) -> str:
 class Transport:
     """Sends requests to one server.
 
-    Connections are pooled for each event loop, made when it first asks.
+    Each event loop has its own pool of connections, made with its first request.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class Transport:
         """Check the address; nothing is sent yet.
 
         Args:
-            base_url: what every path is appended to.
+            base_url: address to which every path is appended.
             api_key: sent as a bearer token.
             timeout_s: longest wait for an answer, seconds.
-            max_connections: requests on their way at once; others wait for their turn.
-            retries: how often a request that failed is sent again.
+            max_connections: maximum number of simultaneous requests; others wait.
+            retries: maximum number of retries of a failed request.
 
         Raises:
-            RequestError: the address is no HTTP address.
+            RequestError: the address is not an HTTP address.
         """
         try:
             self.url = httpx.URL(base_url.rstrip("/"))
@@ -90,25 +90,24 @@ class Transport:
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> T:
-        """Send a request and read its answer; again where it failed and may work the next time.
+        """Send a request and read its answer; retry if it failed and another attempt may succeed.
 
-        What is asked has no effect beyond the answer, and a seed makes a repeated one the same, so
-        every failure of the network and of the server (429, 5xx, an answer that breaks off or
-        cannot be read) is worth another attempt. An answer that took longer than the limit is not.
+        A request has no effect beyond its answer, and a seed makes a repeated answer the same, so
+        every failure of the network and of the server (429, 5xx, an answer that is cut off or
+        cannot be read) is retried. An answer that took longer than the limit is not.
 
         Args:
             method: such as "POST".
             path: appended to the server's address, or an address of its own.
-            read: makes the result of the answer's body; raises ``EndpointError`` where the body is
-                not what was asked for.
+            read: makes the result from the answer's body; raises ``EndpointError`` if the body
+                cannot be read.
             json: the body, as a value.
             content: the body, as bytes.
-            headers: in addition to the usual ones.
+            headers: sent in addition to the usual ones.
 
         Raises:
             RequestError: the server refuses it (4xx), with the server's own message.
-            EndpointError: no server answers, it says that it cannot (5xx), or its answer cannot be
-                read.
+            EndpointError: no server answers, it fails (5xx), or its answer cannot be read.
         """
         body = content if json is None else msgspec.json.encode(json)
         address = f"{self.url}{path}" if path.startswith("/") else path
@@ -135,11 +134,11 @@ class Transport:
 
     @asynccontextmanager
     async def stream(self, path: str, json: Any) -> AsyncGenerator[httpx.Response]:
-        """Post a request whose answer is read line by line; it is sent once.
+        """Post a request whose answer is read line by line, without retries.
 
         Raises:
             RequestError: the server refuses it (4xx), with the server's own message.
-            EndpointError: no server answers, or it says that it cannot (5xx).
+            EndpointError: no server answers, or it fails (5xx).
         """
         address = f"{self.url}{path}"
         body = msgspec.json.encode(json)
@@ -171,13 +170,13 @@ class Transport:
                     max_connections=self._max_connections,
                     max_keepalive_connections=self._max_connections,
                 ),
-                trust_env=self.url.host not in LOOPBACK,  # this machine is reached without a proxy
+                trust_env=self.url.host not in LOOPBACK,  # no proxy to this machine
                 verify=self.url.scheme == "https",
             )
         return pool
 
     async def _pause(self, attempt: int, retry_after: str | None) -> None:
-        """Wait as long as the server asks, else twice as long each time, a little at random."""
+        """Wait as long as the server asks, or else twice as long each time, with random jitter."""
         asked = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
         pause = FIRST_PAUSE_S * 2**attempt if retry_after is None else asked
         await asyncio.sleep(min(pause, LONGEST_PAUSE_S) * self._jitter.uniform(1.0, 1.25))
@@ -208,7 +207,7 @@ def _refusal(status: int, body: bytes, address: str) -> RequestError | EndpointE
 
 
 def _message(body: bytes) -> str:
-    """What a server says in ``{"error": {"message"}}``, ``{"detail"}``, ``{"message"}`` or text."""
+    """The message in ``{"error": {"message"}}``, ``{"detail"}``, ``{"message"}`` or text."""
     try:
         found = msgspec.json.decode(body)
     except msgspec.DecodeError:

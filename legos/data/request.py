@@ -64,6 +64,8 @@ class Progress(Tokens, frozen=True, kw_only=True):
     @classmethod
     def joined(cls, parts: Sequence["Progress"]) -> "Progress":
         """Concatenate several parts."""
+        if len(parts) == 1:
+            return parts[0]
         return cls(
             **{
                 name: tuple(x for part in parts for x in getattr(part, name))

@@ -12,7 +12,7 @@ import pytest
 
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.clients.engine import EngineClient
-from legos.clients.requests import request_of
+from legos.clients.requests import Target, request_of
 from legos.data.message import Completion, Message, Sampling
 from legos.data.request import Generated, Request
 from legos.errors import EngineError, RequestError
@@ -168,7 +168,7 @@ def test_a_prompt_that_is_none_is_refused(
     with pytest.raises(RequestError, match=message):
         asyncio.run(EngineClient(Engine(), tokenizer).complete(prompt, Sampling()))
     with pytest.raises(RequestError, match=message):
-        request_of(prompt, Sampling(), dialect="legos", model="policy")
+        request_of(prompt, Sampling(), Target(dialect="legos", adapter="policy", model="policy"))
 
 
 def test_what_is_asked_in_one_turn_of_the_loop_is_one_submission(tokenizer: ChatTokenizer) -> None:

@@ -42,9 +42,7 @@ def adapter_router(service: Service) -> APIRouter:
     desk = _Desk(service)
 
     @router.post(
-        "/adapters/load",
-        openapi_extra={"requestBody": _UPLOAD},
-        response_model_exclude_none=True,
+        "/adapters/load", openapi_extra={"requestBody": _UPLOAD}, response_model_exclude_none=True
     )
     async def load(request: Request, query: Annotated[AdapterFields, Query()]) -> LoadedAdapter:
         """Load an adapter; the body is JSON, or a safetensors file."""

@@ -128,9 +128,7 @@ async def _complete_all(service: Service, request: Request, asked: Asked) -> Seq
 
 
 async def _stream_all(
-    service: Service,
-    asked: Asked,
-    pass_on: Callable[[int, Progress | Completion], Awaitable[None]],
+    service: Service, asked: Asked, pass_on: Callable[[int, Progress | Completion], Awaitable[None]]
 ) -> Sequence[Completion]:
     """Pass on the tokens of all answers as they are sampled, then each whole answer."""
     started = time.perf_counter()
@@ -159,8 +157,4 @@ def _usage(asked: Asked, completions: Sequence[Completion]) -> dict[str, int]:
     """Token counts; a prompt counts once, even if it has several answers."""
     prompt = sum(map(len, asked.prompts))
     sampled = sum(len(completion.token_ids) for completion in completions)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": sampled,
-        "total_tokens": prompt + sampled,
-    }
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
