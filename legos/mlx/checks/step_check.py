@@ -17,7 +17,6 @@ from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora
 from legos.mlx.train.memory import peak_bytes
 from legos.mlx.train.packing import StepSamples
-from legos.mlx.train.rematerialisation import rematerialise_layers
 from legos.mlx.train.step_gradients import StepGradients
 from legos.weights.adapter import Adapter
 
@@ -44,10 +43,8 @@ def run_step(
     tree = load_tree(folder)
     add_lora(tree, adapter.shape, seed=0)
     set_adapter(tree, adapter)
-    if checkpoint:
-        rematerialise_layers(tree)
     longest = max(len(sample.token_ids) for sample in samples)
-    step = StepGradients(tree, max_tokens=4 * longest)
+    step = StepGradients(tree, max_tokens=4 * longest, checkpointing=checkpoint)
     step.shares = step.shares and share
     weights = normalisation_weights(samples, "token")
     found: list[NDArray[np.float64]] = []

@@ -5,6 +5,7 @@ R rows, T tokens, P logit positions, V vocabulary, H hidden size.
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -12,9 +13,14 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CausalModel", "all_logits"]
+from legos.errors import ModelError
+from legos.mlx.model.float32 import in_float32
+
+__all__ = ["WAY_OUT", "CausalModel", "all_logits", "architecture", "output_head"]
 
 logger = logging.getLogger(__name__)
+WAY_OUT = "take a model of another architecture, such as llama, qwen3 or gemma3"
+Parts = tuple[Callable[..., mx.array], Callable[[mx.array], mx.array]]
 
 
 class CausalModel:
@@ -32,17 +38,28 @@ class CausalModel:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        """Run the probe.
+
+        Raises:
+            ModelError: the model cannot be run.
+        """
         self.model = model
+        probe = mx.array([[1, 2, 1]])
+        try:
+            with in_float32(model):
+                expected = model(probe)
+                mx.eval(expected)
+        except Exception as error:  # of mlx-lm's code for this architecture, whatever it is
+            raise ModelError(
+                f"{architecture(model)} cannot be run: {type(error).__name__}: {error}; {WAY_OUT}"
+            ) from error
+        self.num_vocabulary: int = expected.shape[-1]
         parts = _parts(model)
-        if parts is not None:
-            trunk, head = parts
-            probe = mx.array([[1, 2, 1]])
-            if not mx.allclose(head(trunk(probe)), model(probe), rtol=1e-4, atol=1e-4).item():
-                logger.info("trunk and head do not give the model's logits; it runs as a whole")
-                parts = None
-        self.num_vocabulary: int = model(mx.array([[1]])).shape[-1]
-        own = model.get("lm_head") if parts else None
-        self.head_module: nn.Module | None = own if isinstance(own, nn.Module) else None
+        if parts is not None and not _reproduces(model, parts, probe, expected):
+            logger.info("trunk and head do not give the model's logits; it runs as a whole")
+            parts = None
+        head = output_head(model) if parts else None
+        self.head_module: nn.Module | None = head[1] if head else None
         self.trunk: Callable[..., mx.array]
         self.head: Callable[[mx.array], mx.array]
         self.trunk, self.head = parts or (model, _as_it_is)
@@ -56,20 +73,55 @@ class CausalModel:
         return self.model(tokens[:, None], cache=cache)[:, -1, :].astype(mx.float32)
 
 
+def architecture(model: nn.Module) -> str:
+    """The ``model_type`` of a tree, or the name of its module in mlx-lm."""
+    return str(getattr(model, "model_type", type(model).__module__.rpartition(".")[2]))
+
+
 def _as_it_is(logits: mx.array) -> mx.array:
     return logits
 
 
-def _parts(model: nn.Module) -> tuple[Callable[..., mx.array], Callable[..., mx.array]] | None:
-    """Trunk and head of a model with mlx-lm's usual layout; None for other layouts."""
-    trunk = model.get("model")
-    if not isinstance(trunk, nn.Module):
-        return None
-    whole: Any = model
-    if isinstance(model.get("lm_head"), nn.Module):
-        return trunk, lambda hidden: whole.lm_head(hidden)
-    embedding: Any = trunk.get("embed_tokens")
-    return (trunk, embedding.as_linear) if hasattr(embedding, "as_linear") else None
+def output_head(model: nn.Module) -> tuple[str, nn.Module] | None:
+    """Name and module of the output head, also inside a wrapped text model; None where tied."""
+    found = [(n, m) for n, m in model.named_modules() if n.rpartition(".")[2] == "lm_head"]
+    return min(found, key=lambda pair: len(pair[0]), default=None)
+
+
+def _parts(model: nn.Module) -> Parts | None:
+    """Trunk and head of a model with mlx-lm's usual layout, or of the text model inside of it."""
+    modules = sorted(model.named_modules(), key=lambda pair: pair[0].count(".") + bool(pair[0]))
+    for _, whole in modules:
+        trunk: Any = whole.get("model") or whole.get("transformer")
+        if not isinstance(trunk, nn.Module):
+            continue
+        embedding: Any = trunk.get("embed_tokens") or trunk.get("wte")
+        if isinstance(whole.get("lm_head"), nn.Module):
+            return _trunk(trunk), partial(_call, whole, "lm_head")
+        if hasattr(embedding, "as_linear"):
+            return _trunk(trunk), embedding.as_linear
+    return None
+
+
+def _trunk(module: Any) -> Callable[..., mx.array]:
+    """A trunk whose cache is optional, as it is not in every architecture."""
+    return lambda input_ids, cache=None: module(input_ids, cache=cache)
+
+
+def _call(whole: Any, name: str, hidden: mx.array) -> mx.array:
+    """Call a child module, which another one with LoRA may have replaced."""
+    return whole[name](hidden)
+
+
+def _reproduces(model: nn.Module, parts: Parts, probe: mx.array, expected: mx.array) -> bool:
+    """Whether trunk and head give the model's logits."""
+    trunk, head = parts
+    try:
+        with in_float32(model):
+            return bool(mx.allclose(head(trunk(probe)), expected, rtol=1e-4, atol=1e-4).item())
+    except Exception as error:  # the layout is not what it looks like
+        logger.info("trunk and head fail apart: %s: %s", type(error).__name__, error)
+        return False
 
 
 def all_logits(model: nn.Module, input_ids: Sequence[int]) -> NDArray[np.float32]:

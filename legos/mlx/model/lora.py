@@ -13,6 +13,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from legos.errors import AdapterError
 from legos.mlx.model.dora import DoraLinear, add_dora, check_dora
+from legos.mlx.model.forward import output_head
 from legos.weights.adapter import LoraShape
 from legos.weights.fits import check_shapes
 
@@ -54,9 +55,9 @@ def lora_shape(
         for name, module in layer.named_modules()
         if isinstance(module, LINEAR)
     }
-    output = model.get("lm_head")
-    if head and isinstance(output, LINEAR):
-        adapted["lm_head"] = output
+    output = output_head(model) if head else None
+    if output is not None and isinstance(output[1], LINEAR):
+        adapted[output[0]] = output[1]
     if not adapted:
         raise AdapterError(
             "LoRA would adapt nothing: ask for at least one layer or the output head"

@@ -29,7 +29,6 @@ from legos.mlx.model.spans import Spans
 from legos.mlx.model.worker import Worker
 from legos.mlx.train.packing import StepSamples
 from legos.mlx.train.reference import Lora, Reference, other_lora
-from legos.mlx.train.rematerialisation import rematerialise_layers
 from legos.mlx.train.step_gradients import StepGradients
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.policy_state import PolicyState, read_policy_state, write_policy_state
@@ -72,7 +71,7 @@ class MlxBackend:
             group: processes that share the work of every step; each must get the same steps.
 
         Raises:
-            TrainerError: weight decay is used with DoRA.
+            TrainerError: weight decay is used with DoRA, or the model cannot be trained.
             AdapterError: the reference adapter does not exist, or does not fit.
         """
         config = config or BackendConfig()
@@ -154,11 +153,10 @@ class MlxBackend:
             raise CheckpointError(f"{folder} cannot be restored: {error}") from error
 
     def _prepare(self, config: BackendConfig, group: mx.distributed.Group | None) -> None:
-        if config.gradient_checkpointing:
-            rematerialise_layers(self._model)
         self._gradients = StepGradients(
             self._model,
             max_tokens=config.micro_batch_tokens,
+            checkpointing=config.gradient_checkpointing,
             group=group,
             ceiling_bytes=config.memory_limit_bytes,
             report=config.report,

@@ -15,11 +15,11 @@ from legos.data.sample import Sample
 from legos.errors import TrainerError
 from legos.losses.objective import Objective
 from legos.mlx.model.forward import CausalModel
+from legos.mlx.train.gradient_check import check_gradients
 from legos.mlx.train.memory import MemoryPlan, plan_memory
 from legos.mlx.train.packing import StepRows, StepSamples, probe_samples, step_rows
 from legos.mlx.train.parallel import sum_over_processes
 from legos.mlx.train.prefix_sharing.backward import Found, PassGradients, Policy, Runner
-from legos.mlx.train.prefix_sharing.kv import can_share
 from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes
 from legos.mlx.train.prefix_sharing.trie import Trie, token_trie
 from legos.mlx.train.reference import Lora, other_lora
@@ -50,6 +50,7 @@ class StepGradients:
         *,
         max_tokens: int = 4096,
         max_places: int | None = None,
+        checkpointing: bool = False,
         group: mx.distributed.Group | None = None,
         ceiling_bytes: int | None = None,
         report: Callable[[str], None] | None = None,
@@ -60,14 +61,18 @@ class StepGradients:
             model: the module tree with LoRA.
             max_tokens: padded tokens of one forward and backward pass, shared ones counted once.
             max_places: logit positions whose logits are in memory at once; None: 32 MiB of logits.
+            checkpointing: whether to compute layers again in the backward pass, to save memory.
             group: processes that share the work of the same steps; None: this process only.
             ceiling_bytes: limit of allocated bytes; passes get smaller than ``max_tokens``, and
                 rows that do not fit alone are left out. None: most of the machine's memory.
             report: receives the memory plan as one line; None: it is logged.
+
+        Raises:
+            TrainerError: the model cannot be trained; see ``check_gradients``.
         """
         self._model = model
         forward = CausalModel(model)
-        self.shares = can_share(forward.trunk, model)
+        self.shares = check_gradients(model, forward, checkpointing=checkpointing)
         self.memory: MemoryPlan | None = None
         self._max_tokens = max_tokens
         self._group = group if group is not None and group.size() > 1 else None

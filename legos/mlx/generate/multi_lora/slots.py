@@ -235,7 +235,7 @@ class AdapterSlots:
         return name
 
     def _hint(self, name: str) -> str:
-        if name == "lm_head":
+        if name.endswith("lm_head"):
             return ": its output head is tied to the embedding; train without the head"
         known = [other for other, module in self._modules.items() if isinstance(module, LINEAR)]
         near = difflib.get_close_matches(name, known, n=1)

@@ -8,31 +8,23 @@ R rows, T tokens of the block's longest row, P tokens of the longest prefix, H k
 size of a head.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import make_prompt_cache
 
-from legos.mlx.train.prefix_sharing.plan import Block, Pass, plan_passes
-from legos.mlx.train.prefix_sharing.trie import NO_PARENT, token_trie
+from legos.mlx.train.prefix_sharing.plan import Block, Pass
+from legos.mlx.train.prefix_sharing.trie import NO_PARENT
 
-__all__ = ["Outputs", "PrefixKV", "can_share", "run_pass"]
+__all__ = ["Outputs", "PrefixKV", "run_pass"]
 
-logger = logging.getLogger(__name__)
 Trunk = Callable[..., mx.array]
 KeysValues = tuple[mx.array, mx.array]  # [1, H, P, D] each
 Outputs = tuple[list[KeysValues], mx.array]
 """Of a segment that is computed outside of a pass: keys and values of its own L tokens, per layer,
 and the trunk's output [L, ...]."""
-_TRUNK = tuple(number % 7 + 1 for number in range(130))
-_PROBE = (  # has a prefix after a prefix, and a block of rows after prefixes of different lengths
-    *((*_TRUNK, 1, *_TRUNK[:64], end, 2) for end in (2, 3, 4)),
-    *((*_TRUNK, 5, *_TRUNK, end, 1) for end in (2, 3, 4)),
-)
 
 
 class PrefixKV:
@@ -157,33 +149,3 @@ def _joined(before: Sequence[KeysValues] | None, own: Sequence[KeysValues]) -> l
         (mx.concatenate([old[0], new[0]], axis=2), mx.concatenate([old[1], new[1]], axis=2))
         for old, new in zip(before, own, strict=True)
     ]
-
-
-def can_share(trunk: Trunk, model: Any) -> bool:
-    """Check on a probe whether rows after a shared prefix give the same output as alone.
-
-    They do not where a layer keeps a state instead of keys and values, or does not read positions
-    from its cache. Such a model is trained without sharing, which is as exact but slower.
-    """
-    rows = [np.array(row, np.int32) for row in _PROBE]
-    trie = token_trie(rows)
-    (one,) = plan_passes(trie, max_tokens=1 << 20)
-    try:
-        shared, _ = run_pass(trunk, one, len(make_prompt_cache(model)))
-        mx.eval(shared)
-    except Exception as error:  # any error means that this architecture cannot share prefixes
-        logger.info("shared prefixes are off: %s: %s", type(error).__name__, error)
-        return False
-    for row, tokens in enumerate(rows):
-        segment = trie.row_segment[row]
-        where = next(i for i, block in enumerate(one.blocks) if segment in block.segments)
-        block = one.blocks[where]
-        index = block.segments.index(segment)
-        found = shared[where][index, : block.lengths[index]]
-        expected = trunk(mx.array(tokens[None]))[0, block.starts[index] :]
-        error = np.array(mx.linalg.norm((found - expected).astype(mx.float32)))
-        size = np.array(mx.linalg.norm(expected.astype(mx.float32)))
-        if not error <= (1e-3 if expected.dtype == mx.float32 else 3e-2) * size:
-            logger.info("shared prefixes are off: the model reads more than its cache")
-            return False
-    return True

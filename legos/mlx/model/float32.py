@@ -1,0 +1,50 @@
+"""Runs a model of any type in float32, so that a check of it needs one tolerance only."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+
+__all__ = ["LARGEST_GAP", "in_float32"]
+
+LARGEST_GAP = 5e-3
+"""Difference of two float32 results that should be equal, as a fraction of their deviation: above
+the rounding of every device, TF32 included, and far below the effect of an error."""
+
+
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Within the block, the tree computes in float32, without a copy of its weights.
+
+    Its embeddings return float32, and every later operation promotes its 16-bit weights to the type
+    of its input. Quantised weights are dequantised to float32.
+    """
+    embeddings: list[Any] = [
+        module
+        for _, module in model.named_modules()
+        if isinstance(module, (nn.Embedding, nn.QuantizedEmbedding))
+    ]
+    kinds = [type(module) for module in embeddings]
+    for module, kind in zip(embeddings, kinds, strict=True):
+        module.__class__ = _wide(kind)
+    try:
+        yield
+    finally:
+        for module, kind in zip(embeddings, kinds, strict=True):
+            module.__class__ = kind
+
+
+@cache
+def _wide(kind: type[nn.Module]) -> type[nn.Module]:
+    base = cast("Any", kind)
+
+    class Float32Embedding(base):
+        """An embedding that returns float32."""
+
+        def __call__(self, x: mx.array) -> mx.array:
+            return super().__call__(x).astype(mx.float32)
+
+    return Float32Embedding

@@ -1,0 +1,169 @@
+"""Checks on a few tokens that a model can be trained, and by which of the trainer's methods.
+
+Three rows are computed in turn as whole rows, with their common prefixes computed once, and with
+gradient checkpointing. All must give the same outputs and the same gradients, in float32. This
+takes at most four forward and backward passes of about twenty tokens.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+
+from legos.errors import TrainerError
+from legos.mlx.model.float32 import LARGEST_GAP, in_float32
+from legos.mlx.model.forward import WAY_OUT, CausalModel, architecture
+from legos.mlx.train.prefix_sharing.kv import run_pass
+from legos.mlx.train.prefix_sharing.plan import Block, Pass
+from legos.mlx.train.prefix_sharing.trie import NO_PARENT
+from legos.mlx.train.rematerialisation import rematerialise_layers
+
+__all__ = ["check_gradients"]
+
+logger = logging.getLogger(__name__)
+Outputs = Callable[[], list[mx.array]]
+Results = list[tuple[str, mx.array]]
+
+_FIRST, _SECOND = (1, 2, 1), (3,)  # a prefix, and one that continues it
+_ROWS = ((*_FIRST, *_SECOND, 2, 1), (*_FIRST, *_SECOND, 4), (*_FIRST, 5, 1, 2, 2))
+_STARTS = (4, 4, 3)  # number of tokens of each row that come from prefixes
+
+
+def _block(ids: Any, segments: Any, parents: Any, starts: Any, *, lengths: Any, on: Any) -> Block:
+    return Block(
+        input_ids=np.array(ids, np.int32),
+        segments=segments,
+        parents=parents,
+        starts=starts,
+        lengths=lengths,
+        continued=on,
+    )
+
+
+_SHARED = Pass(
+    blocks=(
+        _block([_FIRST], (0,), (NO_PARENT,), (0,), lengths=(3,), on=(0,)),
+        _block([_SECOND], (1,), (0,), (3,), lengths=(1,), on=(0,)),
+        _block(
+            [(2, 1, 0, 0), (4, 0, 0, 0), (5, 1, 2, 2)],
+            (2, 3, 4), (1, 1, 0), _STARTS, lengths=(2, 1, 4), on=(),
+        ),
+    ),
+    rows=(0, 1, 2),
+    carried=(),
+    carried_parents=(),
+)  # fmt: skip
+
+
+def check_gradients(model: nn.Module, forward: CausalModel, *, checkpointing: bool) -> bool:
+    """Check that a model can be trained; checkpoint its layers if asked to.
+
+    Args:
+        model: the module tree with LoRA.
+        forward: the same tree, split into trunk and head.
+        checkpointing: whether to checkpoint the layers.
+
+    Returns:
+        Whether rows may share prefixes. They may not where a layer keeps a state instead of keys
+        and values; such a model is trained without sharing, which is as exact but slower.
+
+    Raises:
+        TrainerError: the gradient cannot be computed, or changes with gradient checkpointing.
+    """
+    name = architecture(model)
+
+    def whole() -> list[mx.array]:
+        rows = zip(_ROWS, _STARTS, strict=True)
+        return [forward.head(forward.trunk(mx.array([row])))[0, start:] for row, start in rows]
+
+    def shared() -> list[mx.array]:
+        found, _ = run_pass(forward.trunk, _SHARED, len(make_prompt_cache(model)))
+        lengths = _SHARED.blocks[-1].lengths
+        return [forward.head(found[-1])[row, :length] for row, length in enumerate(lengths)]
+
+    with in_float32(model):
+        expected = _tried(name, partial(_results, model, whole))
+        _warn_of_idle(name, expected)
+        try:
+            found = _results(model, shared)
+        except Exception as error:  # any error means that this architecture cannot share prefixes
+            logger.info("shared prefixes are off: %s: %s", type(error).__name__, error)
+            found = None
+        if found is not None and not (gap := _gap(found, expected)) <= LARGEST_GAP:
+            logger.info("shared prefixes are off: they change the gradient by %.2g", gap)
+            found = None
+        if checkpointing and rematerialise_layers(model):
+            again = [whole] if found is None else [whole, shared]
+            gap = max(_gap(_tried(name, partial(_results, model, o)), expected) for o in again)
+            if not gap <= LARGEST_GAP:
+                raise TrainerError(
+                    f"{name}: with gradient checkpointing, the gradient of a LoRA array differs by "
+                    f"{gap:.2g} of its norm; set training.gradient_checkpointing to false"
+                )
+    return found is not None
+
+
+def _tried(name: str, compute: Callable[[], Results]) -> Results:
+    try:
+        return compute()
+    except Exception as error:  # any error means that this architecture cannot be trained
+        raise TrainerError(
+            f"{name} cannot be trained: its gradient fails with {type(error).__name__}: {error}; "
+            f"{WAY_OUT}"
+        ) from error
+
+
+def _results(model: nn.Module, outputs: Outputs) -> Results:
+    """The evaluated outputs, and the gradient of each trained array for fixed cotangents."""
+
+    def loss(parameters: Any) -> tuple[mx.array, list[mx.array]]:
+        model.update(parameters)
+        found = outputs()
+        terms = [mx.sum(out * mx.cos(mx.arange(out.size).reshape(out.shape))) for out in found]
+        return mx.sum(mx.stack(terms)), found
+
+    before: Any = model.trainable_parameters()
+    if before:
+        (_, found), gradients = mx.value_and_grad(loss)(before)
+        model.update(before)
+    else:
+        found, gradients = outputs(), {}
+    arrays: Any = tree_flatten(gradients)
+    results: Results = [(f"output {row}", out) for row, out in enumerate(found)] + arrays
+    mx.eval(results)
+    return results
+
+
+def _gap(found: Results, expected: Results) -> float:
+    """Largest norm of an array's difference, relative to the norm of the array.
+
+    Arrays much smaller than the largest count relative to a thousandth of the largest.
+    """
+    norms = [_norm(array) for _, array in expected]
+    floor = max(1e-3 * max(norms), 1e-30)
+    pairs = zip(found, expected, norms, strict=True)
+    gaps = [_norm(one - other) / max(norm, floor) for (_, one), (_, other), norm in pairs]
+    return max(gaps) if np.isfinite(gaps).all() else float("inf")
+
+
+def _norm(array: mx.array) -> float:
+    return float(np.linalg.norm(np.array(array.astype(mx.float32))))
+
+
+def _warn_of_idle(name: str, results: Results) -> None:
+    """Warn about LoRA that never gets a gradient, because its output is only compared."""
+    idle = [key for key, array in results if key.endswith("lora_b") and not mx.any(array).item()]
+    if idle:
+        logger.warning(
+            "%s: %d LoRA modules get no gradient from a few tokens; unless they are experts, they "
+            "stay untrained; the first is %s",
+            name,
+            len(idle),
+            idle[0].removesuffix(".lora_b"),
+        )

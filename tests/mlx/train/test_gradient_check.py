@@ -1,0 +1,75 @@
+"""Models whose gradient would be wrong or missing are refused before the first step."""
+
+import logging
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from legos.data.step import BackendConfig
+from legos.errors import ModelError, TrainerError
+from legos.mlx.checks.small_models import small_model
+from legos.mlx.model.forward import CausalModel
+from legos.mlx.model.lora import add_lora, lora_shape
+from legos.mlx.model.worker import InlineWorker
+from legos.mlx.train.backend import MlxBackend
+from legos.mlx.train.gradient_check import check_gradients
+
+
+def shares(architecture: str, *, checkpointing: bool = False, dtype: Any = mx.float32) -> bool:
+    tree = small_model(architecture, dtype=dtype)
+    shape = lora_shape(tree, rank=2, alpha=4.0, num_layers=8, head=False)
+    add_lora(tree, shape, seed=0)
+    return check_gradients(tree, CausalModel(tree), checkpointing=checkpointing)
+
+
+def test_a_layer_that_passes_arrays_on_in_its_cache_is_not_checkpointed() -> None:
+    tree = small_model("afm7")
+    shape = lora_shape(tree, rank=2, alpha=4.0, num_layers=8, head=False)
+    add_lora(tree, shape, seed=0)
+    config = BackendConfig(gradient_checkpointing=True)
+    with pytest.raises(TrainerError, match=r"afm7: with gradient checkpointing.* 0\.6.* to false"):
+        MlxBackend(InlineWorker(), tree, shape, config)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_the_check_is_as_sharp_in_16_bits(dtype: Any) -> None:
+    assert shares("hunyuan", checkpointing=True, dtype=dtype)
+    assert not shares("falcon_h1", checkpointing=True, dtype=dtype)
+    with pytest.raises(TrainerError, match="afm7: with gradient checkpointing"):
+        shares("afm7", checkpointing=True, dtype=dtype)
+
+
+def test_models_that_cannot_be_trained_are_refused_with_the_reason() -> None:
+    with pytest.raises(TrainerError, match=r"deepseek_v41 cannot be trained: .*VJP.* take a model"):
+        shares("deepseek_v41")
+    with pytest.raises(ModelError, match=r"gemma3n cannot be run: .*no attribute 'weight'; take"):
+        shares("gemma3n")
+
+
+@pytest.mark.parametrize("architecture", ["phi", "stablelm", "rwkv7"])
+def test_a_trunk_that_asks_for_a_cache_is_trained(architecture: str) -> None:
+    shares(architecture)
+
+
+def test_modules_that_never_get_a_gradient_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    shares("deepseek_v32")
+    assert "12 LoRA modules get no gradient" in caplog.text
+    assert "the first is model.layers.0.self_attn.indexer.wq_b" in caplog.text
+    caplog.clear()
+    shares("llama")
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_5", "mistral3", "qwen3_vl"])
+def test_a_wrapped_text_model_has_a_head_of_its_own(architecture: str) -> None:
+    """Its head runs in chunks of positions, and can be adapted."""
+    tree = small_model(architecture)
+    shape = lora_shape(tree, rank=2, alpha=4.0, num_layers=1, head=True)
+    assert "language_model.lm_head" in shape.modules
+    add_lora(tree, shape, seed=0)
+    forward = CausalModel(tree)
+    assert forward.head_module is tree["language_model"]["lm_head"]
+    assert forward.trunk(mx.array([[1, 2]])).shape[-1] == 32
+    assert check_gradients(tree, forward, checkpointing=False) == (architecture != "qwen3_5")
