@@ -3,8 +3,8 @@
 import asyncio
 import random
 import sys
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol, TextIO
 
@@ -143,11 +143,16 @@ def chat(
     """
     lines = sys.stdin if source is None else source
     with asyncio.Runner() as runner, ExitStack() as stack:
+        small = False
         if url is not None:
-            speaker: Speaker = stack.enter_context(_server(runner, url, model, api_key))
-            small = False
+            client = OpenAIClient(url, api_key=api_key, model=model)
+            stack.callback(lambda: runner.run(client.aclose()))
+            speaker: Speaker = client
         else:
-            speaker, small = stack.enter_context(_own_model(model, adapter))
+            adapters = [] if adapter in (POLICY, BASE) else [named_adapter(adapter)]
+            live = stack.enter_context(loaded(model, adapters, EngineLimits()))
+            speaker = _WholeAnswers(EngineClient(live.engine, live.handle.tokenizer))
+            small = live.name == BUILTIN
             adapter = BASE if adapter == BASE else POLICY
         longest = max_tokens or (BUILTIN_LONGEST if small else LONGEST)
         talk = Chat(
@@ -211,27 +216,6 @@ def _turn(talk: Chat, line: str, runner: asyncio.Runner, console: Console) -> bo
 
 def _show(console: Console, text: str) -> None:
     console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _server(
-    runner: asyncio.Runner, url: str, model: str | None, api_key: str | None
-) -> Generator[Speaker]:
-    """A client of a server; its connections are closed at the end."""
-    client = OpenAIClient(url, api_key=api_key, model=model)
-    try:
-        yield client
-    finally:
-        runner.run(client.aclose())
-
-
-@contextmanager
-def _own_model(model: str | None, adapter: str) -> Generator[tuple[Speaker, bool]]:
-    """A model in this process with its adapter, and whether it is the built-in model."""
-    adapters = [] if adapter in (POLICY, BASE) else [named_adapter(adapter)]
-    with loaded(model, adapters, EngineLimits()) as live:
-        client = EngineClient(live.engine, live.handle.tokenizer)
-        yield _WholeAnswers(client), live.name == BUILTIN
 
 
 class _WholeAnswers:

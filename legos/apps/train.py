@@ -4,15 +4,15 @@ import asyncio
 import shlex
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import (
     AbstractAsyncContextManager,
     asynccontextmanager,
+    closing,
     contextmanager,
     nullcontext,
 )
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 _report_finished(run, folder, config)
             else:
                 _announce(resolved, folder, trainer, run)
-                served = partial(_served, config, trainer, shared)
+                served = _served(config, trainer, shared)
                 _go(run, config, folder, signals=signals, served=served)
                 _sum_up(run, folder, config, time.perf_counter() - started)
         return 0 if signals.received is None else 128 + signals.received
@@ -194,7 +194,7 @@ def _go(
     folder: RunFolder,
     *,
     signals: StopSignals,
-    served: Callable[[], AbstractAsyncContextManager[None]],
+    served: AbstractAsyncContextManager[None],
 ) -> None:
     """Train until the last step or a signal."""
 
@@ -202,7 +202,7 @@ def _go(
         loop = asyncio.get_running_loop()
         signals.on_stop(lambda: asyncio.run_coroutine_threadsafe(run.stop(), loop))
         try:
-            async with served():
+            async with served:
                 await run.go(tracker, evaluations)
         finally:
             signals.on_stop(None)
@@ -249,23 +249,14 @@ def _trackers(config: RunConfig, folder: RunFolder) -> Generator[tuple[Tracker, 
     """The trackers of steps and of evaluations; closed at the end."""
     trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
     evaluations = JsonlTracker(folder.evaluations)
-    if config.track.wandb != "off":
-        trackers.append(
-            WandbTracker(
-                folder.path,
-                project=config.track.project,
-                mode=config.track.wandb,
-                config=config.model_dump(mode="json"),
-            )
-        )
-    if config.track.console:
+    track, settings = config.track, config.model_dump(mode="json")
+    if track.wandb != "off":
+        wandb = WandbTracker(folder.path, project=track.project, mode=track.wandb, config=settings)
+        trackers.append(wandb)
+    if track.console:
         trackers.append(ConsoleTracker(num_steps=config.loop.steps))
-    tracker = ManyTrackers(trackers)
-    try:
+    with closing(evaluations), closing(ManyTrackers(trackers)) as tracker:
         yield tracker, evaluations
-    finally:
-        tracker.close()
-        evaluations.close()
 
 
 def _run_settings(config: RunConfig) -> RunSettings:

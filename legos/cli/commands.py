@@ -16,7 +16,7 @@ from legos.cli.overrides import (
     TrainingOptions,
     dotted,
 )
-from legos.cli.settings import resolve_run
+from legos.cli.run_settings import resolve_run
 from legos.data.names import POLICY
 
 __all__ = ["arenas", "bench", "chat", "doctor", "evaluate", "export", "serve", "train"]
@@ -237,13 +237,7 @@ def chat(
     )
 
 
-def bench(
-    name: str = "loop",
-    /,
-    *,
-    seconds: float = 60.0,
-    json: Flag = False,
-) -> None:
+def bench(name: str = "loop", /, *, seconds: float = 60.0, json: Flag = False) -> None:
     """Measure the speed of one part of legos against a bare loop of the same work.
 
     Args:
@@ -270,12 +264,7 @@ def arenas(*, json: Flag = False) -> None:
 
 
 def export(
-    run: str,
-    /,
-    *,
-    to: Path,
-    format: Literal["mlx", "peft", "fused"] = "peft",
-    json: Flag = False,
+    run: str, /, *, to: Path, format: Literal["mlx", "peft", "fused"] = "peft", json: Flag = False
 ) -> None:
     """Write the newest adapter of a run in the format of another program.
 
@@ -291,12 +280,7 @@ def export(
     show(write(run, to=to, form=format), json=json)
 
 
-def doctor(
-    *,
-    self_test: Flag = False,
-    model: str = "small",
-    json: Flag = False,
-) -> int:
+def doctor(*, self_test: Flag = False, model: str = "small", json: Flag = False) -> int:
     """Report facts about this machine, and check that its device computes correctly.
 
     Args:

@@ -19,10 +19,7 @@ _HEADER = f"""\
 
 
 def write_toml(
-    values: Mapping[str, object],
-    sources: Mapping[str, str],
-    *,
-    not_chosen: Container[str] = (),
+    values: Mapping[str, object], sources: Mapping[str, str], *, not_chosen: Container[str] = ()
 ) -> str:
     """Write dotted settings as tables of TOML.
 

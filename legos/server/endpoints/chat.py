@@ -122,9 +122,12 @@ class _ChatReply:
 
     def whole(self, completion: Completion) -> Fields:
         """The message."""
-        message = self._reader.finish(completion).fields(streamed=False)
+        message = self._reader.finish(completion)
+        calls = message.get("tool_calls", [])
+        for call in calls:
+            del call["index"]  # only events have it
         return {
-            "message": {"role": "assistant", **message},
+            "message": {"role": "assistant", "content": None if calls else "", **message},
             "finish_reason": self._reader.finish_reason(completion),
             **self._tokens(completion),
         }
@@ -136,11 +139,11 @@ class _ChatReply:
             self._begun = True
             yield {"delta": {"role": "assistant", "content": ""}, **more}
         if isinstance(news, Progress):
-            delta = self._reader.push(news).fields(streamed=True)
+            delta = self._reader.push(news)
             if delta or self._body.logprobs or self._body.return_token_ids:
                 yield {"delta": delta, **more, **self._tokens(news)}
             return
-        delta = self._reader.finish(news).fields(streamed=True)
+        delta = self._reader.finish(news)
         if delta:
             yield {"delta": delta, **more}
         yield {"delta": {}, "finish_reason": self._reader.finish_reason(news)}

@@ -15,7 +15,7 @@ from legos.chat.tools import ToolFormat, called, parse_calls
 from legos.data.message import Completion, ToolCall
 from legos.data.request import Progress
 
-__all__ = ["Delta", "Manner", "ReplyReader"]
+__all__ = ["Manner", "ReplyReader"]
 
 
 class Manner(Struct, frozen=True, kw_only=True):
@@ -28,30 +28,8 @@ class Manner(Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...]
 
 
-class Delta(Struct):
-    """New parts of a reply."""
-
-    content: str = ""
-    reasoning: str = ""
-    calls: list[dict[str, Any]] = []
-
-    def fields(self, *, streamed: bool) -> dict[str, Any]:
-        """The fields of a message, or of one streamed part of a message."""
-        fields: dict[str, Any] = {}
-        if self.content or not streamed:
-            fields["content"] = None if self.calls and not self.content else self.content
-        if self.reasoning:
-            fields["reasoning_content"] = self.reasoning
-        if self.calls:
-            calls = self.calls
-            fields["tool_calls"] = (
-                calls if streamed else [{k: v for k, v in c.items() if k != "index"} for c in calls]
-            )
-        return fields
-
-
 class ReplyReader:
-    """Parses one reply, in pieces or as a whole, with the same result.
+    """Parses one reply into the fields of a message, in pieces or as a whole, with the same result.
 
     Attributes:
         num_calls: number of tool calls so far.
@@ -68,23 +46,21 @@ class ReplyReader:
         self._parser = ReplyParser(thinking=manner.thinking, tool_marks=marks)
         self.num_calls = 0
 
-    def push(self, progress: Progress) -> Delta:
-        """Parse new tokens."""
-        said = self._text.push(progress.token_ids)
-        return Delta() if self._manner.forced else self._delta(self._parser.push(said))
+    def push(self, progress: Progress) -> dict[str, Any]:
+        """Parse new tokens; returns the new parts of the message."""
+        text = self._text.push(progress.token_ids)
+        return {} if self._manner.forced else self._fields(self._parser.push(text))
 
-    def finish(self, completion: Completion) -> Delta:
+    def finish(self, completion: Completion) -> dict[str, Any]:
         """End the reply; returns the parts that were not returned yet."""
         text = completion.text
         if self._controls:
             text = cut_at_stop(self._decode(completion.token_ids), self._manner.stop)
         if self._manner.forced:
             call = _forced_call(text)
-            if call is not None:
-                return Delta(calls=[self._call(call)])
-            return Delta(content=text)
+            return {"content": text} if call is None else {"tool_calls": [self._call(call)]}
         rest = self._text.finish(text)
-        return self._delta([*self._parser.push(rest), *self._parser.finish()])
+        return self._fields([*self._parser.push(rest), *self._parser.finish()])
 
     def finish_reason(self, completion: Completion) -> str:
         """Why the reply ended."""
@@ -98,27 +74,22 @@ class ReplyReader:
         ends = self._tokenizer.end_ids
         return self._tokenizer.decode([t for t in token_ids if t not in ends], controls=True)
 
-    def _delta(self, parts: Sequence[Part]) -> Delta:
-        delta = Delta()
-        for kind, text in parts:
-            if kind == "text":
-                delta.content += text
-            elif kind == "thinking":
-                delta.reasoning += text
-            else:
-                self._read_calls(text, delta)
-        return delta
-
-    def _read_calls(self, text: str, delta: Delta) -> None:
-        """Add the tool calls in a text, or the text itself if it contains none."""
+    def _fields(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """The fields of a message that have a value; text that is no tool call is content."""
+        content, thinking = "", ""
+        calls: list[dict[str, Any]] = []
         form = self._manner.form
-        if form is None:
-            return
-        calls = parse_calls(form, text, self._manner.tools)
-        if calls is None:
-            delta.content += f"{form.start}{text}{form.end}"
-            return
-        delta.calls += [self._call(call) for call in calls]
+        for kind, text in parts:
+            if kind == "thinking":
+                thinking += text
+            elif kind == "text" or form is None:
+                content += text
+            elif (found := parse_calls(form, text, self._manner.tools)) is None:
+                content += f"{form.start}{text}{form.end}"
+            else:
+                calls += map(self._call, found)
+        fields = {"content": content, "reasoning_content": thinking, "tool_calls": calls}
+        return {name: value for name, value in fields.items() if value}
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
         fields = {

@@ -28,8 +28,8 @@ def health_router(service: Service) -> APIRouter:
         if service.draining:
             reasons.append("the server is about to end")
         status = "ok" if not reasons else ("draining" if live else "dead")
-        answer = {"status": status, "live": live, "ready": not reasons, "reasons": reasons}
-        return JSONResponse(answer, status_code=200 if not reasons else 503)
+        answer = Health(status=status, live=live, ready=not reasons, reasons=reasons)
+        return JSONResponse(answer.model_dump(), status_code=503 if reasons else 200)
 
     @router.get(
         "/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}}

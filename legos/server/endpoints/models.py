@@ -41,18 +41,9 @@ def _models(service: Service) -> list[OneModel]:
         "root": service.model,
         "max_model_len": service.context,
     }
-    base = OneModel(id=service.model, version=0, **common)
     live = service.engine.adapters()
-    return [
-        base,
-        *(
-            OneModel(
-                id=name,
-                parent=service.model,
-                version=live[name].version,
-                digest=live[name].digest,
-                **common,
-            )
-            for name in sorted(live)
-        ),
+    adapters = [
+        OneModel(id=name, parent=service.model, version=one.version, digest=one.digest, **common)
+        for name, one in sorted(live.items())
     ]
+    return [OneModel(id=service.model, version=0, **common), *adapters]

@@ -45,7 +45,9 @@ def token_router(service: Service) -> APIRouter:
         vocabulary = service.tokenizer.vocab_size
         bad = next((token for token in body.tokens if not 0 <= token < vocabulary), None)
         if bad is not None:
-            raise Problem(400, f"token {bad} is none of {vocabulary}", param="tokens")
+            raise Problem(
+                400, f"token {bad} is out of range; expected 0 to {vocabulary - 1}", param="tokens"
+            )
         decode = service.tokenizer.decode
         return Decoded(prompt=await asyncio.to_thread(decode, body.tokens, controls=True))
 

@@ -8,6 +8,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from legos.server.memory import MemoryRelease
+from legos.server.options import ServerOptions
 from legos.server.problems import Problem
 from legos.server.service import Service
 
@@ -36,33 +37,16 @@ class Access:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        status: int | None = None
-        read = 0  # bytes of the body received so far
-        gone = False  # True if the client disconnected before the response began
-
-        async def noted(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        async def heard() -> Message:
-            nonlocal gone, read
-            message = await receive()
-            read += len(message.get("body", b""))
-            gone = gone or (message["type"] == "http.disconnect" and status is None)
-            return message
-
+        exchange = _Exchange(receive, send, self._service.options, self._limit(scope["path"]))
         try:
             refusal = self._refusal(scope)
             if refusal is None:
-                await self._app(scope, self._measured(scope, heard), noted)
+                await self._app(scope, exchange.receive, exchange.send)
             else:
-                await refusal.response()(scope, receive, noted)
+                await refusal.response()(scope, receive, exchange.send)
         finally:
-            seconds = time.perf_counter() - started
-            self._note(scope, None if gone else status, seconds)
-            self._memory.after(read)
+            self._note(scope, exchange, time.perf_counter() - started)
+            self._memory.after(exchange.num_bytes)
 
     def _refusal(self, scope: Scope) -> Problem | None:
         """The error of a request that is rejected by its head alone, or None."""
@@ -81,62 +65,84 @@ class Access:
                 )
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._limit(path):
-            return self._too_large(path)
+            service.metrics.refused.labels("size").inc()
+            return _too_large(self._limit(path))
         return None
-
-    def _measured(self, scope: Scope, receive: Receive) -> Receive:
-        """Wrap ``receive`` so that a body which is too large or too slow raises an error.
-
-        The length is counted here because the head may not state it.
-        """
-        path, options = scope["path"], self._service.options
-        limit, read, whole = self._limit(path), 0, False
-        now = asyncio.get_running_loop().time
-        latest = now() + options.request_timeout_s
-
-        async def measured() -> Message:
-            nonlocal read, whole
-            if whole:
-                return await receive()
-            try:
-                async with asyncio.timeout_at(min(now() + options.body_pause_s, latest)):
-                    message = await receive()
-            except TimeoutError as error:
-                raise self._refused("body", 408, "the rest of the body did not come") from error
-            read += len(message.get("body", b""))
-            if read > limit:
-                raise self._too_large(path)
-            whole = not message.get("more_body", False)
-            return message
-
-        return measured
 
     def _limit(self, path: str) -> int:
         options = self._service.options
         return options.max_adapter_bytes if path == LOAD else options.max_body_bytes
 
-    def _too_large(self, path: str) -> Problem:
-        return self._refused("size", 413, f"the body is larger than {self._limit(path)} bytes")
-
-    def _refused(self, bound: str, status: int, message: str) -> Problem:
-        self._service.metrics.refused.labels(bound).inc()
-        return Problem(status, message, headers={"connection": "close"})
-
-    def _note(self, scope: Scope, status: int | None, seconds: float) -> None:
-        """Count a request and log one line, without any of the request's content.
-
-        Args:
-            scope: ASGI scope of the request.
-            status: HTTP status of the response; None if the client disconnected before it.
-            seconds: duration of the request.
-        """
+    def _note(self, scope: Scope, exchange: "_Exchange", seconds: float) -> None:
+        """Count a request and log one line, without any of the request's content."""
         route = getattr(scope.get("route"), "path", "unknown")
         metrics = self._service.metrics
-        if status is None:
+        if exchange.bound is not None:
+            metrics.refused.labels(exchange.bound).inc()
+        status, level = exchange.status, logging.INFO
+        if status is None or exchange.hung_up:
             metrics.hung_up.labels(route).inc()
+            status, level = 499, logging.DEBUG
         else:
             metrics.requests.labels(route, str(status)).inc()
             metrics.latency_s.labels(route).observe(seconds)
-        level = logging.DEBUG if status is None else logging.INFO
-        status = 499 if status is None else status
         logger.log(level, "%s %s %d %.0f ms", scope["method"], route, status, 1000 * seconds)
+
+
+class _Exchange:
+    """One request and its response; limits the size and the duration of the request's body.
+
+    Attributes:
+        status: HTTP status of the response; None before it began.
+        hung_up: True if the client disconnected before the response began.
+        num_bytes: size of the body received so far.
+        bound: name of the limit that the body exceeded, or None.
+    """
+
+    def __init__(self, receive: Receive, send: Send, options: ServerOptions, limit: int) -> None:
+        self._receive, self._send = receive, send
+        self._limit = limit  # bytes
+        self._pause_s = options.body_pause_s
+        self._now = asyncio.get_running_loop().time
+        self._latest = self._now() + options.request_timeout_s
+        self._whole = False  # True once the whole body has been received
+        self.status: int | None = None
+        self.hung_up = False
+        self.num_bytes = 0
+        self.bound: str | None = None
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the response."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._send(message)
+
+    async def receive(self) -> Message:
+        """Receive a part of the body; the length is counted here because the head may not state it.
+
+        Raises:
+            Problem: 408, if the body is too slow; 413, if it is too large.
+        """
+        latest = None if self._whole else min(self._now() + self._pause_s, self._latest)
+        try:
+            async with asyncio.timeout_at(latest):
+                message = await self._receive()
+        except TimeoutError as error:
+            self.bound = "body"
+            raise _closing(408, "the rest of the body did not come") from error
+        self.hung_up |= message["type"] == "http.disconnect" and self.status is None
+        self.num_bytes += len(message.get("body", b""))
+        if self.num_bytes > self._limit:
+            self.bound = "size"
+            raise _too_large(self._limit)
+        self._whole = not message.get("more_body", False)
+        return message
+
+
+def _too_large(limit: int) -> Problem:
+    return _closing(413, f"the body is larger than {limit} bytes")
+
+
+def _closing(status: int, message: str) -> Problem:
+    """An error after which the connection is closed."""
+    return Problem(status, message, headers={"connection": "close"})

@@ -5,14 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from legos.arena.registry import advice
-from legos.config.resolve import (
-    ResolvedConfig,
-    is_chosen,
-    knobs,
-    read_config,
-    resolve,
-    settings_of,
-)
+from legos.config.resolve import ResolvedConfig, is_chosen, knobs, read_config, resolve, settings_of
 from legos.config.toml import read_sources
 from legos.errors import ConfigError
 from legos.run.checkpoint import read_state
