@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from legos.bench.ratios import RATIOS
+from legos.bench.rounds import Workload
 from legos.errors import ConfigError, did_you_mean
 from legos.wiring.machine import blas_hint
 
@@ -19,12 +20,13 @@ BENCHES: Mapping[str, str] = {
 """Name -> what is measured; each is a module of ``legos.bench``."""
 
 
-def bench(name: str, seconds: float) -> Mapping[str, Any]:
+def bench(name: str, seconds: float, *, quick: bool = False) -> Mapping[str, Any]:
     """Run one bench.
 
     Args:
         name: one of ``BENCHES``.
         seconds: time to measure, roughly.
+        quick: measure smaller workloads in fewer rounds, to see whether the bench runs.
 
     Returns:
         Figures. ``ratios`` can be compared between machines; ``targets`` has the meaning of each
@@ -36,8 +38,8 @@ def bench(name: str, seconds: float) -> Mapping[str, Any]:
     if name not in BENCHES:
         raise ConfigError(f"no bench is called {name!r}{did_you_mean(name, BENCHES)}")
     module = importlib.import_module(f"legos.bench.{name}")
-    measure: Callable[[float], Mapping[str, Any]] = getattr(module, f"bench_{name}")
-    figures = measure(seconds)
+    measure: Callable[[Workload], Mapping[str, Any]] = getattr(module, f"bench_{name}")
+    figures = measure(Workload(seconds, quick))
     targets = {
         ratio: RATIOS[name][ratio].verdict(value) for ratio, value in figures["ratios"].items()
     }

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from legos.bench.models import random_adapter
 from legos.clients.submit import submit_all
 from legos.data.limits import EngineLimits
 from legos.data.request import Request
@@ -40,24 +40,18 @@ class EngineBench:
 
     def adapter(self, name: str, *, version: int = 1) -> Adapter:
         """Random LoRA arrays on every linear module."""
-        base = self._model.base_adapter()
-        rng = np.random.default_rng(sum(name.encode()) + version)
-        arrays: dict[str, Any] = {
-            key: np.asarray(rng.standard_normal(array.shape) * 0.02, np.float32)
-            for key, array in base.arrays.items()
-        }
-        return Adapter(name=name, version=version, shape=base.shape, arrays=arrays)
+        return random_adapter(self._model.base_adapter(), name=name, version=version, size=0.02)
 
     def run(self, requests: Sequence[Request], beats: list[float] | None = None) -> float:
         """Seconds until all requests are answered.
 
         Args:
             requests: submitted at once.
-            beats: is given the time of every token of the streamed ones.
+            beats: gets the time of every token of the streamed ones.
         """
-        heard = None if beats is None else lambda: beats.append(time.perf_counter())
+        on_progress = None if beats is None else lambda: beats.append(time.perf_counter())
         started = time.perf_counter()
-        submit_all(self.engine, requests, on_progress=heard).result()
+        submit_all(self.engine, requests, on_progress=on_progress).result()
         return time.perf_counter() - started
 
     def bare(self, prompts: Sequence[Row], *, max_tokens: int) -> float:

@@ -1,34 +1,22 @@
-"""Models with random fp32 weights, for benches."""
+"""Models and adapters with random fp32 weights, for benches."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from legos.builtin.files import ModelShape, random_weights, write_model
+from legos.weights.adapter import Adapter
 
-__all__ = ["MODELS", "write_bench_model"]
+__all__ = ["MODELS", "random_adapter", "write_bench_model"]
 
 MODELS = {
     "5m": ModelShape(
-        hidden=256,
-        layers=6,
-        heads=4,
-        kv_heads=4,
-        head_dim=64,
-        intermediate=704,
-        vocab=358,
-        max_positions=4096,
+        hidden=256, layers=6, heads=4, kv_heads=4, head_dim=64, intermediate=704, vocab=358
     ),
     "40m": ModelShape(
-        hidden=448,
-        layers=5,
-        heads=7,
-        kv_heads=7,
-        head_dim=64,
-        intermediate=1216,
-        vocab=32768,
-        max_positions=4096,
+        hidden=448, layers=5, heads=7, kv_heads=7, head_dim=64, intermediate=1216, vocab=32768
     ),
 }
 """Name -> shape; the name is the approximate number of parameters."""
@@ -53,3 +41,13 @@ def write_bench_model(name: str, folder: Path) -> Path:
         vocabulary[f" word{index}"] = index
     file.write_text(json.dumps(tokenizer))
     return folder
+
+
+def random_adapter(base: Adapter, *, name: str, version: int, size: float) -> Adapter:
+    """An adapter of the shape of ``base`` with normal LoRA arrays of deviation ``size``."""
+    rng = np.random.default_rng(sum(name.encode()) + version)
+    arrays: dict[str, Any] = {
+        key: np.asarray(size * rng.standard_normal(array.shape), np.float32)
+        for key, array in base.arrays.items()
+    }
+    return Adapter(name=name, version=version, shape=base.shape, arrays=arrays)

@@ -1,49 +1,61 @@
-"""Two measurements in turn, so that a busy machine slows both alike."""
+"""How much a bench measures, and two measurements in turn, so that a busy machine slows both."""
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-__all__ = ["in_turn", "medians"]
+__all__ = ["Workload", "medians", "speed_ratio"]
 
-FigureT = TypeVar("FigureT")
-
-
-def in_turn(
-    ours: Callable[[], FigureT],
-    theirs: Callable[[], FigureT],
-    seconds: float,
-    *,
-    least: int,
-    most: int | None = None,
-) -> list[tuple[FigureT, FigureT]]:
-    """Measure both in turn, after one round of warm-up.
-
-    Args:
-        ours: measures the kit once.
-        theirs: measures what the kit is compared with once.
-        seconds: time to measure, roughly, warm-up included.
-        least: smallest number of rounds, however long they take.
-        most: largest number of rounds; None: no limit.
-
-    Returns:
-        (ours, theirs) of each round.
-    """
-    started = time.perf_counter()
-    ours()
-    theirs()
-    pairs: list[tuple[FigureT, FigureT]] = []
-    while len(pairs) < least or (
-        (most is None or len(pairs) < most) and time.perf_counter() - started < seconds
-    ):
-        pairs.append((ours(), theirs()))
-    return pairs
+T = TypeVar("T")
 
 
-def medians(
-    ours: Callable[[], float], theirs: Callable[[], float], seconds: float, *, least: int = 2
-) -> tuple[float, float]:
-    """Median of each of two measurements in turn; arguments as for ``in_turn``."""
-    pairs = in_turn(ours, theirs, seconds, least=least)
-    return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """How much a bench measures."""
+
+    seconds: float  # time to measure, roughly
+    quick: bool = False  # True: less work in each measurement, and fewer rounds
+
+    def part(self, share: float) -> "Workload":
+        """The same workload in a share of the time."""
+        return replace(self, seconds=share * self.seconds)
+
+    def size(self, full: T, quick: T) -> T:
+        """The size of one measurement."""
+        return quick if self.quick else full
+
+    def in_turn(
+        self, ours: Callable[[], T], theirs: Callable[[], T], *, least: int = 2, most: int = 1 << 31
+    ) -> list[tuple[T, T]]:
+        """Measure both in turn, after one round of warm-up.
+
+        Args:
+            ours: measures the kit once.
+            theirs: measures what the kit is compared with once.
+            least: smallest number of rounds, however long they take; 1 where the bench is quick.
+            most: largest number of rounds.
+
+        Returns:
+            (ours, theirs) of each round.
+        """
+        least, started = self.size(least, 1), time.perf_counter()
+        ours()
+        theirs()
+        pairs: list[tuple[T, T]] = []
+        while len(pairs) < least or (
+            len(pairs) < most and time.perf_counter() - started < self.seconds
+        ):
+            pairs.append((ours(), theirs()))
+        return pairs
+
+
+def medians(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The median of each side."""
+    return statistics.median(ours for ours, _ in pairs), statistics.median(t for _, t in pairs)
+
+
+def speed_ratio(seconds: Sequence[tuple[float, float]]) -> float:
+    """Median over the rounds of our speed as a ratio to theirs, from the seconds of both."""
+    return statistics.median(theirs / ours for ours, theirs in seconds)

@@ -25,7 +25,7 @@ from legos.bench.peers import (
     serve_command,
     stock_command,
 )
-from legos.bench.rounds import medians
+from legos.bench.rounds import Workload, medians
 from legos.data.limits import EngineLimits
 from legos.data.names import BASE, POLICY
 from legos.weights.adapter import pack_adapter
@@ -33,29 +33,25 @@ from legos.weights.adapter import pack_adapter
 __all__ = ["bench_server"]
 
 CLIENTS, ROWS, PROMPT = 64, 32, 64
-TOKENS, TOKENS_40M = 64, 24  # completion tokens of each request, by model
 
 
-def bench_server(seconds: float) -> Mapping[str, Any]:
-    """Measure.
-
-    Args:
-        seconds: time to measure, roughly; starting the servers takes more.
-    """
-    share = seconds / 4
+def bench_server(work: Workload) -> Mapping[str, Any]:
+    """Measure; starting the servers takes more than the time of the workload."""
+    tokens, tokens_40m = work.size((64, 24), (16, 8))  # completion tokens of each request
+    twelfth = work.part(1 / 12)
     with tempfile.TemporaryDirectory() as root:
         small = write_bench_model("5m", Path(root) / "small")
         large = write_bench_model("40m", Path(root) / "large")
         speeds = {
-            "server_vs_bare": _against_bare(small, 2 * share, TOKENS),
-            "server_vs_bare_40m": _against_bare(large, share, TOKENS_40M),
-            "server_vs_mlx_lm": _against_stock(small, share / 3, TOKENS, seeded=True),
-            "server_vs_mlx_lm_unseeded": _against_stock(small, share / 3, TOKENS, seeded=False),
+            "server_vs_bare": _against_bare(small, work.part(1 / 2), tokens),
+            "server_vs_bare_40m": _against_bare(large, work.part(1 / 4), tokens_40m),
+            "server_vs_mlx_lm": _against_stock(small, twelfth, tokens, seeded=True),
+            "server_vs_mlx_lm_unseeded": _against_stock(small, twelfth, tokens, seeded=False),
             "server_vs_mlx_lm_unseeded_40m": _against_stock(
-                large, share / 3, TOKENS_40M, seeded=False
+                large, twelfth, tokens_40m, seeded=False
             ),
         }
-        swap = _swaps(large, share)
+        swap = _swaps(large, work.part(1 / 4))
     return {
         "tokens_per_s": {
             name: {"legos": ours, "other": theirs} for name, (ours, theirs) in speeds.items()
@@ -68,7 +64,7 @@ def bench_server(seconds: float) -> Mapping[str, Any]:
     }
 
 
-def _against_bare(folder: Path, seconds: float, tokens: int) -> tuple[float, float]:
+def _against_bare(folder: Path, work: Workload, tokens: int) -> tuple[float, float]:
     """Tokens per second over HTTP with 64 clients and log-probabilities, and of a bare loop."""
     seeds = count()
     with (
@@ -77,15 +73,15 @@ def _against_bare(folder: Path, seconds: float, tokens: int) -> tuple[float, flo
         clients(url) as load,
     ):
         prompts = bench.prompts(CLIENTS, PROMPT)
-        return medians(
+        pairs = work.in_turn(
             lambda: load([_by_ids(p, tokens, next(seeds)) for p in prompts]),
             lambda: CLIENTS * tokens / bench.bare(prompts, max_tokens=tokens),
-            seconds,
         )
+        return medians(pairs)
 
 
 def _against_stock(
-    folder: Path, seconds: float, tokens: int, *, seeded: bool
+    folder: Path, work: Workload, tokens: int, *, seeded: bool
 ) -> tuple[float, float]:
     """Tokens per second of requests with different sampling, here and with mlx-lm's server.
 
@@ -111,15 +107,15 @@ def _against_stock(
         clients(their_url) as theirs,
     ):
         rounds = count(), count()  # both servers get the same requests, each once
-        return medians(
+        pairs = work.in_turn(
             lambda: ours(bodies(next(rounds[0]))),
             lambda: theirs(bodies(next(rounds[1]))),
-            seconds,
             least=1 if seeded else 2,
         )
+        return medians(pairs)
 
 
-def _swaps(folder: Path, seconds: float) -> dict[str, float]:
+def _swaps(folder: Path, work: Workload) -> dict[str, float]:
     """Time to load about 20 MB over HTTP, to discard them, and of ``/health`` meanwhile."""
     with closing(EngineBench(folder, EngineLimits(), rank=56)) as bench:
         data = pack_adapter(bench.adapter(POLICY))
@@ -135,9 +131,12 @@ def _swaps(folder: Path, seconds: float) -> dict[str, float]:
             httpx.post(url, content=data, headers=octets, timeout=60).raise_for_status()
             return time.perf_counter() - started
 
-        swap_s, copy_s = medians(lambda: post(ours + path), lambda: post(drop), seconds / 2)
-        waits = asyncio.run(_health_waits(ours, lambda: post(ours + path), seconds / 4))
-        alone = asyncio.run(_health_waits(ours, lambda: time.sleep(0.05), seconds / 4))
+        seconds = work.seconds / 4
+        swap_s, copy_s = medians(
+            work.part(1 / 2).in_turn(lambda: post(ours + path), lambda: post(drop))
+        )
+        waits = asyncio.run(_health_waits(ours, lambda: post(ours + path), seconds))
+        alone = asyncio.run(_health_waits(ours, lambda: time.sleep(0.05), seconds))
     return {
         "adapter_mb": len(data) / 1e6,
         "swap_s": swap_s,

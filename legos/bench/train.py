@@ -11,18 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from legos.bench.rounds import in_turn
+from legos.bench.rounds import Workload
 from legos.bench.train_bench import Cost, TrainBench
-from legos.builtin.files import ModelShape, random_weights, write_model
+from legos.builtin.files import ModelShape
 from legos.data.batch import row_blocks
-from legos.data.sample import Sample
 from legos.wiring.device import Split
 from legos.wiring.machine import quiet_collector, share_cores
 
 __all__ = ["bench_train"]
 
-Ratios = dict[str, float | None]
-Measure = Callable[[], Cost]
+Ratios = Mapping[str, float | None]
+Pairs = Sequence[tuple[Cost, Cost]]
 ROUNDS = 5
 SMALL = ModelShape(
     hidden=128, layers=4, heads=4, kv_heads=2, head_dim=32, intermediate=384, vocab=512
@@ -37,69 +36,98 @@ NOT_INSTALLED = (
 )
 
 
-def bench_train(seconds: float) -> Mapping[str, Any]:
-    """Run every comparison.
-
-    Args:
-        seconds: time to measure, roughly; every figure is the median of one to five rounds.
+def bench_train(work: Workload) -> Mapping[str, Any]:
+    """Run every comparison; every figure is the median of one to five rounds.
 
     Returns:
         ``ratios``, which can be compared between machines, and the reasons of missing ones.
     """
     quiet_collector()
     share_cores(2)
-    cases: Sequence[Callable[[Path, float], Ratios]] = (
-        _dense,
-        _mlx_lm_lora,
-        _group,
-        _mixed,
-        _trie,
-        _logprob_memory,
-        _checkpoint_memory,
-        _scaling,
-    )
-    ratios: Ratios = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for case in cases:
-            ratios |= case(Path(folder) / case.__name__, seconds / len(cases))
+    ratios: dict[str, float | None] = {}
+    with tempfile.TemporaryDirectory() as root:
+        for case in _CASES:
+            ratios |= case(_TrainCase(Path(root) / case.__name__, work.part(1 / len(_CASES))))
     missing = {name: NOT_INSTALLED for name, ratio in ratios.items() if ratio is None}
     return {"ratios": ratios, "not_measured": missing}
 
 
-def _dense(folder: Path, seconds: float) -> Ratios:
+class _TrainCase:
+    """Random rows and the benches of one comparison; the rows do not depend on other cases."""
+
+    def __init__(self, folder: Path, work: Workload) -> None:
+        self.folder = folder
+        self.work = work
+        self._rng = random.Random(folder.name)
+
+    def bench(self, shape: ModelShape, **settings: Any) -> TrainBench:
+        return TrainBench(self.folder, shape, **settings)
+
+    def tokens(self, count: int) -> tuple[int, ...]:
+        return tuple(self._rng.randrange(1, SMALL.vocab) for _ in range(count))
+
+    def rows(self, count: int, low: int, high: int, *, prompt: float) -> list[Split]:
+        """Unrelated rows of ``low`` to ``high`` tokens; a share of each is the prompt."""
+        lengths = [self._rng.randint(low, high) for _ in range(count)]
+        return [(self.tokens(length), int(length * prompt)) for length in lengths]
+
+    def fastest(self, sizes: Sequence[int], update: Callable[[int], Cost]) -> int:
+        """The micro-batch size, in padded tokens or in rows, with the fastest update."""
+        rounds = self.work.size(2, 1)
+        times = {size: min(update(size).seconds for _ in range(rounds)) for size in sizes}
+        return min(times, key=times.__getitem__)
+
+    def in_turn(self, ours: Callable[[], Cost], theirs: Callable[[], Cost]) -> Pairs:
+        return self.work.in_turn(ours, theirs, least=1, most=ROUNDS)
+
+    def against_bare(
+        self, shape: ModelShape, rows: Sequence[Split], *, block: int, pad_to: int = 0
+    ) -> Pairs:
+        """The kit's step, and a bare update on blocks of so many rows."""
+        bench = self.bench(shape)
+        blocks = _blocks(rows, block)
+        return self.in_turn(lambda: bench.step(rows), lambda: bench.bare(blocks, pad_to=pad_to))
+
+
+def _dense(case: _TrainCase) -> Ratios:
     """Unrelated rows of 64 to 512 tokens, against the fastest bare update sorted by length."""
-    rows = _unrelated(32)
-    device = _device(folder, SMALL)
-    best = _fastest(BUDGETS, lambda budget: device.bare(_blocks(rows, budget)), rounds=3)
-    blocks = _blocks(rows, best)
-    ours = _device(folder, SMALL, micro_batch_tokens=best)  # memory depends on the budget
-    costs = _pairs(lambda: ours.step(_samples(rows)), lambda: device.bare(blocks), seconds)
-    return {"dense_vs_bare": _speed(costs), "dense_memory_vs_bare": _memory(costs)}
+    count, budgets = case.work.size((32, BUDGETS), (6, BUDGETS[1::2]))
+    rows = case.rows(count, 64, 512, prompt=0.75)
+    device = case.bench(SMALL)
+
+    def sorted_blocks(budget: int) -> list[list[Split]]:
+        return list(row_blocks(rows, budget, length=lambda row: len(row[0])))
+
+    best = case.fastest(budgets, lambda budget: device.bare(sorted_blocks(budget)))
+    ours = case.bench(SMALL, micro_batch_tokens=best)  # memory depends on the budget
+    blocks = sorted_blocks(best)
+    pairs = case.in_turn(lambda: ours.step(rows), lambda: device.bare(blocks))
+    return {"dense_vs_bare": _speed(pairs), "dense_memory_vs_bare": _memory(pairs)}
 
 
-def _mlx_lm_lora(folder: Path, seconds: float) -> Ratios:
+def _mlx_lm_lora(case: _TrainCase) -> Ratios:
     """The same kind of rows with a vocabulary of 32,000, against mlx-lm-lora's step.
 
     Both run with their default micro-batches, and with the fastest ones.
     """
     name = "train_vs_mlx_lm_lora"
-    rows = sorted(_unrelated(12), key=lambda row: len(row[0]))
-    device = _device(folder, HEADED)
+    rows = sorted(case.rows(12, 64, 512, prompt=0.75), key=lambda row: len(row[0]))
+    device = case.bench(HEADED)
     if device.peer([rows[:1]]) is None:
         return dict.fromkeys((name, f"{name}_memory", f"{name}_fastest"))
-    kit = {budget: _device(folder, HEADED, micro_batch_tokens=budget) for budget in BUDGETS}
+    kit = {budget: case.bench(HEADED, micro_batch_tokens=budget) for budget in BUDGETS}
 
     def ours(budget: int) -> Cost:
-        return kit[budget].step(_samples(rows))
+        return kit[budget].step(rows)
 
     def theirs(count: int) -> Cost:
-        cost = device.peer([rows[at : at + count] for at in range(0, len(rows), count)])
+        cost = device.peer(_blocks(rows, count))
         assert cost is not None, "it was installed a moment ago"
         return cost
 
-    our_best, their_best = _fastest(BUDGETS, ours), _fastest((1, 2, 4), theirs)
-    usual = _pairs(lambda: ours(4096), lambda: theirs(4), seconds / 2)
-    fastest = _pairs(lambda: ours(our_best), lambda: theirs(their_best), seconds / 2)
+    our_best, their_best = case.fastest(BUDGETS, ours), case.fastest((1, 2, 4), theirs)
+    usual = case.in_turn(lambda: ours(4096), lambda: theirs(4))
+    fastest = case.in_turn(lambda: ours(our_best), lambda: theirs(their_best))
     return {
         name: _speed(usual),
         f"{name}_memory": _memory(usual),
@@ -107,133 +135,82 @@ def _mlx_lm_lora(folder: Path, seconds: float) -> Ratios:
     }
 
 
-def _group(folder: Path, seconds: float) -> Ratios:
+def _group(case: _TrainCase) -> Ratios:
     """Eight completions of 64 tokens to one prompt of 512, against one padded row each."""
-    rng = random.Random(1)
-    prompt = _tokens(rng, 512)
-    rows = [((*prompt, *_tokens(rng, 64)), 512) for _ in range(8)]
-    device = _device(folder, SMALL)
-    costs = _pairs(lambda: device.step(_samples(rows)), lambda: device.bare([rows]), seconds)
-    return {"group_vs_padded": _speed(costs), "group_memory_vs_padded": _memory(costs)}
+    length, answer = case.work.size((512, 64), (256, 32))
+    prompt = case.tokens(length)
+    rows = [((*prompt, *case.tokens(answer)), length) for _ in range(8)]
+    pairs = case.against_bare(SMALL, rows, block=8)
+    return {"group_vs_padded": _speed(pairs), "group_memory_vs_padded": _memory(pairs)}
 
 
-def _mixed(folder: Path, seconds: float) -> Ratios:
+def _mixed(case: _TrainCase) -> Ratios:
     """Unrelated rows of 32 to 512 tokens, against rows padded to the longest."""
-    rng = random.Random(2)
-    rows = [_row(rng, length := rng.randint(32, 512), length // 2) for _ in range(32)]
-    device = _device(folder, SMALL)
-    blocks = [rows[first : first + 8] for first in range(0, len(rows), 8)]
+    rows = case.rows(case.work.size(32, 8), 32, 512, prompt=0.5)
     longest = max(len(tokens) for tokens, _ in rows)
-    costs = _pairs(
-        lambda: device.step(_samples(rows)),
-        lambda: device.bare(blocks, pad_to=longest),
-        seconds,
-    )
-    return {"mixed_vs_padded": _speed(costs)}
+    return {"mixed_vs_padded": _speed(case.against_bare(SMALL, rows, block=8, pad_to=longest))}
 
 
-def _trie(folder: Path, seconds: float) -> Ratios:
+def _trie(case: _TrainCase) -> Ratios:
     """1,024 answers of one token to 21 positions of a small game, against one row each."""
-    rng = random.Random(3)
-    opening = _tokens(rng, 20)
-    positions = [(*opening, *_tokens(rng, 24)) for _ in range(21)]
-    rows = [((*rng.choice(positions), rng.randrange(1, 10)), 44) for _ in range(1024)]
-    device = _device(folder, SMALL)
-    blocks = [rows[first : first + 91] for first in range(0, len(rows), 91)]
-    costs = _pairs(lambda: device.step(_samples(rows)), lambda: device.bare(blocks), seconds)
-    return {"trie_vs_rows": _speed(costs)}
+    opening = case.tokens(20)
+    positions = [(*opening, *case.tokens(24)) for _ in range(case.work.size(21, 7))]
+    answers = case.tokens(case.work.size(1024, 182))
+    rows = [((*positions[n % len(positions)], answer), 44) for n, answer in enumerate(answers)]
+    return {"trie_vs_rows": _speed(case.against_bare(SMALL, rows, block=91))}
 
 
-def _logprob_memory(folder: Path, seconds: float) -> Ratios:
+def _logprob_memory(case: _TrainCase) -> Ratios:
     """2,048 completion tokens, vocabulary 150,000, against computing all logits at once."""
-    rng = random.Random(4)
-    rows = [_row(rng, 513, 1) for _ in range(4)]
-    device = _device(folder, WIDE)
-    costs = _pairs(lambda: device.step(_samples(rows)), lambda: device.bare([rows]), seconds)
-    return {"logprob_memory_vs_full": _memory(costs), "logprob_speed_vs_full": _speed(costs)}
+    rows = [(case.tokens(513), 1) for _ in range(case.work.size(4, 1))]
+    pairs = case.against_bare(WIDE, rows, block=4)
+    return {"logprob_memory_vs_full": _memory(pairs), "logprob_speed_vs_full": _speed(pairs)}
 
 
-def _checkpoint_memory(folder: Path, seconds: float) -> Ratios:
+def _checkpoint_memory(case: _TrainCase) -> Ratios:
     """Four rows of 512 tokens, 16 layers: gradient checkpointing against none."""
-    rng = random.Random(6)
-    rows = [_row(rng, 512, 448) for _ in range(4)]
-    ours, plain = (_device(folder, DEEP, gradient_checkpointing=on) for on in (True, False))
-    samples = _samples(rows)
-    costs = _pairs(lambda: ours.step(samples), lambda: plain.step(samples), seconds)
-    return {"checkpoint_memory_vs_plain": _memory(costs), "checkpoint_vs_plain": _speed(costs)}
+    rows = [(case.tokens(512), 448) for _ in range(case.work.size(4, 1))]
+    ours, plain = (case.bench(DEEP, gradient_checkpointing=on) for on in (True, False))
+    pairs = case.in_turn(lambda: ours.step(rows), lambda: plain.step(rows))
+    return {"checkpoint_memory_vs_plain": _memory(pairs), "checkpoint_vs_plain": _speed(pairs)}
 
 
-def _scaling(folder: Path, seconds: float) -> Ratios:
+def _scaling(case: _TrainCase) -> Ratios:
     """Exponent with which the time of a step grows in its tokens, from 1k to 32k in rows of 256."""
-    rng = random.Random(5)
-    device = _device(folder, SMALL)
-    counts = [4 << power for power in range(6)]
-    rows = [_row(rng, 257, 192) for _ in range(counts[-1])]
-    device.step(_samples(rows[:4]))
+    device = case.bench(SMALL)
+    counts = [4 << power for power in range(case.work.size(6, 4))]
+    rows = [(case.tokens(257), 192) for _ in range(counts[-1])]
+    device.step(rows[:4])
     started = time.perf_counter()
     times: dict[int, list[float]] = {count: [] for count in counts}
-    while not times[counts[-1]] or time.perf_counter() - started < seconds:
+    while not times[counts[-1]] or time.perf_counter() - started < case.work.seconds:
         for count in counts:
-            times[count].append(device.step(_samples(rows[:count])).seconds)
+            times[count].append(device.step(rows[:count]).seconds)
     medians = [statistics.median(times[count]) for count in counts]
     exponent = np.polyfit(np.log(counts), np.log(medians), 1)[0]
     return {"token_scaling_exponent": float(exponent)}
 
 
-def _device(folder: Path, shape: ModelShape, **options: Any) -> TrainBench:
-    if not folder.exists():
-        write_model(folder, shape, random_weights(shape, np.random.default_rng(0)))
-    return TrainBench(folder, **options)
+_CASES: Sequence[Callable[[_TrainCase], Ratios]] = (
+    _dense,
+    _mlx_lm_lora,
+    _group,
+    _mixed,
+    _trie,
+    _logprob_memory,
+    _checkpoint_memory,
+    _scaling,
+)
 
 
-def _unrelated(count: int) -> list[Split]:
-    """Rows of 64 to 512 tokens; the last quarter of each is the completion."""
-    rng = random.Random(0)
-    return [_row(rng, length := rng.randint(64, 512), length * 3 // 4) for _ in range(count)]
+def _blocks(rows: Sequence[Split], size: int) -> list[Sequence[Split]]:
+    """Rows in blocks of so many."""
+    return [rows[first : first + size] for first in range(0, len(rows), size)]
 
 
-def _fastest(sizes: Sequence[int], update: Callable[[int], Cost], *, rounds: int = 2) -> int:
-    """The micro-batch size, in padded tokens or in rows, with the fastest update."""
-    times = {size: min(update(size).seconds for _ in range(rounds)) for size in sizes}
-    return min(times, key=times.__getitem__)
+def _speed(pairs: Pairs) -> float:
+    return statistics.median(theirs.seconds / ours.seconds for ours, theirs in pairs)
 
 
-def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
-    return tuple(rng.randrange(1, SMALL.vocab) for _ in range(count))
-
-
-def _row(rng: random.Random, length: int, prompt: int) -> Split:
-    return _tokens(rng, length), prompt
-
-
-def _samples(rows: Sequence[Split]) -> list[Sample]:
-    """Rows as samples; their log-probabilities and advantages do not change the work."""
-    return [
-        Sample(
-            token_ids=tokens,
-            positions=tuple(range(prompt, len(tokens))),
-            logprobs=(-6.0,) * (len(tokens) - prompt),
-            versions=(0,) * (len(tokens) - prompt),
-            advantages=(1.0 - 2.0 * (number % 2),) * (len(tokens) - prompt),
-            legal=((),) * (len(tokens) - prompt),
-        )
-        for number, (tokens, prompt) in enumerate(rows)
-    ]
-
-
-def _blocks(rows: Sequence[Split], max_tokens: int) -> list[list[Split]]:
-    """Rows sorted by length, in blocks of at most ``max_tokens`` padded tokens or one row."""
-    return list(row_blocks(rows, max_tokens, length=lambda row: len(row[0])))
-
-
-def _pairs(ours: Measure, bare: Measure, seconds: float) -> list[tuple[Cost, Cost]]:
-    """Cost of both in each round."""
-    return in_turn(ours, bare, seconds, least=1, most=ROUNDS)
-
-
-def _speed(pairs: Sequence[tuple[Cost, Cost]]) -> float:
-    return statistics.median(bare.seconds / ours.seconds for ours, bare in pairs)
-
-
-def _memory(pairs: Sequence[tuple[Cost, Cost]]) -> float:
-    return statistics.median(ours.peak_bytes / bare.peak_bytes for ours, bare in pairs)
+def _memory(pairs: Pairs) -> float:
+    return statistics.median(ours.peak_bytes / theirs.peak_bytes for ours, theirs in pairs)

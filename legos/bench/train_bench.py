@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from legos.builtin.files import ModelShape, random_weights, write_model
 from legos.data.batch import normalisation_weights
-from legos.data.sample import Sample
 from legos.data.step import BackendConfig, Update
 from legos.losses.objective import Objective
+from legos.testing.records import make_sample
 from legos.wiring.device import Split, device_checks
 from legos.wiring.model import apply_lora, load_model
 
@@ -21,21 +24,35 @@ class Cost:
     """Time and memory of one update."""
 
     seconds: float
-    peak_bytes: int  # at the most, beyond what was allocated before
+    peak_bytes: int  # peak of the memory allocated in addition, bytes
 
 
 class TrainBench:
     """The kit's step and bare updates on one model, on the calling thread."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
-        """Load a model and put LoRA on all its layers; ``settings`` are of ``BackendConfig``."""
+    def __init__(self, folder: Path, shape: ModelShape, **settings: Any) -> None:
+        """Load a random model and put LoRA on all its layers.
+
+        Args:
+            folder: folder of the model; written if it does not exist.
+            shape: sizes of the model.
+            settings: settings of ``BackendConfig``.
+        """
+        if not folder.exists():
+            write_model(folder, shape, random_weights(shape, np.random.default_rng(0)))
         model = load_model(folder, inline=True)
         apply_lora(model, rank=8, layers=1000, head=False)
         self._backend = model.make_backend(BackendConfig(**settings))
         self._checks = device_checks(model)
 
-    def step(self, samples: Sequence[Sample]) -> Cost:
+    def step(self, rows: Sequence[Split]) -> Cost:
         """One optimiser step, from samples to the new adapter."""
+        samples = [
+            make_sample(
+                tokens, positions=range(prompt, len(tokens)), advantages=1.0 - 2.0 * (number % 2)
+            )
+            for number, (tokens, prompt) in enumerate(rows)
+        ]
 
         def step() -> None:
             weights = normalisation_weights(samples, "token")

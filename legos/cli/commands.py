@@ -237,18 +237,21 @@ def chat(
     )
 
 
-def bench(name: str = "loop", /, *, seconds: float = 60.0, json: Flag = False) -> None:
+def bench(
+    name: str = "loop", /, *, seconds: float = 60.0, quick: Flag = False, json: Flag = False
+) -> None:
     """Measure the speed of one part of legos against a bare loop of the same work.
 
     Args:
         name: What to measure: engine, loop, server or train.
         seconds: Time to measure, roughly, in seconds.
+        quick: Measure smaller workloads in fewer rounds: the ratios are rough.
         json: Print one JSON object.
     """
     from legos.apps.bench import bench as run
     from legos.apps.bench import explained
 
-    figures = run(name, seconds)
+    figures = run(name, seconds, quick=quick)
     show(figures if json else explained(figures), json=json)
 
 

@@ -8,7 +8,7 @@ from legos.apps.bench import bench
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # minutes where other programs run
 def test_the_train_bench_measures_every_ratio() -> None:
-    figures = bench("train", 1.0)
+    figures = bench("train", 1.0, quick=True)
     ratios = figures["ratios"]
     assert set(ratios) == {
         "dense_vs_bare",

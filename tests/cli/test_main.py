@@ -311,8 +311,8 @@ def test_serve_bench_and_arenas_call_their_functions(
     def serve(**options: object) -> None:
         calls.append(options)
 
-    def bench(name: str, seconds: float) -> Mapping[str, object]:
-        calls.append((name, seconds))
+    def bench(name: str, seconds: float, *, quick: bool) -> Mapping[str, object]:
+        calls.append((name, seconds, quick))
         return {"ratios": {"engine_vs_bare": 0.9}}
 
     stub("serve", serve=serve)
@@ -323,7 +323,7 @@ def test_serve_bench_and_arenas_call_their_functions(
     stub("bench", bench=bench, explained=explained)
     stub("arenas", list_arenas=lambda: {"nim": "Take stones."})
     assert main(["serve", "--port", "0", "--adapter", "a/v3"]) == 0
-    assert main(["bench", "engine", "--seconds", "5", "--json"]) == 0
+    assert main(["bench", "engine", "--seconds", "5", "--quick", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"ratios": {"engine_vs_bare": 0.9}}
     assert main(["bench"]) == 0
     assert "meaning                speed" in capsys.readouterr().out
@@ -334,7 +334,7 @@ def test_serve_bench_and_arenas_call_their_functions(
     assert (served["model"], served["adapters"]) == (None, ("a/v3",))
     assert (served["host"], served["port"]) == ("127.0.0.1", 0)
     assert served["options"].api_key is None
-    assert benched == ("engine", 5.0)
+    assert benched == ("engine", 5.0, True)
 
 
 BOOLEANS = [
