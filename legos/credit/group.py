@@ -3,28 +3,23 @@
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from legos.credit.returns import Advantages, per_turn, trained
-from legos.credit.singletons import Singletons
+from legos.credit.comparison import Comparison, Floats, Rule
+from legos.credit.returns import Advantages, per_turn, task_key, trained
 from legos.data.episode import Episode
 from legos.errors import RecordError
 
 __all__ = [
     "DEVIATION_FLOOR",
-    "Floats",
     "GRPOCredit",
     "GroupCredit",
     "RLOOCredit",
-    "Rule",
     "Scope",
     "group_centered",
     "group_standardised",
     "leave_one_out",
 ]
 
-Floats = NDArray[np.float64]
-Rule = Callable[[Floats], Floats]
 Scope = Callable[[Sequence[Episode]], Sequence[Hashable]]
 DEVIATION_FLOOR = 1e-6
 
@@ -88,7 +83,7 @@ def leave_one_out(rewards: Floats) -> Floats:
     return group_centered(rewards) * (len(rewards) / (len(rewards) - 1))
 
 
-class GroupCredit(Singletons):
+class GroupCredit(Comparison):
     """Groups plays by (scope, arena, task, role) and applies a rule to the rewards of each group.
 
     A group of one play gets advantage 0 and is counted as a singleton. Rewards of single turns are
@@ -106,21 +101,14 @@ class GroupCredit(Singletons):
 
     def assign(self, episodes: Sequence[Episode]) -> list[Advantages]:
         """One mapping per episode: trained role -> one advantage per turn."""
-        groups: dict[tuple[Hashable, str, str, str], list[int]] = {}
-        for index, (episode, where) in enumerate(zip(episodes, self.scope(episodes), strict=True)):
-            for rollout in trained(episode):
-                key = (where, episode.arena, episode.task.id, rollout.role)
-                groups.setdefault(key, []).append(index)
-        shared: list[dict[str, float]] = [{} for _ in episodes]
-        for (_, _, _, role), members in groups.items():
-            if len(members) == 1:
-                self.singletons += 1
-                shared[members[0]][role] = 0.0
-                continue
-            rewards = np.array([episodes[i].rewards[role] for i in members], np.float64)
-            for i, advantage in zip(members, self.rule(rewards).tolist(), strict=True):
-                shared[i][role] = advantage
-        return [per_turn(e, advantages) for e, advantages in zip(episodes, shared, strict=True)]
+        scopes = self.scope(episodes)
+        returns = [
+            (number, (scope, *task_key(episode, rollout.role)), episode.rewards[rollout.role])
+            for number, (episode, scope) in enumerate(zip(episodes, scopes, strict=True))
+            for rollout in trained(episode)
+        ]
+        found = iter(self.compare(returns, self.rule))
+        return [per_turn(e, {r.role: next(found) or 0.0 for r in trained(e)}) for e in episodes]
 
 
 def _everywhere(episodes: Sequence[Episode]) -> Sequence[Hashable]:

@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from legos.credit.group import Rule, group_centered
+from legos.credit.comparison import Comparison, Rule
+from legos.credit.group import group_centered
 from legos.credit.returns import Advantages, per_turn, trained
-from legos.credit.singletons import Singletons
 from legos.data.episode import Episode
 
 __all__ = ["JointCredit"]
 
 
-class JointCredit(Singletons):
+class JointCredit(Comparison):
     """Compares the team's reward with the other plays of the task; all trained roles share it.
 
         R_i = mean over trained roles of r,   A_i = R_i - mean(R)
@@ -29,18 +27,13 @@ class JointCredit(Singletons):
 
     def assign(self, episodes: Sequence[Episode]) -> list[Advantages]:
         """One mapping per episode: trained role -> one advantage per turn."""
-        groups: dict[tuple[str, str], list[int]] = {}
-        for index, episode in enumerate(episodes):
-            if trained(episode):
-                groups.setdefault((episode.arena, episode.task.id), []).append(index)
-        shared = [0.0] * len(episodes)
-        for members in groups.values():
-            if len(members) == 1:
-                self.singletons += 1
-                continue
-            team = np.array([_team_reward(episodes[i]) for i in members], np.float64)
-            for i, advantage in zip(members, self.rule(team).tolist(), strict=True):
-                shared[i] = advantage
+        returns = [
+            (number, (episode.arena, episode.task.id), _team_reward(episode))
+            for number, episode in enumerate(episodes)
+            if trained(episode)
+        ]
+        found = iter(self.compare(returns, self.rule))
+        shared = [next(found) or 0.0 if trained(episode) else 0.0 for episode in episodes]
         return [
             per_turn(episode, {rollout.role: advantage for rollout in trained(episode)})
             for episode, advantage in zip(episodes, shared, strict=True)

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from legos.credit.group import Floats, GroupCredit, group_centered
+from legos.credit.comparison import Floats
+from legos.credit.group import GroupCredit, group_centered
 from legos.errors import RecordError
 
 __all__ = ["MaxRLCredit", "over_mean"]

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from legos.data.episode import Episode, Rollout
+from legos.errors import ConfigError
 
-__all__ = ["Advantages", "per_turn", "returns_to_go", "trained"]
+__all__ = ["Advantages", "checked_discount", "per_turn", "returns_to_go", "task_key", "trained"]
 
 Advantages = Mapping[str, Sequence[float]]
 
@@ -48,3 +49,19 @@ def returns_to_go(rollout: Rollout, final: float, *, discount: float = 1.0) -> l
 def trained(episode: Episode) -> list[Rollout]:
     """The rollouts of trained seats; only these get credit."""
     return [rollout for rollout in episode.rollouts if rollout.policy]
+
+
+def task_key(episode: Episode, role: str) -> tuple[str, str, str]:
+    """The plays of one task in which a role is compared: arena, task and role."""
+    return episode.arena, episode.task.id, role
+
+
+def checked_discount(discount: float) -> float:
+    """The discount factor per turn.
+
+    Raises:
+        ConfigError: it is not between 0 and 1.
+    """
+    if not 0.0 <= discount <= 1.0:
+        raise ConfigError(f"discount is {discount}; expected 0 <= discount <= 1")
+    return discount

@@ -5,17 +5,17 @@ The comparison of turns by a key is shared with ``legos.credit.views``.
 
 from collections.abc import Callable, Hashable, Sequence
 
-from legos.credit.returns import Advantages, returns_to_go, trained
-from legos.credit.singletons import Singletons
+from legos.credit.comparison import Comparison
+from legos.credit.group import group_centered
+from legos.credit.returns import Advantages, checked_discount, returns_to_go, task_key, trained
 from legos.data.episode import Episode, Rollout
-from legos.errors import ConfigError
 
 __all__ = ["TurnComparison", "TurnCredit"]
 
 Key = Callable[[Episode, Rollout, int], Hashable]
 
 
-class TurnComparison(Singletons):
+class TurnComparison(Comparison):
     """A_t = G_t - mean of G over the turns with the same key, G_t = r_t + discount * G_{t+1}.
 
     The play's reward is paid after the last turn. Turns that no other play has are counted as
@@ -29,31 +29,25 @@ class TurnComparison(Singletons):
     def __init__(self, key: Key, *, discount: float = 1.0, needs_step: bool = False) -> None:
         super().__init__()
         self.needs_step = needs_step
-        if not 0.0 <= discount <= 1.0:
-            raise ConfigError(f"discount is {discount}; expected 0 <= discount <= 1")
+        self.discount = checked_discount(discount)
         self._key = key
-        self.discount = discount
 
     def assign(self, episodes: Sequence[Episode]) -> list[Advantages]:
         """One mapping per episode: trained role -> one advantage per turn."""
-        assigned: list[dict[str, list[float]]] = [{} for _ in episodes]
-        groups: dict[Hashable, list[tuple[int, str, int]]] = {}
-        for number, episode in enumerate(episodes):
-            for rollout in trained(episode):
-                reward = episode.rewards[rollout.role]
-                returns = returns_to_go(rollout, reward, discount=self.discount)
-                assigned[number][rollout.role] = returns
-                for turn in range(len(returns)):
-                    key = self._key(episode, rollout, turn)
-                    groups.setdefault(key, []).append((number, rollout.role, turn))
-        for members in groups.values():
-            alone = len({number for number, _, _ in members}) == 1
-            self.singletons += len(members) if alone else 0
-            total = sum(assigned[number][role][turn] for number, role, turn in members)
-            for number, role, turn in members:
-                of_role = assigned[number][role]
-                of_role[turn] = 0.0 if alone else of_role[turn] - total / len(members)
-        return list(assigned)
+        returns = [
+            (number, self._key(episode, rollout, turn), value)
+            for number, episode in enumerate(episodes)
+            for rollout in trained(episode)
+            for turn, value in enumerate(self._returns(episode, rollout))
+        ]
+        found = iter(self.compare(returns, group_centered))
+        return [
+            {rollout.role: [next(found) or 0.0 for _ in rollout.turns] for rollout in trained(e)}
+            for e in episodes
+        ]
+
+    def _returns(self, episode: Episode, rollout: Rollout) -> list[float]:
+        return returns_to_go(rollout, episode.rewards[rollout.role], discount=self.discount)
 
 
 def TurnCredit(*, discount: float = 1.0) -> TurnComparison:  # noqa: N802 - reads as what it makes
@@ -68,6 +62,6 @@ def TurnCredit(*, discount: float = 1.0) -> TurnComparison:  # noqa: N802 - read
     """
 
     def key(episode: Episode, rollout: Rollout, turn: int) -> Hashable:
-        return episode.arena, episode.task.id, rollout.role, turn
+        return *task_key(episode, rollout.role), turn
 
     return TurnComparison(key, discount=discount)

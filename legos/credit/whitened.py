@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from legos.credit.group import DEVIATION_FLOOR, Floats
-from legos.credit.returns import Advantages, returns_to_go, trained
-from legos.credit.singletons import Singletons
+from legos.credit.comparison import Comparison, Floats
+from legos.credit.group import DEVIATION_FLOOR, group_centered
+from legos.credit.returns import Advantages, checked_discount, returns_to_go, task_key, trained
 from legos.data.episode import Episode
-from legos.errors import ConfigError
 
 __all__ = ["ReinforcePPCredit", "whiten"]
 
@@ -27,7 +26,7 @@ def whiten(values: Floats, weights: Floats) -> Floats:
     return centred / (np.sqrt(np.average(centred**2, weights=weights)) + DEVIATION_FLOOR)
 
 
-class ReinforcePPCredit(Singletons):
+class ReinforcePPCredit(Comparison):
     """A = whiten(G) over every token of the step's trained seats.
 
     G_t = r_t + discount * G_{t+1} with the play's reward after the last turn. With ``baseline``,
@@ -43,42 +42,32 @@ class ReinforcePPCredit(Singletons):
 
     def __init__(self, *, baseline: bool = False, discount: float = 1.0) -> None:
         super().__init__()
-        if not 0.0 <= discount <= 1.0:
-            raise ConfigError(f"discount is {discount}; expected 0 <= discount <= 1")
         self.baseline = baseline
-        self.discount = discount
+        self.discount = checked_discount(discount)
 
     def assign(self, episodes: Sequence[Episode]) -> list[Advantages]:
         """One mapping per episode: trained role -> one advantage per turn."""
-        groups: dict[tuple[str, str, str], list[float]] = {}
-        for episode in episodes:
-            for rollout in trained(episode):
-                key = (episode.arena, episode.task.id, rollout.role)
-                groups.setdefault(key, []).append(episode.rewards[rollout.role])
-        assigned: list[dict[str, list[float]]] = [{} for _ in episodes]
-        compared: list[list[float]] = []
-        tokens: list[int] = []
-        for episode, of_episode in zip(episodes, assigned, strict=True):
-            for rollout in trained(episode):
-                group = groups[episode.arena, episode.task.id, rollout.role]
-                if self.baseline and len(group) == 1:
-                    self.singletons += 1
-                    of_episode[rollout.role] = [0.0] * len(rollout.turns)
-                    continue
-                final = episode.rewards[rollout.role]
-                final -= sum(group) / len(group) if self.baseline else 0.0
-                returns = returns_to_go(rollout, final, discount=self.discount)
-                of_episode[rollout.role] = returns
-                compared.append(returns)
-                tokens += [len(turn.completion.token_ids) for turn in rollout.turns]
-        if any(tokens):
-            _whiten_in_place(compared, tokens)
-        return list(assigned)
-
-
-def _whiten_in_place(rows: Sequence[list[float]], tokens: Sequence[int]) -> None:
-    """Standardise all values of all rows together."""
-    values = np.array([value for row in rows for value in row], np.float64)
-    done = iter(whiten(values, np.array(tokens, np.float64)).tolist())
-    for row in rows:
-        row[:] = [next(done) for _ in row]
+        seats = [(n, rollout) for n, episode in enumerate(episodes) for rollout in trained(episode)]
+        returns = [
+            (number, task_key(episodes[number], r.role), episodes[number].rewards[r.role])
+            for number, r in seats
+        ]
+        finals = [final for _, _, final in returns]
+        if self.baseline:
+            finals = self.compare(returns, group_centered)
+        values: list[float] = []
+        tokens: list[int] = []  # 0 where there is nothing to compare with
+        for (_, rollout), final in zip(seats, finals, strict=True):
+            values += returns_to_go(rollout, final or 0.0, discount=self.discount)
+            tokens += [
+                0 if final is None else len(turn.completion.token_ids) for turn in rollout.turns
+            ]
+        weights = np.array(tokens, np.float64)
+        advantages = np.zeros_like(weights)
+        if weights.any():
+            advantages = np.where(weights > 0, whiten(np.array(values), weights), 0.0)
+        given = iter(advantages.tolist())
+        return [
+            {rollout.role: [next(given) for _ in rollout.turns] for rollout in trained(episode)}
+            for episode in episodes
+        ]

@@ -116,13 +116,8 @@ def support_entropy(xp: Any, place_logprob: Any, legal_logprob: Any, places: Pla
     Returns:
         [P] nats.
     """
-    if not places.any_restricted:
-        return -xp.sum(xp.exp(place_logprob) * place_logprob, axis=1)
-    log_q = xp.where(places.restricted[:, None], 0.0, place_logprob)
-    over_all = -xp.sum(xp.exp(log_q) * log_q, axis=1)
-    log_p = xp.where(places.is_legal, legal_logprob, 0.0)
-    over_legal = -xp.sum(xp.where(places.is_legal, xp.exp(log_p) * log_p, 0.0), axis=1)
-    return xp.where(places.restricted, over_legal, over_all)
+    policy = place_logprob, legal_logprob
+    return -_mean_over_support(xp, policy, policy, places)
 
 
 def exact_kl(xp: Any, policy: tuple[Any, Any], other: tuple[Any, Any], places: Places) -> Any:
@@ -137,15 +132,24 @@ def exact_kl(xp: Any, policy: tuple[Any, Any], other: tuple[Any, Any], places: P
     Returns:
         [P] nats, >= 0 up to rounding.
     """
-    log_p, log_q = policy[0], other[0]
+    legal_gap = None if policy[1] is None else policy[1] - other[1]
+    return _mean_over_support(xp, policy, (policy[0] - other[0], legal_gap), places)
+
+
+def _mean_over_support(
+    xp: Any, policy: tuple[Any, Any], values: tuple[Any, Any], places: Places
+) -> Any:
+    """[P] mean of values under the policy: over [P, V] values, or [P, K] where it is restricted.
+
+    Values outside the support are replaced by 0 before any product, which keeps gradients finite.
+    """
     if not places.any_restricted:
-        return xp.sum(xp.exp(log_p) * (log_p - log_q), axis=1)
-    open_p = xp.where(places.restricted[:, None], 0.0, log_p)
-    open_q = xp.where(places.restricted[:, None], 0.0, log_q)
-    over_all = xp.sum(xp.exp(open_p) * (open_p - open_q), axis=1)
-    legal = xp.where(places.is_legal, policy[1], 0.0)
-    gap = legal - xp.where(places.is_legal, other[1], 0.0)
-    over_legal = xp.sum(xp.where(places.is_legal, xp.exp(legal) * gap, 0.0), axis=1)
+        return xp.sum(xp.exp(policy[0]) * values[0], axis=1)
+    closed = places.restricted[:, None]
+    log_p, open_values = (xp.where(closed, 0.0, each) for each in (policy[0], values[0]))
+    over_all = xp.sum(xp.exp(log_p) * open_values, axis=1)
+    log_p, legal_values = (xp.where(places.is_legal, x, 0.0) for x in (policy[1], values[1]))
+    over_legal = xp.sum(xp.where(places.is_legal, xp.exp(log_p) * legal_values, 0.0), axis=1)
     return xp.where(places.restricted, over_legal, over_all)
 
 

@@ -1,17 +1,50 @@
-"""The policy loss of each chosen token, for the loss that the objective selects.
+"""The policy losses of the chosen tokens: one function for each, all with the same arguments.
 
 ``xp`` is ``numpy``, ``mlx.core`` or a module with the same functions; arrays are float32 (float64
 in the finite-difference tests). S samples, A chosen tokens of the longest sample.
+
+With x_t = pi_theta / anchor, the ratio of a token, and A_t, its advantage, a loss returns the loss
+[S, A] of each token, and [S, A] True where it clipped the token. A sample is one sequence in every
+batch, so no loss depends on how an optimiser step was split.
 """
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from legos.losses.objective import Objective
-from legos.losses.ratio import detach, log_ratio
-from legos.losses.sequence import gmpo, gspo
-from legos.losses.token import cispo, clipped_surrogate, dppo, reinforce, sapo
+from legos.losses.objective import Objective, PolicyLoss
+from legos.losses.ratio import detach, log_ratio, sequence_log_ratio
 
 __all__ = ["policy_loss"]
+
+MAX_DPPO_RATIO = 20.0
+SURE = 1e-7  # minimum distance of probabilities from 0 and 1 before the logarithm
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """What the losses read of the chosen tokens; all arrays are [S, A]."""
+
+    xp: Any
+    objective: Objective
+    logprob: Any  # nats under the policy being trained
+    frozen: Any  # ``logprob`` without gradient
+    anchor: Any  # nats under the anchor policy
+    advantage: Any
+    mask: Any  # 1.0 where a token was chosen
+
+    @property
+    def log_x(self) -> Any:
+        """Log-ratios, with their gradient."""
+        return log_ratio(self.xp, self.logprob, self.anchor)
+
+    @property
+    def frozen_log_x(self) -> Any:
+        """Log-ratios without gradient."""
+        return log_ratio(self.xp, self.frozen, self.anchor)
+
+
+Loss = Callable[[_Tokens], tuple[Any, Any]]
 
 
 def policy_loss(
@@ -45,36 +78,139 @@ def policy_loss(
     """
     frozen = detach(xp, logprob) if frozen is None else frozen
     anchor = behaviour_logprob if objective.anchor == "behaviour" else frozen
-    name = objective.policy_loss
-    low, high = objective.clip_range
-    if name == "reinforce":
-        loss, cut = reinforce(xp, logprob, advantage=advantage)
-    elif name == "cispo":
-        loss, cut = cispo(xp, logprob, frozen, anchor, advantage=advantage, low=low, high=high)
-    elif name in ("dppo_tv", "dppo_kl"):
-        kl = name == "dppo_kl"
-        loss, cut = dppo(
-            xp, logprob, frozen, anchor, advantage=advantage, low=low, high=high, kl=kl
-        )
-    else:
-        log_x, still = (log_ratio(xp, each, anchor) for each in (logprob, frozen))
-        loss, cut = _of_ratio(xp, log_x, still, objective, advantage=advantage, mask=mask)
+    tokens = _Tokens(xp, objective, logprob, frozen, anchor, advantage, mask)
+    loss, cut = _LOSSES[objective.policy_loss](tokens)
     return loss * mask, cut * mask
 
 
-def _of_ratio(
-    xp: Any, log_x: Any, still: Any, objective: Objective, *, advantage: Any, mask: Any
-) -> tuple[Any, Any]:
-    """The losses that depend only on the ratio; ``still`` is ``log_x`` without gradient."""
-    name, (low, high) = objective.policy_loss, objective.clip_range
-    if name == "sapo":
-        tau, negative = objective.sapo_taus
-        return sapo(xp, log_x, advantage=advantage, tau=tau, tau_negative=negative)
-    if name == "gmpo":
-        return gmpo(xp, log_x, still, advantage=advantage, mask=mask, low=low, high=high)
-    dual = objective.dual_clip
-    if name == "gspo":
-        return gspo(
-            xp, log_x, still, advantage=advantage, mask=mask, low=low, high=high, dual_clip=dual
-        )
-    return clipped_surrogate(xp, log_x, advantage=advantage, low=low, high=high, dual_clip=dual)
+def _reinforce(t: _Tokens) -> tuple[Any, Any]:
+    """L = -A log pi: the plain policy gradient, which treats all samples as on-policy.
+
+    Source: Williams 1992, doi:10.1007/BF00992696.
+    """
+    return -t.advantage * t.logprob, t.xp.zeros_like(t.advantage) > 0
+
+
+def _ppo(t: _Tokens) -> tuple[Any, Any]:
+    """L = -min(x A, clip(x, 1 - low, 1 + high) A), bounded by -c A where A < 0 (dual clip).
+
+    Source: PPO, arXiv:1707.06347; asymmetric range, DAPO, arXiv:2503.14476; dual clip with c = 3,
+    arXiv:1912.09729.
+    """
+    return _clipped_surrogate(t, t.log_x)
+
+
+def _gspo(t: _Tokens) -> tuple[Any, Any]:
+    """PPO's loss of s = exp(mean_t log x_t), the ratio of the whole sample.
+
+    All tokens of a sample whose advantages have one sign are clipped together; with one token it
+    is PPO. The token-level form, s_t = sg(s) pi_theta / sg(pi_theta), has the values, clipping and
+    gradient of the sample-level form where all tokens of a sample have one advantage; it is also
+    correct where they differ (credit by turn, penalties in the reward).
+
+    Source: GSPO, arXiv:2507.18071, equations 5 to 7, and 13 and 14 (GSPO-token).
+    """
+    frozen = t.frozen_log_x
+    return _clipped_surrogate(t, sequence_log_ratio(t.xp, frozen, t.mask) + (t.log_x - frozen))
+
+
+def _clipped_surrogate(t: _Tokens, log_x: Any) -> tuple[Any, Any]:
+    """PPO's loss for the log-ratios [S, A] of tokens or of samples."""
+    xp, advantage, (low, high) = t.xp, t.advantage, t.objective.clip_range
+    ratio, upper, lower = xp.exp(log_x), 1.0 + high, 1.0 - low
+    loss = -xp.minimum(ratio * advantage, xp.clip(ratio, lower, upper) * advantage)
+    cut = ((advantage > 0) & (ratio > upper)) | ((advantage < 0) & (ratio < lower))
+    if t.objective.dual_clip is not None:
+        bound = -t.objective.dual_clip * advantage
+        cut = cut | ((advantage < 0) & (loss > bound))
+        loss = xp.where(advantage < 0, xp.minimum(loss, bound), loss)
+    return loss, cut
+
+
+def _cispo(t: _Tokens) -> tuple[Any, Any]:
+    """L = -sg(clip(x, 1 - low, 1 + high)) A log pi: the weight is capped, no token is dropped.
+
+    With low >= 1 and high infinite it is REINFORCE with the importance weight x.
+
+    Source: MiniMax-M1, arXiv:2506.13585, equation 4; no lower bound and a cap of 5 as in ScaleRL,
+    arXiv:2510.13786.
+    """
+    low, high = t.objective.clip_range
+    ratio = t.xp.exp(t.frozen_log_x)
+    weight = t.xp.clip(ratio, 1.0 - low, 1.0 + high)
+    return -weight * t.advantage * t.logprob, weight != ratio
+
+
+def _dppo(t: _Tokens) -> tuple[Any, Any]:
+    """L = -keep x A, where a token is kept if its probability has not moved too far.
+
+    With p = pi_theta and q = anchor, a token is dropped where its advantage pushes it further
+    away and
+
+        dppo_tv   total variation   p - q > high (A > 0), or q - p > low (A < 0)
+        dppo_kl   Bernoulli KL      D(q || p) > high (A > 0, p > q), or > low (A < 0, p < q)
+
+    So a rare token is never dropped only for its large ratio. x is capped at 20 in the gradient.
+
+    Source: DPPO, arXiv:2602.04879.
+    """
+    xp, advantage, (low, high) = t.xp, t.advantage, t.objective.clip_range
+    p, q = (xp.exp(xp.minimum(each, 0.0)) for each in (t.frozen, t.anchor))
+    if t.objective.policy_loss == "dppo_kl":
+        p, q = (xp.clip(each, SURE, 1.0 - SURE) for each in (p, q))
+        moved = q * xp.log(q / p) + (1.0 - q) * xp.log((1.0 - q) / (1.0 - p))
+        up, down = (p > q) & (moved > high), (p < q) & (moved > low)
+    else:
+        up, down = p - q > high, q - p > low
+    cut = ((advantage > 0) & up) | ((advantage < 0) & down)
+    ratio = xp.minimum(xp.exp(t.frozen_log_x), MAX_DPPO_RATIO)
+    surrogate = ratio * xp.exp(log_ratio(xp, t.logprob, t.frozen)) * advantage
+    return -xp.where(cut, 0.0, surrogate), cut
+
+
+def _gmpo(t: _Tokens) -> tuple[Any, Any]:
+    """L_t = -A_t exp(mean_t l_t): the geometric mean of the clipped ratios of the tokens.
+
+        l_t = min(log x_t, high) where A > 0, max(log x_t, -low) where A < 0
+
+    (clipped on both sides where A = 0). A clipped token gets no gradient. The range is in log
+    space. With one token, GMPO is PPO without dual clip and with the range [exp(-low), exp(high)].
+    It has the token-level form of GSPO.
+
+    Source: GMPO, arXiv:2507.20673, equation 4.
+    """
+    xp, advantage, (low, high) = t.xp, t.advantage, t.objective.clip_range
+    frozen = t.frozen_log_x
+    inside = xp.where(advantage >= 0, xp.minimum(frozen, high), frozen)
+    inside = xp.where(advantage <= 0, xp.maximum(inside, -low), inside)
+    cut = inside != frozen
+    moved = xp.where(cut, 0.0, t.log_x - frozen)
+    loss = -advantage * xp.exp(sequence_log_ratio(xp, inside, t.mask) + moved)
+    return loss, cut & (advantage != 0)
+
+
+def _sapo(t: _Tokens) -> tuple[Any, Any]:
+    """L = -(4 / tau) sigmoid(tau (x - 1)) A: a soft gate instead of a clip.
+
+    tau differs between positive and other advantages. The gate's derivative is 1 at x = 1. As tau
+    goes to 0, the loss becomes -x A (plus a constant), the unclipped surrogate. A token counts as
+    clipped where the derivative is below one half.
+
+    Source: SAPO, arXiv:2511.20347.
+    """
+    tau = t.xp.where(t.advantage > 0, *t.objective.sapo_taus)
+    gate = 1.0 / (1.0 + t.xp.exp(-tau * (t.xp.exp(t.log_x) - 1.0)))
+    derivative = 4.0 * gate * (1.0 - gate)
+    return -(4.0 / tau) * gate * t.advantage, (derivative < 0.5) & (t.advantage != 0)
+
+
+_LOSSES: Mapping[PolicyLoss, Loss] = {
+    "reinforce": _reinforce,
+    "ppo": _ppo,
+    "gspo": _gspo,
+    "cispo": _cispo,
+    "dppo_tv": _dppo,
+    "dppo_kl": _dppo,
+    "gmpo": _gmpo,
+    "sapo": _sapo,
+}
