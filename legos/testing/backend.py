@@ -20,6 +20,7 @@ from legos.errors import CheckpointError
 from legos.losses.metrics import SUMS, skip_reason, step_metrics
 from legos.losses.objective import Objective
 from legos.protocols import Backend
+from legos.testing.futures import answered
 from legos.weights.adapter import Adapter, AdapterInfo, LoraShape
 
 __all__ = ["FakeBackend", "FakePublisher", "FakeTracker", "Stepped", "optimiser_step"]
@@ -107,22 +108,20 @@ class FakeBackend:
             self.release()
         return future
 
-    def optim_step(self, update: Update, *, policy: str = POLICY) -> "Future[int]":
+    @answered
+    def optim_step(self, update: Update, *, policy: str = POLICY) -> int:
         """Record and count an update."""
         self.updates.append(update)
         self._digest(f"{update}")
         self._version += 1
-        future: Future[int] = Future()
-        future.set_result(self._version)
-        return future
+        return self._version
 
+    @answered
     def logprobs(
         self, samples: Sequence[Sample], *, policy: str = POLICY, reference: bool = False
-    ) -> "Future[Sequence[NDArray[np.float32]]]":
+    ) -> Sequence[NDArray[np.float32]]:
         """The samples' own log-probabilities."""
-        future: Future[Sequence[NDArray[np.float32]]] = Future()
-        future.set_result([np.array(sample.logprobs, np.float32) for sample in samples])
-        return future
+        return [np.array(sample.logprobs, np.float32) for sample in samples]
 
     def release(self, error: Exception | None = None) -> None:
         """Finish the held passes, with an error if one is given."""

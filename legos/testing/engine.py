@@ -1,13 +1,14 @@
 """An engine without a model that answers from a function, at once or on ``release``."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 
 from legos.data.message import FinishReason
 from legos.data.names import POLICY
 from legos.data.request import Generated, Progress, Request
 from legos.errors import AdapterError
 from legos.protocols import Deliver
+from legos.testing.futures import answered
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["FakeEngine", "echo"]
@@ -33,20 +34,25 @@ class FakeEngine:
     """
 
     def __init__(
-        self, answer: Callable[[Request], Sequence[int]] = echo, *, hold: bool = False
+        self,
+        answer: Callable[[Request], Sequence[int] | Generated] = echo,
+        *,
+        hold: bool = False,
     ) -> None:
         """Make an engine.
 
         Args:
-            answer: gives the token ids for a request; an exception that it raises is delivered.
+            answer: gives the token ids for a request, or the whole result; an exception that it
+                raises is delivered.
             hold: keep requests until ``release`` is called.
         """
         self._answer = answer
         self._hold = hold
+        self._drawn: Counter[str] = Counter()
         self.requests: list[Request] = []
         self.held: list[tuple[int, Request, Deliver]] = []
         self.cancelled: list[int] = []
-        self.live: dict[str, AdapterInfo] = {}
+        self.live: dict[str, Adapter] = {}
 
     def submit(self, requests: Sequence[tuple[int, Request]], deliver: Deliver) -> None:
         """Answer the requests, or hold them."""
@@ -60,77 +66,82 @@ class FakeEngine:
         held, self.held = self.held, []
         for number, request, deliver in held:
             result = self._result(request)
-            if request.stream and isinstance(result, Generated):
-                for index in range(len(result.token_ids)):
-                    deliver([(number, _progress(result, index))])
+            if isinstance(result, Generated):
+                self._drawn[request.adapter] += len(result.token_ids)
+                self._stream(number, request, deliver, result, len(result.token_ids))
             deliver([(number, result)])
 
     def stream(self, num_tokens: int = 1) -> None:
         """Deliver the first ``num_tokens`` tokens of every held request that is streamed."""
         for number, request, deliver in self.held:
             result = self._result(request)
-            if request.stream and isinstance(result, Generated):
-                for index in range(num_tokens):
-                    deliver([(number, _progress(result, index))])
+            if isinstance(result, Generated):
+                self._stream(number, request, deliver, result, num_tokens)
 
     def cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
         """Deliver the held requests of these numbers as cancelled, without tokens."""
         self.cancelled += numbers
-        kept: list[tuple[int, Request, Deliver]] = []
-        for item in self.held:
-            if item[0] in numbers and item[2] == deliver:
-                deliver([(item[0], self._generated((), "cancelled", item[1]))])
-            else:
-                kept.append(item)
-        self.held = kept
+        ended = [one for one in self.held if one[0] in numbers and one[2] == deliver]
+        self.held = [one for one in self.held if one not in ended]
+        for number, request, _ in ended:
+            deliver([(number, self._generated((), "cancelled", request))])
 
-    def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
+    @answered
+    def load_adapter(self, adapter: Adapter) -> AdapterInfo:
         """Make an adapter live at once."""
-        future: Future[AdapterInfo] = Future()
-        self.live[adapter.name] = adapter.info
-        future.set_result(adapter.info)
-        return future
+        self.live[adapter.name] = adapter
+        return adapter.info
 
-    def drop_adapter(self, name: str) -> "Future[None]":
-        """Remove an adapter at once."""
-        future: Future[None] = Future()
+    @answered
+    def drop_adapter(self, name: str) -> None:
+        """Remove an adapter at once; the future raises ``AdapterError`` for unknown names."""
         if self.live.pop(name, None) is None:
-            future.set_exception(AdapterError(f"adapter {name!r} is not live; live: {self.live}"))
-        else:
-            future.set_result(None)
-        return future
+            raise AdapterError(f"adapter {name!r} is not live; live: {[*self.live]}")
 
     def versions(self) -> Mapping[str, int]:
         """Live adapters: name -> policy version."""
-        return {name: info.version for name, info in self.live.items()}
+        return {name: adapter.version for name, adapter in self.live.items()}
 
     def adapters(self) -> Mapping[str, AdapterInfo]:
-        """Live adapters by name."""
-        return dict(self.live)
+        """Live adapters: name -> version and digest."""
+        return {name: adapter.info for name, adapter in self.live.items()}
 
     def stats(self) -> Mapping[str, float]:
-        """Number of requests received, and number of requests held."""
-        return {"requests_total": len(self.requests), "waiting": len(self.held)}
+        """Number of requests received and held, and of tokens delivered."""
+        return {
+            "requests_total": len(self.requests),
+            "waiting": len(self.held),
+            "tokens_generated_total": self._drawn.total(),
+        }
 
+    @answered
+    def tokens_generated(self, adapter: str) -> int:
+        """Number of tokens delivered so far for one adapter name."""
+        return self._drawn[adapter]
+
+    def close(self) -> None:
+        """Do nothing: there is no thread to end."""
+
+    @answered
     def score(
         self,
         prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
         *,
         end_ids: Sequence[int],
         adapter: str = POLICY,
-    ) -> "Future[list[list[float]]]":
+    ) -> list[list[float]]:
         """The log-probability of a continuation: ``LOGPROB`` for each token."""
-        future: Future[list[list[float]]] = Future()
-        future.set_result([[LOGPROB * len(answer) for answer in answers] for _, answers in prompts])
-        return future
+        return [[LOGPROB * len(answer) for answer in answers] for _, answers in prompts]
 
     def _result(self, request: Request) -> Generated | Exception:
         try:
-            tokens = tuple(self._answer(request))
+            answer = self._answer(request)
         except Exception as error:  # a test may want any error delivered
             return error
-        kept = tokens[: request.max_tokens]
-        reason: FinishReason = "stop" if len(kept) == len(tokens) else "length"
+        if isinstance(answer, Generated):
+            return answer
+        kept = tuple(answer[: request.max_tokens])
+        reason: FinishReason = "stop" if len(kept) == len(answer) else "length"
         if request.stops is not None:
             ends = (end for end in range(1, len(kept) + 1) if request.stops(kept[:end]))
             stopped = next(ends, None)
@@ -142,27 +153,24 @@ class FakeEngine:
         self, token_ids: tuple[int, ...], reason: FinishReason, request: Request
     ) -> Generated:
         count = len(token_ids)
-        info = self.live.get(request.adapter)
-        version = max((live.version for live in self.live.values()), default=0)
-        version = version if info is None else info.version
-        others = range(request.num_alternatives - 1)
+        versions = self.versions()
+        version = versions.get(request.adapter, max(versions.values(), default=0))
+        others = [(other, LOGPROB - 1 - other) for other in range(request.num_alternatives - 1)]
+        listed = token_ids if request.num_alternatives else ()
         return Generated(
             token_ids=token_ids,
             logprobs=(LOGPROB,) * count,
             versions=(version,) * count,
-            legal=(),
             finish_reason=reason,
             raw_logprobs=(2 * LOGPROB,) * count if request.raw_logprobs else (),
-            alternatives=tuple(
-                ((token, LOGPROB), *((other, LOGPROB - 1 - other) for other in others))
-                for token in token_ids
-            )
-            if request.num_alternatives
-            else (),
+            alternatives=tuple(((token, LOGPROB), *others) for token in listed),
         )
 
-
-def _progress(whole: Generated, index: int) -> Progress:
-    """One token of an answer."""
-    one = slice(index, index + 1)
-    return Progress(**{name: getattr(whole, name)[one] for name in Progress.__struct_fields__})
+    def _stream(
+        self, number: int, request: Request, deliver: Deliver, whole: Generated, num_tokens: int
+    ) -> None:
+        """Deliver the first tokens of an answer one by one, if the request is streamed."""
+        for index in range(num_tokens if request.stream else 0):
+            one = slice(index, index + 1)
+            fields = {name: getattr(whole, name)[one] for name in Progress.__struct_fields__}
+            deliver([(number, Progress(**fields))])

@@ -5,14 +5,10 @@ own loss by central finite differences. Sampling must be restricted to legal mov
 their logits are in the table.
 """
 
-import threading
-from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,42 +18,26 @@ from legos.chat.tools import PLAIN_TOOLS
 from legos.data.batch import Batch, make_batch, pad_rows
 from legos.data.limits import EngineLimits
 from legos.data.names import POLICY
-from legos.data.request import Generated, Request, Result
+from legos.data.request import Generated, Request
 from legos.data.sample import Sample
 from legos.data.step import BackendConfig, PassResult, Update
 from legos.errors import AdapterError, CheckpointError, RequestError, TrainerError
 from legos.losses.objective import Objective
 from legos.losses.places import Places, chosen_logprobs, place_logprobs
 from legos.losses.total import BatchArrays, total_loss
-from legos.protocols import Deliver
+from legos.testing.engine import FakeEngine
+from legos.testing.futures import answered
 from legos.testing.records import float64
-from legos.weights.adapter import Adapter, AdapterInfo, LoraShape
+from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.tensors import pack_tensors, unpack_tensors
 
 __all__ = ["STEP", "TableBackend", "TableDevice", "TableEngine", "TableModel"]
 
 Floats = NDArray[np.float64]
-P = ParamSpec("P")
-T = TypeVar("T")
 Table = Mapping[str, Floats]  # context -> [V] logits; a context that is missing has zeros
 NO_LORA = LoraShape(rank=0, scale=0.0, num_layers=0, modules=())
 EPSILON = 1e-4  # step of the finite differences, nats
 STEP = 100.0  # factor of the learning rate: a logit needs larger steps than a network's weight
-
-
-def _answered(method: Callable[P, T]) -> Callable[P, "Future[T]"]:
-    """Wrap a method so that it returns a future of its result or error."""
-
-    @wraps(method)
-    def run(*args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        future: Future[T] = Future()
-        try:
-            future.set_result(method(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-    return run
 
 
 class TableDevice:
@@ -133,57 +113,14 @@ class TableModel:
         """Do nothing: there is nothing to release."""
 
 
-class TableEngine:
+class TableEngine(FakeEngine):
     """Samples from the newest table of each name, at once and on the calling thread."""
 
     def __init__(self, num_vocabulary: int) -> None:
+        super().__init__(self._sample)
         self._num_vocabulary = num_vocabulary
-        self._live: dict[str, Adapter] = {}
-        self._lock = threading.Lock()
-        self._drawn: Counter[str] = Counter()
 
-    def submit(self, requests: Sequence[tuple[int, Request]], deliver: Deliver) -> None:
-        """Answer every request before returning."""
-        with self._lock:
-            results = [(number, self._answer(request)) for number, request in requests]
-        deliver(results)
-
-    def cancel(self, numbers: Sequence[int], deliver: Deliver) -> None:
-        """Do nothing: no request waits."""
-
-    @_answered
-    def load_adapter(self, adapter: Adapter) -> AdapterInfo:
-        """Make a table live under its name."""
-        self._live[adapter.name] = adapter
-        return adapter.info
-
-    @_answered
-    def drop_adapter(self, name: str) -> None:
-        """Remove a table; the future raises ``AdapterError`` for unknown names."""
-        if self._live.pop(name, None) is None:
-            raise AdapterError(f"adapter {name!r} is not live; live: {[*self._live]}")
-
-    def versions(self) -> Mapping[str, int]:
-        """Name -> policy version."""
-        return {name: adapter.version for name, adapter in self._live.items()}
-
-    def adapters(self) -> Mapping[str, AdapterInfo]:
-        """Name -> version and digest."""
-        return {name: adapter.info for name, adapter in self._live.items()}
-
-    def stats(self) -> Mapping[str, float]:
-        """Number of tokens sampled so far."""
-        return {"tokens_generated_total": self._drawn.total()}
-
-    @_answered
-    def tokens_generated(self, adapter: str) -> int:
-        """Number of tokens sampled so far for one adapter name."""
-        return self._drawn[adapter]
-
-    def close(self) -> None:
-        """Do nothing: no request waits."""
-
-    @_answered
+    @answered
     def score(
         self,
         prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
@@ -200,18 +137,16 @@ class TableEngine:
         ]
 
     def _row(self, adapter: str, token_ids: Sequence[int]) -> Floats:
-        table = self._live[adapter].arrays
+        table = self.live[adapter].arrays
         return _logits(table, [_context(token_ids)], self._num_vocabulary)[0]
 
-    def _answer(self, request: Request) -> Result:
+    def _sample(self, request: Request) -> Generated:
         """Sample until an answer is complete."""
-        live, node = self._live.get(request.adapter), request.choices
+        live, node = self.live.get(request.adapter), request.choices
         if live is None:
-            return RequestError(f"adapter {request.adapter!r} is not live; live: {[*self._live]}")
+            raise RequestError(f"adapter {request.adapter!r} is not live; live: {[*self.live]}")
         if node is None or not request.restrict:
-            return RequestError(
-                "a table draws among legal choices alone; set play.restrict_choices"
-            )
+            raise RequestError("a table draws among legal choices alone; set play.restrict_choices")
         tokens: list[int] = []
         logprobs: list[float] = []
         legal: list[tuple[int, ...]] = []
@@ -224,7 +159,6 @@ class TableEngine:
             logprobs.append(min(0.0, float(found[index])))
             legal.append(node.legal)
             node = node.children.get(tokens[-1])
-        self._drawn[request.adapter] += len(tokens)
         return Generated(
             token_ids=tuple(tokens),
             logprobs=tuple(logprobs),
@@ -248,7 +182,7 @@ class TableBackend:
         """Number of updates applied so far."""
         return self._version
 
-    @_answered
+    @answered
     def forward_backward(
         self,
         samples: Sequence[Sample],
@@ -292,7 +226,7 @@ class TableBackend:
             logprobs=_by_sample(batch, logprobs),
         )
 
-    @_answered
+    @answered
     def logprobs(
         self, samples: Sequence[Sample], *, policy: str = POLICY, reference: bool = False
     ) -> Sequence[NDArray[np.float32]]:
@@ -302,7 +236,7 @@ class TableBackend:
         logits = _logits(table, _contexts(batch), self._num_vocabulary)
         return _by_sample(batch, _chosen(batch, logits))
 
-    @_answered
+    @answered
     def optim_step(self, update: Update, *, policy: str = POLICY) -> int:
         """Apply the last step's gradients by gradient descent."""
         gradients, self._gradients = self._gradients, None
