@@ -16,6 +16,7 @@ __all__ = [
     "Alternatives",
     "Completion",
     "Continuation",
+    "Draws",
     "Filters",
     "FinishReason",
     "Generated",
@@ -24,7 +25,6 @@ __all__ = [
     "Sampling",
     "Tokens",
     "ToolCall",
-    "filter_complaints",
     "messages_or_ids",
 ]
 
@@ -80,7 +80,7 @@ class Filters(Struct, frozen=True, kw_only=True):
         )
 
 
-def filter_complaints(filters: Filters) -> Iterator[str]:
+def _filter_complaints(filters: Filters) -> Iterator[str]:
     """Yield an error message for each invalid field, with its value and range."""
     if not 0.0 < filters.repetition_penalty < math.inf:
         yield f"repetition_penalty is {filters.repetition_penalty}; expected a number above 0"
@@ -105,7 +105,29 @@ def filter_complaints(filters: Filters) -> Iterator[str]:
         yield f"min_p is {filters.min_p}; expected 0 (all tokens) to 1"
 
 
-class Sampling(Struct, frozen=True, kw_only=True):
+class Draws(Struct, frozen=True, kw_only=True):
+    """How tokens are drawn: the settings that a client's and an engine's request share."""
+
+    temperature: float = 1.0  # 0 takes the most probable token; otherwise at least 0.001
+    seed: int = 0  # 64 bits; a draw depends only on (seed, position), not on the batch
+    restrict: bool = False  # True: only the legal answers (``choices``) can be sampled
+    filters: Filters | None = None  # None: no change besides the temperature
+    num_alternatives: int = 0  # 0 to 64; number of most probable tokens recorded per position
+    raw_logprobs: bool = False  # True: also record the log-probabilities of the model itself
+
+    def complaints(self) -> Iterator[str]:
+        """Yield an error message for each invalid setting, with its value and range."""
+        if not (self.temperature == 0.0 or MIN_TEMPERATURE <= self.temperature < math.inf):
+            yield f"temperature is {self.temperature}; expected 0, or at least {MIN_TEMPERATURE}"
+        if not 0 <= self.seed < 1 << 64:
+            yield f"seed is {self.seed}; expected 64 bits, without a sign"
+        if not 0 <= self.num_alternatives <= MAX_ALTERNATIVES:
+            yield f"num_alternatives is {self.num_alternatives}; expected 0 to {MAX_ALTERNATIVES}"
+        if self.filters is not None:
+            yield from _filter_complaints(self.filters)
+
+
+class Sampling(Draws, frozen=True, kw_only=True):
     """Sampling parameters of one completion.
 
     ``choices`` are the legal answers as text. They are always recorded (the entropy bonus and the
@@ -113,18 +135,12 @@ class Sampling(Struct, frozen=True, kw_only=True):
     log-probabilities are under the restricted distribution.
     """
 
-    temperature: float = 1.0  # 0 takes the most probable token; otherwise at least 0.001
     max_tokens: int | None = 256  # >= 1; None: the length of the longest of `choices`
     stop: tuple[str, ...] = ()  # texts that end the completion and are left out of it
-    seed: int = 0  # 64 bits; a draw depends only on (seed, position), not on the batch
     choices: tuple[str, ...] = ()  # the legal answers; empty: any answer is legal
-    restrict: bool = False  # True: only `choices` can be sampled
     stop_ids: tuple[int, ...] = ()  # token ids that end the completion, besides the model's own
     ignore_end: bool = False  # True: the model's end tokens do not end the completion
-    filters: Filters | None = None  # None: no change besides the temperature
     json_schema: str | None = None  # a JSON schema, as text, that the completion must satisfy
-    num_alternatives: int = 0  # 0 to 64; number of most probable tokens recorded per position
-    raw_logprobs: bool = False  # True: also record the log-probabilities of the model itself
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -132,14 +148,8 @@ class Sampling(Struct, frozen=True, kw_only=True):
         Raises:
             RecordError: the message names the field, the value and the range.
         """
-        if not (self.temperature == 0.0 or MIN_TEMPERATURE <= self.temperature < math.inf):
-            raise RecordError(
-                f"temperature is {self.temperature}; expected 0, or at least {MIN_TEMPERATURE}"
-            )
         if self.max_tokens is not None and self.max_tokens < 1:
             raise RecordError(f"max_tokens is {self.max_tokens}; expected at least 1")
-        if not 0 <= self.seed < 1 << 64:
-            raise RecordError(f"seed is {self.seed}; expected 64 bits, without a sign")
         if self.restrict and not self.choices:
             raise RecordError(
                 "restrict=True needs choices; pass the legal answers or restrict=False"
@@ -148,14 +158,8 @@ class Sampling(Struct, frozen=True, kw_only=True):
             raise RecordError("both restrict=True and json_schema say what is legal; give one")
         if self.ignore_end and (self.choices or self.json_schema is not None):
             raise RecordError("choices and json_schema end with the model's end; drop ignore_end")
-        if not 0 <= self.num_alternatives <= MAX_ALTERNATIVES:
-            raise RecordError(
-                f"num_alternatives is {self.num_alternatives}; expected 0 to {MAX_ALTERNATIVES}"
-            )
-        if self.filters is not None:
-            complaint = next(filter_complaints(self.filters), None)
-            if complaint is not None:
-                raise RecordError(complaint)
+        for complaint in self.complaints():
+            raise RecordError(complaint)
 
 
 class Tokens(Struct, frozen=True, kw_only=True):

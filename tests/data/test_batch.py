@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packed import pack
 
-from legos.data.batch import Batch, normalisation_weights, pack
+from legos.data.batch import Batch, normalisation_weights
 from legos.data.sample import Sample
 from legos.errors import RecordError
 from legos.testing import make_sample

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from packed import pack
 
-from legos.data.batch import pack
 from legos.losses.places import IMPOSSIBLE, Places, entropy, exact_kl, place_logprobs
 from legos.testing import make_sample
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from packed import pack
 
-from legos.data.batch import Batch, normalisation_weights, pack
+from legos.data.batch import Batch, normalisation_weights
 from legos.losses.objective import KlEstimator, Objective
 from legos.losses.total import SUMS, BatchArrays, total_loss
 from legos.testing import make_sample, random_samples

@@ -6,8 +6,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from packed import pack
 
-from legos.data.batch import Batch, normalisation_weights, pack
+from legos.data.batch import Batch, normalisation_weights
 from legos.data.sample import Sample
 from legos.losses.corrections import Corrections
 from legos.losses.kl import loss_kl

@@ -8,8 +8,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from packed import pack
 
-from legos.data.batch import Batch, normalisation_weights, pack
+from legos.data.batch import Batch, normalisation_weights
 from legos.losses.objective import ImportanceSampling, KlEstimator, Objective
 from legos.losses.places import chosen_logprobs, place_logprobs
 from legos.losses.total import BatchArrays, total_loss

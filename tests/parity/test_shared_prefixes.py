@@ -9,9 +9,10 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
+from packed import pack
 from tiny_models import write_any_model
 
-from legos.data.batch import Batch, normalisation_weights, pack
+from legos.data.batch import Batch, normalisation_weights
 from legos.data.sample import Sample
 from legos.losses.objective import Objective
 from legos.losses.total import BatchArrays, total_loss

@@ -1,6 +1,7 @@
 """The table of live adapters by name; it also keeps replaced ones while requests still use them."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from itertools import count
 
 from legos.data.limits import InFlight
@@ -12,23 +13,14 @@ from legos.weights.adapter import Adapter, AdapterInfo
 __all__ = ["AdapterTable", "LiveAdapter"]
 
 
+@dataclass(slots=True, eq=False)
 class LiveAdapter:
-    """One set of weights that requests can use: an adapter, or the base model.
+    """One set of weights that requests can use: an adapter, or the base model."""
 
-    Attributes:
-        name: name of the adapter; "base" for the base model.
-        info: version and digest; None for the base.
-        slot: slot of the adapter in the module tree.
-        epoch: a number that changes with the weights and is never used twice.
-    """
-
-    __slots__ = ("epoch", "info", "name", "slot")
-
-    def __init__(self, name: str, info: AdapterInfo | None, *, slot: int, epoch: int) -> None:
-        self.name = name
-        self.info = info
-        self.slot = slot
-        self.epoch = epoch
+    name: str  # name of the adapter; "base" for the base model
+    info: AdapterInfo | None  # version and digest; None for the base
+    slot: int  # slot of the adapter in the module tree
+    epoch: int  # a number that changes with the weights and is never used twice
 
     @property
     def version(self) -> int:

@@ -261,25 +261,25 @@ class MlxEngine:
             self._end()
             return False
         began = time.monotonic()
-        told: list[Outcome] = []
+        outcomes: list[Outcome] = []
         try:
-            self._accept(told)
+            self._accept(outcomes)
             if self._scheduler:
-                self._scheduler.step(lambda: bool(self._inbox) or self._closed, told)
+                self._scheduler.step(lambda: bool(self._inbox) or self._closed, outcomes)
         except Exception as error:
             logger.exception(
                 "a step of the engine failed; its requests are answered with the error"
             )
             failure = EngineError(f"a step of the engine failed: {error!r}")
-            told += [(sequence, failure) for sequence in self._inside]
+            outcomes += [(sequence, failure) for sequence in self._inside]
             self._scheduler.clear()
-        self._answer(told)
+        self._answer(outcomes)
         self._find_lost()
         self.worked_s += time.monotonic() - began
         return bool(self._scheduler or self._inbox)
 
-    def _accept(self, told: list[Outcome]) -> None:
-        """Accept submitted requests and remove cancelled ones; results are appended to ``told``."""
+    def _accept(self, outcomes: list[Outcome]) -> None:
+        """Accept submitted requests and remove cancelled ones; their results go to ``outcomes``."""
         cancelled: set[tuple[Deliver, int]] = set()
         for message in self._messages():
             if isinstance(message, Score):
@@ -300,11 +300,11 @@ class MlxEngine:
                 if reason is None:
                     self._scheduler.add(sequence)
                 else:
-                    told.append((sequence, RequestError(reason)))
+                    outcomes.append((sequence, RequestError(reason)))
         if cancelled:
-            gone = {m for m in self._inside if (m.deliver, m.number) in cancelled}
-            self._scheduler.remove(gone)
-            told += [(sequence, sequence.generated("cancelled")) for sequence in gone]
+            ended = {m for m in self._inside if (m.deliver, m.number) in cancelled}
+            self._scheduler.remove(ended)
+            outcomes += [(sequence, sequence.generated("cancelled")) for sequence in ended]
 
     def _refusal(
         self, request: Request, sequence: SequenceState | None = None, *, room: int = 0
@@ -321,10 +321,10 @@ class MlxEngine:
         except Exception as error:  # one bad request never stops the engine
             return f"the request is broken: {error!r}"
 
-    def _answer(self, told: Sequence[Outcome]) -> None:
+    def _answer(self, outcomes: Sequence[Outcome]) -> None:
         """Deliver results; a sequence with a final result leaves the engine."""
         by_receiver: dict[Deliver, list[tuple[int, Result]]] = {}
-        for sequence, result in told:
+        for sequence, result in outcomes:
             if sequence in self._inside:
                 if not isinstance(result, Progress):
                     self._inside.remove(sequence)

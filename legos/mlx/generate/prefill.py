@@ -8,6 +8,7 @@ import numpy as np
 from mlx_lm.generate import PromptProcessingBatch
 from mlx_lm.models.cache import make_prompt_cache
 
+from legos.data.batch import pad_rows as padded
 from legos.mlx.model.forward import CausalModel
 
 __all__ = ["Prefill", "last_logits", "pad_rows"]
@@ -59,7 +60,7 @@ class Prefill:
         self._position = 0
         self._longest = max(lengths)
         self._padded = self._longest > min(lengths)
-        self._inputs = mx.array(_padded(rest)) if self._longest else None
+        self._inputs = mx.array(padded(rest)) if self._longest else None
         if self._padded:
             padding = [self._longest - length for length in lengths]
             for layer in self.cache:
@@ -87,12 +88,4 @@ class Prefill:
 def pad_rows(rows: Sequence[Row]) -> tuple[mx.array, mx.array]:
     """[R, T] right-padded token ids, and [R] column of each row's last token."""
     lengths = np.array([len(row) for row in rows], np.int32)
-    return mx.array(_padded(rows)), mx.array(lengths - 1)
-
-
-def _padded(rows: Sequence[Row]) -> np.ndarray:
-    """[R, T] token ids, right-padded with 0."""
-    padded = np.zeros((len(rows), max(len(row) for row in rows)), np.int32)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = row
-    return padded
+    return mx.array(padded(rows)), mx.array(lengths - 1)

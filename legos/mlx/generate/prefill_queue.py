@@ -1,7 +1,7 @@
 """The prefill queue: prompts that wait for a forward pass, and the block that is being computed."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -32,15 +32,15 @@ class Block:
     cache: list[Any]  # one batch cache per layer; empty where every sequence ends here
 
 
+@dataclass(frozen=True, slots=True)
 class _Underway:
     """A block whose prefill has started."""
 
-    def __init__(self, waiting: Sequences, prefill: Prefill) -> None:
-        self.waiting = waiting
-        self.prefill = prefill
-        self.slots = [live.slot for live, _ in waiting]
+    waiting: Sequences
+    prefill: Prefill
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class PrefillQueue:
     """Sequences that wait for the next token of their row, in the order in which rows arrived.
 
@@ -50,49 +50,23 @@ class PrefillQueue:
     computed reserve bytes, never a waiting one, so the oldest row can always start once the others
     have ended. A block that a change of weights interrupts starts again as a smaller block with
     chunks of twice as many tokens, so it finishes however often weights are loaded.
-
-    Attributes:
-        rows_computed: number of rows computed by the model.
-        tokens_asked: number of prompt tokens of the sequences that started.
-        tokens_computed: number of these tokens that the model computed, each row counted once.
-        tokens_reused: number of the rows' tokens that came from the prefix cache.
     """
 
-    def __init__(
-        self,
-        forward: CausalModel,
-        slots: AdapterSlots,
-        prefixes: PrefixCache,
-        budget: KeyValueBudget,
-        *,
-        block_tokens: int,
-        chunk_tokens: int,
-        prompt_step: int,
-    ) -> None:
-        """Make an empty queue.
-
-        Args:
-            forward: the model.
-            slots: the adapters of the model.
-            prefixes: cache of keys and values of prompt prefixes.
-            budget: memory budget of keys and values.
-            block_tokens: maximum number of padded tokens in a block.
-            chunk_tokens: maximum length of a row that is computed in one forward pass.
-            prompt_step: prompts are processed in chunks of a multiple of this many tokens.
-        """
-        self._forward = forward
-        self._slots = slots
-        self._prefixes = prefixes
-        self._budget = budget
-        self._block_tokens = block_tokens
-        self._chunk_tokens = chunk_tokens
-        self._prompt_step = prompt_step
-        self._last: Sequences = {}
-        self._longer: Sequences = {}
-        self._underway: _Underway | None = None
-        self._interrupted = 0  # number of consecutive interrupted blocks
-        self.rows_computed = 0
-        self.tokens_asked = self.tokens_computed = self.tokens_reused = 0
+    forward: CausalModel
+    slots: AdapterSlots  # the adapters of the model
+    prefixes: PrefixCache  # keys and values of prompt prefixes
+    budget: KeyValueBudget
+    block_tokens: int  # maximum number of padded tokens of a block
+    chunk_tokens: int  # maximum length of a row that is computed in one forward pass
+    prompt_step: int  # prompts are processed in chunks of a multiple of this many tokens
+    rows_computed: int = 0  # number of rows computed by the model
+    tokens_asked: int = 0  # number of prompt tokens of the sequences that started
+    tokens_computed: int = 0  # number of these tokens that were computed, each row counted once
+    tokens_reused: int = 0  # number of the rows' tokens that came from the prefix cache
+    _last: Sequences = field(default_factory=dict[Key, list[SequenceState]])
+    _longer: Sequences = field(default_factory=dict[Key, list[SequenceState]])
+    _underway: _Underway | None = None
+    _interrupted: int = 0  # number of consecutive interrupted blocks
 
     def __len__(self) -> int:
         return sum(len(sequences) for held in self._all() for sequences in held.values())
@@ -107,9 +81,9 @@ class PrefillQueue:
 
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence under its tokens, and release the bytes that it has reserved."""
-        self._budget.give_back(sequence)
+        self.budget.give_back(sequence)
         key = (sequence.live, sequence.request.prompt_ids + sequence.tokens)
-        at_once = sequence.last_draw and len(key[1]) <= self._chunk_tokens
+        at_once = sequence.last_draw and len(key[1]) <= self.chunk_tokens
         held = self._last if at_once and key not in self._longer else self._longer
         held.setdefault(key, []).append(sequence)
 
@@ -138,7 +112,7 @@ class PrefillQueue:
                 self._longer.setdefault(key, []).extend(sequences)
         for sequences in block.waiting.values():
             for sequence in sequences:
-                self._budget.give_back(sequence)
+                self.budget.give_back(sequence)
 
     def known(self, sampler: Sampler) -> list[Row]:
         """Remove and return the rows whose distribution the sampler has cached."""
@@ -168,8 +142,8 @@ class PrefillQueue:
         blocks = row_blocks(list(self._last), max_tokens, length=_length)
         keys = next(block for block in blocks if eldest in block)
         waiting = {key: self._last.pop(key) for key in keys}
-        with self._slots.rows([live.slot for live, _ in keys]):
-            logits = last_logits(self._forward, [tokens for _, tokens in keys])
+        with self.slots.rows([live.slot for live, _ in keys]):
+            logits = last_logits(self.forward, [tokens for _, tokens in keys])
         self._count(waiting, sum(len(tokens) for _, tokens in keys), reused=0)
         return Block(rows=_rows(waiting), logits=logits, cache=[])
 
@@ -186,7 +160,7 @@ class PrefillQueue:
         block = self._underway
         if block is None:
             return None
-        with self._slots.rows(block.slots):
+        with self.slots.rows([live.slot for live, _ in block.waiting]):
             if not block.prefill.advance(max_tokens):
                 return None
             logits = block.prefill.logits()
@@ -203,24 +177,24 @@ class PrefillQueue:
         admitted = self._admitted(room)
         if not admitted:
             return None
-        found = {key: self._prefixes.find(key[0].epoch, key[1]) or ([], 0) for key in admitted}
-        whole = self._prompt_step == 1 and not self._interrupted
-        most = self._block_tokens if whole else max_tokens
+        found = {key: self.prefixes.find(key[0].epoch, key[1]) or ([], 0) for key in admitted}
+        whole = self.prompt_step == 1 and not self._interrupted
+        most = self.block_tokens if whole else max_tokens
         blocks = row_blocks(admitted, most, length=lambda key: len(key[1]) - found[key][1])
         keys = next(block for block in blocks if admitted[0] in block)
         self._put_off(admitted, keys)
         waiting: Sequences = {}
         for key in keys:
             sequences = self._longer.pop(key)
-            waiting[key] = [sequence for sequence in sequences if self._budget.take(sequence)]
+            waiting[key] = [sequence for sequence in sequences if self.budget.take(sequence)]
             left = [sequence for sequence in sequences if sequence not in waiting[key]]
             if left:
                 self._longer[key] = left
         prefill = Prefill(
-            self._forward,
+            self.forward,
             [tokens for _, tokens in keys],
             [found[key] for key in keys],
-            step=self._prompt_step,
+            step=self.prompt_step,
         )
         self._count(waiting, prefill.num_tokens, reused=sum(found[key][1] for key in keys))
         return _Underway(waiting, prefill)
@@ -229,7 +203,7 @@ class PrefillQueue:
         """The rows that may start, oldest first; none starts before an older one that waits."""
         keys: list[Key] = []
         for key, sequences in self._longer.items():
-            if len(keys) >= room or not self._budget.take(sequences[0]):
+            if len(keys) >= room or not self.budget.take(sequences[0]):
                 break
             keys.append(key)
         return keys
@@ -239,7 +213,7 @@ class PrefillQueue:
         started = set(map(id, keys))
         for key in admitted:
             if id(key) not in started:
-                self._budget.give_back(self._longer[key][0])
+                self.budget.give_back(self._longer[key][0])
 
     def _count(self, waiting: Sequences, computed: int, *, reused: int) -> None:
         self.rows_computed += len(waiting)

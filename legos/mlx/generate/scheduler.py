@@ -33,7 +33,7 @@ __all__ = ["Outcome", "Scheduler"]
 
 SWEPT = 8  # stale prefixes freed in each step
 Outcome = tuple[SequenceState, Result]
-"""What a sequence is to be told: some tokens, or what it leaves with."""
+"""A sequence and what is delivered for it: some tokens, or its final result."""
 
 
 class Scheduler:
@@ -72,10 +72,10 @@ class Scheduler:
         self._prefixes = PrefixCache(limits.prefix_bytes)
         self._budget = KeyValueBudget(limits.cache_bytes, capabilities)
         self._waiting = PrefillQueue(
-            self._forward,
-            self._slots,
-            self._prefixes,
-            self._budget,
+            forward=self._forward,
+            slots=self._slots,
+            prefixes=self._prefixes,
+            budget=self._budget,
             block_tokens=limits.prefill_tokens,
             chunk_tokens=limits.chunk_tokens,
             prompt_step=capabilities.prompt_step,
@@ -174,30 +174,30 @@ class Scheduler:
         """Answer all scores with an error; callable on any thread."""
         self._scores.fail(error)
 
-    def step(self, hurry: Callable[[], bool], told: list[Outcome]) -> None:
+    def step(self, hurry: Callable[[], bool], results: list[Outcome]) -> None:
         """Decode one token of every row, prefill some waiting rows, and compute some scores.
 
         Args:
             hurry: whether new messages wait for the step to end.
-            told: results are appended to it, also where the step fails half-way.
+            results: the results of the step are appended, also where it fails half-way.
         """
         began = self._clock()
         if self._rows:
-            self._decode(told)
+            self._decode(results)
         known = self._waiting.known(self.sampler)
         if known:
-            self._advance(known, self.sampler.draw_known(known), told)
+            self._advance(known, self.sampler.draw_known(known), results)
         busy = bool(self._rows)
         max_tokens = self._limits.chunk_tokens if busy else self._limits.prefill_tokens
         while block := self._waiting.last_draws(max_tokens):
-            self._begin(block, told)
+            self._begin(block, results)
             if busy or hurry():
                 break
         block = self._waiting.prefilled(self._rows.room, max_tokens)
         if block is not None:
-            self._begin(block, told)
+            self._begin(block, results)
         if self._scores:
-            self._score(began, alone=not (told or self._busy))
+            self._score(began, alone=not (results or self._busy))
         self._prefixes.sweep(SWEPT)
 
     def _score(self, began: float, *, alone: bool) -> None:
@@ -221,21 +221,21 @@ class Scheduler:
             before, now = now, self._clock()
             self._owed -= now - before
 
-    def _begin(self, block: Block, told: list[Outcome]) -> None:
+    def _begin(self, block: Block, results: list[Outcome]) -> None:
         """Sample for newly prefilled rows; unfinished ones join the decoding batch, or wait."""
         if not block.rows:
             return
         drawn = self.sampler.draw(block.rows, block.logits)
         self._keep(block.rows, block.cache)
-        forks = self._advance(block.rows, drawn, told)
+        forks = self._advance(block.rows, drawn, results)
         self._wait(self._rows.join(block.cache, forks, block.logits.shape[0]))
 
-    def _decode(self, told: list[Outcome]) -> None:
+    def _decode(self, results: list[Outcome]) -> None:
         """Sample one more token for every sequence of every row."""
         rows = self._rows.listed()
         before = [sequences[0].tokens for _, sequences, _ in rows]
         logits = self._rows.next_logits(self._forward)
-        forks = self._advance(rows, self.sampler.draw(rows, logits), told)
+        forks = self._advance(rows, self.sampler.draw(rows, logits), results)
         on = {index for index, _ in forks}
         ended: list[Row] = [
             ((m[0].epoch, m[0].request.prompt_ids + before[index]), m, index)
@@ -245,7 +245,7 @@ class Scheduler:
         self._keep(ended, self._rows.cache)
         self._wait(self._rows.fork(forks))
 
-    def _advance(self, rows: Sequence[Row], drawn: Drawn, told: list[Outcome]) -> list[Fork]:
+    def _advance(self, rows: Sequence[Row], drawn: Drawn, results: list[Outcome]) -> list[Fork]:
         """Give every sequence its token; returns the forks of the rows that continue."""
         forks: dict[tuple[int, int], list[SequenceState]] = {}
         tokens = zip(*drawn, strict=True)
@@ -256,14 +256,14 @@ class Scheduler:
                 try:
                     reason = sequence.add(token, logprob, version)
                 except LegosError as error:  # its sampling, its grammar or its stop test failed
-                    told.append((sequence, error))
+                    results.append((sequence, error))
                     continue
                 if sequence.request.stream and (progress := sequence.progress()) is not None:
-                    told.append((sequence, progress))
+                    results.append((sequence, progress))
                 if reason is None:
                     forks.setdefault((index, token), []).append(sequence)
                 else:
-                    told.append((sequence, sequence.generated(reason)))
+                    results.append((sequence, sequence.generated(reason)))
         return [(index, sequences) for (index, _), sequences in forks.items()]
 
     def _keep(self, rows: Sequence[Row], cache: Sequence[Any]) -> None:

@@ -1,18 +1,13 @@
 """Requests in progress: the tokens that each has sampled so far, and when it ends."""
 
-import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from legos.data.message import (
-    MAX_ALTERNATIVES,
-    MIN_TEMPERATURE,
-    Alternatives,
-    FinishReason,
-    filter_complaints,
-)
+from legos.data.choices import ChoiceNode
+from legos.data.message import Alternatives, FinishReason
 from legos.data.request import Generated, GrammarState, Progress, Request
 from legos.errors import LegosError, RequestError
 from legos.mlx.generate.adapter_table import LiveAdapter
@@ -48,80 +43,46 @@ def _complaints(request: Request, num_vocabulary: int, context: int) -> Iterator
             f"{len(prompt)} prompt tokens and max_tokens {request.max_tokens} exceed the "
             f"context of {context}; shorten one of them"
         )
-    if not (request.temperature == 0.0 or MIN_TEMPERATURE <= request.temperature < math.inf):
-        yield f"temperature is {request.temperature}; expected 0, or at least {MIN_TEMPERATURE}"
-    if not 0 <= request.seed < 1 << 64:
-        yield f"seed is {request.seed}; expected 64 bits, without a sign"
     if request.restrict and choices is None:
         yield "restrict=True needs choices"
     if choices is not None and choices.largest >= num_vocabulary:
         yield f"a choice holds token {choices.largest}; the vocabulary has {num_vocabulary}"
-    yield from _sampling_complaints(request, num_vocabulary)
-
-
-def _sampling_complaints(request: Request, num_vocabulary: int) -> Iterator[str]:
-    """What is wrong with the sampling settings of a request."""
     if request.restrict and request.grammar is not None:
         yield "both restrict=True and a grammar say what is legal; give one of them"
-    if not 0 <= request.num_alternatives <= MAX_ALTERNATIVES:
-        yield f"num_alternatives is {request.num_alternatives}; expected 0 to {MAX_ALTERNATIVES}"
-    if request.filters is not None:
-        yield from filter_complaints(request.filters)
-        for token, _ in request.filters.logit_bias:
-            if not 0 <= token < num_vocabulary:
-                yield f"logit_bias names token {token}; the vocabulary has {num_vocabulary}"
+    yield from request.complaints()
+    for token, _ in request.filters.logit_bias if request.filters else ():
+        if token >= num_vocabulary:
+            yield f"logit_bias names token {token}; the vocabulary has {num_vocabulary}"
 
 
+@dataclass(slots=True, eq=False)
 class SequenceState:
-    """One request inside the engine; sequences with equal tokens share one row.
+    """One request inside the engine; sequences with equal tokens share one row."""
 
-    Attributes:
-        setting: everything besides the row's tokens and logits that its next distribution depends
-            on; sequences of one row with equal settings share a distribution.
-        failure: why no token could be sampled for it, set by the sampler.
-        live: the weights that it uses.
-        epoch: epoch of these weights when the prefill of its row started.
-    """
+    number: int
+    request: Request
+    deliver: Deliver
+    tokens: tuple[int, ...] = ()
+    logprobs: list[float] = field(default_factory=list[float])
+    versions: list[int] = field(default_factory=list[int])
+    legal: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    raw_logprobs: list[float] = field(default_factory=list[float])
+    alternatives: list[Alternatives] = field(default_factory=list[Alternatives])
+    failure: LegosError | None = None  # why no token could be sampled for it, set by the sampler
+    live: LiveAdapter = field(init=False)  # the weights that it uses
+    epoch: int = field(init=False)  # epoch of these weights when the prefill of its row started
+    node: ChoiceNode | None = field(init=False)  # the choices' tree after its tokens
+    setting: tuple[Any, ...] = field(init=False)
+    """Everything besides the row's tokens and logits that its next distribution depends on;
+    sequences of one row with equal settings share a distribution."""
+    _grammar: GrammarState | None = None
+    _seen: Seen | None = None
+    _reported: int = 0  # number of tokens that ``progress`` has returned
 
-    __slots__ = (
-        "_grammar",
-        "_seen",
-        "_told",
-        "alternatives",
-        "deliver",
-        "epoch",
-        "failure",
-        "legal",
-        "live",
-        "logprobs",
-        "node",
-        "number",
-        "raw_logprobs",
-        "request",
-        "setting",
-        "tokens",
-        "versions",
-    )
-
-    live: LiveAdapter
-    epoch: int
-
-    def __init__(self, number: int, request: Request, deliver: Deliver) -> None:
-        self.number = number
-        self.request = request
-        self.deliver = deliver
-        self.node = request.choices
-        self.tokens: tuple[int, ...] = ()
-        self.logprobs: list[float] = []
-        self.versions: list[int] = []
-        self.legal: list[tuple[int, ...]] = []
-        self.raw_logprobs: list[float] = []
-        self.alternatives: list[Alternatives] = []
-        self.failure: LegosError | None = None
-        self._grammar: GrammarState | None = None
-        self._seen: Seen | None = None
-        self._told = 0
-        self.setting: tuple[Any, ...] = self._setting()
+    def __post_init__(self) -> None:
+        """Start before the first token."""
+        self.node = self.request.choices
+        self.setting = self._setting()
 
     @property
     def allowed(self) -> tuple[int, ...] | None:
@@ -190,28 +151,24 @@ class SequenceState:
 
     def generated(self, finish_reason: FinishReason) -> Generated:
         """The completion, as a record."""
-        return Generated(
-            token_ids=self.tokens,
-            logprobs=tuple(self.logprobs),
-            versions=tuple(self.versions),
-            legal=tuple(self.legal),
-            finish_reason=finish_reason,
-            raw_logprobs=tuple(self.raw_logprobs),
-            alternatives=tuple(self.alternatives),
-        )
+        return Generated(legal=tuple(self.legal), finish_reason=finish_reason, **self._recorded(0))
 
     def progress(self) -> Progress | None:
         """The tokens sampled since the last call; None where there are none."""
-        start, self._told = self._told, len(self.tokens)
-        if start == self._told:
+        start, self._reported = self._reported, len(self.tokens)
+        if start == self._reported:
             return None
-        return Progress(
-            token_ids=self.tokens[start:],
-            logprobs=tuple(self.logprobs[start:]),
-            versions=tuple(self.versions[start:]),
-            raw_logprobs=tuple(self.raw_logprobs[start:]),
-            alternatives=tuple(self.alternatives[start:]),
-        )
+        return Progress(**self._recorded(start))
+
+    def _recorded(self, start: int) -> dict[str, Any]:
+        """The fields of ``Tokens`` for the tokens from ``start`` on."""
+        return {
+            "token_ids": self.tokens[start:],
+            "logprobs": tuple(self.logprobs[start:]),
+            "versions": tuple(self.versions[start:]),
+            "raw_logprobs": tuple(self.raw_logprobs[start:]),
+            "alternatives": tuple(self.alternatives[start:]),
+        }
 
     def _setting(self) -> tuple[Any, ...]:
         request = self.request

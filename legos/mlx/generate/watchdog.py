@@ -146,9 +146,9 @@ class WatchedEngine:
                     del self._pending[own]
                     self._given.pop(asked, None)  # absent where one number was submitted twice
                 by_receiver.setdefault(asked[0], []).append((asked[1], result))
-        for deliver, told in by_receiver.items():
+        for deliver, own_results in by_receiver.items():
             try:
-                deliver(told)
+                deliver(own_results)
             except Exception:
                 logger.exception("a receiver of results failed; the others get theirs")
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
@@ -29,44 +29,6 @@ Tick = Callable[[], bool]
 Call = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 CALLS_SHARE = 0.5  # time for calls / time of a tick: a third each for calls, decoding and scores
 logger = logging.getLogger(__name__)
-
-
-class Worker(Protocol):
-    """The owner of one module tree."""
-
-    def call(self, function: Callable[..., T], *args: Any) -> "Future[T]":
-        """Run a function on the owning thread, after all earlier calls."""
-        ...
-
-    @property
-    def alive(self) -> bool:
-        """Whether it still runs calls."""
-        ...
-
-    @property
-    def turn(self) -> int | None:
-        """The number of the call or tick that runs now; None where none runs, or inline."""
-        ...
-
-    def set_tick(self, tick: Tick) -> None:
-        """Set the function that runs between calls, repeatedly while it returns True."""
-        ...
-
-    def wake(self) -> None:
-        """Run ``tick`` again: there may be new work for it."""
-        ...
-
-    def clock(self) -> float:
-        """The time by which a tick divides its work."""
-        ...
-
-    def close(self) -> None:
-        """Stop after the current call; later calls raise ``EngineError``."""
-        ...
-
-    def abandon(self) -> None:
-        """Stop at once; the current call and waiting ones fail with ``EngineError``."""
-        ...
 
 
 class ThreadWorker:
@@ -87,7 +49,7 @@ class ThreadWorker:
         atexit.register(self.close)  # a process that exits while the thread runs is aborted
 
     def call(self, function: Callable[..., T], *args: Any) -> "Future[T]":
-        """Queue a call; a call from the thread itself runs at once."""
+        """Run a function on the thread, after all earlier calls; at once on the thread itself."""
         future: Future[T] = Future()
         with self._lock:
             if not self._open:
@@ -106,7 +68,7 @@ class ThreadWorker:
 
     @property
     def turn(self) -> int | None:
-        """The number of the call or tick that runs now, or None."""
+        """The number of the call or tick that runs now; None while none runs."""
         return self._turn
 
     def set_tick(self, tick: Tick) -> None:
@@ -119,11 +81,11 @@ class ThreadWorker:
         self._news.set()
 
     def clock(self) -> float:
-        """Monotonic time in seconds."""
+        """Monotonic time in seconds, by which a tick divides its work."""
         return time.monotonic()
 
     def abandon(self) -> None:
-        """Stop without waiting; the current call may never return."""
+        """Stop without waiting; the current call and waiting ones fail with ``EngineError``."""
         self._stop()
         future = self._in_flight
         if future is not None:
@@ -131,7 +93,7 @@ class ThreadWorker:
         self._refuse()
 
     def close(self) -> None:
-        """Stop after the current call, and wait for the thread to end."""
+        """Stop after the current call, and wait for the thread; later calls raise an error."""
         self._stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -245,6 +207,10 @@ class InlineWorker:
         self._loop = None
         if self._open and _ticked(self._tick):
             self.wake()
+
+
+Worker = ThreadWorker | InlineWorker
+"""The owner of one module tree."""
 
 
 def _ticked(tick: Tick | None) -> bool:

@@ -5,8 +5,9 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 import pytest
+from packed import pack
 
-from legos.data.batch import Batch, normalisation_weights, pack
+from legos.data.batch import Batch, normalisation_weights
 from legos.data.sample import Sample
 from legos.mlx.train.packing import StepSamples, pass_batch, step_rows
 from legos.mlx.train.prefix_sharing.plan import plan_passes

@@ -10,9 +10,10 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from packed import pack
 from tiny_models import write_any_model
 
-from legos.data.batch import Batch, normalisation_weights, pack
+from legos.data.batch import Batch, normalisation_weights
 from legos.data.sample import Sample
 from legos.data.step import BackendConfig, Update
 from legos.errors import AdapterError, CheckpointError, ConfigError
