@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx_lm.models import qwen3_5
+from mlx_lm.models.gated_delta import gated_delta_update
 from safetensors.numpy import load_file
 from tiny_models import write_any_model
 
@@ -92,6 +95,34 @@ def test_what_is_rewarded_gets_likelier(
         before.append(logprob(tree))
     assert before == sorted(before)
     assert before[-1] > before[0] + 0.5
+
+
+def test_a_step_calls_no_kernel_without_a_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels: set[bool] = set()
+
+    def spy(*args: Any, use_kernel: bool = True, **options: Any) -> Any:
+        kernels.add(use_kernel)
+        return gated_delta_update(*args, use_kernel=use_kernel, **options)
+
+    monkeypatch.setattr(qwen3_5, "gated_delta_update", spy)
+    tree, backend = make_backend(write_any_model(tmp_path, architecture="qwen3_5"))
+    step(tree, backend)
+    assert kernels == {False}
+    tree = load_tree(tmp_path)
+    tree(mx.array([TOKENS]))
+    assert kernels == {False, True}
+
+
+def test_dropout_of_a_model_stays_off(tmp_path: Path) -> None:
+    tree: Any = load_tree(write_any_model(tmp_path, architecture="qwen2"))
+    tree.layers[0].dropout = nn.Dropout(0.5)
+    shape = lora_shape(tree, rank=4, alpha=8.0, num_layers=2, head=False)
+    add_lora(tree, shape, seed=0)
+    MlxBackend(InlineWorker(), tree, shape)
+    x = mx.ones(100)
+    assert mx.array_equal(tree.layers[0].dropout(x), x)
 
 
 @pytest.mark.parametrize("limit", [1e-3, 1e3])
