@@ -115,6 +115,8 @@ class EngineRoom:
     """
 
     def __init__(self, folder: Path, **limits: Any) -> None:
+        import mlx.core as mx
+
         from legos.mlx.generate.engine import MlxEngine
         from legos.mlx.model.load import load_tree
         from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape
@@ -124,7 +126,7 @@ class EngineRoom:
         self.shape: LoraShape = lora_shape(self.tree, rank=4, alpha=8.0, num_layers=2, head=True)
         add_lora(self.tree, self.shape, seed=0)
         self.sizes = {name: array.shape for name, array in lora_arrays(self.tree).items()}
-        num_vocabulary = self.tree.args.vocab_size
+        num_vocabulary = self.tree(mx.array([[1]])).shape[-1]
         self.engine = MlxEngine(
             self.worker,
             load_tree(folder),

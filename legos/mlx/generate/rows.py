@@ -12,6 +12,7 @@ from legos.mlx.model.forward import CausalModel
 
 __all__ = ["DecodingRows", "Fork"]
 
+EVALUATED_EVERY = 32  # steps
 Fork = tuple[int, list[SequenceState]]
 """Sequences that drew the same token in one row, and the index of that row."""
 
@@ -29,6 +30,7 @@ class DecodingRows:
         self._max_rows = max_rows
         self._sequences: list[list[SequenceState]] = []
         self.cache: list[Any] = []
+        self._steps = 0
         self.rows_computed = 0
 
     def __len__(self) -> int:
@@ -47,6 +49,9 @@ class DecodingRows:
         """[B, V] logits after the last token of every row; adds that token to the cache."""
         inputs = mx.array([sequences[0].tokens[-1] for sequences in self._sequences])
         self.rows_computed += len(self._sequences)
+        self._steps += 1
+        if self._steps % EVALUATED_EVERY == 0:
+            _evaluate(self.cache)
         with self._slots.rows([sequences[0].live.slot for sequences in self._sequences]):
             return forward.next_logits(inputs, self.cache)
 
@@ -96,6 +101,15 @@ class DecodingRows:
         self._sequences = sequences
         if not sequences:
             self.cache = []
+
+
+def _evaluate(cache: Sequence[Any]) -> None:
+    """Evaluate all arrays of a cache.
+
+    No token depends on some of them, such as the remaining padding of a recurrent layer, so they
+    would stay lazy and keep one buffer for every step. Metal limits the number of buffers.
+    """
+    mx.eval([vars(part) for layer in cache for part in getattr(layer, "caches", (layer,))])
 
 
 def _reorder(cache: Sequence[Any], indices: Sequence[int], count: int) -> None:

@@ -1,0 +1,33 @@
+"""The decoding batch over many steps."""
+
+import io
+from pathlib import Path
+from typing import Literal
+
+import mlx.core as mx
+import pytest
+from conftest import EngineRoom
+from tiny_models import write_any_model
+
+from legos.data.request import Request
+
+
+def pending_operations(room: EngineRoom) -> int:
+    """Number of inputs of operations that are not evaluated yet, in the cache of all rows."""
+    cache = room.engine._scheduler._rows.cache
+    parts = [part for layer in cache for part in getattr(layer, "caches", (layer,))]
+    arrays = [value for part in parts for value in vars(part).values()]
+    graph = io.StringIO()
+    mx.export_to_dot(graph, *(array for array in arrays if isinstance(array, mx.array)))
+    return graph.getvalue().count("->")
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_5", "falcon_h1"])
+def test_the_graph_does_not_grow_with_the_steps(
+    tmp_path: Path, architecture: Literal["qwen3_5", "falcon_h1"]
+) -> None:
+    room = EngineRoom(write_any_model(tmp_path, architecture=architecture, layers=4))
+    long = Request(prompt_ids=(1, 2), max_tokens=200)
+    room.submit({0: long, 1: Request(prompt_ids=(3, 4), max_tokens=200, seed=1)})
+    room.tick(120)
+    assert pending_operations(room) <= 500  # 5 for each step and layer, for at most 32 steps
