@@ -1,11 +1,11 @@
 """The client of an engine in this process: messages to completions."""
 
 import asyncio
-import threading
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
+from typing import Generic, TypeVar
 
 from msgspec.structs import asdict
 
@@ -24,6 +24,8 @@ _SHORT = 32  # tokens; longer completions rarely repeat, and caching them takes 
 _SMALL = 256  # characters of choices; the memory of their trees is bounded by size times number
 _SMALL_TREES, _LARGE_TREES = 1024, 8
 _GRAMMARS = 32
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class EngineClient:
@@ -49,10 +51,9 @@ class EngineClient:
         self._engine = engine
         self._tokenizer = tokenizer
         self._use_threads = use_threads
-        self._building = threading.Lock()  # n answers with the same large choices need one tree
-        self._small_tree = lru_cache(maxsize=_SMALL_TREES)(self._make_tree)
-        self._large_tree = lru_cache(maxsize=_LARGE_TREES)(self._make_tree)
-        self._grammars: dict[str, asyncio.Future[Grammar]] = {}  # in the order of their last use
+        self._small_trees = lru_cache(maxsize=_SMALL_TREES)(self._make_tree)
+        self._large_trees = _Shared(self._make_tree, _LARGE_TREES, use_threads=use_threads)
+        self._grammars = _Shared(self._make_grammar, _GRAMMARS, use_threads=use_threads)
         self._stops = lru_cache(maxsize=256)(partial(stop_test, tokenizer.decode))
         self._short_text = lru_cache(maxsize=65536)(tokenizer.decode)
         self._end_ids = tokenizer.end_ids
@@ -148,25 +149,12 @@ class EngineClient:
     async def _prepared(
         self, prompt: Prompt, sampling: Sampling, adapter: str, *, stream: bool
     ) -> Request:
-        """``_request``, on a thread if that may take long and threads are used."""
-        schema = sampling.json_schema
-        grammar = None if schema is None else await self._grammar(schema)
-        request = partial(self._request, prompt, sampling, adapter, grammar, stream=stream)
-        if self._use_threads and _size(sampling.choices) > _SMALL:
-            return await asyncio.to_thread(request)
-        return request()
-
-    def _request(
-        self,
-        prompt: Prompt,
-        sampling: Sampling,
-        adapter: str,
-        grammar: Grammar | None,
-        *,
-        stream: bool,
-    ) -> Request:
         """The request as the engine receives it."""
-        tree = self._tree(sampling.choices) if sampling.choices else None
+        choices, schema = sampling.choices, sampling.json_schema
+        tree: ChoiceNode | None = None
+        if choices:
+            small = _size(choices) <= _SMALL
+            tree = self._small_trees(choices) if small else await self._large_trees.get(choices)
         limit = sampling.max_tokens or (tree.depth if tree is not None else None)
         if limit is None:
             raise RequestError("max_tokens is None and there are no choices; give a number")
@@ -181,7 +169,7 @@ class EngineClient:
             stops=self._stops(sampling.stop) if sampling.stop else None,
             adapter=adapter,
             filters=sampling.filters,
-            grammar=grammar,
+            grammar=None if schema is None else await self._grammars.get(schema),
             num_alternatives=sampling.num_alternatives,
             raw_logprobs=sampling.raw_logprobs,
             stream=stream,
@@ -266,39 +254,10 @@ class EngineClient:
         messages, ids = messages_or_ids(prompt)
         return ids or self._tokenizer.render(messages)
 
-    def _tree(self, choices: tuple[str, ...]) -> ChoiceNode:
-        if _size(choices) <= _SMALL:
-            return self._small_tree(choices)
-        with self._building:
-            return self._large_tree(choices)
-
     def _make_tree(self, choices: tuple[str, ...]) -> ChoiceNode:
         return choice_tree(
             [self._tokenizer.encode(choice) for choice in choices], end_ids=self._tokenizer.end_ids
         )
-
-    async def _grammar(self, schema: str) -> Grammar:
-        """The grammar of a schema, made once for all requests; a large one takes seconds.
-
-        Raises:
-            LegosError: the schema cannot be used, or not with this model.
-        """
-        loop = asyncio.get_running_loop()
-        made = self._grammars.pop(schema, None)
-        if made is None or (not made.done() and made.get_loop() is not loop):
-            if self._use_threads:
-                made = loop.run_in_executor(None, self._make_grammar, schema)
-            else:
-                made = loop.create_future()
-                made.set_result(self._make_grammar(schema))
-        self._grammars[schema] = made
-        if len(self._grammars) > _GRAMMARS:
-            del self._grammars[next(iter(self._grammars))]
-        try:
-            return await asyncio.shield(made)  # other requests may wait for it
-        except Exception:
-            self._grammars.pop(schema, None)
-            raise
 
     def _make_grammar(self, schema: str) -> Grammar:
         from legos.chat.grammar import json_grammar  # slow to import, and rarely needed
@@ -311,3 +270,39 @@ class EngineClient:
 
 def _size(choices: Sequence[str]) -> int:
     return sum(map(len, choices))
+
+
+class _Shared(Generic[K, V]):
+    """A cache of values that are slow to make; simultaneous requests for one share its making."""
+
+    def __init__(self, make: Callable[[K], V], size: int, *, use_threads: bool) -> None:
+        """Make an empty cache.
+
+        Args:
+            make: makes the value of a key; it may take seconds.
+            size: number of values kept.
+            use_threads: make values on threads.
+        """
+        self._make = make
+        self._size = size
+        self._use_threads = use_threads
+        self._values: dict[K, asyncio.Future[V]] = {}  # in the order of their last use
+
+    async def get(self, key: K) -> V:
+        """The value of a key; raises what ``make`` raises."""
+        loop = asyncio.get_running_loop()
+        made = self._values.pop(key, None)
+        if made is None or (not made.done() and made.get_loop() is not loop):
+            if self._use_threads:
+                made = loop.run_in_executor(None, self._make, key)
+            else:
+                made = loop.create_future()
+                made.set_result(self._make(key))
+        self._values[key] = made
+        if len(self._values) > self._size:
+            del self._values[next(iter(self._values))]
+        try:
+            return await asyncio.shield(made)  # other requests may wait for it
+        except Exception:
+            self._values.pop(key, None)
+            raise
