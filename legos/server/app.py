@@ -11,10 +11,8 @@ from legos.server.endpoints.adapters import adapter_router
 from legos.server.endpoints.chat import chat_router
 from legos.server.endpoints.completions import completion_router
 from legos.server.endpoints.docs import docs_page
-from legos.server.endpoints.health import health_router
-from legos.server.endpoints.models import model_router
-from legos.server.endpoints.scores import score_router
-from legos.server.endpoints.tokens import token_router
+from legos.server.endpoints.state import state_router
+from legos.server.endpoints.texts import text_router
 from legos.server.middleware.access import Access
 from legos.server.problems import handle
 from legos.server.schemas.answers import ProblemAnswer
@@ -27,10 +25,11 @@ _SUMMARY = (
     "it answers. OpenAI's interface, with token ids, log-probabilities and policy versions."
 )
 _ROUTERS = {
-    "OpenAI": (chat_router, completion_router),
-    "adapters": (adapter_router,),
-    "state": (model_router, health_router),
-    "texts": (token_router, score_router),
+    chat_router: "OpenAI",
+    completion_router: "OpenAI",
+    adapter_router: "adapters",
+    state_router: "state",
+    text_router: "texts",
 }
 _PROBLEMS = (400, 401, 404, 413, 429, 503, 504)
 
@@ -47,9 +46,8 @@ def make_app(service: Service) -> FastAPI:
     app.state.service = service
     for error in (RequestValidationError, HTTPException, LegosError, UnicodeEncodeError, Exception):
         app.add_exception_handler(error, handle)
-    for tag, routers in _ROUTERS.items():
-        for make_router in routers:
-            app.include_router(make_router(service), tags=[tag])
+    for make_router, tag in _ROUTERS.items():
+        app.include_router(make_router(service), tags=[tag])
 
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> HTMLResponse:

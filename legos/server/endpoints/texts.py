@@ -1,23 +1,25 @@
-"""``POST /tokenize`` and ``POST /detokenize``: texts and chats to token ids, and ids to text."""
+"""Endpoints that sample nothing: ``/tokenize``, ``/detokenize`` and ``/v1/score``."""
 
 import asyncio
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from legos.data.message import Message
 from legos.server.endpoints.chat import render_prompt
 from legos.server.middleware.bodies import JsonRoute
 from legos.server.problems import Problem
-from legos.server.schemas.answers import Decoded, Tokens
-from legos.server.schemas.texts import DetokenizeBody, TokenizeBody
+from legos.server.schemas.answers import Decoded, Scores, Tokens
+from legos.server.schemas.sampling import check_choices
+from legos.server.schemas.texts import DetokenizeBody, ScoreBody, TokenizeBody
 from legos.server.service import Service, encode_texts
 
-__all__ = ["token_router"]
+__all__ = ["text_router"]
 
 
-def token_router(service: Service) -> APIRouter:
+def text_router(service: Service) -> APIRouter:
     """The endpoints."""
     router = APIRouter(route_class=JsonRoute)
 
@@ -32,12 +34,7 @@ def token_router(service: Service) -> APIRouter:
         else:
             tools: list[Any] = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
             ids = await render_prompt(service, body, tools)
-        return Response(
-            msgspec.json.encode(
-                {"tokens": ids, "count": len(ids), "max_model_len": service.context}
-            ),
-            media_type="application/json",
-        )
+        return _json({"tokens": ids, "count": len(ids), "max_model_len": service.context})
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> Decoded:
@@ -51,4 +48,25 @@ def token_router(service: Service) -> APIRouter:
         decode = service.tokenizer.decode
         return Decoded(prompt=await asyncio.to_thread(decode, body.tokens, controls=True))
 
+    @router.post("/v1/score", response_class=Response, responses={200: {"model": Scores}})
+    async def score(body: ScoreBody, request: Request) -> Response:
+        """Log-probability (nats, temperature 1) of each choice as the complete answer."""
+        for one in body.prompts:
+            check_choices(one.choices)
+        prompts = [
+            ([Message(m.fields()["role"], m.text) for m in one.messages], one.choices)
+            for one in body.prompts
+        ]
+        adapter = service.adapter_of(body.model, body.adapter)
+        # The engine splits a scoring request into parts, so one of any size is admitted if no
+        # other completion runs.
+        most = service.options.max_running + service.options.max_queue
+        with service.admitted(min(len(prompts), most)):
+            work = service.source.score(prompts, adapter=adapter)
+            return _json({"scores": await service.attend(request.receive, work)})
+
     return router
+
+
+def _json(answer: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -1,18 +1,22 @@
-"""``GET /v1/models``: the base model and its adapters."""
+"""The server's state: ``GET /health``, ``GET /metrics`` and ``GET /v1/models``."""
 
 from typing import Any
 
 from fastapi import APIRouter
+from starlette.responses import JSONResponse, Response
 
 from legos.data.names import BASE
+from legos.errors import EngineError
 from legos.server.problems import Problem
-from legos.server.schemas.answers import ModelList, OneModel
+from legos.server.schemas.answers import Health, ModelList, OneModel
 from legos.server.service import Service
 
-__all__ = ["model_router"]
+__all__ = ["state_router"]
+
+_METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def model_router(service: Service) -> APIRouter:
+def state_router(service: Service) -> APIRouter:
     """The endpoints."""
     router = APIRouter()
 
@@ -29,6 +33,28 @@ def model_router(service: Service) -> APIRouter:
         if found is None:
             raise Problem(404, f"model {model!r} does not exist here", code="model_not_found")
         return found
+
+    @router.get("/health", responses={200: {"model": Health}, 503: {"model": Health}})
+    async def health() -> Response:
+        """Whether the engine runs (live) and new requests are accepted (ready)."""
+        reasons: list[str] = []
+        try:
+            service.engine.stats()
+        except EngineError as error:
+            reasons.append(str(error))
+        live = not reasons
+        if service.draining:
+            reasons.append("the server is about to end")
+        status = "ok" if not reasons else ("draining" if live else "dead")
+        answer = Health(status=status, live=live, ready=not reasons, reasons=reasons)
+        return JSONResponse(answer.model_dump(), status_code=503 if reasons else 200)
+
+    @router.get(
+        "/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}}
+    )
+    async def metrics() -> Response:
+        """The metrics in the Prometheus format."""
+        return Response(service.metrics.text(), media_type=_METRICS)
 
     return router
 
