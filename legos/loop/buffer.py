@@ -79,6 +79,7 @@ class Buffer:
         )
         self._changed = asyncio.Condition()
         self._queued: deque[TrainingBatch] = deque()
+        self._checked = 0  # number of oldest queued groups that hold no sample of a refused version
         self._playing: set[Admission] = set()
         self._training = 0  # tasks whose groups were taken and not yet released
         self._tasks_seen = 0
@@ -145,7 +146,7 @@ class Buffer:
             Exception: the error of a player that failed.
         """
         async with self._changed:
-            self._version = version
+            self._version, self._checked = version, 0
             await self._changed.wait_for(lambda: self._ending or self._enough())
             if self._ending:
                 raise self._ending
@@ -229,25 +230,34 @@ class Buffer:
         return None
 
     def _enough(self) -> bool:
-        """Drop samples of other versions than may be trained on; check whether a step is left."""
-        oldest, newest = self._version - self._limit, self._version
-        queued, self._queued = self._queued, deque()
-        for batch in queued:
-            fresh = self._only(batch, "stale", lambda s: s.oldest_version >= oldest)
-            known = self._only(fresh, "future", lambda s: s.newest_version <= newest)
-            if known is not fresh:
-                logger.warning(
-                    "%d samples have tokens of a policy version above %d, the newest that was "
-                    "trained here, and are left out; does another run publish to the same server?",
-                    len(fresh.samples) - len(known.samples),
-                    newest,
-                )
+        """Drop samples of other versions than may be trained on; check whether a step is left.
+
+        ``take`` resets ``_checked``, so every group is checked once for each version.
+        """
+        arrived = [self._queued.pop() for _ in range(len(self._queued) - self._checked)]
+        for batch in reversed(arrived):
+            known = self._trainable(batch)
             if known.samples or not batch.samples:
                 self._queued.append(known)
+        self._checked = len(self._queued)
         enough = self._step_size() is not None
         if not enough:
             self._changed.notify_all()  # dropping samples may allow a new play
         return enough
+
+    def _trainable(self, batch: TrainingBatch) -> TrainingBatch:
+        """The samples whose tokens are of versions that may be trained on."""
+        oldest, newest = self._version - self._limit, self._version
+        fresh = self._only(batch, "stale", lambda s: s.oldest_version >= oldest)
+        known = self._only(fresh, "future", lambda s: s.newest_version <= newest)
+        if known is not fresh:
+            logger.warning(
+                "%d samples have tokens of a policy version above %d, the newest that was "
+                "trained here, and are left out; does another run publish to the same server?",
+                len(fresh.samples) - len(known.samples),
+                newest,
+            )
+        return known
 
     def _only(
         self, batch: TrainingBatch, reason: str, keep: Callable[[Sample], bool]

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from legos.data.sample import TrainingBatch
+from legos.data.sample import Sample, TrainingBatch
 from legos.errors import ArenaError
 from legos.loop.buffer import Buffer
 from legos.loop.ledger import Ledger
@@ -134,3 +134,27 @@ def test_a_sample_of_a_version_that_was_not_trained_here_is_filtered(
     assert asyncio.run(story()) == [5]
     assert ledger.filtered == {"future": 2}
     assert "1 samples have tokens of a policy version above 5" in caplog.text
+
+
+def test_a_waiting_trainer_checks_the_versions_of_each_sample_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[Sample] = []
+
+    def oldest(sample: Sample) -> int:
+        checked.append(sample)
+        return min(sample.versions)
+
+    monkeypatch.setattr(Sample, "oldest_version", property(oldest))
+
+    async def story() -> None:
+        buffer = Buffer(Ledger(), min_samples=30, staleness_limit=2)
+        for version, groups in ((0, 10), (1, 10), (2, 10)):
+            taking = asyncio.ensure_future(buffer.take(version))
+            for _ in range(groups):
+                await asyncio.sleep(0)
+                await buffer.put(batch(3))
+            await asyncio.wait_for(taking, 1)
+
+    asyncio.run(story())
+    assert len(checked) == 3 * 30
