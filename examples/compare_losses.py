@@ -33,9 +33,9 @@ def train(game: str, options: str) -> dict:
         evaluations, steps = ([json.loads(line) for line in text.splitlines()] for text in texts)
     return {
         "curve": [(each["step"], round(each[f"eval/{GAMES[game][0]}"], 5)) for each in evaluations],
-        "clipped": round(mean(step["clip_fraction"] for step in steps), 5),
+        "clipped": round(mean(step["clip_fraction"] for step in steps if "loss" in step), 5),
         "moves": steps[-1]["tokens_trained"],
-        "seconds": round(sum(step["loop/seconds_per_step"] for step in steps)),
+        "seconds": round(sum(step.get("loop/seconds_per_step", 0) for step in steps)),
     }
 
 

@@ -36,10 +36,13 @@ __all__ = [
     "Scorer",
     "Seat",
     "Seating",
+    "Snapshot",
     "Tracker",
 ]
 
 Deliver = Callable[[Sequence[tuple[int, Result]]], None]
+Snapshot = Callable[[Path], object]
+"""Writes the state of a backend into an existing folder; any thread may call it."""
 
 
 class Client(Protocol):
@@ -245,12 +248,12 @@ class Backend(Protocol):
         """The current adapter of a policy; its arrays never change afterwards."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Write every policy, its EMA and its optimiser into an existing folder."""
+    def snapshot(self) -> "Future[Snapshot]":
+        """Every policy, its EMA and its optimiser as they are now; later steps do not change it."""
         ...
 
     def restore(self, folder: Path) -> None:
-        """Read what ``save`` wrote; raises ``CheckpointError`` if it does not fit."""
+        """Read what a snapshot wrote; raises ``CheckpointError`` if it does not fit."""
         ...
 
 
@@ -259,6 +262,10 @@ class Publisher(Protocol):
 
     async def publish(self, adapter: Adapter) -> AdapterInfo:
         """Return once all engines have loaded the adapter, with the version and digest loaded."""
+        ...
+
+    async def drop(self, name: str) -> None:
+        """Drop a published adapter from all engines; running requests finish with it."""
         ...
 
 
@@ -287,7 +294,11 @@ class Tracker(Protocol):
     """Receives metrics."""
 
     def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
-        """Record the metrics of one optimiser step."""
+        """Record the metrics of one optimiser step.
+
+        The figures of an evaluation (``eval/...``) may come in a later call of their own, also
+        after those of later steps. Step 0 has only figures.
+        """
         ...
 
     def close(self) -> None:

@@ -10,10 +10,11 @@ import numpy as np
 from legos.config.resolve import read_config, settings_of
 from legos.config.toml import read_sources
 from legos.errors import AdapterError, CheckpointError, LegosError
+from legos.files.lines import has_figures_alone
 from legos.run.checkpoint import checkpoint_at, checkpoint_steps, checkpoints, read_state
 from legos.run.find import find_run
 from legos.run.folder import RUNS, RunFolder
-from legos.track.jsonl import read_metrics
+from legos.track.jsonl import read_steps
 from legos.weights.folder import read_adapter
 from legos.wiring.replay import Replayed, StoredStep, replay_steps
 
@@ -140,7 +141,7 @@ def _start(folder: RunFolder, step: int) -> tuple[int, Path | None]:
 
 
 def _recorded(folder: RunFolder, step: int) -> Mapping[str, Value]:
-    lines = read_metrics(folder.metrics) if folder.metrics.exists() else []
+    lines = read_steps(folder.metrics) if folder.metrics.exists() else []
     for line in lines:
         if line.get("step") == step:
             return line
@@ -191,13 +192,16 @@ def _last_part(path: str | None) -> str | None:
 
 
 def _last(path: Path) -> dict[str, Any]:
-    """The last complete line of a file of JSON objects; {} where there is none."""
+    """The last complete line of metrics in a file; {} where there is none."""
     try:
         data = path.read_bytes()
-        lines = data[: data.rfind(b"\n") + 1].splitlines()
-        return json.loads(lines[-1]) if lines else {}
-    except (OSError, ValueError):
+        for line in reversed(data[: data.rfind(b"\n") + 1].splitlines()):
+            values = json.loads(line)
+            if not has_figures_alone(values):
+                return values
+    except (OSError, ValueError, AttributeError):
         return {}
+    return {}
 
 
 def _best(folder: RunFolder) -> int | None:

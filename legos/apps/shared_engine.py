@@ -1,10 +1,10 @@
-"""A trainer's engine as outsiders see it: they may ask, and not replace what is being trained."""
+"""The engine of a trainer for HTTP clients, which may ask it but not replace trained adapters."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from legos.data.names import POLICY, adapter_name
+from legos.data.names import EVALUATED, POLICY, adapter_name
 from legos.data.request import Generated, Request, Result
 from legos.errors import AdapterError
 from legos.protocols import Deliver, Engine
@@ -14,18 +14,18 @@ __all__ = ["SharedEngine"]
 
 
 class SharedEngine:
-    """Passes on everything but changes of the trained adapter; counts its tokens for outsiders.
+    """Passes on everything except changes of the run's adapters, and counts their tokens.
 
     Attributes:
-        tokens_generated: tokens of the trained adapter in requests that have ended.
+        tokens_generated: tokens of the run's adapters in requests that have ended.
     """
 
-    def __init__(self, engine: Engine, *, trained: str = POLICY) -> None:
+    def __init__(self, engine: Engine, *, trained: Collection[str] = (POLICY, EVALUATED)) -> None:
         """Share an engine.
 
         Args:
-            engine: the trainer's.
-            trained: name of the adapter that only the trainer may replace.
+            engine: the engine of the trainer.
+            trained: names of the adapters that only the run may replace.
         """
         self._engine = engine
         self._trained = trained
@@ -34,8 +34,8 @@ class SharedEngine:
 
     def submit(self, requests: Sequence[tuple[int, Request]], deliver: Deliver) -> None:
         """Queue requests."""
-        trained = [(n, r) for n, r in requests if adapter_name(r.adapter) == self._trained]
-        others = [(n, r) for n, r in requests if adapter_name(r.adapter) != self._trained]
+        trained = [(n, r) for n, r in requests if adapter_name(r.adapter) in self._trained]
+        others = [(n, r) for n, r in requests if adapter_name(r.adapter) not in self._trained]
         if trained:
             self._engine.submit(trained, self._counted(deliver))
         if others:
@@ -47,15 +47,15 @@ class SharedEngine:
             self._engine.cancel(numbers, receiver)
 
     def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
-        """Make a rival live; the future raises ``AdapterError`` for the trained name."""
-        if adapter.name == self._trained:
-            return self._refused()
+        """Load another adapter; the future raises ``AdapterError`` for the run's names."""
+        if adapter.name in self._trained:
+            return self._refused(adapter.name)
         return self._engine.load_adapter(adapter)
 
     def drop_adapter(self, name: str) -> "Future[None]":
-        """Forget a rival; the future raises ``AdapterError`` for the trained name."""
-        if name == self._trained:
-            return self._refused()
+        """Drop another adapter; the future raises ``AdapterError`` for the run's names."""
+        if name in self._trained:
+            return self._refused(name)
         return self._engine.drop_adapter(name)
 
     def versions(self) -> Mapping[str, int]:
@@ -80,12 +80,12 @@ class SharedEngine:
         """Log-probability of each continuation as the whole answer to its prompt."""
         return self._engine.score(prompts, end_ids=end_ids, adapter=adapter)
 
-    def _refused(self) -> "Future[Any]":
+    def _refused(self, name: str) -> "Future[Any]":
         future: Future[Any] = Future()
         future.set_exception(
             AdapterError(
-                f"adapter {self._trained!r} is being trained here and only its trainer replaces "
-                "it; load yours under another name"
+                f"adapter {name!r} is being trained here and only its trainer replaces it; load "
+                "yours under another name"
             )
         )
         return future

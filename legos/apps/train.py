@@ -26,6 +26,7 @@ from legos.apps.signals import StopSignals
 from legos.builtin import BUILTIN
 from legos.config.resolve import ResolvedConfig, is_chosen, read_config
 from legos.config.schema import RunConfig
+from legos.data.names import EVALUATED, POLICY
 from legos.errors import ConfigError, LegosError, TrainerError
 from legos.loop.evaluation import flat_figures
 from legos.protocols import Tracker
@@ -112,9 +113,14 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
         shared = SharedEngine(trainer.engine)
 
         async def count_tokens() -> int:  # without those of HTTP requests
-            return await trainer.tokens_generated() - shared.tokens_generated
+            sampled = [await trainer.tokens_generated(name) for name in (POLICY, EVALUATED)]
+            return sum(sampled) - shared.tokens_generated
 
-        with StopSignals() as signals, _folder(resolved, resumed, arena.name) as folder:
+        with (
+            ThreadPoolExecutor(max_workers=1) as writer,
+            StopSignals() as signals,
+            _folder(resolved, resumed, arena.name) as folder,
+        ):
             run = Run(
                 folder,
                 arena,
@@ -123,6 +129,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 evaluation=evaluation,
                 count_tokens=count_tokens,
                 engine_seconds=trainer.engine_seconds,
+                writer=writer,
             )
             if checkpoint is not None:
                 run.resume(checkpoint)
@@ -272,6 +279,7 @@ def _run_settings(config: RunConfig) -> RunSettings:
         keep_batches=loop.keep_batches,
         max_failed_share=loop.max_failed_share,
         evaluate_every=loop.evaluate_every,
+        evaluation_alone=loop.evaluation_alone,
         episodes_kept=loop.episodes_kept_per_step,
         base_model=config.model,
     )

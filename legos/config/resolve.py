@@ -39,7 +39,11 @@ _NONE = ("none", Path("none"))  # the command line converts the text of a path
 _OPTIONS = "play.options"
 _DETERMINISTIC = "loop.deterministic"
 _LOSS, _RATIO = "training.loss", "training.importance_sampling"
-_IMPLIED: Mapping[str, object] = {"training.staleness_limit": 0, "loop.step_concurrency": 1}
+_IMPLIED: Mapping[str, object] = {
+    "training.staleness_limit": 0,
+    "loop.step_concurrency": 1,
+    "loop.evaluation_alone": True,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

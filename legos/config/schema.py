@@ -176,7 +176,7 @@ class LoopConfig(Settings):
     """Number of steps whose tasks (play.tasks_per_step) are played at the same time."""
     deterministic: bool = knob(False)
     """Make the run repeat bit for bit: generation and training take turns on one thread. Sets
-    staleness_limit to 0 and step_concurrency to 1."""
+    staleness_limit to 0, step_concurrency to 1 and evaluation_alone to true."""
     checkpoint_every: int = knob(50, unit="optimiser steps", ge=0)
     """Steps between checkpoints; 0: only at the start, by time and at the end."""
     checkpoint_seconds: float = knob(600.0, unit="s", gt=0)
@@ -196,6 +196,9 @@ class LoopConfig(Settings):
     evaluation_temperature: float | None = knob(None, ge=0, le=10)
     """Sampling temperature of evaluation plays; 0: the most probable token; none: the temperature
     of training."""
+    evaluation_alone: bool = knob(False)
+    """Stop play and training during every evaluation. If off, only during the first and the last
+    one; the others run next to training, on a pinned copy of the adapter."""
     episodes_kept_per_step: int = knob(8, unit="episodes", ge=0)
     """Plays of each step that are written to episodes.jsonl."""
     max_failed_share: float = knob(0.9, unit="share", ge=0, le=1)
@@ -254,6 +257,11 @@ class RunConfig(Settings):
             raise ConfigError(
                 f"loop.deterministic is true but loop.step_concurrency is {loop.step_concurrency}; "
                 "a deterministic run plays for one step at a time: set it to 1 or leave it out"
+            )
+        if loop.deterministic and not loop.evaluation_alone:
+            raise ConfigError(
+                "loop.deterministic is true but loop.evaluation_alone is false; a deterministic "
+                "run makes nothing next to training: set it to true or leave it out"
             )
         if play.group_size == 1 and play.credit not in (None, *WITHOUT_GROUPS):
             raise ConfigError(

@@ -4,19 +4,43 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from legos.files.atomic import refusals_named, write_file
 
-__all__ = ["report_steps", "rewind_lines"]
+__all__ = ["has_figures_alone", "has_step_lines", "report_steps", "rewind_lines"]
 
 logger = logging.getLogger(__name__)
 
 
-def rewind_lines(path: Path, step: int) -> tuple[set[int], set[int]]:
+class _Line(NamedTuple):
+    """One line of a file."""
+
+    step: int | None  # None: the line is damaged
+    figures: bool  # whether it has only figures of an evaluation
+    data: bytes
+
+
+def has_figures_alone(values: Mapping[str, Any]) -> bool:
+    """Whether a line of metrics has only figures of an evaluation, and none of a step."""
+    names = values.keys() - {"step"}
+    return bool(names) and all(name.startswith("eval/") for name in names)
+
+
+def has_step_lines(path: Path) -> bool:
+    """Whether a file of metrics has more than figures of evaluations; damaged lines count."""
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        return any(not _line(data).figures for data in file)
+
+
+def rewind_lines(
+    path: Path, step: int, *, evaluated: int | None = None
+) -> tuple[set[int], set[int]]:
     """Remove the lines of later steps, which the run will repeat, and damaged lines.
 
     A file with damaged lines is first copied under another name, which is logged. An incomplete
@@ -25,9 +49,10 @@ def rewind_lines(path: Path, step: int) -> tuple[set[int], set[int]]:
     Args:
         path: file with one JSON object per line, each with its ``step``; it need not exist.
         step: last step whose lines are kept.
+        evaluated: last step for lines that have only figures of an evaluation; None: ``step``.
 
     Returns:
-        The steps whose lines are kept, and the later steps whose lines were removed.
+        The steps whose lines of metrics are kept, and the later steps whose lines were removed.
 
     Raises:
         CheckpointError: the file cannot be written.
@@ -35,8 +60,8 @@ def rewind_lines(path: Path, step: int) -> tuple[set[int], set[int]]:
     if not path.exists():
         return set(), set()
     with refusals_named(path):
-        steps = [at for at, _ in _lines(path)]
-        damaged = [number for number, at in enumerate(steps, start=1) if at is None]
+        lines = [line._replace(data=b"") for line in _lines(path)]
+        damaged = [number for number, line in enumerate(lines, start=1) if line.step is None]
         if damaged:
             aside = _free_name(path)
             shutil.copyfile(path, aside)
@@ -45,14 +70,15 @@ def rewind_lines(path: Path, step: int) -> tuple[set[int], set[int]]:
                 "run goes on with the other lines",
                 *(path, ", ".join(map(str, damaged)), aside.name),
             )
-        stays = [at is not None and at <= step for at in steps]
-        kept = (line for at, line in _lines(path) if at is not None and at <= step)
+        last = {True: step if evaluated is None else evaluated, False: step}
+        stays = [line.step is not None and line.step <= last[line.figures] for line in lines]
+        kept = (line.data for line, stay in zip(_lines(path), stays, strict=True) if stay)
         if stays == sorted(stays, reverse=True):  # usually all lines to remove are at the end
             os.truncate(path, sum(map(len, kept)))
         else:
             write_file(path, b"".join(kept))
         _end_last_line(path)
-    known = {at for at in steps if at is not None}
+    known = {line.step for line in lines if line.step is not None and not line.figures}
     return {at for at in known if at <= step}, {at for at in known if at > step}
 
 
@@ -84,22 +110,23 @@ def _spans(steps: Collection[int]) -> str:
     return f"step {listed}" if len(steps) == 1 else f"steps {listed}"
 
 
-def _lines(path: Path) -> Iterator[tuple[int | None, bytes]]:
-    """Each line with its step, or None if it is damaged; an incomplete last line is left out."""
+def _lines(path: Path) -> Iterator[_Line]:
+    """Each line of a file; an incomplete last line is left out."""
     with path.open("rb") as file:
-        for line in file:
-            step = _step(line)
-            if step is not None or line.endswith(b"\n"):
-                yield step, line
+        for data in file:
+            line = _line(data)
+            if line.step is not None or data.endswith(b"\n"):
+                yield line
 
 
-def _step(line: bytes) -> int | None:
+def _line(data: bytes) -> _Line:
     try:
-        values: object = json.loads(line)
+        found: object = json.loads(data)
     except (ValueError, RecursionError):
-        return None
-    step = cast("dict[str, Any]", values).get("step") if isinstance(values, dict) else None
-    return step if isinstance(step, int) else None
+        found = None
+    values = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    step = values.get("step")
+    return _Line(step if isinstance(step, int) else None, has_figures_alone(values), data)
 
 
 def _free_name(path: Path) -> Path:

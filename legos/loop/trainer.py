@@ -146,7 +146,11 @@ class PolicyTrainer:
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write the backend's state into a folder; returns the other state as JSON values."""
-        self.backend.save(folder)
+        self.backend.snapshot().result()(folder)
+        return self.state()
+
+    def state(self) -> dict[str, Any]:
+        """The state outside the backend that a resumed run needs, as JSON values."""
         return {"step": self.step, "num_steps": self.num_steps, "ledger": self.ledger.state()}
 
     def restore(self, folder: Path, state: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Publish a new adapter to the engine in this process, or to several publishers at once."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from legos.clients.openai import OpenAIClient
@@ -31,6 +31,14 @@ class EnginePublisher:
             raise EngineError(f"published {adapter.info} but {live} is live")
         return live
 
+    async def drop(self, name: str) -> None:
+        """Drop an adapter; running requests finish with it.
+
+        Raises:
+            AdapterError: no adapter of that name is live.
+        """
+        await asyncio.wrap_future(self._engine.drop_adapter(name))
+
 
 class ManyPublishers:
     """Publishes through several publishers at once."""
@@ -44,13 +52,24 @@ class ManyPublishers:
         Raises:
             EngineError: an engine cannot be reached, or has another adapter live afterwards.
         """
-        lives = await asyncio.gather(
-            *(publisher.publish(adapter) for publisher in self.publishers), return_exceptions=True
-        )
-        for live in lives:
-            if isinstance(live, BaseException):
-                raise live
+        await _all(publisher.publish(adapter) for publisher in self.publishers)
         return adapter.info
+
+    async def drop(self, name: str) -> None:
+        """Drop an adapter everywhere.
+
+        Raises:
+            AdapterError: no adapter of that name is live in one of the engines.
+            EngineError: an engine cannot be reached.
+        """
+        await _all(publisher.drop(name) for publisher in self.publishers)
+
+
+async def _all(calls: Iterable[Awaitable[object]]) -> None:
+    """Wait for all calls, also if one fails; raises the first error."""
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
 
 
 @asynccontextmanager

@@ -1,8 +1,8 @@
 """Publish a new adapter to servers: one request each, confirmed with version and digest."""
 
 import asyncio
-from collections.abc import Sequence
-from urllib.parse import urlencode
+from collections.abc import Awaitable, Callable, Sequence
+from urllib.parse import quote, urlencode
 
 import msgspec
 
@@ -67,20 +67,42 @@ class HttpPublisher:
         """
         info = adapter.info
         body = await asyncio.to_thread(pack_adapter, adapter)
+        await self._each(lambda server: _send(server, info, body))
+        return info
+
+    async def drop(self, name: str) -> None:
+        """Drop an adapter on every server; running requests finish with it.
+
+        Raises:
+            AdapterError: no adapter of that name is live on a server.
+            EngineError: a server cannot be reached.
+        """
+        await self._each(lambda server: _drop(server, name))
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections."""
+        for server in self._servers:
+            await server.aclose()
+
+    async def _each(self, call: Callable[[Transport], Awaitable[None]]) -> None:
+        """Call all servers at the same time; raises the first error after all have ended."""
         answers = await asyncio.gather(
-            *(_send(server, info, body) for server in self._servers), return_exceptions=True
+            *(call(server) for server in self._servers), return_exceptions=True
         )
         failures = [answer for answer in answers if answer is not None]
         for failure in failures:
             if len(failures) > 1 and isinstance(failure, LegosError):
                 failure.add_note(f"{len(failures)} of {len(answers)} servers failed")
             raise failure
-        return info
 
-    async def aclose(self) -> None:
-        """Close this event loop's connections."""
-        for server in self._servers:
-            await server.aclose()
+
+async def _drop(server: Transport, name: str) -> None:
+    try:
+        await server.request("DELETE", f"/adapters/{quote(name)}", bytes)
+    except EndpointError as error:
+        raise EngineError(str(error)) from error
+    except RequestError as error:
+        raise AdapterError(f"adapter {name!r} is not dropped: {error}") from error
 
 
 async def _send(server: Transport, info: AdapterInfo, body: bytes) -> None:

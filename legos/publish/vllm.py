@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from legos.clients.transport import Transport, server_root
+from legos.data.names import adapter_name
 from legos.errors import AdapterError, EndpointError, EngineError, RequestError
 from legos.files.atomic import write_folder
 from legos.weights.adapter import Adapter, AdapterInfo
@@ -39,7 +40,8 @@ class VllmPublisher:
             url: address of the server, such as ``http://localhost:8000``.
             folder: folder to which the adapters are written, one subfolder each.
             api_key: bearer token.
-            keep: number of newest versions that stay loaded, so that running requests can finish.
+            keep: number of newest versions of a name that stay loaded, so that running requests
+                can finish.
             timeout_s: maximum time to wait for one response, seconds.
             retries: maximum number of retries of a failed request.
         """
@@ -85,14 +87,31 @@ class VllmPublisher:
         except RequestError as error:
             raise AdapterError(f"adapter {served} is not published: {error}") from error
         self._loaded[served] = info.digest
-        for old in list(self._loaded)[: -self._keep]:
-            await self._tell("unload", {"lora_name": old})
-            del self._loaded[old]
+        for old in self._versions(info.name)[: -self._keep]:
+            await self._unload(old)
         return info
+
+    async def drop(self, name: str) -> None:
+        """Unload all versions of an adapter.
+
+        Raises:
+            RequestError: the server refuses to unload one.
+            EngineError: the server cannot be reached.
+        """
+        for served in self._versions(name):
+            await self._unload(served)
 
     async def aclose(self) -> None:
         """Close this event loop's connections."""
         await self._server.aclose()
+
+    def _versions(self, name: str) -> list[str]:
+        """The served names of an adapter's loaded versions, in the order of loading."""
+        return [served for served in self._loaded if adapter_name(served) == name]
+
+    async def _unload(self, served: str) -> None:
+        await self._tell("unload", {"lora_name": served})
+        del self._loaded[served]
 
     async def _tell(self, verb: str, body: dict[str, Any]) -> None:
         try:

@@ -1,7 +1,7 @@
 """The run folder: all files of one run in one portable folder.
 
 config.toml         the resolved settings, each with its source
-metrics.jsonl       one object per optimiser step
+metrics.jsonl       one object per optimiser step, and per evaluation that was ready later
 evaluations.jsonl   one object per evaluation
 episodes.jsonl      some plays of each step, as text
 adapters/vN/        adapters in mlx-lm's format
@@ -22,7 +22,7 @@ from typing import Any
 from legos.data.episode import Episode
 from legos.errors import ArenaError, CheckpointError, ConfigError, RecordError, RequestError
 from legos.files.atomic import clear_unfinished, refusals_named, write_file, write_folder
-from legos.files.lines import rewind_lines
+from legos.files.lines import has_step_lines, rewind_lines
 from legos.run.checkpoint import checkpoint_at, checkpoints, newest_whole, numbered, read_state
 from legos.run.lock import check_unheld, hold
 from legos.run.stored import episode_to_json
@@ -55,8 +55,8 @@ class RunFolder:
 
     @property
     def has_steps(self) -> bool:
-        """Whether the run has done a step."""
-        return self.metrics.exists() and self.metrics.stat().st_size > 0
+        """Whether the run has done a step; line 0 has the figures of the first evaluation."""
+        return has_step_lines(self.metrics)
 
     def check_free(self) -> None:
         """Check that a new run can use this folder without mixing with another; writes nothing.
@@ -145,12 +145,15 @@ class RunFolder:
             for parent in (self.path, self.adapters, self.checkpoints, self.batches):
                 clear_unfinished(parent)
 
-    def rewind(self, *, step: int, version: int) -> tuple[set[int], set[int]]:
+    def rewind(
+        self, *, step: int, version: int, evaluated: int | None
+    ) -> tuple[set[int], set[int]]:
         """Remove everything of later steps than the one that a resumed run continues from.
 
         Args:
             step: number of optimiser steps done.
             version: policy version after them.
+            evaluated: step of the newest evaluation; None: there is none.
 
         Returns:
             The steps whose metrics are kept, and the later steps whose metrics were removed.
@@ -158,8 +161,9 @@ class RunFolder:
         Raises:
             CheckpointError: the files cannot be written.
         """
-        for path in (self.episodes, self.evaluations):
-            rewind_lines(path, step)
+        newest = -1 if evaluated is None else evaluated
+        rewind_lines(self.evaluations, newest)
+        rewind_lines(self.episodes, step)
         with refusals_named(self.path):
             for number, path in self._adapters().items():
                 if number > version:
@@ -167,7 +171,7 @@ class RunFolder:
             for number, path in self._batch_files().items():
                 if number > step:
                     path.unlink()
-        return rewind_lines(self.metrics, step)
+        return rewind_lines(self.metrics, step, evaluated=newest)
 
     def write_adapter(self, adapter: Adapter) -> Path:
         """Write ``adapters/vN`` atomically; an existing one is not replaced.
@@ -308,7 +312,11 @@ class RunFolder:
         """Map of each step to the policy version after it."""
         files = (file for file in (self.evaluations, self.metrics) if file.exists())
         lines = (line for file in files for line in read_metrics(file))
-        known = {int(line["step"] or 0): int(line["policy_version"] or 0) for line in lines}
+        known = {
+            int(line["step"] or 0): int(line["policy_version"] or 0)
+            for line in lines
+            if "policy_version" in line
+        }
         return dict(sorted(known.items()))
 
     def _adapters(self) -> dict[int, Path]:

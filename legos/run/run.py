@@ -4,43 +4,35 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from legos.arena.arena import Arena
 from legos.data.sample import TrainingBatch
-from legos.errors import CheckpointError, ConfigError, EngineError
+from legos.errors import CheckpointError, EngineError
 from legos.files.lines import report_steps
 from legos.loop.buffer import Stopped
-from legos.loop.evaluation import flat_figures
 from legos.loop.failures import MAX_FAILED_SHARE
 from legos.loop.loop import buffer_of, training_loop
 from legos.loop.trainer import Metrics, PolicyTrainer
-from legos.protocols import Tracker
+from legos.protocols import Snapshot, Tracker
+from legos.publish.engine import reaching
+from legos.run.background import Background
 from legos.run.checkpoint import read_state, write_checkpoint
+from legos.run.evaluations import Evaluation, Evaluations, Figures, Outputs
 from legos.run.folder import RunFolder
 from legos.run.stored import batches_from_json, batches_to_json
+from legos.weights.adapter import Adapter
 
-__all__ = ["Evaluation", "Run", "RunSettings"]
+__all__ = ["Run", "RunSettings"]
 
 logger = logging.getLogger(__name__)
-Figures = dict[str, Any]
-
-
-class Evaluation(Protocol):
-    """Evaluates the live policy."""
-
-    @property
-    def tokens_generated(self) -> int:
-        """Number of tokens sampled so far for the plays of evaluations."""
-        ...
-
-    async def figures(self) -> Figures:
-        """The figures of one evaluation, as JSON values."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +49,13 @@ class RunSettings:
     keep_batches: bool = False  # whether each step's samples stay in the folder
     keep_best: str | None = None  # figure whose best checkpoint is kept; "-x": lower x is better
     evaluate_every: int  # optimiser steps; 0: only before the first and after the last
+    evaluation_alone: bool = False  # whether play and training wait for every evaluation
     episodes_kept: int  # number of plays of each step written to the folder
     base_model: str | None = None  # base model that is recorded in each adapter
 
 
 class Run:
-    """A training run in a folder.
-
-    Attributes:
-        first: figures of the policy before the first step.
-        last: figures of the newest evaluation.
-    """
+    """A training run in a folder."""
 
     def __init__(
         self,
@@ -79,6 +67,7 @@ class Run:
         evaluation: Evaluation,
         count_tokens: Callable[[], Awaitable[int]],
         engine_seconds: Callable[[], float],
+        writer: Executor,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Make a run; it starts only with ``resume`` or ``go``.
@@ -88,30 +77,43 @@ class Run:
             arena: the arena to play.
             trainer: the trainer of the policy.
             settings: the length of the run and what it stores.
-            evaluation: evaluates the live policy.
+            evaluation: evaluates an adapter.
             count_tokens: returns the number of tokens that the engine has sampled since it was
-                made.
+                made, for play and for evaluations.
             engine_seconds: returns the seconds that the engine has computed since then.
+            writer: one thread, which writes checkpoints and adapters.
             clock: returns a time in seconds.
         """
         self._folder = folder
         self._arena = arena
         self._trainer = trainer
         self._settings = settings
-        self._evaluation = evaluation
         self._count_tokens = count_tokens
         self._engine_seconds = engine_seconds
         self._engine_worked = 0.0  # engine seconds at the end of the previous step
         self._clock = clock
         self._step_ended = self._saved = clock()
         self._buffer = buffer_of(trainer, arena, max_failed_share=settings.max_failed_share)
-        self._evaluated_step: int | None = None  # step of the newest evaluation
-        self._evaluating: asyncio.Task[Figures] | None = None
-        self._stopping = False
         self._unlogged: Metrics | None = None  # metrics of a step that could not be logged
-        self._best: tuple[str, int, float] | None = None  # figure, step, value of the best
-        self.first: Figures = {}
-        self.last: Figures = {}
+        self._writer = writer
+        self._writing = Background(self._buffer.end)
+        self._evaluations = Evaluations(
+            evaluation,
+            trainer.ledger,
+            folder,
+            keep_best=settings.keep_best,
+            fail=self._buffer.end,
+        )
+
+    @property
+    def first(self) -> Figures:
+        """Figures of the policy before the first step."""
+        return self._evaluations.first
+
+    @property
+    def last(self) -> Figures:
+        """Figures of the newest evaluation."""
+        return self._evaluations.last
 
     @property
     def step(self) -> int:
@@ -121,7 +123,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether all steps are done and the final policy has been evaluated."""
-        return self.step >= self._settings.num_steps and self._evaluated_step == self.step
+        return self.step >= self._settings.num_steps and self._evaluations.step == self.step
 
     @property
     def _due(self) -> bool:
@@ -139,7 +141,9 @@ class Run:
             CheckpointError: it belongs to another model or arena; nothing is removed then.
         """
         self._take_up(place, read_state(place))
-        kept, again = self._folder.rewind(step=self.step, version=self._trainer.version)
+        kept, again = self._folder.rewind(
+            step=self.step, version=self._trainer.version, evaluated=self._evaluations.step
+        )
         kept |= {self.step} if self._unlogged is not None else set()
         report_steps(self._folder.metrics, self.step, kept=kept, again=again)
 
@@ -156,7 +160,7 @@ class Run:
         Raises:
             CheckpointError: it does not fit, or the files cannot be written.
         """
-        state: Figures = {**read_state(place), "best": None, "unlogged": None}
+        state: Figures = {**read_state(place), "best": None, "evaluating": None, "unlogged": None}
         dropped: list[TrainingBatch] = []
         if not same_credit:
             credit = self._arena.credit_assigner
@@ -168,7 +172,7 @@ class Run:
         self._take_up(place, state)
         tokens = sum(batch.tokens_generated for batch in dropped)
         self._trainer.ledger.discard({"forked": tokens} if tokens else {})
-        self._save()
+        self._checkpoint(self._trainer.backend.snapshot().result())()
 
     def _take_up(self, place: Path, state: Figures) -> None:
         """Restore every part from a checkpoint's state."""
@@ -178,12 +182,8 @@ class Run:
             queued = batches_from_json(state["queued"])
             self._buffer.refill(queued, version=self._trainer.version)
             self._buffer.restore(state["buffer"])
-            self.first, self.last = state["first"], state["last"]
-            self._evaluated_step = state["evaluated_step"]
+            self._evaluations.restore(state)
             self._unlogged = state["unlogged"]
-            figure, best_step, value = state["best"] or ("", 0, 0.0)
-            kept = self._settings.keep_best == figure
-            self._best = (figure, best_step, value) if kept else None
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{place} does not fit this run: {error!r}; was it written by another version?"
@@ -203,41 +203,48 @@ class Run:
             LegosError: the error that ended the run early.
         """
         elsewhere = self._trainer.ledger.generated - await self._count_tokens()
+        failure: BaseException | None = None
         try:
-            await self._to_the_end(tracker, evaluations)
+            async with reaching(self._arena.client, self._trainer.publisher) as publisher:
+                out = Outputs(tracker, evaluations, publisher)
+                try:
+                    await self._to_the_end(out)
+                finally:
+                    await self._evaluations.stopped()
         except Stopped:
             logger.info("stopped at step %d", self.step)
         except BaseException as error:
+            failure = error
+        for ended in (self._writing.ended, partial(self._close, elsewhere)):
             try:
-                await self._close(elsewhere)
-            except CheckpointError as also:
-                error.add_note(str(also))
-            raise
-        await self._close(elsewhere)
+                await ended()
+            except CheckpointError as error:
+                if failure is None:
+                    failure = error
+                elif failure is not error:
+                    failure.add_note(str(error))
+        if failure is not None:
+            raise failure
         return self.finished
 
     async def stop(self) -> None:
         """Ask the run to end; ``go`` then writes a checkpoint and returns."""
-        self._stopping = True
-        if self._evaluating is not None:
-            self._evaluating.cancel()
+        self._evaluations.stop()
         await self._buffer.end(Stopped())
 
-    async def _to_the_end(self, tracker: Tracker, evaluations: Tracker) -> None:
+    async def _to_the_end(self, out: Outputs) -> None:
         settings, trainer = self._settings, self._trainer
-
-        async def after_step(metrics: Metrics, batches: Sequence[TrainingBatch]) -> None:
-            await self._after_step(metrics, batches, tracker, evaluations)
-
         if self._unlogged is not None:
-            tracker.log(self._unlogged, step=self.step)
+            out.steps.log(self._unlogged, step=self.step)
             self._unlogged = None
-        await trainer.publish_weights()
-        # The second case is an evaluation that was interrupted.
-        if not self.first or (self._due and self._evaluated_step != self.step):
-            await self._evaluate(evaluations)
-            self.first = self.first or self.last
-            self._save()
+        await out.publisher.publish(trainer.backend.adapter())
+        await self._evaluations.make_up(out)
+        # The second case is an evaluation that was interrupted, or never started.
+        if not self.first or (self._due and self._evaluations.step != self.step):
+            figures = await self._evaluations.of_live(self.step, trainer.version, out)
+            out.steps.log(figures, step=self.step)
+            await self._save()
+            await self._writing.ended()  # a killed run needs a checkpoint to start from
         self._step_ended, self._engine_worked = self._clock(), self._engine_seconds()
         if self.step < settings.num_steps:
             await training_loop(
@@ -246,39 +253,40 @@ class Run:
                 settings.num_steps,
                 episode_concurrency=settings.episode_concurrency,
                 step_concurrency=settings.step_concurrency,
-                after_step=after_step,
+                after_step=partial(self._after_step, out),
                 buffer=self._buffer,
+                publisher=out.publisher,
                 progress=False,
             )
         if not self.finished:  # the run was stopped during the last evaluation
             raise Stopped
 
     async def _after_step(
-        self,
-        metrics: Metrics,
-        batches: Sequence[TrainingBatch],
-        tracker: Tracker,
-        evaluations: Tracker,
+        self, out: Outputs, metrics: Metrics, batches: Sequence[TrainingBatch]
     ) -> None:
         step, settings = self.step, self._settings
+        last = step >= settings.num_steps  # its checkpoint is written when the run closes
         turns = sum(batch.metrics.get("arena/turns", 0.0) for batch in batches)
         metrics |= self._speed(turns, metrics["step_s"] or 0.0)
-        if self._due:
+        if self._due and (last or settings.evaluation_alone):
             with suppress(Stopped):  # the step itself is complete
-                metrics |= flat_figures(await self._evaluate(evaluations))
+                metrics |= await self._evaluations.of_live(step, self._trainer.version, out)
+        elif self._due:
+            adapter = self._adapter()
+            keep = partial(self._on_writer, partial(self._folder.write_adapter, adapter))
+            await self._evaluations.start(step, adapter, out, keep=keep)
         self._unlogged = metrics
-        tracker.log(metrics, step=step)
+        out.steps.log(metrics, step=step)
         self._unlogged = None
         if settings.keep_batches:
             self._folder.write_batches(step, self._record(batches))
         episodes = [episode for batch in batches for episode in batch.episodes]
         if settings.episodes_kept:
             self._folder.add_episodes(step, episodes[: settings.episodes_kept])
-        last = step >= settings.num_steps  # its checkpoint is written when the run closes
         due = settings.checkpoint_every and step % settings.checkpoint_every == 0
         late = self._clock() - self._saved >= settings.checkpoint_seconds
-        if (due or late or self._is_best) and not last:
-            self._save()
+        if (due or late or step in self._evaluations.kept_steps) and not last:
+            await self._save()
 
     def _speed(self, turns: float, trained_s: float) -> Metrics:
         """Speed of the previous step, and the shares in which engine and trainer were idle."""
@@ -293,32 +301,6 @@ class Run:
             "loop/trainer_idle_share": max(0.0, 1.0 - trained_s / seconds),
         }
 
-    async def _evaluate(self, evaluations: Tracker) -> Figures:
-        """Evaluate the live policy; the figures are also logged and stored.
-
-        Raises:
-            Stopped: the run is to end; it does not wait for the plays of an evaluation.
-        """
-        if self._stopping:
-            raise Stopped
-        before = self._evaluation.tokens_generated
-        self._evaluating = asyncio.ensure_future(self._evaluation.figures())
-        try:
-            found = await self._evaluating
-        except asyncio.CancelledError:
-            if self._stopping:
-                raise Stopped from None
-            raise
-        finally:
-            self._evaluating = None
-            self._trainer.ledger.lose("evaluation", self._evaluation.tokens_generated - before)
-        version = self._trainer.version
-        self.last = {"policy_version": version, **found}
-        self._evaluated_step = self.step
-        self._compare(flat_figures(found))
-        evaluations.log({"policy_version": version, **flat_figures(found)}, step=self.step)
-        return found
-
     def _record(self, batches: Sequence[TrainingBatch]) -> dict[str, Any]:
         """The batches of this step and the version and digest of the resulting adapter."""
         info = self._trainer.backend.adapter().info
@@ -328,31 +310,6 @@ class Run:
             "digest": info.digest,
             "batches": batches_to_json(batches),
         }
-
-    @property
-    def _is_best(self) -> bool:
-        """Whether this step has the best evaluation so far."""
-        return self._best is not None and self._best[1] == self.step
-
-    def _compare(self, figures: Mapping[str, float]) -> None:
-        """Record this step if its evaluation is the best so far.
-
-        Raises:
-            ConfigError: the evaluation has no such figure.
-        """
-        wanted = self._settings.keep_best
-        if wanted is None:
-            return
-        name = f"eval/{wanted.removeprefix('-')}"
-        if name not in figures:
-            known = ", ".join(sorted(key.removeprefix("eval/") for key in figures))
-            raise ConfigError(
-                f"loop.keep_best is {wanted!r} but the evaluation of arena {self._arena.name!r} "
-                f"has no such figure; it has {known}"
-            )
-        value = -figures[name] if wanted.startswith("-") else figures[name]
-        if self._best is None or value > self._best[2]:
-            self._best = (wanted, self.step, value)
 
     async def _close(self, elsewhere: int) -> None:
         """Record the tokens of unfinished plays, and write a checkpoint.
@@ -368,32 +325,58 @@ class Run:
         with suppress(EngineError):  # a dead engine cannot report its count
             sampled = elsewhere + await self._count_tokens()
             ledger.lose("unfinished", max(0, sampled - ledger.generated))
-        self._save()
+        await self._save()
+        await self._writing.ended()
 
-    def _save(self) -> None:
-        """Write the adapter and the checkpoint of this step."""
-        adapter = self._trainer.backend.adapter()
-        self._folder.write_adapter(replace(adapter, base_model=self._settings.base_model))
-        write_checkpoint(
-            self._folder.checkpoints,
-            self.step,
-            self._fill,
-            keep=self._settings.keep_checkpoints,
-            also=() if self._best is None else (self._best[1],),
+    async def _save(self) -> None:
+        """Write the adapter and the checkpoint of this step off the event loop.
+
+        It waits for the write before it: at most one state is held in memory besides the live one.
+
+        Raises:
+            CheckpointError: the write before it failed.
+        """
+        await self._writing.ended()
+        snapshot = await asyncio.wrap_future(self._trainer.backend.snapshot())
+        await self._writing.start(partial(self._on_writer, self._checkpoint(snapshot)))
+
+    async def _on_writer(self, write: Callable[[], object]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._writer, write)
+
+    def _adapter(self) -> Adapter:
+        return replace(self._trainer.backend.adapter(), base_model=self._settings.base_model)
+
+    def _checkpoint(self, snapshot: Snapshot) -> Callable[[], None]:
+        """Take the run's state as it is now; what is returned writes it, from any thread.
+
+        Args:
+            snapshot: the backend's state after the same step.
+        """
+        step, settings, folder = self.step, self._settings, self._folder
+        adapter, kept_steps = self._adapter(), self._evaluations.kept_steps
+        queued = self._buffer.queued  # immutable; converting it takes longest
+        state = deepcopy(
+            {
+                "trainer": self._trainer.state(),
+                "arena": self._arena.state(),
+                "buffer": self._buffer.state(),
+                "unlogged": self._unlogged,
+                **self._evaluations.state(),
+            }
         )
-        self._saved = self._clock()
 
-    def _fill(self, place: Path) -> dict[str, Any]:
-        return {
-            "trainer": self._trainer.save(place),
-            "arena": self._arena.state(),
-            "queued": batches_to_json(
-                self._buffer.queued, num_episodes=self._settings.episodes_kept
-            ),
-            "buffer": self._buffer.state(),
-            "first": self.first,
-            "last": self.last,
-            "evaluated_step": self._evaluated_step,
-            "unlogged": self._unlogged,
-            "best": self._best,
-        }
+        def fill(place: Path) -> dict[str, Any]:
+            snapshot(place)
+            return {
+                **state,
+                "queued": batches_to_json(queued, num_episodes=settings.episodes_kept),
+            }
+
+        def write() -> None:
+            folder.write_adapter(adapter)
+            write_checkpoint(
+                folder.checkpoints, step, fill, keep=settings.keep_checkpoints, also=kept_steps
+            )
+
+        self._saved = self._clock()
+        return write

@@ -19,7 +19,7 @@ from legos.data.step import PassResult, Update
 from legos.errors import CheckpointError
 from legos.losses.metrics import SUMS, skip_reason, step_metrics
 from legos.losses.objective import Objective
-from legos.protocols import Backend
+from legos.protocols import Backend, Snapshot
 from legos.testing.futures import answered
 from legos.weights.adapter import Adapter, AdapterInfo, LoraShape
 
@@ -73,7 +73,7 @@ class FakeBackend:
         left_out: reasons to skip the next steps ("clip_skip" or "non_finite"), used in order; None:
             the step is applied.
         held: futures of passes that wait for ``release``, where ``hold`` is set.
-        trail: digest of everything that it was trained on, in order; ``save`` writes it.
+        trail: digest of everything that it was trained on, in order; a snapshot has it.
     """
 
     def __init__(self, *, hold: bool = False) -> None:
@@ -153,13 +153,14 @@ class FakeBackend:
         }
         return Adapter(name=POLICY, version=self._version, shape=SHAPE, arrays=arrays)
 
-    def save(self, folder: Path) -> None:
-        """Write the number of steps and the trail."""
-        state = {"version": self._version, "trail": self.trail}
-        (folder / STATE_FILE).write_text(json.dumps(state))
+    @answered
+    def snapshot(self) -> Snapshot:
+        """The number of steps and the trail."""
+        state = json.dumps({"version": self._version, "trail": self.trail})
+        return lambda folder: (folder / STATE_FILE).write_text(state)
 
     def restore(self, folder: Path) -> None:
-        """Read what ``save`` wrote.
+        """Read what a snapshot wrote.
 
         Raises:
             CheckpointError: the file is missing or damaged.
@@ -176,11 +177,13 @@ class FakePublisher:
 
     Attributes:
         published: every adapter, in order.
+        dropped: name of every dropped adapter, in order.
         error: if set, every ``publish`` raises it.
     """
 
     def __init__(self) -> None:
         self.published: list[Adapter] = []
+        self.dropped: list[str] = []
         self.error: Exception | None = None
 
     async def publish(self, adapter: Adapter) -> AdapterInfo:
@@ -190,6 +193,11 @@ class FakePublisher:
             raise self.error
         self.published.append(adapter)
         return adapter.info
+
+    async def drop(self, name: str) -> None:
+        """Record the name after one turn of the event loop."""
+        await asyncio.sleep(0)
+        self.dropped.append(name)
 
 
 class FakeTracker:

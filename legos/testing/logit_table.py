@@ -25,6 +25,7 @@ from legos.errors import AdapterError, CheckpointError, RequestError, TrainerErr
 from legos.losses.objective import Objective
 from legos.losses.places import Places, chosen_logprobs, place_logprobs
 from legos.losses.total import BatchArrays, total_loss
+from legos.protocols import Snapshot
 from legos.testing.engine import FakeEngine
 from legos.testing.futures import answered
 from legos.testing.records import float64
@@ -197,17 +198,13 @@ class TableBackend:
         logits, ema, reference = (
             _logits(table, contexts, self._num_vocabulary) for table in self._parts.values()
         )
+        reference = reference if objective.kl_coef else None
+        ema = ema if objective.ema_kl_coef else None
         logprobs = _chosen(batch, logits)
 
         def loss_of(logits: Floats) -> tuple[float, Floats]:
             loss, sums = total_loss(
-                np,
-                logits,
-                arrays,
-                objective,
-                reference=reference if objective.kl_coef else None,
-                average=ema if objective.ema_kl_coef else None,
-                frozen=logprobs,
+                np, logits, arrays, objective, reference=reference, average=ema, frozen=logprobs
             )
             return float(loss), sums
 
@@ -261,14 +258,20 @@ class TableBackend:
         arrays = self._parts["table"]
         return Adapter(name=POLICY, version=self._version, shape=NO_LORA, arrays=arrays)
 
-    def save(self, folder: Path) -> None:
-        """Write the table, its EMA and the reference."""
-        for part, table in self._parts.items():
-            data = pack_tensors(table, {"version": str(self._version)})
-            (folder / f"{part}.safetensors").write_bytes(data)
+    @answered
+    def snapshot(self) -> Snapshot:
+        """The table, its EMA and the reference."""
+        texts = {"version": str(self._version)}
+        files = {part: pack_tensors(table, texts) for part, table in self._parts.items()}
+
+        def write(folder: Path) -> None:
+            for part, data in files.items():
+                (folder / f"{part}.safetensors").write_bytes(data)
+
+        return write
 
     def restore(self, folder: Path) -> None:
-        """Read what ``save`` wrote, in single precision.
+        """Read what a snapshot wrote, in single precision.
 
         Raises:
             CheckpointError: a file is missing or damaged.

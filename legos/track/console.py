@@ -1,7 +1,6 @@
 """Show a run on the console: a live table on a terminal, otherwise a line every few steps."""
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -73,8 +72,8 @@ class ConsoleTracker:
         self._console = console or Console()
         self._every = every
         self._clock = clock
-        self._rows: deque[tuple[int, Metrics]] = deque(maxlen=_ROWS)
-        self._evaluated: deque[tuple[int, Metrics]] = deque(maxlen=_EVALUATED_ROWS)
+        self._rows: dict[int, Metrics] = {}  # newest steps, in ascending order
+        self._evaluated: dict[int, Metrics] = {}  # newest evaluated steps, in ascending order
         self._seen: set[str] = set()
         self._skipped = 0  # steps whose update was not applied
         self._drawn_at = -_REFRESH_S
@@ -85,34 +84,37 @@ class ConsoleTracker:
             self._live.start()
 
     def log(self, metrics: Metrics, *, step: int) -> None:
-        """Show one step."""
+        """Show one step; figures of an evaluation that come later are added to their step."""
         self._seen |= {name for name, value in metrics.items() if value is not None}
         evaluated = any(name.startswith("eval/") for name in metrics)
         first = not self._rows
-        self._rows.append((step, metrics))
-        if evaluated:
-            self._evaluated.append((step, metrics))
         self._skipped += metrics.get("applied") == 0
-        self._pending = True
+        late = bool(self._rows) and step < max(self._rows)
+        metrics = {**self._rows.get(step, {}), **metrics}
+        if not late or step in self._rows:
+            self._rows = _newest({**self._rows, step: metrics}, _ROWS)
+        if evaluated:
+            self._evaluated = _newest({**self._evaluated, step: metrics}, _EVALUATED_ROWS)
         if self._live is not None:
             due = self._clock() - self._drawn_at >= _REFRESH_S
         else:
             due = first or evaluated or step % self._every == 0
         if due:
-            self._show()
+            self._show(step, metrics)
+        printed_late = late and self._live is None  # the newest step may still not be shown
+        self._pending = not due or (self._pending and printed_late)
 
     def close(self) -> None:
         """Show the last step and leave the table on the terminal."""
         if self._pending:
-            self._show()
+            self._show(*list(self._rows.items())[-1])
         if self._live is not None:
             self._live.stop()
             self._live = None
 
-    def _show(self) -> None:
-        self._pending = False
+    def _show(self, step: int, metrics: Metrics) -> None:
+        """Print the line of a step, or draw the whole table."""
         if self._live is None:
-            step, metrics = self._rows[-1]
             self._console.print(self._line(step, metrics), highlight=False, soft_wrap=True)
             return
         self._drawn_at = self._clock()
@@ -131,12 +133,10 @@ class ConsoleTracker:
         return "  ".join([f"step {step}/{self._num_steps}", *cells, *skipped])
 
     def _table(self) -> Table:
-        oldest = self._rows[0][0]
-        above = [row for row in self._evaluated if row[0] < oldest]
         columns = self._columns()
+        rows = self._evaluated | self._rows
         lines = [
-            [str(step), *(_cell(metrics, column) for column in columns)]
-            for step, metrics in (*above, *self._rows)
+            [str(step), *(_cell(rows[step], column) for column in columns)] for step in sorted(rows)
         ]
         titles = ["step", *(column.title for column in columns)]
         widths = [max(map(len, cells)) for cells in zip(titles, *lines, strict=True)]
@@ -149,9 +149,14 @@ class ConsoleTracker:
             cells = zip(titles, line, strict=True)
             table.add_row(*(cell for title, cell in cells if title not in left_out))
         skipped = f", {self._skipped} skipped" if self._skipped else ""
-        table.caption = f"{self._rows[-1][0]} of {self._num_steps} steps{skipped}"
+        table.caption = f"{max(self._rows)} of {self._num_steps} steps{skipped}"
         table.caption_justify = "left"
         return table
+
+
+def _newest(rows: Mapping[int, Metrics], number: int) -> dict[int, Metrics]:
+    """The rows of the last steps, in ascending order."""
+    return dict(sorted(rows.items())[-number:])
 
 
 def _left_out(titles: Sequence[str], widths: Sequence[int], room: int) -> set[str]:

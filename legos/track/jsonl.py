@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object per optimiser step, with complete lines even after a crash."""
+"""metrics.jsonl: a JSON object per optimiser step, with complete lines even after a crash."""
 
 import json
 import math
@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import cast
 
 from legos.errors import CheckpointError
+from legos.files.lines import has_figures_alone
 
-__all__ = ["JsonlTracker", "append_whole", "read_metrics"]
+__all__ = ["JsonlTracker", "append_whole", "read_metrics", "read_steps"]
 
 
 class JsonlTracker:
@@ -34,7 +35,7 @@ class JsonlTracker:
             raise CheckpointError(f"cannot open {path}: {error.strerror}") from error
 
     def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
-        """Append the metrics of one step; values that are not finite are written as null.
+        """Append one line with metrics of a step; values that are not finite are written as null.
 
         Raises:
             CheckpointError: the line cannot be written (disk full); no partial line is left.
@@ -63,6 +64,8 @@ def append_whole(path: Path, data: bytes) -> None:
 def read_metrics(path: Path) -> list[dict[str, float | int | None]]:
     """All complete lines of a metrics file, in order.
 
+    The figures of an evaluation may have a line of their own; ``read_steps`` leaves these out.
+
     Raises:
         CheckpointError: the file cannot be read, or a line is not a JSON object.
     """
@@ -72,6 +75,11 @@ def read_metrics(path: Path) -> list[dict[str, float | int | None]]:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     lines = data[: data.rfind(b"\n") + 1].splitlines()
     return [_parse(line, path, number) for number, line in enumerate(lines, start=1)]
+
+
+def read_steps(path: Path) -> list[dict[str, float | int | None]]:
+    """The lines of optimiser steps in a metrics file, in order; raises as ``read_metrics``."""
+    return [line for line in read_metrics(path) if not has_figures_alone(line)]
 
 
 def _append(file: FileIO, data: bytes, path: Path) -> None:

@@ -9,10 +9,13 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from legos.errors import ConfigError
+from legos.files.lines import has_figures_alone
 
 __all__ = ["WandbMode", "WandbTracker", "choose_mode"]
 
 WandbMode = Literal["auto", "online", "offline"]
+
+EVALUATED_STEP = "eval/step"
 
 _HOME = "https://api.wandb.ai"
 
@@ -58,10 +61,21 @@ class WandbTracker:
             raise ConfigError(
                 f"cannot start Weights & Biases: {error}; use --track.wandb offline"
             ) from error
+        self._run.define_metric(EVALUATED_STEP)
+        self._run.define_metric("eval/*", step_metric=EVALUATED_STEP)
 
     def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
-        """Log the metrics of one step, without those that are None."""
-        self._run.log({name: v for name, v in metrics.items() if v is not None}, step=step)
+        """Log the metrics of one step, without those that are None.
+
+        W&B ignores what comes for an earlier step than the newest one. Figures of an evaluation
+        that come late are therefore logged with the newest step; ``eval/step`` is the step that
+        they belong to, and the horizontal axis of their curves.
+        """
+        values = {name: value for name, value in metrics.items() if value is not None}
+        if any(name.startswith("eval/") for name in values):
+            values[EVALUATED_STEP] = step
+        late = has_figures_alone(metrics)
+        self._run.log(values, step=max(step, self._run.step) if late else step)
 
     def close(self) -> None:
         """Write all pending data and end the run."""

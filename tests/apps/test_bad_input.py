@@ -317,7 +317,7 @@ def test_a_full_disk_in_the_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     assert told.startswith("error: cannot write run/metrics.jsonl: ")
     assert "free some space" in told
     assert "the run has a checkpoint; continue with\n  uv run legos train --resume run" in told
-    assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 1
+    assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 2
     assert main(["train", "--resume", "run"]) == 0
     lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]

@@ -12,7 +12,7 @@ import pytest
 
 from legos.cli import main
 from legos.loop.evaluation import flat_figures
-from legos.track.jsonl import read_metrics
+from legos.track.jsonl import read_metrics, read_steps
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.folder import read_adapter, write_adapter
 
@@ -105,7 +105,7 @@ def test_the_figures_of_nim_are_those_of_the_run(
     assert (figures["arena"], figures["policy_version"]) == ("nim", 2)
     assert set(figures["vs_random"]) == set(figures["vs_optimal"]) == OUTCOMES
     assert as_logged(figures) == logged(run, 2)
-    last = read_metrics(run / "metrics.jsonl")[-1]
+    last = read_steps(run / "metrics.jsonl")[-1]
     assert {name: last[name] for name in last if name.startswith("eval/")} == {
         name: value for name, value in logged(run, 2).items() if name.startswith("eval/")
     }
@@ -113,6 +113,18 @@ def test_the_figures_of_nim_are_those_of_the_run(
     assert start["policy_version"] == 0
     assert as_logged(start) == logged(run, 0)
     assert as_logged(start) != as_logged(evaluated(run))
+
+
+def test_an_evaluation_next_to_training_shows_the_adapter_of_its_step(
+    tmp_path: Path, evaluated: Callable[..., dict[str, Any]]
+) -> None:
+    run = tmp_path / "run"
+    options = ("--loop.evaluate-every", "1", "--training.learning-rate", "0.1")
+    assert main(["train", "--out", str(run), *FAST, *options, "--steps", "4"]) == 0
+    for step in (1, 2, 3):
+        line = logged(run, step)
+        assert line == pytest.approx(as_logged(evaluated(f"{run}@v{step}")), abs=1e-6)
+        assert line["eval/exploitability"] != logged(run, step + 1)["eval/exploitability"]
 
 
 def test_a_figure_that_kuhn_does_not_define_is_null(
@@ -151,7 +163,7 @@ def test_an_arena_of_ones_own_is_evaluated_by_the_same_plays(
     assert set(figures["metric"]) == {"met", "largest", "train"}
     assert as_logged(figures) == logged(guessed, 2)
     assert evaluated(guessed) == figures
-    lines = read_metrics(guessed / "metrics.jsonl")
+    lines = read_steps(guessed / "metrics.jsonl")
     assert all("arena/met" in line and "reward/guesser" in line for line in lines)
     assert {line["reward_mean"] for line in lines} == {0.5}
     assert (lines[-1]["discarded/evaluation_tokens"] or 0) > 40

@@ -10,7 +10,7 @@ from legos.cli import main
 from legos.config.resolve import read_config
 from legos.run.checkpoint import newest_whole, read_state
 from legos.testing.records import TIMES
-from legos.track.jsonl import read_metrics
+from legos.track.jsonl import read_metrics, read_steps
 from legos.weights.folder import read_adapter
 
 SMALL = (
@@ -46,7 +46,7 @@ def test_a_fork_that_changes_nothing_goes_the_way_of_its_parent(
     before = {path: path.read_bytes() for path in parent.rglob("*") if path.is_file()}
     assert fork(f"{parent}@2", tmp_path / "child") == 0
     child = tmp_path / "child"
-    assert timeless(child / "metrics.jsonl") == timeless(parent / "metrics.jsonl")[2:]
+    assert timeless(child / "metrics.jsonl") == timeless(parent / "metrics.jsonl")[3:]
     assert digest(child, 6) == digest(parent, 6) != digest(parent, 2)
     assert digest(child, 2) == digest(parent, 2)
     assert (child / "checkpoints" / "step-000002").is_dir()
@@ -64,12 +64,12 @@ def test_changed_options_hold_from_the_fork_on_and_a_resume_keeps_them(
     assert fork(f"{parent}@4", child, "--training.learning-rate", "0.1", "--steps", "5") == 0
     ours, theirs = timeless(child / "metrics.jsonl"), timeless(parent / "metrics.jsonl")
     assert [line["step"] for line in ours] == [5]
-    assert ours[0]["reward_mean"] == theirs[4]["reward_mean"]  # played by the same policy
+    assert ours[0]["reward_mean"] == theirs[5]["reward_mean"]  # played by the same policy
     assert digest(child, 5) != digest(parent, 4)
     assert main(["train", "--resume", str(child), "--steps", "6"]) == 0
     config = read_config(child / "config.toml")
     assert (config.training.learning_rate, config.fork_from) == (0.1, f"{parent}@4")
-    assert [line["step"] for line in read_metrics(child / "metrics.jsonl")] == [5, 6]
+    assert [line["step"] for line in read_steps(child / "metrics.jsonl")] == [5, 6]
 
 
 def test_another_credit_rule_starts_without_baselines_or_what_waited(
@@ -86,7 +86,7 @@ def test_another_credit_rule_starts_without_baselines_or_what_waited(
     assert state["arena"]["credit"].keys() == {"singletons"}
     ledger = state["trainer"]["ledger"]
     assert ledger["discarded"].get("forked", 0) == waiting
-    [line] = read_metrics(child / "metrics.jsonl")
+    [line] = read_steps(child / "metrics.jsonl")
     uses = ("trained", "filtered", "discarded", "queued")
     assert line["tokens_generated"] == sum(line[f"tokens_{use}"] or 0 for use in uses)
 

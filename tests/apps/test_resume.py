@@ -15,7 +15,7 @@ from legos.credit.registry import CreditName
 from legos.loop.evaluation import ArenaEvaluation
 from legos.run.checkpoint import checkpoints, newest_whole, read_state
 from legos.testing.records import TIMES
-from legos.track.jsonl import read_metrics
+from legos.track.jsonl import read_metrics, read_steps
 from legos.weights.folder import read_adapter
 
 FAST = (
@@ -146,7 +146,7 @@ def test_the_reference_of_a_run_is_in_its_checkpoints(
     given = before / "adapters" / "v3"
     pull = ("--training.kl-coef", "0.1", "--training.kl-reference", str(given))
     train(whole, "--deterministic", *pull, *SMALL, steps=4)
-    assert abs(read_metrics(whole / "metrics.jsonl")[0]["kl_divergence"] or 0) > 1e-4
+    assert abs(read_steps(whole / "metrics.jsonl")[0]["kl_divergence"] or 0) > 1e-4
     resumed = crash(whole, tmp_path / "resumed", step=3)
     forked, base = tmp_path / "forked", tmp_path / "base"
     shutil.rmtree(before)  # the checkpoints need it no more
@@ -154,7 +154,7 @@ def test_the_reference_of_a_run_is_in_its_checkpoints(
     assert timeless(resumed / "metrics.jsonl") == timeless(whole / "metrics.jsonl")
     place = f"{whole}@3"
     assert main(["train", "--fork-from", place, "--out", str(forked)]) == 0
-    assert timeless(forked / "metrics.jsonl") == timeless(whole / "metrics.jsonl")[3:]
+    assert timeless(forked / "metrics.jsonl") == timeless(whole / "metrics.jsonl")[4:]
     options = ("--training.kl-reference", "none")
     assert main(["train", "--fork-from", place, "--out", str(base), *options]) == 0
     of_base, of_other = (timeless(run / "metrics.jsonl")[0] for run in (base, forked))
@@ -176,7 +176,7 @@ def test_a_resumed_run_with_lag_keeps_its_bounds(tmp_path: Path) -> None:
     lost = sum(ledger["filtered"].values()) + sum(ledger["discarded"].values())
     assert ledger["generated"] == ledger["trained"] + lost + queued
     assert main(["train", "--resume", str(resumed)]) == 0
-    lines = read_metrics(resumed / "metrics.jsonl")
+    lines = read_steps(resumed / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     for line in lines:
         assert (line["staleness_max"] or 0) <= 2
@@ -207,7 +207,7 @@ def test_more_steps_go_on_and_are_remembered(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(run, steps=2)
     assert main(["train", "--resume", str(run), "--steps", "4"]) == 0
-    assert [line["step"] for line in read_metrics(run / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert [line["step"] for line in read_steps(run / "metrics.jsonl")] == [1, 2, 3, 4]
     assert read_config(run / "config.toml").loop.steps == 4
     text = (run / "config.toml").read_text()
     assert "steps = 4  # command line" in text
@@ -231,7 +231,7 @@ def test_a_run_to_resume_is_found_by_its_name(
     monkeypatch.chdir(tmp_path)
     train(Path("runs/mine"), steps=1)
     assert main(["train", "--resume", "mine", "--steps", "2"]) == 0
-    assert [line["step"] for line in read_metrics(Path("runs/mine/metrics.jsonl"))] == [1, 2]
+    assert [line["step"] for line in read_steps(Path("runs/mine/metrics.jsonl"))] == [1, 2]
     assert not Path("mine").exists()
 
 
@@ -245,7 +245,7 @@ def test_a_damaged_checkpoint_is_named_once_and_the_one_before_taken(
     assert main(["train", "--resume", str(run)]) == 0
     [message] = [m for m in caplog.messages if "damaged" in m]
     assert "step-000006 is damaged (adapter.safetensors does not match its digest)" in message
-    assert [line["step"] for line in read_metrics(run / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in read_steps(run / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
     assert newest_whole(run / "checkpoints").name == "step-000006"
 
 
@@ -254,15 +254,19 @@ def test_damaged_and_missing_lines_cost_no_resume(
 ) -> None:
     run = tmp_path / "run"
     train(run, steps=3)
-    for name in ("metrics", "evaluations", "episodes"):
-        first, *others = (run / f"{name}.jsonl").read_text().splitlines(keepends=True)
-        (run / f"{name}.jsonl").write_text(first[: len(first) // 2] + "\n" + "".join(others))
+    numbers = {"metrics": 2, "evaluations": 1, "episodes": 1}  # line 1 of metrics is of step 0
+    for name, number in numbers.items():
+        lines = (run / f"{name}.jsonl").read_text().splitlines(keepends=True)
+        lines[number - 1] = lines[number - 1][: len(lines[number - 1]) // 2] + "\n"
+        (run / f"{name}.jsonl").write_text("".join(lines))
     assert main(["train", "--resume", str(run), "--steps", "4"]) == 0
-    for name in ("metrics", "evaluations", "episodes"):
+    for name, number in numbers.items():
         assert (run / f"{name}.damaged-1.jsonl").exists()
         read_metrics(run / f"{name}.jsonl")
-        assert any(f"{name}.jsonl: line 1 is no JSON object" in text for text in caplog.messages)
-    assert [line["step"] for line in read_metrics(run / "metrics.jsonl")] == [2, 3, 4]
+        assert any(
+            f"{name}.jsonl: line {number} is no JSON object" in text for text in caplog.messages
+        )
+    assert [line["step"] for line in read_steps(run / "metrics.jsonl")] == [2, 3, 4]
     (run / "metrics.jsonl").unlink()
     assert main(["train", "--resume", str(run), "--steps", "5"]) == 0
     missing = f"{run / 'metrics.jsonl'} has no line of steps 1 to 4, which the checkpoint holds"
@@ -317,7 +321,7 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept(
 ) -> None:
     shares = iter([0.5, 0.5, 0.9, 0.4, 0.1, 0.5, 0.6, 0.8, 0.2])
 
-    async def figures(_: ArenaEvaluation) -> dict[str, Any]:
+    async def figures(_: ArenaEvaluation, **__: Any) -> dict[str, Any]:
         return {"arena": "nim", "share": next(shares)}
 
     def steps_kept() -> list[int]:

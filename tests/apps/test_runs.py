@@ -11,7 +11,7 @@ import pytest
 from legos.apps.runs import describe_run, list_runs, replay_run
 from legos.cli import main
 from legos.errors import CheckpointError
-from legos.track.jsonl import read_metrics
+from legos.track.jsonl import read_metrics, read_steps
 
 SMALL = (
     *("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16", "--deterministic"),
@@ -55,7 +55,7 @@ def test_every_step_is_computed_again_to_the_bit(step: int, start: int, run: Pat
     assert report["metrics_that_differ"] == {}
     assert report["adapter_bytes_equal"]
     assert report["exact"]
-    assert report["samples"] == read_metrics(run / "metrics.jsonl")[step - 1]["samples_per_step"]
+    assert report["samples"] == read_steps(run / "metrics.jsonl")[step - 1]["samples_per_step"]
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
@@ -74,7 +74,7 @@ def test_a_step_of_other_samples_is_told_apart(
     assert not report["adapter_bytes_equal"]
     assert report["largest_adapter_difference"] > 0
     recorded, computed = report["metrics_that_differ"]["advantage_mean"]
-    assert recorded == read_metrics(copy / "metrics.jsonl")[4]["advantage_mean"] != computed
+    assert recorded == read_steps(copy / "metrics.jsonl")[4]["advantage_mean"] != computed
     assert report["largest_metric_difference"] >= abs(recorded - computed)
 
 

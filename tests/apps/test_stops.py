@@ -14,7 +14,7 @@ import pytest
 
 from legos.cli import main
 from legos.run.checkpoint import checkpoints, newest_whole, read_state
-from legos.track.jsonl import read_metrics
+from legos.track.jsonl import read_steps
 
 ROOT = Path(__file__).parents[2]
 LEGOS = (sys.executable, "-m", "legos")
@@ -80,7 +80,7 @@ def wait_for(process: Process, reached: Callable[[], bool]) -> None:
 
 def steps_done() -> list[object]:
     path = Path("run/metrics.jsonl")
-    return [line["step"] for line in read_metrics(path)] if path.exists() else []
+    return [line["step"] for line in read_steps(path)] if path.exists() else []
 
 
 def finish(steps: int, capsys: pytest.CaptureFixture[str]) -> str:

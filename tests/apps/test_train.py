@@ -21,7 +21,7 @@ from legos.config.schema import RunConfig
 from legos.run.checkpoint import newest_whole, read_state
 from legos.testing import write_tiny_model
 from legos.track import JsonlTracker
-from legos.track.jsonl import read_metrics
+from legos.track.jsonl import read_steps
 from legos.weights.folder import read_adapter
 from legos.wiring.trainer import Trainer, trainer_of
 
@@ -69,7 +69,7 @@ def trainers(monkeypatch: pytest.MonkeyPatch) -> list[Trainer]:
 
 
 def check_lines(run: Path, steps: int) -> None:
-    lines = read_metrics(run / "metrics.jsonl")
+    lines = read_steps(run / "metrics.jsonl")
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
     for line in lines:
         assert line.keys() >= PROMISED
@@ -123,7 +123,7 @@ def test_the_commands_at_the_end_fit_the_model_and_the_arena(
     assert main(longer[3:]) == 0
     with running([sys.executable, "-m", *serve[2:]]) as url:
         live = httpx.get(f"{url}/adapters/version").json()["adapters"]
-    newest = read_metrics(Path("runs/nim-1/metrics.jsonl"))[-1]["policy_version"]
+    newest = read_steps(Path("runs/nim-1/metrics.jsonl"))[-1]["policy_version"]
     assert [one["version"] for one in live if one["name"] == "policy"] == [newest]
 
 
@@ -210,7 +210,7 @@ def test_the_plan_of_the_memory_is_printed_before_the_first_step(
     assert plan.endswith(" of 1.50 GiB at the most")
     assert after.count("training memory") == 0
     assert "step 2/2" in after
-    lines = read_metrics(Path("run/metrics.jsonl"))
+    lines = read_steps(Path("run/metrics.jsonl"))
     assert all(0 < (line["memory/peak_gib"] or 0) < 1.5 for line in lines)
 
 
@@ -228,7 +228,7 @@ def test_a_limit_below_what_is_held_ends_the_run_with_what_to_set(
     )
     more = ("--training.memory-limit-gib", "1.5")
     assert main(["train", "--resume", "run", *more]) == 0  # with what was played for the step
-    lines = read_metrics(Path("run/metrics.jsonl"))
+    lines = read_steps(Path("run/metrics.jsonl"))
     assert [line["step"] for line in lines] == [1, 2]
     for line in lines:
         assert line["tokens_generated"] == sum(line[f"tokens_{use}"] or 0 for use in USES)
@@ -298,7 +298,7 @@ def test_weights_and_biases_get_the_same_numbers(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setattr(wandb.Run, "log", spy)
     assert main(["train", "--out", "run", *FAST, "--steps", "3", "--track", "wandb"]) == 0
-    lines = read_metrics(Path("run/metrics.jsonl"))
+    lines = read_steps(Path("run/metrics.jsonl"))
     assert logged == [(line["step"], line) for line in lines]
     [file] = Path("run/wandb").glob("offline-run-*/*.wandb")
     written = file.read_bytes()

@@ -13,7 +13,7 @@ import pytest
 from arenas.kuhn import Kuhn
 from legos.bench.peers import running
 from legos.cli import main
-from legos.track.jsonl import read_metrics
+from legos.track.jsonl import read_metrics, read_steps
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -84,7 +84,7 @@ def test_the_arenas_are_learned_as_the_page_says(
     write_files()
     assert main(shlex.split(command)) == 0
     [run] = Path("runs").iterdir()
-    assert (read_metrics(run / "metrics.jsonl")[-1]["reward_mean"] or 0.0) > least
+    assert (read_steps(run / "metrics.jsonl")[-1]["reward_mean"] or 0.0) > least
 
 
 @pytest.mark.slow
@@ -114,6 +114,6 @@ def test_the_game_of_the_readme_is_learned_without_an_alarm(
     [command] = re.findall(r"^uv run legos (train --arena race.*)$", README, re.MULTILINE)
     assert main([*shlex.split(command), "--seed", seed]) == 0
     assert [record.getMessage() for record in caplog.records] == []
-    assert all(line["applied"] for line in read_metrics(Path("runs/race-1/metrics.jsonl")))
+    assert all(line["applied"] for line in read_steps(Path("runs/race-1/metrics.jsonl")))
     last = read_metrics(Path("runs/race-1/evaluations.jsonl"))[-1]
     assert (last["eval/optimal_move_rate"] or 0.0) > 0.99

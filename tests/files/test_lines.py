@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legos.errors import CheckpointError
-from legos.files.lines import report_steps, rewind_lines
+from legos.files.lines import has_step_lines, report_steps, rewind_lines
 
 
 def line(step: int) -> bytes:
@@ -55,6 +55,22 @@ def test_a_last_line_without_its_line_break_stays(tmp_path: Path) -> None:
     path.write_bytes(line(1) + line(2)[:-1])
     assert rewind_lines(path, 2) == ({1, 2}, set())
     assert path.read_bytes() == line(1) + line(2)
+
+
+def test_figures_that_came_late_stay_up_to_the_newest_evaluation(tmp_path: Path) -> None:
+    def figures(step: int) -> bytes:
+        return json.dumps({"step": step, "eval/win": 0.5}).encode() + b"\n"
+
+    path = tmp_path / "metrics.jsonl"
+    lines = [figures(0), line(1), line(2), figures(1), line(3), figures(2), line(4), figures(3)]
+    path.write_bytes(b"".join(lines))
+    assert has_step_lines(path)
+    assert rewind_lines(path, 3, evaluated=1) == ({1, 2, 3}, {4})
+    assert path.read_bytes() == b"".join([*lines[:5]])
+    path.write_bytes(figures(0))
+    assert not has_step_lines(path)
+    path.write_bytes(figures(0) + b'{"step": 1, "lo')
+    assert has_step_lines(path)
 
 
 def test_an_absent_file_has_no_lines(tmp_path: Path) -> None:

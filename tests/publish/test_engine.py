@@ -129,3 +129,42 @@ def test_the_server_of_an_arenas_client_is_reached_and_closed() -> None:
     with serving(server) as url:
         asyncio.run(publish_both(url))
     assert [asked.path for asked in server.asked] == ["/adapters/load"]
+
+
+def test_vllm_keeps_versions_by_name_and_drops_all_of_a_name(tmp_path: Path) -> None:
+    server = ScriptedServer(lambda asked: HttpAnswer(b"Success"))
+    pinned = replace(adapter(1), name="pinned")
+
+    async def go(url: str) -> None:
+        publisher = VllmPublisher(url, tmp_path / "new", keep=1)
+        for one in (pinned, adapter(1), adapter(2)):
+            await publisher.publish(one)
+        await publisher.drop("pinned")
+        await publisher.aclose()
+
+    with serving(server) as url:
+        asyncio.run(go(url))
+    assert [(asked.path.split("/")[-1], asked.body["lora_name"]) for asked in server.asked] == [
+        ("load_lora_adapter", "pinned@1"),
+        ("load_lora_adapter", "policy@1"),
+        ("load_lora_adapter", "policy@2"),
+        ("unload_lora_adapter", "policy@1"),
+        ("unload_lora_adapter", "pinned@1"),
+    ]
+
+
+def test_an_adapter_is_dropped_from_all_engines() -> None:
+    one, two = FakeEngine(), FakeEngine()
+    many = ManyPublishers([EnginePublisher(one), EnginePublisher(two)])
+
+    async def go() -> None:
+        await many.publish(adapter(1))
+        await many.drop("policy")
+        assert not one.versions()
+        assert not two.versions()
+        await many.publishers[0].publish(adapter(1))
+        with pytest.raises(AdapterError):
+            await many.drop("policy")  # the second engine has none
+        assert not one.versions()
+
+    asyncio.run(go())

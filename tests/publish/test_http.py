@@ -67,3 +67,25 @@ def test_a_publisher_names_the_server_that_refuses() -> None:
     assert unpack_adapter(good.asked[0].body).info == POLICY.info
     assert good.asked[0].query == "name=policy&version=12"
     assert len(good.asked) == 3
+
+
+def test_an_adapter_is_dropped_on_every_server() -> None:
+    def drop(*urls: str) -> None:
+        async def go() -> None:
+            publisher = HttpPublisher(urls, retries=0)
+            try:
+                await publisher.drop("a name")
+            finally:
+                await publisher.aclose()
+
+        asyncio.run(go())
+
+    good = ScriptedServer(lambda asked: HttpAnswer({}))
+    unknown = ScriptedServer(lambda asked: HttpAnswer({"error": {"message": "not live"}}, 404))
+    with serving(good) as one, serving(unknown) as two:
+        drop(one)
+        with pytest.raises(AdapterError, match=r"'a name' is not dropped: .*not live"):
+            drop(one, two)
+        with pytest.raises(EngineError, match="no server answers"):
+            drop(f"http://127.0.0.1:{free_port()}")
+    assert [asked.path for asked in good.asked] == ["/adapters/a name"] * 2

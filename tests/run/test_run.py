@@ -3,177 +3,26 @@
 import asyncio
 import errno
 import json
-import random
 import shutil
-from collections.abc import Iterable, Mapping
-from contextlib import closing
-from itertools import count, repeat
+from collections.abc import Mapping
+from concurrent.futures import Future
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from run_world import World, check_balance, episodes
 
-from legos.arena.arena import Arena
-from legos.arena.table import Table
-from legos.credit import RAECredit
-from legos.data.episode import Task
-from legos.data.step import Update
 from legos.errors import ArenaError, CheckpointError
-from legos.loop.trainer import PolicyTrainer, StepSettings
-from legos.losses.objective import Objective
-from legos.run.checkpoint import checkpoint_steps, newest_whole, read_state
-from legos.run.folder import RunFolder
-from legos.run.run import Run, RunSettings
-from legos.testing import Asked, FakeBackend, FakePublisher, ScriptedClient
-from legos.track.jsonl import JsonlTracker, read_metrics
-
-STEPS = 6
-
-
-class Duel(Arena):
-    """Two seats; the higher digit wins. Every play's seed tells it apart."""
-
-    roles = ("first", "second")
-    tasks_per_step = 2
-    group_size = 2
-    fails = False
-
-    def tasks(self, rng: random.Random) -> Iterable[Task]:
-        for number in range(5):
-            yield Task(id=f"t{number}", data=rng.random())
-
-    async def play(self, t: Table) -> Mapping[str, float]:
-        if self.fails:
-            raise ValueError("no cards")
-        first = await t.ask("first", f"{t.task.id} {t.task.data}")
-        for _ in range(t.rng.randrange(4)):  # some plays are slow
-            await asyncio.sleep(0)
-        second = await t.ask("second", f"{t.task.id} after {first.answer}")
-        gain = float(int(first.answer) - int(second.answer))
-        return {"first": gain, "second": -gain}
-
-
-class Evaluation:
-    """Takes a few turns of the event loop and five tokens; one of them waits for ever."""
-
-    def __init__(self) -> None:
-        self.tokens_generated = 0
-        self.done = 0
-        self.waits_at = -1
-
-    async def figures(self) -> dict[str, Any]:
-        for _ in range(3):
-            await asyncio.sleep(3600 if self.done == self.waits_at else 0)
-        self.tokens_generated += 5
-        self.done += 1
-        return {"arena": "duel", "share": 0.5, "vs_random": {"win": 0.25}, "exploitability": None}
-
-
-class World:
-    """A run, and everything around it, in one process."""
-
-    def __init__(self, path: Path, *, limit: int = 0, players: int = 1, **settings: Any) -> None:
-        self.folder = RunFolder(path)
-        self.sampled = 0
-        self.client = ScriptedClient(self._answer)
-        self.arena = Duel(self.client, credit_assigner=RAECredit())
-        self.backend = FakeBackend()
-        self.evaluation = Evaluation()
-        self.trainer = PolicyTrainer(
-            self.backend,
-            FakePublisher(),
-            StepSettings(
-                min_samples=10,
-                staleness_limit=limit,
-                normalisation="token",
-                constant_length=1,
-                objective=lambda step, num_steps: Objective(),
-                update=lambda step, num_steps: Update(learning_rate=1.0 - step / num_steps),
-            ),
-        )
-        clock = settings.pop("clock", repeat(0.0))
-        settings = {"num_steps": STEPS, "checkpoint_every": 2, "keep_checkpoints": 3} | settings
-        settings = {"evaluate_every": 3, "episodes_kept": 2, "checkpoint_seconds": 200.0} | settings
-        self.run = Run(
-            self.folder,
-            self.arena,
-            self.trainer,
-            RunSettings(episode_concurrency=8, step_concurrency=players, **settings),
-            evaluation=self.evaluation,
-            count_tokens=self.count,
-            engine_seconds=lambda: 0.0,
-            clock=lambda: next(clock),
-        )
-
-    def _answer(self, asked: Asked) -> str:
-        self.sampled += 2  # a digit and the end
-        self.client.version = self.trainer.version
-        return str(asked.sampling.seed % 10)
-
-    async def count(self) -> int:
-        return self.sampled + self.evaluation.tokens_generated
-
-    def start(self) -> "World":
-        with self.folder.new_run("# settings"):
-            pass
-        return self
-
-    def resume(self) -> "World":
-        self.run.resume(newest_whole(self.folder.checkpoints))
-        return self
-
-    def go(self, *, stop_after: int | None = None, tracker: JsonlTracker | None = None) -> bool:
-        """Run to the end, or ask to stop after so many turns of the event loop."""
-
-        async def stop(turns: int) -> None:
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            await self.run.stop()
-
-        async def go(trackers: tuple[JsonlTracker, JsonlTracker]) -> bool:
-            others = [] if stop_after is None else [asyncio.create_task(stop(stop_after))]
-            try:
-                return await asyncio.wait_for(self.run.go(*trackers), timeout=20)
-            finally:
-                for other in others:
-                    other.cancel()
-                left = asyncio.all_tasks() - {asyncio.current_task(), *others}
-                assert not left, "a task was left waiting"
-
-        with (
-            closing(tracker or JsonlTracker(self.folder.metrics)) as metrics,
-            closing(JsonlTracker(self.folder.evaluations)) as evaluations,
-        ):
-            return asyncio.run(go((metrics, evaluations)))
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return read_state(newest_whole(self.folder.checkpoints))
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A run that nothing disturbed."""
-    world = World(tmp_path_factory.mktemp("runs") / "whole").start()
-    assert world.go()
-    return world
-
-
-def episodes(folder: RunFolder) -> list[Any]:
-    return [json.loads(line) for line in folder.episodes.read_text().splitlines()]
-
-
-def check_balance(world: World) -> None:
-    """Every token that was sampled is in the checkpoint's books, and they balance."""
-    ledger = world.state["trainer"]["ledger"]
-    queued = sum(len(sample[1]) for batch in world.state["queued"] for sample in batch["samples"])
-    lost = sum(ledger["filtered"].values()) + sum(ledger["discarded"].values())
-    assert ledger["generated"] == ledger["trained"] + lost + queued
+from legos.protocols import Snapshot
+from legos.run.checkpoint import checkpoint_steps, read_state
+from legos.testing import FakeBackend
+from legos.track.jsonl import JsonlTracker, read_metrics, read_steps
 
 
 def test_an_undisturbed_run_leaves_everything(whole: World) -> None:
     folder = whole.folder
-    lines = read_metrics(folder.metrics)
+    lines = read_steps(folder.metrics)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert [line["step"] for line in read_metrics(folder.evaluations)] == [0, 3, 6]
     assert [line["step"] for line in lines if "eval/vs_random_win" in line] == [3, 6]
@@ -191,7 +40,7 @@ def test_books_hold_every_token_that_was_sampled(whole: World) -> None:
     ledger = whole.state["trainer"]["ledger"]
     assert ledger["generated"] == whole.sampled + 15
     assert ledger["discarded"] == {"evaluation": 15}
-    for line in read_metrics(whole.folder.metrics):
+    for line in read_steps(whole.folder.metrics):
         uses = ("trained", "filtered", "discarded", "queued")
         assert line["tokens_generated"] == sum(int(line[f"tokens_{use}"] or 0) for use in uses)
 
@@ -212,7 +61,7 @@ def test_a_stop_anywhere_leaves_a_checkpoint_that_goes_on_exactly(
     assert resumed.backend.trail == whole.backend.trail
     assert resumed.arena.state() == whole.arena.state()
     check_balance(resumed)
-    assert [line["step"] for line in read_metrics(resumed.folder.metrics)] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in read_steps(resumed.folder.metrics)] == [1, 2, 3, 4, 5, 6]
     assert [line["step"] for line in read_metrics(resumed.folder.evaluations)] == [0, 3, 6]
     assert episodes(resumed.folder) == episodes(whole.folder)
 
@@ -233,7 +82,7 @@ def test_a_stop_anywhere_in_a_run_with_lag_loses_no_play(turns: int, tmp_path: P
         assert resumed.go()
     check_balance(resumed)
     assert resumed.state["trainer"]["ledger"]["generated"] == booked + asyncio.run(resumed.count())
-    for line in read_metrics(resumed.folder.metrics):
+    for line in read_steps(resumed.folder.metrics):
         assert int(line["staleness_max"] or 0) <= 2
 
 
@@ -262,10 +111,10 @@ def test_a_crash_goes_on_from_the_newest_checkpoint_without_traces(
     assert resumed.run.step == (step - 1) // 2 * 2
     assert resumed.go()
     assert resumed.backend.trail == whole.backend.trail
-    assert read_metrics(resumed.folder.metrics) == [
+    assert read_steps(resumed.folder.metrics) == [
         {**line, "step_s": ours["step_s"]}
         for line, ours in zip(
-            read_metrics(whole.folder.metrics), read_metrics(resumed.folder.metrics), strict=True
+            read_steps(whole.folder.metrics), read_steps(resumed.folder.metrics), strict=True
         )
     ]
     for name in ("evaluations.jsonl", "episodes.jsonl"):
@@ -307,7 +156,7 @@ def test_a_stop_in_the_last_evaluation_leaves_it_to_the_resumed_run(tmp_path: Pa
     stopped = World(tmp_path / "run", num_steps=1).start()
     stopped.evaluation.waits_at = 1
     assert not stopped.go(stop_after=200)
-    [line] = read_metrics(stopped.folder.metrics)
+    [line] = read_steps(stopped.folder.metrics)
     assert "eval/share" not in line
     resumed = World(tmp_path / "run", num_steps=1).resume()
     assert not resumed.run.finished
@@ -325,7 +174,7 @@ def test_a_finished_run_goes_on_when_it_is_given_more_steps(whole: World, tmp_pa
     longer = World(tmp_path / "run", num_steps=8).resume()
     assert not longer.run.finished
     assert longer.go()
-    assert [line["step"] for line in read_metrics(longer.folder.metrics)] == list(range(1, 9))
+    assert [line["step"] for line in read_steps(longer.folder.metrics)] == list(range(1, 9))
     assert longer.run.last["policy_version"] == 8
 
 
@@ -354,7 +203,7 @@ def test_a_full_disk_in_the_metrics_costs_no_line(whole: World, tmp_path: Path) 
     assert world.state["trainer"]["step"] == 3
     resumed = World(tmp_path / "run").resume()
     assert resumed.go()
-    assert [line["step"] for line in read_metrics(resumed.folder.metrics)] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in read_steps(resumed.folder.metrics)] == [1, 2, 3, 4, 5, 6]
     assert resumed.backend.trail == whole.backend.trail
 
 
@@ -362,14 +211,17 @@ def test_a_full_disk_at_a_checkpoint_names_both_and_keeps_the_one_before(
     whole: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path / "run").start()
-    save = FakeBackend.save
+    snapshot = FakeBackend.snapshot
 
-    def full(self: FakeBackend, folder: Path) -> None:
-        if self.version > 2:
+    def full(self: FakeBackend) -> "Future[Snapshot]":
+        def refuse(folder: Path) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
-        save(self, folder)
 
-    monkeypatch.setattr(FakeBackend, "save", full)
+        found: Future[Snapshot] = Future()
+        found.set_result(refuse)
+        return snapshot(self) if self.version <= 2 else found
+
+    monkeypatch.setattr(FakeBackend, "snapshot", full)
     with pytest.raises(CheckpointError, match=r"step-000004 .*No space") as caught:
         world.go()
     assert "step-000004 cannot be written" in caught.value.__notes__[0]

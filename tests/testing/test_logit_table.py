@@ -59,7 +59,7 @@ def test_a_restored_table_goes_on(tmp_path: Path) -> None:
         expected = optimiser_step(whole, samples, pull, update=update).metrics
         optimiser_step(first, samples, pull, update=update)
     assert expected["kl_divergence"] > 1e-6
-    first.save(tmp_path)
+    first.snapshot().result()(tmp_path)
     second.restore(tmp_path)
     assert second.version == 4
     found = optimiser_step(second, samples, pull, update=update).metrics

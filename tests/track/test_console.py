@@ -141,3 +141,46 @@ def test_narrow_terminal_loses_the_least_important_columns() -> None:
         assert header.split() == titles.split()
         assert len(row.split()) == len(titles.split())
         assert "…" not in header + row
+
+
+def test_figures_that_come_later_are_shown_with_their_step() -> None:
+    clock = Clock()
+    live, drawn = terminal(120, clock)
+    tracker, out = plain()
+    for shown in (tracker, live):
+        shown.log({"eval/optimal_move_rate": 0.25}, step=0)
+        for step in range(1, 6):
+            clock.now += 1
+            shown.log({"reward_mean": step / 100}, step=step)
+        clock.now += 1
+        shown.log({"eval/optimal_move_rate": 0.75}, step=3)
+        shown.close()
+    assert out.getvalue().splitlines() == [
+        "step 0/25  optimal 0.2500",
+        "step 3/25  reward +0.030  optimal 0.7500",
+        "step 5/25  reward +0.050",
+    ]
+    _, *rows, caption = last_frame(drawn)[:8]
+    assert [row.split() for row in rows] == [
+        ["0", "0.2500"],
+        ["1", "+0.010"],
+        ["2", "+0.020"],
+        ["3", "+0.030", "0.7500"],
+        ["4", "+0.040"],
+        ["5", "+0.050"],
+    ]
+    assert caption.strip() == "5 of 25 steps"
+
+
+def test_figures_of_a_step_that_is_shown_no_more_stand_above() -> None:
+    clock = Clock()
+    tracker, out = terminal(120, clock)
+    for step in range(1, 26):
+        clock.now += 1
+        tracker.log({"reward_mean": step / 100}, step=step)
+    clock.now += 1
+    tracker.log({"eval/optimal_move_rate": 0.75}, step=5)
+    tracker.close()
+    _, *rows, _ = last_frame(out)[:13]
+    assert [int(row.split()[0]) for row in rows] == [5, *range(16, 26)]
+    assert rows[0].split() == ["5", "0.7500"]

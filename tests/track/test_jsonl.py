@@ -5,12 +5,13 @@ import multiprocessing
 import os
 import signal
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from legos.errors import CheckpointError
-from legos.track.jsonl import JsonlTracker, read_metrics
+from legos.track.jsonl import JsonlTracker, read_metrics, read_steps
 
 
 def steps(path: Path) -> list[object]:
@@ -99,3 +100,14 @@ def test_killed_while_writing_leaves_whole_lines(tmp_path: Path) -> None:
     assert path.read_bytes().endswith(b"\n")
     seen = steps(path)
     assert seen == list(range(1, len(seen) + 1))
+
+
+def test_figures_of_an_evaluation_alone_are_no_step(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with closing(JsonlTracker(path)) as tracker:
+        tracker.log({"eval/win": 0.5}, step=0)
+        tracker.log({"loss": 1.0}, step=1)
+        tracker.log({"loss": 0.5, "eval/win": 0.75}, step=2)
+        tracker.log({"eval/win": 0.25}, step=1)
+    assert steps(path) == [0, 1, 2, 1]
+    assert [line["step"] for line in read_steps(path)] == [1, 2]

@@ -56,6 +56,8 @@ assert "wandb" not in sys.modules
 tracker = WandbTracker(Path(sys.argv[1]), project="p", mode="offline", config={"seed": 3})
 tracker.log({"loss": 0.5, "play/moves_per_s": 12.0, "exploitability": None}, step=1)
 tracker.log({"loss": 0.25}, step=2)
+tracker.log({"eval/optimal": 0.875}, step=1)
+tracker.log({"loss": 0.125}, step=3)
 tracker.close()
 """
 
@@ -74,3 +76,4 @@ def test_an_offline_run_is_written_under_the_run_folder_and_goes_on(tmp_path: Pa
     for piece in (b"play/moves_per_s", b"loss", b"0.5", b"0.25", b"brave-run", b"seed"):
         assert piece in written
     assert b"exploitability" not in written
+    assert all(piece in written for piece in (b"eval/step", b"0.875", b"0.125"))

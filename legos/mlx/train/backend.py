@@ -30,6 +30,7 @@ from legos.mlx.model.worker import Worker
 from legos.mlx.train.packing import StepSamples
 from legos.mlx.train.reference import Lora, Reference, other_lora
 from legos.mlx.train.step_gradients import StepGradients
+from legos.protocols import Snapshot
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.policy_state import PolicyState, read_policy_state, write_policy_state
 
@@ -134,15 +135,15 @@ class MlxBackend:
         """
         self._worker.call(self._load, policy, adapter.arrays, adapter.version).result()
 
-    def save(self, folder: Path) -> None:
-        """Write adapters, EMAs, references and optimisers into an existing folder.
+    def snapshot(self) -> "Future[Snapshot]":
+        """Adapters, EMAs, references and optimisers as they are now, without a copy.
 
         A policy with another name than the default gets its own subfolder.
         """
-        self._worker.call(self._save, folder).result()
+        return self._worker.call(self._snapshot)
 
     def restore(self, folder: Path) -> None:
-        """Read what ``save`` wrote.
+        """Read what a snapshot wrote.
 
         Raises:
             CheckpointError: a file is missing, damaged or from another model.
@@ -271,25 +272,34 @@ class MlxBackend:
         policy.adapter = self._trained(name, version)
         policy.ema = policy.adapter.arrays
 
-    def _save(self, folder: Path) -> None:
-        for name, policy in self._policies.items():
-            moments = dict(tree_flatten(policy.optimiser.state))
-            updates = int(_number(moments.pop("step")))
-            moments.pop("learning_rate")  # every update sets it again
-            place = _place(folder, name)
-            place.mkdir(exist_ok=True)
-            write_policy_state(
-                PolicyState(
-                    name=name,
-                    version=policy.adapter.version,
-                    updates=updates,
-                    adapter=policy.adapter.arrays,
-                    ema=policy.ema,
-                    moments=moments,
-                ),
-                place,
-            )
-            policy.reference.save(place)
+    def _snapshot(self) -> Snapshot:
+        found = {name: self._state(name) for name in self._policies}
+        references = {name: policy.reference.lora() for name, policy in self._policies.items()}
+
+        def write(folder: Path) -> None:
+            for name, state in found.items():
+                place = _place(folder, name)
+                place.mkdir(exist_ok=True)
+                write_policy_state(state, place)
+                self._policies[name].reference.write(references[name], place)
+
+        return write
+
+    def _state(self, name: str) -> PolicyState:
+        """The evaluated arrays of a policy, which later steps replace and do not change."""
+        policy = self._policies[name]
+        moments = dict(tree_flatten(policy.optimiser.state))
+        updates = int(_number(moments.pop("step")))
+        moments.pop("learning_rate")  # every update sets it again
+        mx.eval(moments)
+        return PolicyState(
+            name=name,
+            version=policy.adapter.version,
+            updates=updates,
+            adapter=policy.adapter.arrays,
+            ema=policy.ema,
+            moments=moments,
+        )
 
     def _restore(self, folder: Path) -> None:
         shapes = {name: array.shape for name, array in lora_arrays(self._model).items()}

@@ -18,6 +18,7 @@ from legos.errors import AdapterError
 from legos.mlx.model.lora import LORA, check_fits, lora_arrays, set_lora_arrays, without_lora
 from legos.weights.adapter import Adapter, shape_of
 from legos.weights.folder import read_adapter
+from legos.weights.tensors import pack_tensors
 
 __all__ = ["Lora", "Reference", "fitted", "other_lora"]
 
@@ -120,15 +121,17 @@ class Reference:
         """Replace the reference."""
         self._lora, self._unread = lora, None
 
-    def save(self, folder: Path) -> None:
-        """Write the reference into a checkpoint, unless it is the base model."""
-        lora = self.lora()
+    def write(self, lora: Lora | None, folder: Path) -> None:
+        """Write what ``lora`` returned into a checkpoint, unless it is the base model.
+
+        Any thread may call it: no array is computed.
+        """
         if lora is not None:
             texts = {"source": str(self._source or BASE), "scale": str(lora.scale)}
-            mx.save_safetensors(str(folder / REFERENCE_FILE), dict(lora.arrays), texts)
+            (folder / REFERENCE_FILE).write_bytes(pack_tensors(lora.arrays, texts))
 
     def restore(self, folder: Path) -> None:
-        """Read what ``save`` wrote; if the source has changed since, use the new source instead.
+        """Read what ``write`` wrote; if the source has changed since, use the new source instead.
 
         Raises:
             AdapterError: the new source does not exist, or does not fit.

@@ -390,7 +390,7 @@ def test_the_average_and_the_optimiser_hold_magnitudes_and_are_restored(
     average = one._policies["policy"].ema
     gap = np.array(mx.abs(average[f"{Q}.m"] - one.adapter().arrays[f"{Q}.m"]))
     assert 1e-4 < gap.max() < 0.1
-    one.save(tmp_path)
+    one.snapshot().result()(tmp_path)
     again, other = backend()
     other.restore(tmp_path)
     assert other.adapter().info == one.adapter().info

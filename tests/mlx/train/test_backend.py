@@ -19,19 +19,25 @@ from legos.errors import CheckpointError
 from legos.losses.objective import Objective
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
-from legos.mlx.model.worker import InlineWorker
+from legos.mlx.model.worker import InlineWorker, ThreadWorker
 from legos.mlx.train.backend import MlxBackend
 from legos.testing import make_sample, optimiser_step
 from legos.testing.backend import Stepped
+from legos.weights.adapter import LoraShape
 
 TOKENS = (5, 6, 7, 8, 9, 10, 11)
 PROMPT = 3
 
 
-def make_backend(folder: Path, **options: Any) -> tuple[Any, MlxBackend]:
+def tree_of(folder: Path) -> tuple[Any, LoraShape]:
     tree: Any = load_tree(folder)
     shape = lora_shape(tree, rank=4, alpha=8.0, num_layers=2, head=False)
     add_lora(tree, shape, seed=0)
+    return tree, shape
+
+
+def make_backend(folder: Path, **options: Any) -> tuple[Any, MlxBackend]:
+    tree, shape = tree_of(folder)
     return tree, MlxBackend(InlineWorker(), tree, shape, BackendConfig(**options))
 
 
@@ -75,7 +81,7 @@ def step(tree: Any, backend: MlxBackend) -> Stepped:
 def saved(backend: MlxBackend, folder: Path, file: str) -> Mapping[str, Any]:
     """What a checkpoint holds."""
     folder.mkdir()
-    backend.save(folder)
+    backend.snapshot().result()(folder)
     return load_file(folder / file)
 
 
@@ -187,12 +193,31 @@ def test_a_restored_backend_pulls_to_the_same_average(tmp_path: Path) -> None:
     first = step_on(whole, sample_of(-3.0), **pull)
     assert first.metrics["ema_kl_divergence"] == 0.0  # there is no past yet
     (tmp_path / "saved").mkdir()
-    whole.save(tmp_path / "saved")
+    whole.snapshot().result()(tmp_path / "saved")
     _, resumed = make_backend(folder)
     resumed.restore(tmp_path / "saved")
     expected = step_on(whole, sample_of(-3.0), **pull).metrics
     assert abs(expected["ema_kl_divergence"]) > 1e-3
     assert step_on(resumed, sample_of(-3.0), **pull).metrics == expected
+
+
+def test_a_snapshot_is_of_its_step_and_is_written_by_any_thread(tmp_path: Path) -> None:
+    folder = write_any_model(tmp_path / "model")
+    worker = ThreadWorker("trainer")
+    tree, shape = worker.call(tree_of, folder).result()
+    backend = MlxBackend(worker, tree, shape)
+    pull: Mapping[str, Any] = {"ema_kl_coef": 0.1, "update": {"ema_decay": 0.75}}
+    step_on(backend, sample_of(-3.0), **pull)
+    write = backend.snapshot().result()
+    before = backend.adapter().digest
+    expected = step_on(backend, sample_of(-3.0), **pull).metrics
+    (tmp_path / "saved").mkdir()
+    write(tmp_path / "saved")
+    _, resumed = make_backend(folder)
+    resumed.restore(tmp_path / "saved")
+    assert resumed.adapter().digest == before != backend.adapter().digest
+    assert step_on(resumed, sample_of(-3.0), **pull).metrics == expected
+    worker.close()
 
 
 def test_the_checkpoint_of_another_lora_is_named(tmp_path: Path) -> None:

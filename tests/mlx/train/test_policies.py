@@ -202,7 +202,7 @@ def test_policies_are_saved_by_name_and_go_on_to_the_bit(
             backend.optim_step(update, policy=name).result()
 
     train(whole, 0)
-    whole.save(tmp_path)
+    whole.snapshot().result()(tmp_path)
     _, again = made(tiny_models["llama"], policies=names)
     again.restore(tmp_path)
     for backend in (whole, again):

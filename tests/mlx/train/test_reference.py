@@ -268,7 +268,7 @@ def test_a_restored_backend_goes_on_to_the_bit(
         step(first, kl_refresh_steps=refresh)
     kept = tmp_path / "kept"
     kept.mkdir()
-    first.save(kept)
+    first.snapshot().result()(kept)
     if given is not None:
         shutil.rmtree(given)  # the checkpoint needs it no more
     second = make_backend(model, given, restored=True)
@@ -283,7 +283,7 @@ def test_another_reference_than_the_checkpoint_began_with_holds(
     model = tiny_models["llama"]
     one, two = (written(tmp_path / name, model, seed=s) for s, name in enumerate(("one", "two")))
     backend = make_backend(model, one)
-    backend.save(tmp_path)
+    backend.snapshot().result()(tmp_path)
     expected = [divergence(make_backend(model, source)) for source in (one, two, None)]
     assert len(set(expected)) == 3
     found: list[float] = []

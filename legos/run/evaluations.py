@@ -1,0 +1,250 @@
+"""The evaluations of a run: of the live policy, or of a pinned adapter next to training.
+
+A pinned adapter is the policy of one step, published under a second name, so that the figures
+belong to that step although training goes on. An evaluation that is due while another one runs
+waits for it. A stop cancels the running evaluation; checkpoints have its step, and a resumed run
+makes it again from the adapter in the run's folder.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from legos.data.names import EVALUATED, POLICY
+from legos.errors import ConfigError
+from legos.loop.buffer import Stopped
+from legos.loop.evaluation import flat_figures
+from legos.loop.ledger import Ledger
+from legos.protocols import Publisher, Tracker
+from legos.run.background import Background
+from legos.run.folder import RunFolder
+from legos.weights.adapter import Adapter
+from legos.weights.folder import read_adapter
+
+__all__ = ["Evaluation", "Evaluations", "Figures", "Outputs"]
+
+logger = logging.getLogger(__name__)
+Figures = dict[str, Any]
+
+
+class Evaluation(Protocol):
+    """Evaluates an adapter that is live in the engines."""
+
+    @property
+    def tokens_generated(self) -> int:
+        """Number of tokens sampled so far for the plays of evaluations."""
+        ...
+
+    async def figures(self, *, adapter: str = POLICY) -> Figures:
+        """The figures of one evaluation, as JSON values."""
+        ...
+
+
+class Outputs(NamedTuple):
+    """Where the results of a run go."""
+
+    steps: Tracker  # receives the metrics of each step, and the figures of each evaluation
+    evaluations: Tracker  # receives the figures of each evaluation only
+    publisher: Publisher  # loads adapters into the engines that play
+
+
+class Evaluations:
+    """Makes evaluations one after another, and records their figures.
+
+    Attributes:
+        first: figures of the first evaluation.
+        last: figures of the newest evaluation.
+        step: step of the newest evaluation; None: there is none yet.
+        pinned: step and policy version of an evaluation that was started next to training and has
+            not ended; None: there is none.
+    """
+
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        ledger: Ledger,
+        folder: RunFolder,
+        *,
+        keep_best: str | None,
+        fail: Callable[[Exception], Awaitable[None]],
+    ) -> None:
+        """Start without evaluations.
+
+        Args:
+            evaluation: evaluates one adapter.
+            ledger: counts the tokens of the evaluations.
+            folder: its adapters contain every pinned one.
+            keep_best: figure whose best step is recorded; "-x": a lower x is better.
+            fail: called with an error, to end the training loop.
+        """
+        self._evaluation = evaluation
+        self._ledger = ledger
+        self._folder = folder
+        self._keep_best = keep_best
+        self._task = Background(fail)
+        self.first: Figures = {}
+        self.last: Figures = {}
+        self.step: int | None = None
+        self.pinned: tuple[int, int] | None = None
+        self._best: tuple[str, int, float] | None = None  # figure, step, value of the best
+
+    @property
+    def kept_steps(self) -> set[int]:
+        """Steps whose checkpoints are kept: the best one, and one that may become the best."""
+        kept: set[int] = set()
+        if self._best is not None:
+            kept.add(self._best[1])
+        if self.pinned is not None and self._keep_best:
+            kept.add(self.pinned[0])
+        return kept
+
+    async def of_live(self, step: int, version: int, out: Outputs) -> dict[str, float]:
+        """Evaluate the live policy, whose version does not change meanwhile.
+
+        Args:
+            step: number of optimiser steps done.
+            version: version of the live policy.
+            out: its ``evaluations`` receive the figures.
+
+        Returns:
+            The figures under flat names, for the caller to log.
+
+        Raises:
+            Stopped: ``stop`` was called.
+        """
+        flat: dict[str, float] = {}
+
+        async def evaluate() -> None:
+            flat.update(self._record(step, version, await self._figures(POLICY), out))
+
+        await self._task.start(evaluate)
+        await self._task.ended()
+        if self.step != step:
+            raise Stopped
+        return flat
+
+    async def start(
+        self, step: int, adapter: Adapter, out: Outputs, *, keep: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Evaluate an adapter next to training, after the evaluation before it has ended.
+
+        Args:
+            step: number of optimiser steps behind the adapter.
+            adapter: the adapter to evaluate.
+            out: receives the figures when they are ready, and the adapter under a second name.
+            keep: writes the adapter into the folder first, for a resumed run.
+
+        Raises:
+            Exception: the error of the evaluation before it.
+        """
+        await self._task.ended()
+        self.pinned = step, adapter.version
+        await self._task.start(partial(self._beside, step, adapter, out, keep))
+
+    async def make_up(self, out: Outputs) -> None:
+        """Make the evaluation that was running when the run ended; returns once it is done.
+
+        Raises:
+            AdapterError: its adapter cannot be read.
+        """
+        if self.pinned is None:
+            return
+        step, version = self.pinned
+        place = self._folder.adapters / f"v{version}"
+        if not place.exists():
+            logger.warning("step %d is not evaluated: %s does not exist any more", step, place)
+            self.pinned = None
+            return
+
+        async def kept() -> None:
+            """Nothing to write: the adapter was read from the folder."""
+
+        await self.start(step, read_adapter(place), out, keep=kept)
+        await self.ended()
+
+    async def ended(self) -> None:
+        """Wait for the running evaluation; raises its error."""
+        await self._task.ended()
+
+    def stop(self) -> None:
+        """Cancel the running evaluation, and start no other one."""
+        self._task.close()
+
+    async def stopped(self) -> None:
+        """Cancel the running evaluation, and wait for its end; raises its error."""
+        self.stop()
+        await self._task.ended()
+        if self.pinned is not None:
+            logger.info("the evaluation of step %d is left to the resumed run", self.pinned[0])
+
+    def state(self) -> Figures:
+        """The state that a resumed run needs, as JSON values."""
+        return {
+            "first": self.first,
+            "last": self.last,
+            "evaluated_step": self.step,
+            "evaluating": self.pinned,
+            "best": self._best,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state`` returned."""
+        self.first, self.last = state["first"], state["last"]
+        self.step = state["evaluated_step"]
+        pinned = state["evaluating"]
+        self.pinned = None if pinned is None else (pinned[0], pinned[1])
+        figure, step, value = state["best"] or ("", 0, 0.0)
+        self._best = (figure, step, value) if self._keep_best == figure else None
+
+    async def _beside(
+        self, step: int, adapter: Adapter, out: Outputs, keep: Callable[[], Awaitable[object]]
+    ) -> None:
+        await keep()
+        await out.publisher.publish(replace(adapter, name=EVALUATED))
+        try:
+            found = await self._figures(EVALUATED)
+        finally:
+            await out.publisher.drop(EVALUATED)
+        # No await between these, so that a checkpoint has the figures if the files have them.
+        flat = self._record(step, adapter.version, found, out)
+        self.pinned = None
+        out.steps.log(flat, step=step)
+
+    async def _figures(self, adapter: str) -> Figures:
+        before = self._evaluation.tokens_generated
+        try:
+            return await self._evaluation.figures(adapter=adapter)
+        finally:
+            self._ledger.lose("evaluation", self._evaluation.tokens_generated - before)
+
+    def _record(self, step: int, version: int, found: Figures, out: Outputs) -> dict[str, float]:
+        """Store and log the figures of a step; returns them under flat names."""
+        self.last = {"policy_version": version, **found}
+        self.first = self.first or self.last
+        self.step = step
+        flat = flat_figures(found)
+        self._compare(step, flat)
+        out.evaluations.log({"policy_version": version, **flat}, step=step)
+        return flat
+
+    def _compare(self, step: int, figures: Mapping[str, float]) -> None:
+        """Record a step if its evaluation is the best so far.
+
+        Raises:
+            ConfigError: the evaluation has no such figure.
+        """
+        wanted = self._keep_best
+        if wanted is None:
+            return
+        name = f"eval/{wanted.removeprefix('-')}"
+        if name not in figures:
+            known = ", ".join(sorted(key.removeprefix("eval/") for key in figures))
+            raise ConfigError(
+                f"loop.keep_best is {wanted!r} but the evaluation of arena "
+                f"{self.last.get('arena')!r} has no such figure; it has {known}"
+            )
+        value = -figures[name] if wanted.startswith("-") else figures[name]
+        if self._best is None or value > self._best[2]:
+            self._best = (wanted, step, value)

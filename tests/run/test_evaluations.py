@@ -1,0 +1,167 @@
+"""Evaluations next to training: of a pinned adapter, each of them made, also after a stop."""
+
+import asyncio
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_world import World, check_balance
+
+from legos.data.names import EVALUATED, POLICY
+from legos.errors import ArenaError
+from legos.run.checkpoint import checkpoint_steps
+from legos.track.jsonl import JsonlTracker, read_metrics, read_steps
+
+
+def beside(path: Path, **settings: Any) -> World:
+    return World(path, **{"evaluation_alone": False, **settings})
+
+
+def evaluated(world: World) -> list[object]:
+    return [line["step"] for line in read_metrics(world.folder.evaluations)]
+
+
+def shown(world: World) -> list[object]:
+    """The steps with figures in metrics.jsonl, in the order of its lines."""
+    lines = read_metrics(world.folder.metrics)
+    return [line["step"] for line in lines if "eval/share" in line]
+
+
+class GoesOn(JsonlTracker):
+    """Lets the waiting evaluation go on when the metrics of a step are logged."""
+
+    def __init__(self, world: World, step: int, copy: Path | None = None) -> None:
+        super().__init__(world.folder.metrics)
+        self._world, self._step, self._copy = world, step, copy
+
+    def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
+        super().log(metrics, step=step)
+        if step == self._step and "loss" in metrics:
+            self._world.evaluation.go_on.set()
+        if step == 3 and "loss" not in metrics and self._copy is not None:
+            shutil.copytree(self._world.folder.path, self._copy)
+
+
+def test_an_evaluation_does_not_delay_the_steps_and_shows_the_adapter_of_its_step(
+    tmp_path: Path,
+) -> None:
+    world = beside(tmp_path / "run").start()
+    world.evaluation.waits_at = 1
+    assert world.go(tracker=GoesOn(world, step=5))
+    assert evaluated(world) == shown(world) == [0, 3, 6]
+    lines = read_metrics(world.folder.metrics)
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4, 5, 3, 6]
+    assert lines[6] == {"step": 3, "eval/share": 0.5, "eval/vs_random_win": 0.25}
+    assert world.evaluation.adapters == [POLICY, EVALUATED, POLICY]
+    pinned = [a for a in world.publisher.published if a.name == EVALUATED]
+    assert [adapter.version for adapter in pinned] == [3]
+    assert world.publisher.dropped == [EVALUATED]
+    assert (world.folder.adapters / "v3").is_dir()
+    assert world.run.last["policy_version"] == 6
+    check_balance(world)
+    assert world.state["trainer"]["ledger"]["generated"] == world.sampled + 15
+
+
+def test_alone_an_evaluation_has_the_live_policy_and_the_line_of_its_step(tmp_path: Path) -> None:
+    world = World(tmp_path / "run").start()
+    assert world.go()
+    assert world.evaluation.adapters == [POLICY] * 3
+    assert [a.name for a in world.publisher.published if a.name != POLICY] == []
+    assert [line["step"] for line in read_metrics(world.folder.metrics)] == list(range(7))
+    assert shown(world) == [0, 3, 6]
+
+
+def test_an_evaluation_that_is_due_while_one_runs_waits_for_it(tmp_path: Path) -> None:
+    world = beside(tmp_path / "run", evaluate_every=1).start()
+    assert world.go()
+    assert evaluated(world) == [0, 1, 2, 3, 4, 5, 6]
+    assert sorted(shown(world), key=str) == [0, 1, 2, 3, 4, 5, 6]
+    pinned = [a.version for a in world.publisher.published if a.name == EVALUATED]
+    assert pinned == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("turns", range(0, 150, 3))
+def test_a_stop_anywhere_loses_no_evaluation(turns: int, tmp_path: Path) -> None:
+    undisturbed = World(tmp_path / "whole").start()
+    assert undisturbed.go()
+    stopped = beside(tmp_path / "run", evaluate_every=2).start()
+    stopped.go(stop_after=turns)
+    check_balance(stopped)
+    assert stopped.state["trainer"]["ledger"]["generated"] == asyncio.run(stopped.count())
+    resumed = beside(tmp_path / "run", evaluate_every=2).resume()
+    if not resumed.run.finished:
+        assert resumed.go()
+    assert resumed.backend.trail == undisturbed.backend.trail
+    assert evaluated(resumed) == sorted(shown(resumed), key=str) == [0, 2, 4, 6]
+    lines = read_metrics(resumed.folder.evaluations)
+    assert [line["policy_version"] for line in lines] == [0, 2, 4, 6]
+    assert [line["step"] for line in read_steps(resumed.folder.metrics)] == [1, 2, 3, 4, 5, 6]
+    check_balance(resumed)
+
+
+def test_a_stopped_evaluation_is_made_by_the_resumed_run(tmp_path: Path) -> None:
+    stopped = beside(tmp_path / "run").start()
+    stopped.evaluation.waits_at = 1
+    assert not stopped.go(stop_after=130)
+    assert stopped.run.step > 3
+    assert stopped.state["evaluating"] == [3, 3]
+    assert stopped.publisher.dropped == [EVALUATED]
+    resumed = beside(tmp_path / "run").resume()
+    assert resumed.go()
+    assert resumed.publisher.published[1].digest == stopped.publisher.published[4].digest
+    assert evaluated(resumed) == shown(resumed) == [0, 3, 6]
+
+
+def test_a_kill_after_the_figures_repeats_them_once(tmp_path: Path) -> None:
+    killed = beside(tmp_path / "run", checkpoint_every=4).start()
+    killed.evaluation.waits_at = 1
+    assert killed.go(tracker=GoesOn(killed, step=5, copy=tmp_path / "copy"))
+    copy = tmp_path / "copy"
+    assert [path.name for path in (copy / "checkpoints").iterdir()]
+    resumed = beside(copy, checkpoint_every=4).resume()
+    assert resumed.run.step == 4
+    assert resumed.go()
+    assert evaluated(resumed) == shown(resumed) == [0, 3, 6]
+
+
+def test_a_lost_adapter_costs_an_evaluation_and_not_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stopped = beside(tmp_path / "run").start()
+    stopped.evaluation.waits_at = 1
+    assert not stopped.go(stop_after=130)
+    shutil.rmtree(stopped.folder.adapters / "v3")
+    resumed = beside(tmp_path / "run").resume()
+    assert resumed.go()
+    assert "step 3 is not evaluated" in caplog.text
+    assert evaluated(resumed) == [0, 6]
+
+
+def test_the_checkpoint_of_an_evaluation_that_becomes_the_best_is_kept(tmp_path: Path) -> None:
+    settings = {"keep_best": "share", "keep_checkpoints": 1, "checkpoint_every": 1}
+    world = beside(tmp_path / "run", **settings).start()
+    world.evaluation.waits_at, world.evaluation.shares = 1, {2: 0.9}
+    assert world.go(tracker=GoesOn(world, step=5))
+    assert list(checkpoint_steps(world.folder.checkpoints)) == [3, 6]
+    assert world.state["best"] == ["share", 3, 0.9]
+
+
+def test_a_failing_evaluation_ends_the_run_with_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = beside(tmp_path / "run").start()
+    world.evaluation.waits_at = 1
+
+    async def fails() -> None:
+        raise ArenaError("no cards")
+
+    monkeypatch.setattr(world.evaluation.go_on, "wait", fails)
+    with pytest.raises(ArenaError, match="no cards"):
+        world.go()
+    assert world.state["evaluating"] == [3, 3]
+    assert world.publisher.dropped == [EVALUATED]
+    resumed = beside(tmp_path / "run").resume()
+    assert resumed.go()
+    assert evaluated(resumed) == [0, 3, 6]

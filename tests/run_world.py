@@ -1,0 +1,191 @@
+"""A run without a model, and everything around it, in one process."""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, Future
+from contextlib import closing
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+from legos.arena.arena import Arena
+from legos.arena.table import Table
+from legos.credit import RAECredit
+from legos.data.episode import Task
+from legos.data.names import POLICY
+from legos.data.step import Update
+from legos.loop.trainer import PolicyTrainer, StepSettings
+from legos.losses.objective import Objective
+from legos.run.checkpoint import newest_whole, read_state
+from legos.run.folder import RunFolder
+from legos.run.run import Run, RunSettings
+from legos.testing import Asked, FakeBackend, FakePublisher, ScriptedClient
+from legos.track.jsonl import JsonlTracker
+
+STEPS = 6
+
+
+class Duel(Arena):
+    """Two seats; the higher digit wins. Every play's seed tells it apart."""
+
+    roles = ("first", "second")
+    tasks_per_step = 2
+    group_size = 2
+    fails = False
+
+    def tasks(self, rng: random.Random) -> Iterable[Task]:
+        for number in range(5):
+            yield Task(id=f"t{number}", data=rng.random())
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        if self.fails:
+            raise ValueError("no cards")
+        first = await t.ask("first", f"{t.task.id} {t.task.data}")
+        for _ in range(t.rng.randrange(4)):  # some plays are slow
+            await asyncio.sleep(0)
+        second = await t.ask("second", f"{t.task.id} after {first.answer}")
+        gain = float(int(first.answer) - int(second.answer))
+        return {"first": gain, "second": -gain}
+
+
+class Evaluation:
+    """Takes a few turns of the event loop and five tokens; one of them waits for ``go_on``."""
+
+    def __init__(self) -> None:
+        self.tokens_generated = 0
+        self.done = 0
+        self.go_on = asyncio.Event()
+        self.waits_at = -1
+        self.adapters: list[str] = []
+        self.shares: dict[int, float] = {}  # by the number of the evaluation, from 1
+
+    async def figures(self, *, adapter: str = POLICY) -> dict[str, Any]:
+        self.adapters.append(adapter)
+        if self.done == self.waits_at:
+            await asyncio.wait_for(self.go_on.wait(), 3600)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self.tokens_generated += 5
+        self.done += 1
+        share = self.shares.get(self.done, 0.5)
+        others = {"vs_random": {"win": 0.25}, "exploitability": None}
+        return {"arena": "duel", "share": share, **others}
+
+
+class Inline(Executor):
+    """Writes checkpoints at once, so that a run takes the same turns of the event loop again."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class World:
+    """A run, and everything around it, in one process."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        limit: int = 0,
+        players: int = 1,
+        writer: Executor | None = None,
+        **settings: Any,
+    ) -> None:
+        self.folder = RunFolder(path)
+        self.sampled = 0
+        self.client = ScriptedClient(self._answer)
+        self.arena = Duel(self.client, credit_assigner=RAECredit())
+        self.backend = FakeBackend()
+        self.evaluation = Evaluation()
+        self.publisher = FakePublisher()
+        self.trainer = PolicyTrainer(
+            self.backend,
+            self.publisher,
+            StepSettings(
+                min_samples=10,
+                staleness_limit=limit,
+                normalisation="token",
+                constant_length=1,
+                objective=lambda step, num_steps: Objective(),
+                update=lambda step, num_steps: Update(learning_rate=1.0 - step / num_steps),
+            ),
+        )
+        clock = settings.pop("clock", repeat(0.0))
+        settings = {"num_steps": STEPS, "checkpoint_every": 2, "keep_checkpoints": 3} | settings
+        settings = {"evaluate_every": 3, "episodes_kept": 2, "checkpoint_seconds": 200.0} | settings
+        settings = {"evaluation_alone": True} | settings
+        self.run = Run(
+            self.folder,
+            self.arena,
+            self.trainer,
+            RunSettings(episode_concurrency=8, step_concurrency=players, **settings),
+            evaluation=self.evaluation,
+            count_tokens=self.count,
+            engine_seconds=lambda: 0.0,
+            writer=writer or Inline(),
+            clock=lambda: next(clock),
+        )
+
+    def _answer(self, asked: Asked) -> str:
+        self.sampled += 2  # a digit and the end
+        self.client.version = self.trainer.version
+        return str(asked.sampling.seed % 10)
+
+    async def count(self) -> int:
+        return self.sampled + self.evaluation.tokens_generated
+
+    def start(self) -> "World":
+        with self.folder.new_run("# settings"):
+            pass
+        return self
+
+    def resume(self) -> "World":
+        self.run.resume(newest_whole(self.folder.checkpoints))
+        return self
+
+    def go(self, *, stop_after: int | None = None, tracker: JsonlTracker | None = None) -> bool:
+        """Run to the end, or ask to stop after so many turns of the event loop."""
+
+        async def stop(turns: int) -> None:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await self.run.stop()
+
+        async def go(trackers: tuple[JsonlTracker, JsonlTracker]) -> bool:
+            others = [] if stop_after is None else [asyncio.create_task(stop(stop_after))]
+            try:
+                return await asyncio.wait_for(self.run.go(*trackers), timeout=20)
+            finally:
+                for other in others:
+                    other.cancel()
+                left = asyncio.all_tasks() - {asyncio.current_task(), *others}
+                assert not left, "a task was left waiting"
+
+        with (
+            closing(tracker or JsonlTracker(self.folder.metrics)) as metrics,
+            closing(JsonlTracker(self.folder.evaluations)) as evaluations,
+        ):
+            return asyncio.run(go((metrics, evaluations)))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return read_state(newest_whole(self.folder.checkpoints))
+
+
+def episodes(folder: RunFolder) -> list[Any]:
+    return [json.loads(line) for line in folder.episodes.read_text().splitlines()]
+
+
+def check_balance(world: World) -> None:
+    """Every token that was sampled is in the checkpoint's books, and they balance."""
+    ledger = world.state["trainer"]["ledger"]
+    queued = sum(len(sample[1]) for batch in world.state["queued"] for sample in batch["samples"])
+    lost = sum(ledger["filtered"].values()) + sum(ledger["discarded"].values())
+    assert ledger["generated"] == ledger["trained"] + lost + queued
