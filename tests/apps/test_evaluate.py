@@ -120,7 +120,8 @@ def test_an_evaluation_next_to_training_shows_the_adapter_of_its_step(
 ) -> None:
     run = tmp_path / "run"
     options = ("--loop.evaluate-every", "1", "--training.learning-rate", "0.1")
-    assert main(["train", "--out", str(run), *FAST, *options, "--steps", "4"]) == 0
+    assert main(["train", "--out", str(run), *FAST, *options]) == 0
+    assert main(["train", "--resume", str(run), "--steps", "4"]) == 0
     for step in (1, 2, 3):
         line = logged(run, step)
         assert line == pytest.approx(as_logged(evaluated(f"{run}@v{step}")), abs=1e-6)
