@@ -109,6 +109,9 @@ def test_several_places_get_the_same() -> None:
         async def publish(self, adapter: Adapter) -> AdapterInfo:
             raise EngineError("gone")
 
+        async def drop(self, name: str) -> None:
+            raise EngineError("gone")
+
     with pytest.raises(EngineError, match="gone"):
         publish(ManyPublishers([Broken(), EnginePublisher(engines[1])]), adapter(5))
     assert engines[1].versions() == {"policy": 5}  # the others were reached all the same
