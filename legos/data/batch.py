@@ -153,9 +153,9 @@ def row_blocks(
         yield block
 
 
-def pad_rows(rows: Sequence[Sequence[int] | Ints]) -> Ints:
-    """[R, T] token ids of R rows, right-padded with 0 to the length of the longest row."""
-    padded = np.zeros((len(rows), max(len(row) for row in rows)), np.int32)
+def pad_rows(rows: Sequence[Sequence[int] | Ints], *, width: int = 0) -> Ints:
+    """[R, T] token ids of R rows, right-padded with 0 to the longest row and at least ``width``."""
+    padded = np.zeros((len(rows), max(width, *(len(row) for row in rows))), np.int32)
     for index, row in enumerate(rows):
         padded[index, : len(row)] = row
     return padded

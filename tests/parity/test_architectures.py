@@ -9,13 +9,13 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.generate import PromptProcessingBatch
-from mlx_lm.models import llama4, mamba
 from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
-from legos.errors import EngineError, ModelError
+from legos.errors import EngineError
 from legos.mlx.generate.capabilities import Capabilities, probe
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
+from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
 from legos.weights.adapter import Adapter
@@ -206,7 +206,7 @@ def test_what_caches_can_do_and_cost_is_found_out(
     folders: Mapping[str, Path], architecture: str
 ) -> None:
     model = load_tree(folders[architecture])
-    found = probe(model)
+    found = probe(CausalModel(model), AdapterSlots(model))
     caches, per_token, per_row = EXPECTED[architecture]
     assert found == Capabilities(
         architecture=architecture.removesuffix("_4bit"),
@@ -218,39 +218,3 @@ def test_what_caches_can_do_and_cost_is_found_out(
     )
     rows = Rows(model, np.random.default_rng(0), (300, 40, 2))
     assert sum(layer.nbytes for layer in rows.cache) <= found.cache_bytes(3, 300) + 10_000
-
-
-def test_an_architecture_whose_caches_cannot_be_merged_is_named() -> None:
-    text = {
-        "attention_bias": False,
-        "attention_chunk_size": 8,
-        "head_dim": 16,
-        "hidden_size": 32,
-        "interleave_moe_layer_step": 2,
-        "intermediate_size": 64,
-        "intermediate_size_mlp": 64,
-        "max_position_embeddings": 64,
-        "model_type": "llama4_text",
-        "num_attention_heads": 2,
-        "num_experts_per_tok": 1,
-        "num_hidden_layers": 2,
-        "num_key_value_heads": 2,
-        "num_local_experts": 2,
-        "rms_norm_eps": 1e-5,
-        "rope_scaling": None,
-        "rope_theta": 10000.0,
-        "use_qk_norm": False,
-        "vocab_size": 358,
-    }
-    args = llama4.ModelArgs.from_dict({"model_type": "llama4", "text_config": text})
-    with pytest.raises(ModelError, match="llama4 cannot be served: its ChunkedKVCache cannot be"):
-        probe(llama4.Model(args))
-
-
-def test_an_architecture_that_does_not_leave_out_padding_is_named() -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 358}
-    more = {"state_size": 8, "conv_kernel": 4, "time_step_rank": 2, "use_conv_bias": True}
-    args = mamba.ModelArgs.from_dict({"model_type": "mamba", "use_bias": False, **sizes, **more})
-    mx.random.seed(0)
-    with pytest.raises(ModelError, match="mamba cannot be served: in a batch, rows of unlike"):
-        probe(mamba.Model(args))

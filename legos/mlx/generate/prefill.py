@@ -14,6 +14,7 @@ from legos.mlx.model.forward import CausalModel
 __all__ = ["Prefill", "last_logits", "pad_rows"]
 
 Row = tuple[int, ...]
+MIN_CHUNK = 2  # mlx-lm's sliding windows refuse padding in a chunk of one token
 
 
 def last_logits(forward: CausalModel, rows: Sequence[Row]) -> mx.array:
@@ -58,9 +59,9 @@ class Prefill:
             forward.model, list(range(len(rows))), caches
         ).prompt_cache
         self._position = 0
-        self._longest = max(lengths)
-        self._padded = self._longest > min(lengths)
-        self._inputs = mx.array(padded(rest)) if self._longest else None
+        self._padded = max(lengths) > min(lengths)
+        self._longest = max(max(lengths), MIN_CHUNK) if self._padded else max(lengths)
+        self._inputs = mx.array(padded(rest, width=self._longest)) if self._longest else None
         if self._padded:
             padding = [self._longest - length for length in lengths]
             for layer in self.cache:
@@ -71,6 +72,8 @@ class Prefill:
         if self._inputs is not None and self._position < self._longest:
             width = max_tokens // self._inputs.shape[0] // self._step * self._step
             width = max(width, self._step)
+            if self._longest - self._position - width < MIN_CHUNK:
+                width = self._longest - self._position
             chunk = self._inputs[:, self._position : self._position + width]
             self._forward.model(chunk, cache=self.cache)
             self._position += width

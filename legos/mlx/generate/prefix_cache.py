@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from mlx_lm.models.cache import can_trim_prompt_cache, trim_prompt_cache
+from mlx_lm.models.cache import CacheList, can_trim_prompt_cache, trim_prompt_cache
 from numpy.typing import NDArray
 
-__all__ = ["BLOCK", "PrefixCache"]
+__all__ = ["BLOCK", "PrefixCache", "copied", "trimmed"]
 
 BLOCK = 64  # tokens; to compute a shorter prefix is faster than to look it up and join it
 Tokens = tuple[int, ...]
@@ -102,10 +102,7 @@ class PrefixCache:
             return None
         length, entry = found
         self._entries.move_to_end(entry.key)
-        cache = [copy.copy(layer) for layer in entry.cache]
-        if length < len(entry.tokens):
-            trim_prompt_cache(cache, len(entry.tokens) - length)
-        return cache, length
+        return trimmed(entry.cache, len(entry.tokens) - length), length
 
     def keep_only(self, epochs: Collection[int]) -> None:
         """Mark the entries of all other epochs as stale; ``sweep`` removes them."""
@@ -155,6 +152,22 @@ class PrefixCache:
             self._whole[length] -= 1
             if not self._whole[length]:
                 del self._whole[length]
+
+
+def copied(cache: Sequence[Any]) -> list[Any]:
+    """New cache objects with the same arrays; trimming them leaves the old ones as they are."""
+    return [
+        CacheList(*copied(layer.caches)) if isinstance(layer, CacheList) else copy.copy(layer)
+        for layer in cache
+    ]
+
+
+def trimmed(cache: Sequence[Any], num_tokens: int) -> list[Any]:
+    """A copy without the last ``num_tokens`` tokens, for a cache that can be trimmed."""
+    found = copied(cache)
+    if num_tokens:
+        trim_prompt_cache(found, num_tokens)
+    return found
 
 
 def _blocks(epoch: int, tokens: Sequence[int]) -> Iterator[int]:

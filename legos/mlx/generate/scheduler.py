@@ -15,7 +15,7 @@ import mlx.nn as nn
 
 from legos.data.limits import EngineLimits
 from legos.data.request import Result
-from legos.errors import EngineError, LegosError
+from legos.errors import AdapterError, EngineError, LegosError
 from legos.mlx.generate.adapter_table import AdapterTable
 from legos.mlx.generate.capabilities import probe
 from legos.mlx.generate.kv_budget import KeyValueBudget
@@ -65,8 +65,9 @@ class Scheduler:
         """
         self._limits = limits
         self._forward = CausalModel(model)
-        capabilities = probe(model)
         self._slots = AdapterSlots(model)
+        capabilities = probe(self._forward, self._slots)
+        self._no_adapters = capabilities.no_adapters
         self.adapters = AdapterTable(self._slots, in_flight=limits.in_flight)
         self.sampler = Sampler(num_vocabulary)
         self._prefixes = PrefixCache(limits.prefix_bytes)
@@ -124,8 +125,11 @@ class Scheduler:
         """Make an adapter live; ``inside`` are the sequences that run or wait.
 
         Raises:
-            AdapterError: the adapter does not fit; nothing is changed.
+            AdapterError: the model cannot be served with adapters, or this one does not fit;
+                nothing is changed.
         """
+        if self._no_adapters is not None:
+            raise AdapterError(self._no_adapters)
         kept = self.adapters.keep(adapter.name, self._scores.lives)
         if kept is not None:
             self._scores.move(*kept)

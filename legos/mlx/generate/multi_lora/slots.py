@@ -23,7 +23,7 @@ from legos.mlx.generate.multi_lora.slot_layers import (
 from legos.mlx.model.dora import check_dora, gain_of, squared_lengths
 from legos.weights.adapter import Adapter
 
-__all__ = ["BASE", "AdapterSlots"]
+__all__ = ["BASE", "AdapterSlots", "pair_shapes"]
 
 BASE = 0
 """The slot of the base model, which is always there."""
@@ -251,7 +251,7 @@ class AdapterSlots:
     ) -> list[mx.array]:
         """The arrays of a module, after a check of their shapes and types."""
         found: list[mx.array] = []
-        for part, want in zip(parts, _shapes(self._modules[name], rank), strict=False):
+        for part, want in zip(parts, pair_shapes(self._modules[name], rank), strict=False):
             key = f"{name}.{part}"
             array = arrays.get(key)
             if array is None:
@@ -283,7 +283,7 @@ def _on_host(array: mx.array) -> Any:
     return np.asarray(array.astype(mx.float32) if array.dtype == mx.bfloat16 else array)
 
 
-def _shapes(module: Any, rank: int) -> Iterator[tuple[int, ...]]:
+def pair_shapes(module: Any, rank: int) -> Iterator[tuple[int, ...]]:
     """Shapes of lora_a, lora_b and m for a linear module or linear experts, as in mlx-lm."""
     if isinstance(module, SWITCH):
         experts, inputs, outputs = module.num_experts, module.input_dims, module.output_dims

@@ -1,0 +1,170 @@
+"""Checks on a few tokens that the engine computes what one whole forward pass computes.
+
+Rows of unlike lengths are prefilled in chunks, continue each other's cached prefixes, are decoded,
+forked and joined, as the engine does it, some with an adapter and some without. Each of their
+distributions must equal that of the row alone, without a cache, in float32. This computes about 250
+tokens; 2,500 for a model whose layers keep a state, because their chunks are long.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.cache import can_trim_prompt_cache
+from numpy.typing import NDArray
+
+from legos.errors import AdapterError, LegosError, ModelError
+from legos.mlx.generate.multi_lora.slots import BASE, AdapterSlots, pair_shapes
+from legos.mlx.generate.prefill import Prefill
+from legos.mlx.generate.prefix_cache import copied, trimmed
+from legos.mlx.model.float32 import LARGEST_GAP, in_float32
+from legos.mlx.model.forward import WAY_OUT, CausalModel, architecture
+from legos.mlx.model.lora import LINEAR
+from legos.weights.adapter import Adapter, LoraShape
+
+__all__ = ["check_serving"]
+
+CHUNK = 5  # tokens of a chunk, where the architecture allows any number
+Tokens = tuple[int, ...]
+Row = tuple[Tokens, int]
+"""Token ids so far, and the row's slot."""
+Known = tuple[list[Any], int]
+"""The cache of a prefix, and its number of tokens."""
+
+
+class _GapError(Exception):
+    """A distribution that differs from that of the row alone; its text says by how much."""
+
+
+def check_serving(forward: CausalModel, slots: AdapterSlots, *, step: int) -> str | None:
+    """Run the check; call it on the thread that owns the module tree.
+
+    Args:
+        forward: the model.
+        slots: its adapters; none is loaded afterwards.
+        step: prompts are processed in chunks of a multiple of this many tokens.
+
+    Returns:
+        Why adapters cannot be served; None where they can.
+
+    Raises:
+        ModelError: the engine cannot serve the model, also without adapters.
+    """
+    name = architecture(forward.model)
+    with in_float32(forward.model):
+        try:
+            slot = slots.load(_adapter(forward.model))
+        except LegosError as error:
+            reason = f"{error}"
+        else:
+            try:
+                _check(forward, slots, step, (slot, BASE))
+            except Exception as error:  # of mlx-lm's code for this architecture, whatever it is
+                reason = _reason(error)
+            else:
+                return None
+            finally:
+                slots.free(slot)
+        try:
+            _check(forward, slots, step, (BASE, BASE))
+        except Exception as error:
+            raise ModelError(f"{name} cannot be served: {_reason(error)}; {WAY_OUT}") from error
+    return f"{name} cannot be served with adapters: {reason}; {WAY_OUT}"
+
+
+def _reason(error: Exception) -> str:
+    return f"{error}" if isinstance(error, _GapError) else f"{type(error).__name__}: {error}"
+
+
+def _check(forward: CausalModel, slots: AdapterSlots, step: int, used: tuple[int, int]) -> None:
+    """Raise ``_GapError`` where the engine's way to compute a row changes its distribution."""
+    chunk = max(step, CHUNK)
+    long: Tokens = tuple(1 + (n * n) % 5 for n in range(chunk + 7))
+    short: Tokens = (2, 1)
+    first: list[Row] = [(long, used[0]), (short, used[1])]
+    check = _Checked(forward, slots)
+
+    def prefilled(rows: Sequence[Row], known: Sequence[Known], done: str) -> list[Any]:
+        """The cache of a batch, after a check of its rows' next-token distributions."""
+        prefill = Prefill(forward, [tokens for tokens, _ in rows], known, step=step)
+        with slots.rows([slot for _, slot in rows]):
+            while not prefill.advance(chunk * len(rows)):
+                pass
+            check(rows, prefill.logits(), done)
+        return prefill.cache
+
+    prefilled(first[:1], [([], 0)], "rows in chunks")
+    cache = prefilled(first, [([], 0), ([], 0)], "in a batch, rows of unlike lengths")
+    stored = [layer.extract(0) for layer in cache]
+    mx.eval([layer.state for layer in stored])
+    rows: list[Row] = [(short, used[1]), ((*long, 3, 4), used[0])]
+    known: list[Known] = [([], 0), (copied(stored), len(long))]
+    if can_trim_prompt_cache(stored):
+        half = len(long) // 2
+        rows.insert(0, ((*long[:half], 5, 1, 2), used[0]))
+        known.insert(0, (trimmed(stored, len(long) - half), half))
+    again = prefilled(rows, known, "rows that continue a cached prefix")
+    for layer, more in zip(again, cache, strict=True):
+        layer.filter([1, 0, 0])
+        layer.extend(more)
+    rows = [rows[1], rows[0], rows[0], *first]
+    for token in (3, 4):
+        rows = [((*tokens, token + n % 2), slot) for n, (tokens, slot) in enumerate(rows)]
+        with slots.rows([slot for _, slot in rows]):
+            last = mx.array([tokens[-1] for tokens, _ in rows])
+            logits = forward.next_logits(last, again)
+        check(rows, logits, "rows that were forked and joined")
+
+
+class _Checked:
+    """Compares logits with those of rows alone, each computed once."""
+
+    def __init__(self, forward: CausalModel, slots: AdapterSlots) -> None:
+        self._forward = forward
+        self._slots = slots
+        self._alone: dict[Row, NDArray[np.float32]] = {}
+
+    def __call__(self, rows: Sequence[Row], logits: mx.array, done: str) -> None:
+        for row, found in zip(rows, _logprobs(logits), strict=True):
+            expected = self._expected(row)
+            nats = float(np.abs(found - expected).max())
+            share = nats / float(expected.std())
+            if not share <= LARGEST_GAP:
+                raise _GapError(
+                    f"{done} get other log-probabilities than each alone without a cache, by up to "
+                    f"{nats:.2g} nats ({share:.2g} of their deviation)"
+                )
+
+    def _expected(self, row: Row) -> NDArray[np.float32]:
+        if row not in self._alone:
+            tokens, slot = row
+            with self._slots.rows([slot]):
+                last = mx.array([len(tokens) - 1])
+                logits = self._forward.logits_at(mx.array([tokens]), mx.array([0]), last)
+                self._alone[row] = _logprobs(logits)[0]
+        return self._alone[row]
+
+
+def _logprobs(logits: mx.array) -> NDArray[np.float32]:
+    logits = logits.astype(mx.float32)
+    return np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+
+
+def _adapter(model: nn.Module) -> Adapter:
+    """An adapter of rank 1 on the modules that training adapts, without the output head."""
+    layers: Any = model.layers
+    trained = {id(m) for layer in layers for _, m in layer.named_modules() if isinstance(m, LINEAR)}
+    arrays: dict[str, mx.array] = {}
+    for name, module in model.named_modules():
+        if id(module) in trained:
+            trained.remove(id(module))
+            for part, shape in zip(("lora_a", "lora_b"), pair_shapes(module, 1), strict=False):
+                size = int(np.prod(shape))
+                values = np.cos(np.arange(size, dtype=np.float32)) / (0.3 * max(shape) ** 0.5)
+                arrays[f"{name}.{part}"] = mx.array(values.reshape(shape))
+    if not arrays:
+        raise AdapterError("its layers have no linear modules")
+    shape = LoraShape(rank=1, scale=0.3, num_layers=len(layers), modules=("check",))
+    return Adapter(name="check", version=0, shape=shape, arrays=arrays)

@@ -1,0 +1,110 @@
+"""Architectures that the engine would serve with wrong log-probabilities are refused at load."""
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import CacheList, KVCache
+
+from legos.data.limits import EngineLimits
+from legos.errors import AdapterError, ModelError
+from legos.mlx.checks.small_models import VOCABULARY, small_model
+from legos.mlx.generate.capabilities import Capabilities, probe
+from legos.mlx.generate.engine import MlxEngine
+from legos.mlx.generate.multi_lora.slots import AdapterSlots
+from legos.mlx.generate.prefill import Prefill, last_logits
+from legos.mlx.generate.prefix_cache import PrefixCache
+from legos.mlx.model.forward import CausalModel
+from legos.mlx.model.lora import lora_shape
+from legos.mlx.model.worker import InlineWorker
+from legos.weights.adapter import Adapter
+
+
+def probed(architecture: str, **options: Any) -> Capabilities:
+    model = small_model(architecture, **options)
+    return probe(CausalModel(model), AdapterSlots(model))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("gemma3n", "rows in chunks get other .* without a cache, by up to .* nats"),
+        ("plamo3", "rows in chunks get other .* without a cache, by up to .* nats"),
+        ("mamba", "in a batch, rows of unlike lengths get other .* by up to .* nats"),
+        ("nemotron_h", "in a batch, rows of unlike lengths get other .* by up to .* nats"),
+        ("gemma2", "in a batch, rows of unlike lengths get other .* by up to .* nats"),
+        ("llama4", "its ChunkedKVCache cannot be merged into a batch"),
+        ("muse_spark", "No Metal back-end"),
+    ],
+)
+def test_an_architecture_with_other_numbers_is_refused(architecture: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=f"{architecture} cannot be .*{reason}.*; take a model of"):
+        probed(architecture)
+
+
+@pytest.mark.parametrize("architecture", ["nemotron_h", "afm7"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_16_bits_hide_nothing(architecture: str, seed: int) -> None:
+    with pytest.raises(ModelError, match="rows of unlike lengths get other"):
+        probed(architecture, seed=seed, dtype=mx.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+def test_what_is_right_is_served_in_every_type(dtype: Any) -> None:
+    for architecture in ("llama", "gemma3_text", "lfm2"):
+        assert probed(architecture, dtype=dtype).no_adapters is None
+
+
+@pytest.mark.parametrize("lengths", [(1, 2), (6, 3, 12)])
+def test_a_padded_chunk_of_one_token_is_prefilled(lengths: tuple[int, ...]) -> None:
+    """A sliding window takes one token for a decoding step, which cannot be padded."""
+    forward = CausalModel(small_model("gemma3_text"))
+    rows = [tuple(range(1, length + 1)) for length in lengths]
+    prefill = Prefill(forward, rows, [([], 0)] * len(rows), step=1)
+    while not prefill.advance(5 * len(rows)):
+        pass
+    expected = last_logits(forward, rows)
+    assert mx.allclose(prefill.logits(), expected, atol=1e-4).item()
+
+
+def test_a_kernel_that_lacks_the_type_is_named() -> None:
+    with pytest.raises(ModelError, match=r"qwen3_moe cannot be served: .*only supports float32"):
+        probed("qwen3_moe", dtype=mx.bfloat16)
+
+
+def test_a_model_without_adapters_is_served_and_says_why_at_the_first_one() -> None:
+    model = small_model("dbrx")
+    shape = lora_shape(model, rank=1, alpha=1.0, num_layers=1, head=False)
+    engine = MlxEngine(
+        InlineWorker(), model, num_vocabulary=VOCABULARY, context=64, limits=EngineLimits()
+    )
+    adapter = Adapter(name="policy", version=0, shape=shape, arrays={})
+    with pytest.raises(AdapterError, match="dbrx cannot be served with adapters: IndexError"):
+        engine.load_adapter(adapter).result()
+
+
+def test_a_partial_hit_does_not_trim_the_stored_entry() -> None:
+    layer = CacheList(KVCache(), KVCache())
+    tokens = tuple(range(200))
+    for part in layer.caches:
+        part.update_and_fetch(mx.zeros((1, 1, 200, 4)), mx.zeros((1, 1, 200, 4)))
+    prefixes = PrefixCache(1 << 20)
+    prefixes.add(0, tokens, [layer])
+    found = prefixes.find(0, (*tokens[:100], 7, 8, 9))
+    assert found is not None
+    (partial,), length = found
+    assert length == 100
+    assert [part.offset for part in partial.caches] == [100, 100]
+    assert [part.offset for part in layer.caches] == [200, 200]
+
+
+def test_the_check_finds_a_cache_that_is_trimmed_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    import copy
+
+    def shallow(cache: list[Any]) -> list[Any]:
+        return [copy.copy(layer) for layer in cache]
+
+    monkeypatch.setattr("legos.mlx.generate.prefix_cache.copied", shallow)
+    monkeypatch.setattr("legos.mlx.generate.serving_check.copied", shallow)
+    with pytest.raises(ModelError, match=r"deepseek_v32 .* rows that continue a cached prefix get"):
+        probed("deepseek_v32")
