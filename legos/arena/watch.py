@@ -9,7 +9,8 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from traceback import walk_stack
+from types import FrameType
 from typing import Any
 
 from legos.arena.playable import Playable
@@ -39,7 +40,7 @@ class _Play:
         roles = self.table.waits_for
         if roles:
             return f"waits for {' and '.join(map(repr, roles))} to answer"
-        return f"is in the arena's own code ({_place(_frames(self.task.get_coro()), self.arena)})"
+        return f"is in the arena's own code ({_line(_frames(self.task.get_coro()), self.arena)})"
 
 
 class Watch:
@@ -73,12 +74,7 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the thread."""
         self._over.set()
         self._thread.join()
@@ -142,7 +138,7 @@ class Watch:
                     "on; await what takes long: await asyncio.to_thread(function)",
                     self._arena.name,
                     passed,
-                    _place(_callers(frame), self._arena),
+                    _line((f for f, _ in walk_stack(frame)), self._arena),
                 )
 
     def _look(self, passed: float) -> None:
@@ -176,29 +172,22 @@ class Watch:
 
 
 def _frames(awaited: Any) -> Iterator[FrameType]:
-    """The frames of a suspended coroutine and of what it awaits, outermost first."""
+    """The frames of a suspended coroutine and of what it awaits, innermost first."""
+    found: list[FrameType] = []
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
         if frame is not None:
-            yield frame
+            found.append(frame)
         awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
-
-
-def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """A running frame's callers and itself, outermost first."""
-    found: list[FrameType] = []
-    while frame is not None:
-        found.append(frame)
-        frame = frame.f_back
     return reversed(found)
 
 
-def _place(frames: Iterator[FrameType], arena: Playable) -> str:
+def _line(frames: Iterator[FrameType], arena: Playable) -> str:
     """The innermost frame in the arena's own file, or else the innermost frame."""
     module = sys.modules.get(type(arena).__module__)
     own = getattr(module, "__file__", None)
     found = list(frames)
-    frame = ([f for f in found if f.f_code.co_filename == own] or found or [None])[-1]
+    frame = next((f for f in found if f.f_code.co_filename == own), next(iter(found), None))
     if frame is None:
         return "unknown line"
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"

@@ -28,7 +28,7 @@ class EngineBench:
         apply_lora(self._model, rank=rank, alpha=2.0 * rank, layers=1000, head=True)
 
     def close(self) -> None:
-        """End the engine and let go of the model."""
+        """Close the engine and release the model."""
         self.engine.close()
         self._model.close()
 

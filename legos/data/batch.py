@@ -1,12 +1,12 @@
 """Packing: samples into rows under a token budget, with each distinct row once.
 
 Small games repeat a few prompts thousands of times. A batch therefore holds each distinct *input*
-(the sample's tokens without the last one, which is only a target) once, and each place (a logit
-position whose next-token distribution is needed) once. Samples refer to places by index; each keeps
-its own loss term, so the gradient equals that of the computation without sharing.
+(the sample's tokens without the last one, which is only a target) once, and each logit position
+(whose next-token distribution is needed) once. Samples refer to logit positions by index; each
+keeps its own loss term, so the gradient equals that of the computation without sharing.
 
-Shape letters: R rows, T tokens of the longest row, P places, S samples, A maximum number of chosen
-tokens of a sample, K maximum number of legal tokens of a place.
+Shape letters: R rows, T tokens of the longest row, P logit positions, S samples, A maximum number
+of chosen tokens of a sample, K maximum number of legal tokens of a logit position.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,30 +33,28 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 T = TypeVar("T")
-PLACE_FIELDS = ("place_column", "place_temperature", "place_restricted", "place_legal")
-SAMPLE_FIELDS = ("sample_place", "target", "behaviour_logprob", "version", "advantage", "weight")
+LOGIT_FIELDS = ("logit_column", "logit_temperature", "logit_restricted", "logit_legal")
+SAMPLE_FIELDS = ("logit_index", "target", "behaviour_logprob", "version", "advantage", "weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Samples packed into right-padded rows; places and samples refer to rows by index."""
+    """Samples packed into right-padded rows, and the logit positions that they read."""
 
     input_ids: Ints  # [R, T] token ids, right-padded with 0
-    place_row: Ints  # [P] row of the place
-    place_column: Ints  # [P] column whose next-token distribution is needed
-    place_temperature: Floats  # [P] > 0
-    place_restricted: NDArray[np.bool_]  # [P] True: the distribution is over `place_legal` only
-    place_legal: Ints  # [P, K] legal next token ids, padded with -1
-    sample_place: Ints  # [S, A] place of each chosen token, 0 where masked
+    logit_row: Ints  # [P] row of the logit position
+    logit_column: Ints  # [P] column whose next-token distribution is needed
+    logit_temperature: Floats  # [P] > 0
+    logit_restricted: NDArray[np.bool_]  # [P] True: the distribution is over `logit_legal` only
+    logit_legal: Ints  # [P, K] legal next token ids, padded with -1
+    logit_index: Ints  # [S, A] index of the position of each chosen token, 0 where masked
     target: Ints  # [S, A] chosen token id, 0 where masked
     mask: NDArray[np.bool_]  # [S, A] True where a token was chosen, False for padding
     behaviour_logprob: Floats  # [S, A] nats under the behaviour policy, 0 where masked
     version: Ints  # [S, A] policy version, 0 where masked
     advantage: Floats  # [S, A] 0 where masked
     weight: Floats  # [S, A] weight of the token in the optimiser step's loss, 0 where masked
-    reference_logprob: Floats | None = None
-    """[S, A] nats under a reference, computed elsewhere; NaN where a sample brings none, 0 where
-    masked. None: no sample brings any."""
+    reference_logprob: Floats | None = None  # [S, A] nats that samples bring; NaN: none, 0: masked
 
     def __post_init__(self) -> None:
         """Check that shapes and indices are consistent.
@@ -71,18 +69,18 @@ class Batch:
                 raise RecordError(
                     f"{name} has shape {getattr(self, name).shape}; expected {shape} like mask"
                 )
-        num_places = len(self.place_row)
-        for name in PLACE_FIELDS:
-            if len(getattr(self, name)) != num_places:
+        num_positions = len(self.logit_row)
+        for name in LOGIT_FIELDS:
+            if len(getattr(self, name)) != num_positions:
                 raise RecordError(
-                    f"{name} has {len(getattr(self, name))} places; expected {num_places} "
-                    "like place_row"
+                    f"{name} has {len(getattr(self, name))} positions; expected {num_positions} "
+                    "like logit_row"
                 )
         num_rows, num_columns = self.input_ids.shape
         for name, limit, what in (
-            ("sample_place", num_places, "places"),
-            ("place_row", num_rows, "rows"),
-            ("place_column", num_columns, "columns"),
+            ("logit_index", num_positions, "positions"),
+            ("logit_row", num_rows, "rows"),
+            ("logit_column", num_columns, "columns"),
         ):
             indices = getattr(self, name)
             if indices.size and not 0 <= indices.min() <= indices.max() < limit:
@@ -169,7 +167,7 @@ def make_batch(
 ) -> Batch:
     """Make a batch of samples whose tokens are predicted at given rows and columns.
 
-    Places are distinct and sorted by row and column.
+    Logit positions are distinct and sorted by row and column.
 
     Args:
         input_ids: [R, T] token ids, right-padded with 0.
@@ -191,23 +189,23 @@ def make_batch(
         for sample, of_sample in zip(samples, read_at, strict=True)
         for at, legal in zip(of_sample, sample.legal, strict=True)
     ]
-    places = sorted(found)
+    positions = sorted(found)
     number = np.empty(len(found), np.int32)
-    number[[found[key] for key in places]] = np.arange(len(found))
-    sample_place = np.zeros(mask.shape, np.int32)
-    sample_place[mask] = number[used]
-    place_legal = np.full((len(places), max(len(key[2]) for key in places)), -1, np.int32)
-    for index, key in enumerate(places):
-        place_legal[index, : len(key[2])] = key[2]
+    number[[found[key] for key in positions]] = np.arange(len(found))
+    logit_index = np.zeros(mask.shape, np.int32)
+    logit_index[mask] = number[used]
+    logit_legal = np.full((len(positions), max(len(key[2]) for key in positions)), -1, np.int32)
+    for index, key in enumerate(positions):
+        logit_legal[index, : len(key[2])] = key[2]
     given = [s.reference_logprobs or (np.nan,) * len(s.positions) for s in samples]
     return Batch(
         input_ids=input_ids,
-        place_row=np.array([key[0] for key in places], np.int32),
-        place_column=np.array([key[1] for key in places], np.int32),
-        place_legal=place_legal,
-        place_restricted=np.array([key[3] for key in places], np.bool_),
-        place_temperature=np.array([key[4] for key in places], np.float32),
-        sample_place=sample_place,
+        logit_row=np.array([key[0] for key in positions], np.int32),
+        logit_column=np.array([key[1] for key in positions], np.int32),
+        logit_legal=logit_legal,
+        logit_restricted=np.array([key[3] for key in positions], np.bool_),
+        logit_temperature=np.array([key[4] for key in positions], np.float32),
+        logit_index=logit_index,
         target=fill([[s.token_ids[p] for p in s.positions] for s in samples], np.int32),
         mask=mask,
         behaviour_logprob=fill([s.logprobs for s in samples], np.float32),

@@ -20,7 +20,8 @@ LOGPROB_ROUNDING = 1e-4  # a log-probability may exceed 0 by this rounding error
 class Sample(Struct, frozen=True, kw_only=True):
     """One training sequence of T tokens, of which A were chosen by the policy.
 
-    All fields of length A are for the chosen tokens only, in the order of ``positions``.
+    All fields of length A are for the chosen tokens only, in the order of ``positions``. Reference
+    log-probabilities have the same temperature and the same legal tokens.
     """
 
     token_ids: tuple[int, ...]  # [T] as sampled, never encoded again from text
@@ -29,9 +30,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     versions: tuple[int, ...]  # [A] policy version that sampled the token
     advantages: tuple[float, ...]  # [A] advantage of each chosen token
     legal: tuple[tuple[int, ...], ...]  # [A] legal token ids at that position, () where unknown
-    reference_logprobs: tuple[float, ...] | None = None
-    """[A] nats of the chosen tokens under the reference, at the same temperature and among the same
-    legal tokens, where they were computed elsewhere; None: the backend computes them."""
+    reference_logprobs: tuple[float, ...] | None = None  # [A] nats; None: the backend computes them
     restricted: bool = False  # True: log-probabilities are over `legal` only
     temperature: float = 1.0  # temperature of the log-probabilities
     group: str = ""  # arena and task of the plays that are compared with each other
@@ -126,6 +125,7 @@ class TrainingBatch(Struct, frozen=True, kw_only=True):
     ``arena.step`` returns one for all its tasks; in the loop each group of plays gives one.
 
     ``tokens_generated`` equals the samples' chosen tokens plus ``tokens_discarded`` of all reasons.
+    ``weights`` has the number of values of each metric that is a mean; other metrics are counts.
     """
 
     samples: tuple[Sample, ...]
@@ -134,7 +134,6 @@ class TrainingBatch(Struct, frozen=True, kw_only=True):
     tokens_discarded: Mapping[str, int] = field(default_factory=dict[str, int])  # reason -> tokens
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Number of values behind each metric that is a mean; the other metrics are counts."""
     num_tasks: int = 1  # number of tasks drawn for its plays
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from legos.errors import ConfigError
 
 __all__ = ["MICRO_BATCH_TOKENS", "BackendConfig", "MeasuredStep", "PassResult", "Update"]
 
-MICRO_BATCH_TOKENS = 4096  # of one pass, unless set otherwise
+MICRO_BATCH_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,21 +23,12 @@ class BackendConfig:
     policies: tuple[str, ...] = (POLICY,)  # adapters that are trained, each separately
     betas: tuple[float, float] = (0.9, 0.95)  # decay rates of AdamW's moments
     weight_decay: float = 0.0  # AdamW's weight decay of the LoRA arrays
-    micro_batch_tokens: int = MICRO_BATCH_TOKENS
-    """Padded tokens of one forward and backward pass, shared prefixes counted once."""
-    gradient_checkpointing: bool = False
-    """Keep the inputs of layers alone and compute the rest again in the backward pass: less
-    memory, about a third more time."""
-    reference: Path | None = None
-    """Folder of the adapter that ``kl_coef`` pulls to at first, of any rank, from then on in every
-    checkpoint; None: the model without LoRA."""
-    restored: bool = False
-    """Whether a checkpoint is restored next, which holds the reference; False reads it at once."""
-    memory_limit_bytes: int | None = None
-    """What the device may hold at the most: less is computed at once to stay below it, and samples
-    that do not fit alone are left out of their step. None: most of what the device has."""
-    report: Callable[[str], None] | None = None
-    """Gets the plan of the memory in one line, before the first step; None: it is logged."""
+    micro_batch_tokens: int = MICRO_BATCH_TOKENS  # padded tokens of a pass, shared prefixes once
+    gradient_checkpointing: bool = False  # recompute layers in the backward pass, to save memory
+    reference: Path | None = None  # adapter of the first KL reference; None: model without LoRA
+    restored: bool = False  # True: a checkpoint, which holds the reference, is restored next
+    memory_limit_bytes: int | None = None  # memory that may be used; None: most of the device's
+    report: Callable[[str], None] | None = None  # gets the memory plan; None: it is logged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +36,10 @@ class PassResult:
     """The result of the forward and backward pass over all S samples of a step."""
 
     loss: float
-    sums: tuple[float, ...]  # totals over all tokens of ``legos.losses.metrics.SUMS``
+    sums: tuple[float, ...]  # totals of ``legos.losses.metrics.SUMS`` over all tokens
     grad_norm: float  # global gradient norm, before any scaling
-    logprobs: Sequence[NDArray[np.float32]]
-    """[S][A] nats of each sample's chosen tokens before the step; empty where it was left out."""
-    row_limit: int | None = None
-    """Tokens; samples with more before their last chosen one did not fit into memory and were left
-    out. None: all fitted."""
+    logprobs: Sequence[NDArray[np.float32]]  # [S][A] nats before the step; empty if left out
+    row_limit: int | None = None  # tokens; longer samples did not fit into memory; None: all did
     peak_bytes: int | None = None  # peak memory of the device, bytes; None: not measured
 
 
@@ -61,10 +49,8 @@ class Update:
 
     learning_rate: float
     max_grad_norm: float = 1.0  # gradients are scaled down to this norm
-    ema_decay: float | None = None
-    """Share of its past that the EMA of the policy keeps; None: it is the policy itself."""
-    kl_refresh_steps: int | None = None
-    """After every so many updates the reference becomes the policy; None: never."""
+    ema_decay: float | None = None  # share of its past that the EMA keeps; None: the policy itself
+    kl_refresh_steps: int | None = None  # updates between refreshes of the reference; None: never
 
     def __post_init__(self) -> None:
         """Check the ranges of the values.

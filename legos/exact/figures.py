@@ -221,8 +221,8 @@ def optimal_move_rate(game: GameTree, policy: Policy) -> float | None:
         return None
     best_P, worth_P = minimax(graph)
     first = np.flatnonzero(np.diff(graph.point_of_slot, prepend=-1))
-    spread = np.maximum.reduceat(worth_P, first) - np.minimum.reduceat(worth_P, first)
-    matters = spread > SAME
+    difference = np.maximum.reduceat(worth_P, first) - np.minimum.reduceat(worth_P, first)
+    matters = difference > SAME
     if not matters.any():
         return None
     right = np.add.reduceat(np.where(best_P > 0, game.everywhere(policy), 0.0), first)

@@ -252,12 +252,12 @@ def _check_recall(game: Game, graph: GameGraph, top_down: tuple[IntArray, ...]) 
         np.minimum.at(lowest, child, np.where(own, slot, lowest[parent]))
         np.maximum.at(highest, child, np.where(own, slot, highest[parent]))
     nodes = np.flatnonzero(graph.point_of_node >= 0)
-    place = graph.point_of_node[nodes]
-    mover = np.array([graph.roles.index(point.role) for point in graph.points])[place]
+    at = graph.point_of_node[nodes]
+    mover = np.array([graph.roles.index(point.role) for point in graph.points])[at]
     first, last = np.full(len(graph.points), unknown), np.full(len(graph.points), never)
-    np.minimum.at(first, place, lowest[nodes, mover])
-    np.maximum.at(last, place, highest[nodes, mover])
-    shared = np.bincount(place) > 1
+    np.minimum.at(first, at, lowest[nodes, mover])
+    np.maximum.at(last, at, highest[nodes, mover])
+    shared = np.bincount(at) > 1
     for forgetful in np.flatnonzero(shared & (first < last))[:1].tolist():
         point = graph.points[int(forgetful)]
         raise ArenaError(

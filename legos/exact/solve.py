@@ -174,11 +174,11 @@ def _choose(
     """Give all probability of the edges' decision points to their best moves, in place."""
     slots = np.unique(graph.slot[edges])
     worth = _sums(graph.slot[edges], gain, len(policy))[slots]
-    place = graph.point_of_slot[slots]
+    point = graph.point_of_slot[slots]
     best = np.full(len(graph.points), -np.inf)
-    np.maximum.at(best, place, worth)
-    chosen: NDArray[np.bool_] = worth >= best[place] - margin
-    policy[slots] = chosen / np.bincount(place[chosen])[place]
+    np.maximum.at(best, point, worth)
+    chosen: NDArray[np.bool_] = worth >= best[point] - margin
+    policy[slots] = chosen / np.bincount(point[chosen])[point]
 
 
 def _sums(index: IntArray, values: FloatArray, size: int) -> FloatArray:

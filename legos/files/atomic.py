@@ -29,15 +29,15 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     Raises:
         CheckpointError: the files cannot be written (disk full); no partial folder is left.
     """
-    with _beside(folder) as beside:
-        beside.mkdir()
-        write(beside)
-        for path in beside.iterdir():
+    with _temporary(folder) as temporary:
+        temporary.mkdir()
+        write(temporary)
+        for path in temporary.iterdir():
             _flush(path)
         replaced = folder.with_name(f".{folder.name}.replaced")
         if folder.exists():
             folder.rename(replaced)
-        beside.rename(folder)
+        temporary.rename(folder)
         _flush(folder.parent)
         _remove(replaced)
 
@@ -48,10 +48,10 @@ def write_file(path: Path, content: str | bytes) -> None:
     Raises:
         CheckpointError: the file cannot be written (disk full); an existing file is unchanged.
     """
-    with _beside(path) as beside:
-        beside.write_bytes(content.encode() if isinstance(content, str) else content)
-        _flush(beside)
-        beside.replace(path)
+    with _temporary(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        _flush(temporary)
+        temporary.replace(path)
         _flush(path.parent)
 
 
@@ -63,15 +63,15 @@ def clear_unfinished(parent: Path) -> None:
     for path in list(parent.glob(".*.unfinished")):
         _remove(path)
     for path in list(parent.glob(".*.replaced")):
-        place = path.with_name(path.name.removeprefix(".").removesuffix(".replaced"))
-        if place.exists():
+        original = path.with_name(path.name.removeprefix(".").removesuffix(".replaced"))
+        if original.exists():
             _remove(path)
         else:
-            path.rename(place)
+            path.rename(original)
 
 
 @contextmanager
-def refusals_named(place: Path) -> Generator[None]:
+def refusals_named(path: Path) -> Generator[None]:
     """Within the block, convert file errors to one that names the path and says what to do.
 
     Raises:
@@ -84,23 +84,23 @@ def refusals_named(place: Path) -> Generator[None]:
             raise
         not_allowed = isinstance(error, OSError) and error.errno in _NOT_ALLOWED
         advice = "choose an --out where you may write" if not_allowed else _MAKE_ROOM
-        raise CheckpointError(f"{place} cannot be written: {error}; {advice}") from error
+        raise CheckpointError(f"{path} cannot be written: {error}; {advice}") from error
 
 
 @contextmanager
-def _beside(place: Path) -> Generator[Path]:
+def _temporary(path: Path) -> Generator[Path]:
     """A unique temporary path next to a path; what remains there after the block is removed.
 
     Raises:
         CheckpointError: the files cannot be written.
     """
-    beside = place.with_name(f".{place.name}.{os.getpid()}-{secrets.token_hex(4)}.unfinished")
-    with refusals_named(place):
-        place.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.unfinished")
+    with refusals_named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            yield beside
+            yield temporary
         finally:
-            _remove(beside)
+            _remove(temporary)
 
 
 def _remove(path: Path) -> None:

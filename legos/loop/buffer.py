@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from legos.arena.step import warn_of
 from legos.data.sample import Sample, TrainingBatch
-from legos.data.select import Select, keep_all
+from legos.data.select import KEEP_ALL, Selection
 from legos.loop.failures import MAX_FAILED_SHARE, FailureWindow
 from legos.loop.ledger import Ledger
 
@@ -55,7 +55,7 @@ class Buffer:
         min_samples: int,
         staleness_limit: int,
         tasks_per_step: int = 1,
-        select: Select = keep_all,
+        select: Selection = KEEP_ALL,
         max_failed_share: float = MAX_FAILED_SHARE,
     ) -> None:
         """Make an empty buffer.

@@ -14,7 +14,7 @@ import numpy as np
 from legos.arena.means import merged_metrics
 from legos.data.batch import LossNormalisation, normalisation_weights
 from legos.data.sample import Sample, TrainingBatch
-from legos.data.select import Select, keep_all
+from legos.data.select import KEEP_ALL, Selection
 from legos.data.step import PassResult, Update
 from legos.errors import TrainerError
 from legos.loop.ledger import Ledger
@@ -43,7 +43,7 @@ class StepSettings:
     objective: Callable[[int, int], Objective]  # step, number of steps -> this step's objective
     update: Callable[[int, int], Update]  # step, number of steps -> how this step is applied
     clip_skip_threshold: float = 0.3  # a step that clips a larger share of tokens is not applied
-    select: Select = keep_all  # selects the samples of a batch that are trained on
+    select: Selection = KEEP_ALL  # selects the samples of a batch that are trained on
 
 
 class _Step(NamedTuple):

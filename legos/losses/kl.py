@@ -60,8 +60,8 @@ def loss_kl(
     d = xp.clip(d, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     k3 = _k3(xp, d)
     ratio = xp.exp(log_ratio)
-    slope = ratio * detach(xp, d)
-    return slope + detach(xp, ratio * k3 - slope), _reported(xp, d)
+    term = ratio * detach(xp, d)  # has the gradient; the detached part corrects its value to k3
+    return term + detach(xp, ratio * k3 - term), _reported(xp, d)
 
 
 def reward_kl(xp: Any, estimator: KlEstimator, frozen: Any, other: Any) -> tuple[Any, Any]:

@@ -40,7 +40,7 @@ def token_sums(
     cut: Any,
     masked: Any,
     divergences: Sequence[Any],
-    spread: Any,
+    entropy: Any,
 ) -> Any:
     """Compute the sums named in ``SUMS``.
 
@@ -52,7 +52,7 @@ def token_sums(
         cut: [S, A] 1.0 where the trust region of the loss clipped the token.
         masked: [S, A] 1.0 where a correction dropped the token; None where none is on.
         divergences: [S, A] KL divergence (nats) from the reference, and from the EMA.
-        spread: [S, A] entropy, nats.
+        entropy: [S, A] nats.
 
     Returns:
         [len(SUMS)] sums.
@@ -64,7 +64,7 @@ def token_sums(
         mask,
         cut,
         *divergences,
-        spread,
+        entropy,
         ratio - 1.0 - gap,
         ratio,
         ratio * ratio,

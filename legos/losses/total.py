@@ -9,29 +9,29 @@ from legos.losses.corrections import correct
 from legos.losses.kl import KlEstimator, loss_kl, reward_kl
 from legos.losses.metrics import SUMS, token_sums
 from legos.losses.objective import Objective
-from legos.losses.places import (
-    Places,
+from legos.losses.policy import policy_loss
+from legos.losses.positions import (
+    Positions,
     chosen_logprobs,
     entropy,
     exact_kl,
-    place_logprobs,
+    position_logprobs,
     support_entropy,
 )
-from legos.losses.policy import policy_loss
 from legos.losses.ratio import detach, log_ratio
 
 __all__ = ["SUMS", "BatchArrays", "Terms", "token_loss", "token_terms", "total_loss"]
 
 Terms = Mapping[str, Any]
-"""What is known of each token, by name."""
+"""Name -> [S, A] values of the chosen tokens; ``token_loss`` lists them."""
 
 
 class BatchArrays:
     """The fields of a batch as arrays of one namespace, made once per batch."""
 
     def __init__(self, xp: Any, batch: Batch) -> None:
-        self.places = Places(xp, batch)
-        self.sample_place = xp.array(batch.sample_place)
+        self.positions = Positions(xp, batch)
+        self.logit_index = xp.array(batch.logit_index)
         self.target = xp.array(batch.target)
         self.behaviour_logprob = xp.array(batch.behaviour_logprob)
         self.advantage = xp.array(batch.advantage)
@@ -48,7 +48,7 @@ def total_loss(
     objective: Objective,
     *,
     reference: Any = None,
-    average: Any = None,
+    ema: Any = None,
     frozen: Any = None,
 ) -> tuple[Any, Any]:
     """Sum over tokens of weight * (policy loss + divergences - entropy bonus).
@@ -62,13 +62,13 @@ def total_loss(
         arrays: the batch.
         objective: the objective to minimise.
         reference: [P, V] logits of the reference, or None when ``kl_coef`` is 0.
-        average: [P, V] logits of the policy's EMA, or None when ``ema_kl_coef`` is 0.
+        ema: [P, V] logits of the policy's EMA, or None when ``ema_kl_coef`` is 0.
         frozen: see ``policy_loss``.
 
     Returns:
         The loss (scalar), and [len(SUMS)] sums for the metrics, whose gradient is not used.
     """
-    others = {"reference": reference, "average": average}
+    others = {"reference": reference, "ema": ema}
     given = {name: other for name, other in others.items() if other is not None}
     terms = token_terms(xp, logits, given, arrays, objective)
     return token_loss(xp, terms, arrays, objective, frozen=frozen)
@@ -82,24 +82,24 @@ def token_terms(
     Args:
         xp: array namespace.
         logits: [P, V] float32 logits of the policy being trained.
-        others: "reference" and "average" (the EMA) -> [P, V] logits, where the objective uses them.
+        others: "reference" and "ema" -> [P, V] logits, where the objective uses them.
         arrays: the batch.
         objective: the objective to minimise.
 
     Returns:
         Name -> [S, A] terms, as ``token_loss`` takes them.
     """
-    places, at = arrays.places, arrays.sample_place
-    policy = place_logprobs(xp, logits, places)
-    spread = entropy if objective.entropy_over == "legal" else support_entropy
+    positions, at = arrays.positions, arrays.logit_index
+    policy = position_logprobs(xp, logits, positions)
+    entropy_of = entropy if objective.entropy_over == "legal" else support_entropy
     found = {
         "logprob": chosen_logprobs(policy[0], at, arrays.target),
-        "spread": spread(xp, policy[0], policy[1], places)[at],
+        "entropy": entropy_of(xp, policy[0], policy[1], positions)[at],
     }
     for name, other_logits in others.items():
-        other = place_logprobs(xp, other_logits, places)
+        other = position_logprobs(xp, other_logits, positions)
         if objective.kl_estimator == "exact":
-            found[name] = exact_kl(xp, policy, other, places)[at]
+            found[name] = exact_kl(xp, policy, other, positions)[at]
         else:
             found[name] = chosen_logprobs(other[0], at, arrays.target)
     return found
@@ -112,8 +112,8 @@ def token_loss(
 
     Args:
         xp: array namespace.
-        terms: "logprob": [S, A] log-probabilities (nats) under the policy being trained. "spread":
-            [S, A] entropy (nats) at each token's position. "reference" and "average" (the EMA),
+        terms: "logprob": [S, A] log-probabilities (nats) under the policy being trained. "entropy":
+            [S, A] entropy (nats) at each token's position. "reference" and "ema",
             where their coefficients are not 0: [S, A] log-probabilities of the chosen tokens or,
             where ``kl_estimator`` is "exact", divergences with their gradient.
         arrays: the batch; the fields of its logit positions are not used.
@@ -123,7 +123,7 @@ def token_loss(
     Returns:
         See ``total_loss``.
     """
-    logprob, spread = terms["logprob"], terms["spread"]
+    logprob, token_entropy = terms["logprob"], terms["entropy"]
     mask = arrays.mask
     frozen = detach(xp, logprob) if frozen is None else frozen
     gap = log_ratio(xp, logprob, arrays.behaviour_logprob)
@@ -149,7 +149,7 @@ def token_loss(
     if extra is not None:
         per_token = per_token + extra
     if objective.entropy_coef:
-        per_token = per_token - objective.entropy_coef * spread
+        per_token = per_token - objective.entropy_coef * token_entropy
     sums = token_sums(
         xp,
         gap,
@@ -158,7 +158,7 @@ def token_loss(
         cut=cut,
         masked=masked,
         divergences=divergences,
-        spread=spread,
+        entropy=token_entropy,
     )
     return xp.sum(per_token * arrays.weight), sums
 
@@ -188,7 +188,7 @@ def _divergences(
     estimator = objective.kl_estimator
     for name, coefficient in (
         ("reference", objective.kl_coef),
-        ("average", objective.ema_kl_coef),
+        ("ema", objective.ema_kl_coef),
     ):
         other = terms.get(name)
         if name == "reference" and coefficient:

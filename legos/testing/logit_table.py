@@ -23,7 +23,7 @@ from legos.data.sample import Sample
 from legos.data.step import BackendConfig, PassResult, Update
 from legos.errors import AdapterError, CheckpointError, RequestError, TrainerError
 from legos.losses.objective import Objective
-from legos.losses.places import Places, chosen_logprobs, place_logprobs
+from legos.losses.positions import Positions, chosen_logprobs, position_logprobs
 from legos.losses.total import BatchArrays, total_loss
 from legos.protocols import Snapshot
 from legos.testing.engine import FakeEngine
@@ -204,17 +204,17 @@ class TableBackend:
 
         def loss_of(logits: Floats) -> tuple[float, Floats]:
             loss, sums = total_loss(
-                np, logits, arrays, objective, reference=reference, average=ema, frozen=logprobs
+                np, logits, arrays, objective, reference=reference, ema=ema, frozen=logprobs
             )
             return float(loss), sums
 
         self._gradients = gradients = {name: np.zeros(self._num_vocabulary) for name in contexts}
-        for place, number in zip(*np.nonzero(batch.place_legal >= 0), strict=True):
-            token = batch.place_legal[place, number]
+        for position, number in zip(*np.nonzero(batch.logit_legal >= 0), strict=True):
+            token = batch.logit_legal[position, number]
             move = np.zeros_like(logits)
-            move[place, token] = EPSILON
+            move[position, token] = EPSILON
             change = loss_of(logits + move)[0] - loss_of(logits - move)[0]
-            gradients[contexts[place]][token] += change / (2 * EPSILON)
+            gradients[contexts[position]][token] += change / (2 * EPSILON)
         loss, sums = loss_of(logits)
         return PassResult(
             loss=loss,
@@ -316,14 +316,14 @@ def _batch_of(samples: Sequence[Sample], weights: Sequence[float]) -> Batch:
 
 def _contexts(batch: Batch) -> list[str]:
     """[P] context of each logit position."""
-    at = zip(batch.place_row, batch.place_column, strict=True)
+    at = zip(batch.logit_row, batch.logit_column, strict=True)
     return [_context(batch.input_ids[row, : column + 1].tolist()) for row, column in at]
 
 
 def _chosen(batch: Batch, logits: Floats) -> Floats:
     """[S, A] log-probabilities (nats) of the chosen tokens."""
-    everywhere, _ = place_logprobs(np, logits, Places(np, batch))
-    return chosen_logprobs(everywhere, batch.sample_place, batch.target)
+    everywhere, _ = position_logprobs(np, logits, Positions(np, batch))
+    return chosen_logprobs(everywhere, batch.logit_index, batch.target)
 
 
 def _by_sample(batch: Batch, logprobs: Floats) -> list[NDArray[np.float32]]:

@@ -43,7 +43,7 @@ def write_tiny_model(
     """Write a random fp32 model with the built-in tokenizer.
 
     Args:
-        folder: folder to write to; made where it does not exist.
+        folder: folder to write to; created if it does not exist.
         architecture: ``model_type`` of ``config.json``.
         hidden: width of the residual stream.
         layers: number of layers.

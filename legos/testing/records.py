@@ -32,8 +32,8 @@ TIMES = (
 )
 """Metrics of a step that differ between two runs of the same settings and seed."""
 Support = Literal["open", "legal", "restricted", "mixed"]
-"""What is known of the tokens that could be chosen: nothing, the legal ones, that only they could
-be sampled, or any of these from place to place."""
+"""Which tokens could be chosen: unknown, known legal ones, only the legal ones, or any of these by
+sample."""
 
 
 def make_sample(
@@ -168,9 +168,8 @@ def random_samples(
         row = rng.integers(vocab, size=length).tolist()
         if samples and rng.random() < 0.5:
             row = [*samples[int(rng.integers(len(samples)))].token_ids[:-1], row[-1]]
-        places = np.arange(1, len(row))
-        count = int(rng.integers(1, len(places) + 1))
-        positions = sorted(rng.choice(places, count, replace=False).tolist())
+        count = int(rng.integers(1, len(row)))
+        positions = sorted(rng.choice(np.arange(1, len(row)), count, replace=False).tolist())
         kinds = ("open", "legal", "restricted")
         kind = kinds[int(rng.integers(3))] if support == "mixed" else support
         legal = [

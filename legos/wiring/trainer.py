@@ -9,7 +9,7 @@ from legos.clients.engine import EngineClient
 from legos.config.schema import RunConfig, TrainingConfig
 from legos.data.limits import EngineLimits
 from legos.data.names import POLICY
-from legos.data.select import selection
+from legos.data.select import Selection
 from legos.data.step import BackendConfig, Update
 from legos.device import ModelHandle
 from legos.errors import AdapterError, ConfigError
@@ -249,7 +249,7 @@ def step_settings(config: TrainingConfig, *, num_vocabulary: int | None = None) 
         objective=objective,
         update=update,
         clip_skip_threshold=config.skip_threshold,
-        select=selection(
+        select=Selection(
             overlong=config.overlong_filter,
             zero_advantage=config.zero_advantage == "remove",
             num_vocabulary=num_vocabulary,

@@ -17,7 +17,7 @@ from legos.testing import make_sample
 
 @st.composite
 def sample_lists(draw: st.DrawFn) -> list[Sample]:
-    """Samples over few tokens, so that rows and places are often shared.
+    """Samples over few tokens, so that rows and positions are often shared.
 
     The advantage of chosen token j of sample i is i + j / 64, so that a token can be recognised.
     """
@@ -57,15 +57,15 @@ def check_sample(batch: Batch, number: int, sample: Sample, weight: float) -> No
     assert batch.advantage[number][:count].tolist() == list(sample.advantages)
     assert batch.weight[number][:count].tolist() == [np.float32(weight)] * count
     for place, position, legal in zip(
-        batch.sample_place[number], sample.positions, sample.legal, strict=False
+        batch.logit_index[number], sample.positions, sample.legal, strict=False
     ):
-        assert batch.place_column[place] == position - 1
-        row = batch.input_ids[batch.place_row[place]]
+        assert batch.logit_column[place] == position - 1
+        row = batch.input_ids[batch.logit_row[place]]
         assert tuple(row[:position]) == sample.token_ids[:position]
-        known = batch.place_legal[place]
+        known = batch.logit_legal[place]
         assert tuple(known[known >= 0]) == legal
-        assert batch.place_restricted[place] == sample.restricted
-        assert batch.place_temperature[place] == sample.temperature
+        assert batch.logit_restricted[place] == sample.restricted
+        assert batch.logit_temperature[place] == sample.temperature
 
 
 @given(sample_lists(), st.integers(5, 40), st.data())
@@ -107,12 +107,12 @@ def samples_in(batch: Batch, samples: Sequence[Sample]) -> list[Sample]:
 def test_equal_rows_and_equal_places_are_there_once(samples: list[Sample]) -> None:
     (batch,) = pack(samples, [1.0] * len(samples), max_tokens=10_000)
     assert len(batch.input_ids) == len({s.token_ids[:-1] for s in samples})
-    places = {
+    positions = {
         (s.token_ids[:-1], position, legal, s.restricted, s.temperature)
         for s in samples
         for position, legal in zip(s.positions, s.legal, strict=True)
     }
-    assert len(batch.place_row) == len(places)
+    assert len(batch.logit_row) == len(positions)
 
 
 def test_a_hand_packed_case() -> None:
@@ -124,12 +124,12 @@ def test_a_hand_packed_case() -> None:
     (batch,) = pack(samples, [0.5, 0.25, 0.125], max_tokens=4)
     assert batch.input_ids.tolist() == [[5, 0], [5, 6]]
     # The short row comes first: its sample is number 0.
-    assert batch.place_row.tolist() == [0, 1, 1]
-    assert batch.place_column.tolist() == [0, 0, 1]
-    assert batch.place_legal.tolist() == [[9, 4], [-1, -1], [-1, -1]]
-    assert batch.place_restricted.tolist() == [True, False, False]
-    assert batch.place_temperature.tolist() == [0.5, 1.0, 1.0]
-    assert batch.sample_place.tolist() == [[0, 0], [1, 2], [2, 0]]
+    assert batch.logit_row.tolist() == [0, 1, 1]
+    assert batch.logit_column.tolist() == [0, 0, 1]
+    assert batch.logit_legal.tolist() == [[9, 4], [-1, -1], [-1, -1]]
+    assert batch.logit_restricted.tolist() == [True, False, False]
+    assert batch.logit_temperature.tolist() == [0.5, 1.0, 1.0]
+    assert batch.logit_index.tolist() == [[0, 0], [1, 2], [2, 0]]
     assert batch.target.tolist() == [[9, 0], [6, 7], [8, 0]]
     assert batch.mask.tolist() == [[True, False], [True, True], [True, False]]
     assert batch.behaviour_logprob.tolist() == [[-1.0, 0.0], [-0.5, -0.25], [-0.125, 0.0]]
@@ -164,11 +164,15 @@ def test_nothing_packs_to_nothing() -> None:
     [
         ("target", np.zeros((1, 3), np.int32), "target has shape"),
         ("weight", np.zeros((2, 1), np.float32), "weight has shape"),
-        ("sample_place", np.full((1, 1), 7, np.int32), "sample_place points at 7 of 1 places"),
-        ("sample_place", np.full((1, 1), -1, np.int32), "sample_place points at -1"),
-        ("place_row", np.full(1, 3, np.int32), "place_row points at 3 of 1 rows"),
-        ("place_column", np.full(1, 2, np.int32), "place_column points at 2 of 2 columns"),
-        ("place_temperature", np.ones(2, np.float32), "place_temperature has 2 places"),
+        (
+            "logit_index",
+            np.full((1, 1), 7, np.int32),
+            "logit_index points at 7 of 1 positions",
+        ),
+        ("logit_index", np.full((1, 1), -1, np.int32), "logit_index points at -1"),
+        ("logit_row", np.full(1, 3, np.int32), "logit_row points at 3 of 1 rows"),
+        ("logit_column", np.full(1, 2, np.int32), "logit_column points at 2 of 2 columns"),
+        ("logit_temperature", np.ones(2, np.float32), "logit_temperature has 2 positions"),
     ],
 )
 def test_a_batch_refuses_arrays_that_contradict_each_other(

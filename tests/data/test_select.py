@@ -1,7 +1,7 @@
 """What is left out of a batch, by reason, and that its account still balances."""
 
 from legos.data.sample import Sample, TrainingBatch
-from legos.data.select import keep_all, selection
+from legos.data.select import Selection
 from legos.testing import make_sample
 
 
@@ -23,17 +23,17 @@ CUT = make_sample((7, 8, 9), positions=(1, 2), group="live", advantages=-1.0, tr
 
 def test_nothing_is_left_out_unless_asked_for() -> None:
     whole = batch(LIVE, DEAD, CUT)
-    assert selection(overlong=False, zero_advantage=False) is keep_all
-    assert keep_all(whole) == (whole, {})
+    assert Selection(overlong=False, zero_advantage=False) == Selection()
+    assert Selection()(whole) == (whole, {})
     for select in (
-        selection(overlong=True, zero_advantage=False),
-        selection(overlong=False, zero_advantage=True),
+        Selection(overlong=True, zero_advantage=False),
+        Selection(overlong=False, zero_advantage=True),
     ):
         assert select(batch(LIVE)) == (batch(LIVE), {})
 
 
 def test_a_group_goes_as_a_whole_or_not_at_all() -> None:
-    select = selection(overlong=False, zero_advantage=True)
+    select = Selection(overlong=False, zero_advantage=True)
     left, removed = select(batch(LIVE, MEAN, DEAD, DEAD))
     assert left.samples == (LIVE, MEAN)
     assert removed == {"zero_advantage": 2}
@@ -43,23 +43,23 @@ def test_a_group_goes_as_a_whole_or_not_at_all() -> None:
 
 def test_one_token_with_an_advantage_keeps_its_group() -> None:
     late = make_sample((1, 2, 3), positions=(1, 2), advantages=(0.0, 1.0), group="late")
-    assert selection(overlong=False, zero_advantage=True)(batch(late)) == (batch(late), {})
+    assert Selection(overlong=False, zero_advantage=True)(batch(late)) == (batch(late), {})
 
 
 def test_roles_of_a_task_are_groups_of_their_own() -> None:
     other = make_sample((1, 2), advantages=0.0, group="live", role="second")
-    _, removed = selection(overlong=False, zero_advantage=True)(batch(LIVE, other))
+    _, removed = Selection(overlong=False, zero_advantage=True)(batch(LIVE, other))
     assert removed == {"zero_advantage": 1}
 
 
 def test_answers_that_were_cut_short_are_left_out() -> None:
-    left, removed = selection(overlong=True, zero_advantage=False)(batch(LIVE, CUT, DEAD))
+    left, removed = Selection(overlong=True, zero_advantage=False)(batch(LIVE, CUT, DEAD))
     assert left.samples == (LIVE, DEAD)
     assert removed == {"overlong": 2}
 
 
 def test_both_reasons_are_counted_apart() -> None:
-    left, removed = selection(overlong=True, zero_advantage=True)(batch(CUT, DEAD))
+    left, removed = Selection(overlong=True, zero_advantage=True)(batch(CUT, DEAD))
     assert left.samples == ()
     assert removed == {"overlong": 2, "zero_advantage": 1}
     assert left.tokens_generated == 0

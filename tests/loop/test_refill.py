@@ -16,7 +16,7 @@ from legos.credit import GRPOCredit
 from legos.data.episode import Task
 from legos.data.names import POLICY
 from legos.data.sample import Sample, TrainingBatch
-from legos.data.select import selection
+from legos.data.select import Selection
 from legos.data.step import PassResult, Update
 from legos.errors import TrainerError
 from legos.loop.buffer import Buffer
@@ -60,7 +60,7 @@ def trainer(**changes: Any) -> PolicyTrainer:
         "constant_length": 1,
         "objective": lambda step, num_steps: Objective(),
         "update": lambda step, num_steps: Update(learning_rate=1.0),
-        "select": selection(overlong=False, zero_advantage=True),
+        "select": Selection(overlong=False, zero_advantage=True),
     }
     return PolicyTrainer(FakeBackend(), FakePublisher(), StepSettings(**(settings | changes)))
 
@@ -120,7 +120,7 @@ DEAD = make_sample((1, 2), advantages=0.0, group="dead")
 
 def test_a_batch_without_samples_goes_along_for_its_metrics() -> None:
     async def go() -> list[TrainingBatch]:
-        select = selection(overlong=False, zero_advantage=True)
+        select = Selection(overlong=False, zero_advantage=True)
         buffer = Buffer(Ledger(), min_samples=1, staleness_limit=0, select=select)
         for samples in ((DEAD,), (LIVE,)):
             admission = await buffer.admit()
@@ -139,7 +139,7 @@ def test_a_single_step_leaves_out_the_same() -> None:
 
 
 def test_tokens_of_another_tokenizer_are_filtered_by_name() -> None:
-    select = selection(overlong=False, zero_advantage=False, num_vocabulary=10)
+    select = Selection(overlong=False, zero_advantage=False, num_vocabulary=10)
     trained = trainer(select=select)
     told = [make_sample((1, 2), legal=(legal,)) for legal in ((2, 10), (2, -5))]
     foreign = [make_sample((1, 10)), make_sample((10, 1)), make_sample((-1, 2)), *told]
@@ -152,7 +152,7 @@ def test_tokens_of_another_tokenizer_are_filtered_by_name() -> None:
 
 def test_a_batch_of_another_tokenizer_makes_the_step_wait_and_not_fail() -> None:
     async def go() -> tuple[list[TrainingBatch], Ledger]:
-        select = selection(overlong=False, zero_advantage=False, num_vocabulary=10)
+        select = Selection(overlong=False, zero_advantage=False, num_vocabulary=10)
         ledger = Ledger()
         buffer = Buffer(ledger, min_samples=1, staleness_limit=0, select=select)
         for samples in ((make_sample((1, 10)),), (LIVE,)):
@@ -233,7 +233,7 @@ def test_samples_that_the_backend_had_no_room_for_are_filtered_by_name() -> None
 
 
 def test_a_warning_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    trained = trainer(select=selection(overlong=False, zero_advantage=False))
+    trained = trainer(select=Selection(overlong=False, zero_advantage=False))
     cut = make_sample((1, 2, 3), positions=(1, 2), truncated=True)
     with caplog.at_level(logging.WARNING):
         for samples in ((cut, LIVE), (LIVE,), (cut, LIVE)):

@@ -30,8 +30,8 @@ def found(
         reference_logprob=None,
         mask=np.ones((1, 4)),
     )
-    terms = {"logprob": logprob, "spread": np.array([[0.1, 0.2, 0.3, 0.4]])}
-    others = {"reference": reference, "average": average}
+    terms = {"logprob": logprob, "entropy": np.array([[0.1, 0.2, 0.3, 0.4]])}
+    others = {"reference": reference, "ema": average}
     terms |= {name: other for name, other in others.items() if other is not None}
     loss, sums = token_loss(np, terms, arrays, objective, frozen=LOGPROB)
     return float(loss), dict(zip(SUMS, sums.tolist(), strict=True))

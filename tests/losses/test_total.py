@@ -25,7 +25,7 @@ def random_case(seed: int, support: Support = "mixed") -> tuple[Batch, Floats, F
     rng = np.random.default_rng(seed)
     samples = random_samples(rng, vocab=VOCAB, support=support)
     (batch,) = pack(samples, normalisation_weights(samples, "token"), max_tokens=1000)
-    logits, reference, average = rng.normal(size=(3, len(batch.place_row), VOCAB))
+    logits, reference, average = rng.normal(size=(3, len(batch.logit_row), VOCAB))
     batch = float64(batch)
     return replace(batch, weight=batch.weight / batch.weight.sum()), logits, reference, average
 
@@ -34,7 +34,7 @@ def loss_of(
     batch: Batch, objective: Objective, logits: Floats, reference: Any = None, average: Any = None
 ) -> float:
     arrays = BatchArrays(np, batch)
-    loss, _ = total_loss(np, logits, arrays, objective, reference=reference, average=average)
+    loss, _ = total_loss(np, logits, arrays, objective, reference=reference, ema=average)
     return float(loss)
 
 
@@ -42,27 +42,27 @@ def sums_of(
     batch: Batch, objective: Objective, logits: Floats, reference: Any = None, average: Any = None
 ) -> dict[str, float]:
     arrays = BatchArrays(np, batch)
-    _, sums = total_loss(np, logits, arrays, objective, reference=reference, average=average)
+    _, sums = total_loss(np, logits, arrays, objective, reference=reference, ema=average)
     return dict(zip(SUMS, sums.tolist(), strict=True))
 
 
 def support_of(batch: Batch, place: int) -> list[int]:
-    if not batch.place_restricted[place]:
+    if not batch.logit_restricted[place]:
         return list(range(VOCAB))
-    return [token for token in batch.place_legal[place].tolist() if token >= 0]
+    return [token for token in batch.logit_legal[place].tolist() if token >= 0]
 
 
 def distribution(batch: Batch, logits: Floats, place: int) -> dict[int, float]:
     """Token -> probability at a place, over what could be sampled there."""
     scaled = {
-        token: math.exp(logits[place, token] / batch.place_temperature[place])
+        token: math.exp(logits[place, token] / batch.logit_temperature[place])
         for token in support_of(batch, place)
     }
     return {token: weight / sum(scaled.values()) for token, weight in scaled.items()}
 
 
 def legal_entropy(batch: Batch, policy: dict[int, float], place: int) -> float:
-    legal = [token for token in batch.place_legal[place].tolist() if token >= 0] or list(policy)
+    legal = [token for token in batch.logit_legal[place].tolist() if token >= 0] or list(policy)
     total = sum(policy[token] for token in legal)
     return -sum(policy[token] / total * math.log(policy[token] / total) for token in legal)
 
@@ -93,7 +93,7 @@ def written_out(
         places = [
             (int(place), int(token), index)
             for index, (place, token) in enumerate(
-                zip(batch.sample_place[sample], batch.target[sample], strict=True)
+                zip(batch.logit_index[sample], batch.target[sample], strict=True)
             )
             if batch.mask[sample, index]
         ]
@@ -148,7 +148,7 @@ def test_the_sums_are_counted_over_chosen_tokens_alone() -> None:
     chosen = [
         (int(place), int(token), behaviour)
         for place, token, behaviour in zip(
-            batch.sample_place[batch.mask],
+            batch.logit_index[batch.mask],
             batch.target[batch.mask],
             batch.behaviour_logprob[batch.mask],
             strict=True,
@@ -183,9 +183,9 @@ def score_gradient(batch: Batch, logits: Floats) -> Floats:
     """sum of -weight * advantage * d log pi / d logits, from the derivative of the softmax."""
     found = np.zeros_like(logits)
     for sample, index in zip(*np.nonzero(batch.mask), strict=True):
-        place, token = int(batch.sample_place[sample, index]), int(batch.target[sample, index])
+        place, token = int(batch.logit_index[sample, index]), int(batch.target[sample, index])
         scale = batch.weight[sample, index] * batch.advantage[sample, index]
-        scale /= batch.place_temperature[place]
+        scale /= batch.logit_temperature[place]
         for other, probability in distribution(batch, logits, place).items():
             found[place, other] -= scale * ((other == token) - probability)
     return found
@@ -195,7 +195,7 @@ def with_ratio(batch: Batch, logits: Floats, log_ratio: float) -> Batch:
     """The batch as if its tokens had been sampled with a probability exp(-log_ratio) as large."""
     behaviour = np.zeros_like(batch.behaviour_logprob)
     for index in zip(*np.nonzero(batch.mask), strict=True):
-        policy = distribution(batch, logits, int(batch.sample_place[index]))
+        policy = distribution(batch, logits, int(batch.logit_index[index]))
         behaviour[index] = math.log(policy[int(batch.target[index])]) - log_ratio
     return replace(batch, behaviour_logprob=behaviour)
 
@@ -224,7 +224,7 @@ def test_of_one_token_the_sequence_ratio_is_the_token_ratio() -> None:
     samples = random_samples(rng, num_samples=8, vocab=VOCAB, max_length=2)
     (batch,) = pack(samples, [0.125] * 8, max_tokens=100)
     batch = float64(batch)
-    logits = rng.normal(size=(len(batch.place_row), VOCAB))
+    logits = rng.normal(size=(len(batch.logit_row), VOCAB))
     token, sequence = (
         Objective(importance_sampling=kind, clip_low=0.1, clip_high=0.3)
         for kind in ("token", "sequence")
@@ -311,7 +311,7 @@ def test_what_is_masked_is_not_read() -> None:
         "behaviour_logprob": np.where(batch.mask, batch.behaviour_logprob, -7.0),
         "advantage": np.where(batch.mask, batch.advantage, 1e3),
         "target": np.where(batch.mask, batch.target, 2).astype(np.int32),
-        "sample_place": np.where(batch.mask, batch.sample_place, 1).astype(np.int32),
+        "logit_index": np.where(batch.mask, batch.logit_index, 1).astype(np.int32),
     }
     logits_of_all = (logits, reference, average)
     same = replace(batch, **rubbish)
@@ -324,7 +324,7 @@ def test_the_bonus_leaves_illegal_tokens_alone() -> None:
     batch = constant_advantage(batch, 0.0)
     found = gradient(batch, Objective(entropy_coef=1.0), logits)
     legal = np.zeros_like(found, bool)
-    for place, tokens in enumerate(batch.place_legal):
+    for place, tokens in enumerate(batch.logit_legal):
         legal[place, tokens[tokens >= 0]] = True
     assert np.abs(found[legal]).max() > 0.01
     assert found[~legal] == pytest.approx(0.0, abs=1e-9)
@@ -342,7 +342,7 @@ def test_losses_of_parts_add_up() -> None:
         logits = np.stack(
             [
                 table[rows[row]][column]
-                for row, column in zip(batch.place_row, batch.place_column, strict=True)
+                for row, column in zip(batch.logit_row, batch.logit_column, strict=True)
             ]
         )
         return loss_of(float64(batch), Objective(entropy_coef=0.1), logits)

@@ -13,7 +13,7 @@ from legos.data.sample import Sample
 from legos.losses.corrections import Corrections
 from legos.losses.kl import loss_kl
 from legos.losses.objective import Objective
-from legos.losses.places import Places, chosen_logprobs, place_logprobs
+from legos.losses.positions import Positions, chosen_logprobs, position_logprobs
 from legos.losses.total import SUMS, BatchArrays, total_loss
 from legos.testing import random_samples
 from legos.testing.records import float64
@@ -76,16 +76,16 @@ class Case:
         rng = np.random.default_rng(seed)
         samples = random_samples(rng, num_samples=5, vocab=VOCAB, max_length=4)
         (self.batch,) = pack(samples, normalisation_weights(samples, "token"), max_tokens=1000)
-        shape = (3, len(self.batch.place_row), VOCAB)
+        shape = (3, len(self.batch.logit_row), VOCAB)
         self.logits, reference, average = rounded(rng.normal(size=shape))
         self.objective = objective
         self.others = {
             "reference": reference if objective.kl_coef else None,
-            "average": average if objective.ema_kl_coef else None,
+            "ema": average if objective.ema_kl_coef else None,
         }
         double = float64(self.batch)
-        policy, _ = place_logprobs(np, self.logits, Places(np, double))
-        self.frozen = chosen_logprobs(policy, double.sample_place, double.target)
+        policy, _ = position_logprobs(np, self.logits, Positions(np, double))
+        self.frozen = chosen_logprobs(policy, double.logit_index, double.target)
 
     def numpy_loss(self, logits: Floats) -> float:
         """With the policy's own log-probabilities held still where the loss detaches them."""
@@ -157,7 +157,7 @@ class Tables:
         return np.array(
             [
                 self.number[tuple(batch.input_ids[row, : column + 1].tolist())]
-                for row, column in zip(batch.place_row, batch.place_column, strict=True)
+                for row, column in zip(batch.logit_row, batch.logit_column, strict=True)
             ],
             np.int32,
         )
@@ -175,7 +175,7 @@ def step(
         reference, average = (mx.array(table)[rows] for table in tables.tables[1:])
         others: dict[str, Any] = {
             "reference": reference if objective.kl_coef else None,
-            "average": average if objective.ema_kl_coef else None,
+            "ema": average if objective.ema_kl_coef else None,
         }
 
         def of_table(

@@ -12,7 +12,7 @@ from packed import pack
 
 from legos.data.batch import Batch, normalisation_weights
 from legos.losses.objective import ImportanceSampling, KlEstimator, Objective
-from legos.losses.places import chosen_logprobs, place_logprobs
+from legos.losses.positions import chosen_logprobs, position_logprobs
 from legos.losses.total import BatchArrays, total_loss
 from legos.testing import random_samples
 from legos.testing.records import Support, float64
@@ -42,8 +42,8 @@ def numpy_gradient(
     """[P, V] central differences in double precision; what has no gradient stands still."""
     found = np.zeros_like(logits)
     arrays = BatchArrays(np, float64(batch))
-    policy, _ = place_logprobs(np, logits, arrays.places)
-    frozen = chosen_logprobs(policy, arrays.sample_place, arrays.target)
+    policy, _ = position_logprobs(np, logits, arrays.positions)
+    frozen = chosen_logprobs(policy, arrays.logit_index, arrays.target)
     for index in np.ndindex(*logits.shape):
         step = np.zeros_like(logits)
         step[index] = STEP
@@ -63,7 +63,7 @@ def numpy_loss(
     arrays = BatchArrays(np, float64(batch))
     reference, average = others
     loss, _ = total_loss(
-        np, logits, arrays, objective, reference=reference, average=average, frozen=frozen
+        np, logits, arrays, objective, reference=reference, ema=average, frozen=frozen
     )
     return float(loss)
 
@@ -75,7 +75,7 @@ def mlx_gradient(
     reference, average = (None if x is None else mx.array(x.astype(np.float32)) for x in others)
 
     def loss(x: mx.array) -> mx.array:
-        return total_loss(mx, x, arrays, objective, reference=reference, average=average)[0]
+        return total_loss(mx, x, arrays, objective, reference=reference, ema=average)[0]
 
     value, found = mx.value_and_grad(loss)(mx.array(logits.astype(np.float32)))
     return float(np.array(value)), np.array(found, np.float64)
@@ -99,7 +99,7 @@ def test_mlx_has_the_gradient_of_the_finite_differences(
     for seed, (kl, ema, entropy) in enumerate(terms):
         batch = random_batch(seed, support, temperatures)
         rng = np.random.default_rng(seed)
-        logits, *drawn = rng.normal(size=(3, len(batch.place_row), VOCAB))
+        logits, *drawn = rng.normal(size=(3, len(batch.logit_row), VOCAB))
         # The same numbers on both sides: rounded to float32 before either reads them.
         logits = logits.astype(np.float32).astype(np.float64)
         reference, average = (x.astype(np.float32).astype(np.float64) for x in drawn)
@@ -133,7 +133,7 @@ def test_references_that_samples_bring_have_the_gradient_of_the_finite_differenc
     brought = rng.random(batch.mask.shape) < share
     given = np.where(brought, -3 * rng.random(batch.mask.shape), np.nan)
     batch = replace(batch, reference_logprob=(given * batch.mask).astype(np.float32))
-    logits, reference = rng.normal(size=(2, len(batch.place_row), VOCAB)).astype(np.float32)
+    logits, reference = rng.normal(size=(2, len(batch.logit_row), VOCAB)).astype(np.float32)
     others = (None if share == 1.0 else reference.astype(np.float64), None)
     objective = Objective(
         kl_coef=0.7, kl_estimator=kl_estimator, kl_in=kl_in, clip_low=0.9, clip_high=9.0

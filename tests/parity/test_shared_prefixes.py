@@ -92,7 +92,7 @@ def plain(
     loss, sums, gradients = 0.0, 0.0, None
     for sample, weight in zip(samples, weights, strict=True):
         (batch,) = pack([sample], [weight], max_tokens=10_000)
-        places = mx.array(batch.place_row), mx.array(batch.place_column)
+        places = mx.array(batch.logit_row), mx.array(batch.logit_column)
         arrays = BatchArrays(mx, batch)
 
         def logits(batch: Batch = batch, places: Any = places) -> mx.array:
@@ -117,7 +117,7 @@ def plain(
                 arrays,
                 objective,
                 reference=others[0] if objective.kl_coef else None,
-                average=others[1] if objective.ema_kl_coef else None,
+                ema=others[1] if objective.ema_kl_coef else None,
             )
 
         (value, counted), found = nn.value_and_grad(tree, run)()

@@ -87,11 +87,11 @@ class PrefillQueue:
         held = self._last if at_once and key not in self._longer else self._longer
         held.setdefault(key, []).append(sequence)
 
-    def remove(self, gone: Collection[SequenceState]) -> None:
+    def remove(self, ended: Collection[SequenceState]) -> None:
         """Remove sequences; a row without sequences is not started."""
         for held in self._all():
             for key, sequences in list(held.items()):
-                sequences[:] = [sequence for sequence in sequences if sequence not in gone]
+                sequences[:] = [sequence for sequence in sequences if sequence not in ended]
                 if not sequences and (self._underway is None or held is not self._underway.waiting):
                     del held[key]
 

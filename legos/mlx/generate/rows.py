@@ -88,9 +88,9 @@ class DecodingRows:
             self._sequences += [sequences for _, sequences in forks[:room]]
         return forks[room:]
 
-    def remove(self, gone: Collection[SequenceState]) -> None:
+    def remove(self, ended: Collection[SequenceState]) -> None:
         """Remove sequences from their rows; a row without sequences is removed."""
-        rows = [[m for m in sequences if m not in gone] for sequences in self._sequences]
+        rows = [[m for m in sequences if m not in ended] for sequences in self._sequences]
         self.fork([(index, sequences) for index, sequences in enumerate(rows) if sequences])
 
     def clear(self) -> None:

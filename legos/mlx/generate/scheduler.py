@@ -155,10 +155,10 @@ class Scheduler:
         """Release the bytes reserved for a sequence that has been answered."""
         self._budget.give_back(sequence)
 
-    def remove(self, gone: Collection[SequenceState]) -> None:
+    def remove(self, ended: Collection[SequenceState]) -> None:
         """Remove sequences from the queue and from the rows; the caller answers them."""
-        self._waiting.remove(gone)
-        self._rows.remove(gone)
+        self._waiting.remove(ended)
+        self._rows.remove(ended)
 
     def clear(self) -> None:
         """Remove all sequences."""

@@ -167,10 +167,10 @@ class Score:
             rows, columns = (np.array([at[axis] for at, _ in part], np.int32) for axis in (0, 1))
             logits = forward.head(hidden[mx.array(rows), mx.array(columns)]).astype(mx.float32)
             logprobs = logits - mx.logsumexp(logits, axis=1, keepdims=True)
-            each = [(place, read) for place, (_, found) in enumerate(part) for read in found]
-            places = np.array([place for place, (_, _, ids) in each for _ in ids], np.int32)
+            each = [(at, read) for at, (_, found) in enumerate(part) for read in found]
+            positions = np.array([at for at, (_, _, ids) in each for _ in ids], np.int32)
             tokens = np.array([token for _, (_, _, ids) in each for token in ids], np.int32)
-            values = iter(np.array(logprobs[mx.array(places), mx.array(tokens)]))
+            values = iter(np.array(logprobs[mx.array(positions), mx.array(tokens)]))
             for _, (index, number, ids) in each:
                 share = np.logaddexp.reduce([next(values) for _ in ids])
                 self._sums[index][number] += float(share)

@@ -114,7 +114,7 @@ class StepGradients:
                 name: Policy(within=partial(other_lora, self._model, lora))
                 for name, lora, coefficient in (
                     ("reference", reference, objective.kl_coef and unknown),
-                    ("average", Lora(arrays=ema), objective.ema_kl_coef),
+                    ("ema", Lora(arrays=ema), objective.ema_kl_coef),
                 )
                 if coefficient
             }

@@ -27,17 +27,17 @@ def one_pass(samples: Sequence[Sample], weights: Sequence[float]) -> Batch:
 
 
 def samples_of(batch: Batch) -> Counter[Hashable]:
-    """What the loss reads of each sample's tokens, and the distribution of each of their places."""
+    """What the loss reads of each sample's tokens, and the distribution at each position."""
 
     def token(sample: int, index: int) -> Hashable:
-        place = batch.sample_place[sample, index]
-        row, column = batch.place_row[place], batch.place_column[place]
-        legal = batch.place_legal[place]
+        place = batch.logit_index[sample, index]
+        row, column = batch.logit_row[place], batch.logit_column[place]
+        legal = batch.logit_legal[place]
         numbers = ("target", "behaviour_logprob", "version", "advantage", "weight")
         return (
             tuple(batch.input_ids[row, : column + 1].tolist()),
-            float(batch.place_temperature[place]),
-            bool(batch.place_restricted[place]),
+            float(batch.logit_temperature[place]),
+            bool(batch.logit_restricted[place]),
             tuple(legal[legal >= 0].tolist()),
             *(getattr(batch, name)[sample, index].item() for name in numbers),
         )
@@ -71,5 +71,5 @@ def test_places_of_one_prefix_stay_apart_where_their_distributions_differ() -> N
     ]
     batches = [pack([sample], [1 / 6], max_tokens=10)[0] for sample in samples]
     whole = one_pass(samples, [1 / 6] * 6)
-    assert (len(whole.input_ids), len(whole.place_row), whole.num_samples) == (1, 5, 6)
+    assert (len(whole.input_ids), len(whole.logit_row), whole.num_samples) == (1, 5, 6)
     assert samples_of(whole) == sum(map(samples_of, batches), Counter[Hashable]())

@@ -95,7 +95,7 @@ def by_hand(
     weights = normalisation_weights(samples, "token")
     for sample, weight in zip(samples, weights, strict=True):
         (batch,) = pack([sample], [weight], max_tokens=1000)
-        at = mx.array(batch.place_row), mx.array(batch.place_column)
+        at = mx.array(batch.logit_row), mx.array(batch.logit_column)
         reference = other(mx.array(batch.input_ids))[at].astype(mx.float32)
         mx.eval(reference)
 

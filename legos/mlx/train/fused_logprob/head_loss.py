@@ -16,7 +16,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map
 from numpy.typing import NDArray
 
-from legos.data.batch import PLACE_FIELDS, SAMPLE_FIELDS, Batch
+from legos.data.batch import LOGIT_FIELDS, SAMPLE_FIELDS, Batch
 from legos.losses.objective import RATIO_OF, Objective
 from legos.losses.total import BatchArrays, Terms, token_loss, token_terms
 from legos.mlx.model.forward import CausalModel
@@ -25,7 +25,7 @@ from legos.mlx.train.fused_logprob.open_terms import open_terms
 __all__ = ["OtherLogits", "head_logprobs", "head_loss"]
 
 OtherLogits = Callable[[mx.array], mx.array]
-"""[C] places -> [C, V] logits of another policy, without gradient."""
+"""[C] positions -> [C, V] logits of another policy, without gradient."""
 Indices = NDArray[np.int64]
 
 
@@ -36,7 +36,7 @@ def head_loss(
     objective: Objective,
     others: Mapping[str, OtherLogits],
     *,
-    num_places: int,
+    num_positions: int,
 ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
     """Loss, metric sums and log-probabilities of one batch, and a surrogate to differentiate.
 
@@ -45,16 +45,16 @@ def head_loss(
         hidden: [P, H] output of the trunk at the batch's logit positions.
         batch: logit positions and samples.
         objective: the objective to minimise.
-        others: logits of the "reference" and of the EMA ("average"), if the objective uses them.
-        num_places: maximum number of positions of a chunk.
+        others: logits of "reference" and "ema", if the objective uses them.
+        num_positions: maximum number of positions of a chunk.
 
     Returns:
         A surrogate with the gradient of the loss (and, without chunks, its value), the loss,
         ``total_loss``'s sums, and [S, A] log-probabilities of the chosen tokens (nats).
     """
-    if len(batch.place_row) > num_places:
-        return _Chunked(forward, batch, objective, others, num_places).loss(hidden)
-    at = mx.arange(len(batch.place_row))
+    if len(batch.logit_row) > num_positions:
+        return _Chunked(forward, batch, objective, others, num_positions).loss(hidden)
+    at = mx.arange(len(batch.logit_row))
     logits = forward.head(hidden).astype(mx.float32)
     arrays = BatchArrays(mx, batch)
     of_others = {name: other(at) for name, other in others.items()}
@@ -64,25 +64,25 @@ def head_loss(
 
 
 def head_logprobs(
-    forward: CausalModel, hidden: mx.array, batch: Batch, *, num_places: int
+    forward: CausalModel, hidden: mx.array, batch: Batch, *, num_positions: int
 ) -> mx.array:
     """[S, A] float32 log-probabilities (nats) of the chosen tokens; see ``head_loss``."""
-    return _Chunked(forward, batch, Objective(), {}, num_places).logprobs(hidden)
+    return _Chunked(forward, batch, Objective(), {}, num_positions).logprobs(hidden)
 
 
 class _Chunk:
     """Some tokens of a batch, and the logit positions that they read.
 
     Attributes:
-        places: [C] indices into the logit positions of the whole batch.
+        positions: [C] indices into the logit positions of the whole batch.
         arrays: fields of the tokens, each as its own sample, so that A is 1.
         count: number of tokens.
     """
 
     def __init__(self, batch: Batch, sample: Indices, column: Indices) -> None:
-        read, number = np.unique(batch.sample_place[sample, column], return_inverse=True)
+        read, number = np.unique(batch.logit_index[sample, column], return_inverse=True)
         fields: dict[str, Any] = {
-            **{name: getattr(batch, name)[read] for name in ("place_row", *PLACE_FIELDS)},
+            **{name: getattr(batch, name)[read] for name in ("logit_row", *LOGIT_FIELDS)},
             **{
                 name: getattr(batch, name)[sample, column, None]
                 for name in (*SAMPLE_FIELDS, "mask")
@@ -90,8 +90,8 @@ class _Chunk:
         }
         if batch.reference_logprob is not None:
             fields["reference_logprob"] = batch.reference_logprob[sample, column, None]
-        fields["sample_place"] = number.astype(np.int32).reshape(-1, 1)
-        self.places = mx.array(read)
+        fields["logit_index"] = number.astype(np.int32).reshape(-1, 1)
+        self.positions = mx.array(read)
         self.arrays = BatchArrays(mx, Batch(input_ids=batch.input_ids, **fields))
         self.count = len(sample)
 
@@ -109,7 +109,7 @@ class _Chunked:
         batch: Batch,
         objective: Objective,
         others: Mapping[str, OtherLogits],
-        num_places: int,
+        num_positions: int,
     ) -> None:
         self._forward = forward
         self._batch = batch
@@ -117,13 +117,15 @@ class _Chunked:
         self._others = others
         self._sloped = ["logprob"]  # the terms on which the loss depends with a gradient
         if objective.entropy_coef:
-            self._sloped.append("spread")
+            self._sloped.append("entropy")
         if objective.kl_estimator == "exact":
             self._sloped += others
         sample, column = np.nonzero(batch.mask)
-        place = batch.sample_place[sample, column]
-        order = np.argsort(place, kind="stable")
-        cuts = np.searchsorted(place[order], np.arange(0, len(batch.place_row), num_places)[1:])
+        position = batch.logit_index[sample, column]
+        order = np.argsort(position, kind="stable")
+        cuts = np.searchsorted(
+            position[order], np.arange(0, len(batch.logit_row), num_positions)[1:]
+        )
         tokens = np.split(order, cuts)
         self._chunks = [_Chunk(batch, sample[t], column[t]) for t in tokens if len(t)]
         number = np.zeros(batch.mask.shape, np.int32)
@@ -135,7 +137,7 @@ class _Chunked:
         module, parts = self._forward.head_module, list[mx.array]()
         parameters: Any = module.trainable_parameters() if module is not None else {}
         for chunk in self._chunks:
-            parts.append(self._terms(parameters, hidden[chunk.places], chunk)["logprob"])
+            parts.append(self._terms(parameters, hidden[chunk.positions], chunk)["logprob"])
             mx.eval(parts[-1])
         return mx.concatenate(parts)[self._number, 0]
 
@@ -151,7 +153,7 @@ class _Chunked:
             module.update(outer)
         surrogate: Any = mx.array(0.0)
         for chunk, (for_head, for_hidden) in zip(self._chunks, slopes, strict=True):
-            surrogate = surrogate + mx.sum(hidden[chunk.places] * for_hidden)
+            surrogate = surrogate + mx.sum(hidden[chunk.positions] * for_hidden)
             products = tree_map(lambda array, slope: mx.sum(array * slope), outer, for_head)
             surrogate = sum((product for _, product in tree_flatten(products)), surrogate)
         return surrogate, value, sums, logprob[self._number, 0]
@@ -169,7 +171,7 @@ class _Chunked:
                 terms = self._terms(parameters, states, chunk)
                 return *token_loss(mx, terms, chunk.arrays, self._objective), terms["logprob"]
 
-            found = mx.value_and_grad(loss, argnums=(0, 1))(parameters, states[chunk.places])
+            found = mx.value_and_grad(loss, argnums=(0, 1))(parameters, states[chunk.positions])
             (part, counted, logprob), back = tree_map(mx.stop_gradient, found)
             states = _after((part, counted, logprob, back), states)
             value, sums = value + part, sums + counted
@@ -188,7 +190,7 @@ class _Chunked:
         """
         known: list[Terms] = []
         for chunk in self._chunks:
-            terms = self._terms(parameters, states[chunk.places], chunk)
+            terms = self._terms(parameters, states[chunk.positions], chunk)
             states = _after(terms, states)
             known.append(terms)
         together = {name: mx.concatenate([t[name] for t in known]) for name in known[0]}
@@ -212,7 +214,7 @@ class _Chunked:
                 return sum((mx.sum(terms[name] * mine[name]) for name in mine), mx.array(0.0))
 
             first += chunk.count
-            found = mx.grad(weighed, argnums=(0, 1))(parameters, states[chunk.places])
+            found = mx.grad(weighed, argnums=(0, 1))(parameters, states[chunk.positions])
             back = tree_map(mx.stop_gradient, found)
             states = _after(back, states)
             slopes.append(back)
@@ -223,7 +225,7 @@ class _Chunked:
         if self._forward.head_module is not None:
             self._forward.head_module.update(parameters)
         logits = self._forward.head(states).astype(mx.float32)
-        others = {name: other(chunk.places) for name, other in self._others.items()}
+        others = {name: other(chunk.positions) for name, other in self._others.items()}
         return _terms(logits, others, chunk.arrays, self._objective)
 
 
@@ -241,7 +243,7 @@ def _is_by_token(objective: Objective) -> bool:
 
 def _terms(logits: mx.array, others: Terms, arrays: BatchArrays, objective: Objective) -> Terms:
     """``token_terms``, computed by ``open_terms`` with fewer arrays [C, V] where possible."""
-    if arrays.places.any_legal or objective.kl_estimator == "exact":
+    if arrays.positions.any_legal or objective.kl_estimator == "exact":
         return token_terms(mx, logits, others, arrays, objective)
     return open_terms(logits, others, arrays)
 

@@ -30,10 +30,10 @@ def open_terms(logits: mx.array, others: Terms, arrays: BatchArrays) -> Terms:
         others: name -> [C, V] logits of other policies, without gradient.
         arrays: the tokens and their logit positions.
     """
-    places, at, target = arrays.places, arrays.sample_place, arrays.target
+    positions, at, target = arrays.positions, arrays.logit_index, arrays.target
 
     def tempered(logits: mx.array) -> mx.array:
-        return logits / places.temperature if places.tempered else logits
+        return logits / positions.temperature if positions.tempered else logits
 
     def chosen(x: mx.array, n: mx.array) -> mx.array:
         return x[at, target] - n[at]
@@ -50,8 +50,8 @@ def open_terms(logits: mx.array, others: Terms, arrays: BatchArrays) -> Terms:
 
     x = tempered(logits)
     known = _normalised(mx.stop_gradient(x))
-    spread: Any = _entropy(x, *known)
-    found = {"logprob": trained(x, *known), "spread": spread[at]}
+    entropy: Any = _entropy(x, *known)
+    found = {"logprob": trained(x, *known), "entropy": entropy[at]}
     for name, other in others.items():
         x = tempered(other)
         found[name] = chosen(x, _normalised(x)[0])  # same rounding: equal policies differ by 0

@@ -77,7 +77,7 @@ class PassGradients:
             trie: trie of the rows.
             objective: the objective to minimise.
             policy: the policy being trained.
-            others: "reference" and "average" (the EMA), where the objective uses them.
+            others: "reference" and "ema", where the objective uses them.
         """
         self._runner = runner
         self._step = step
@@ -127,7 +127,9 @@ class PassGradients:
             batch, indices = pass_batch(self._step, self._rows, self._trie, one)
             with self._policy.within():
                 hidden = self._hidden(one, batch, _given(one, self._policy))
-                logprob = head_logprobs(runner.forward, hidden, batch, num_places=runner.max_places)
+                logprob = head_logprobs(
+                    runner.forward, hidden, batch, num_positions=runner.max_places
+                )
                 mx.eval(logprob)
             self._put(found, batch, indices, logprob)
         return found
@@ -169,7 +171,7 @@ class PassGradients:
                 batch,
                 self._objective,
                 others,
-                num_places=self._runner.max_places,
+                num_positions=self._runner.max_places,
             )
 
         (_, value, counted, logprob), (found, back) = mx.value_and_grad(loss, argnums=(0, 1))(
@@ -212,10 +214,10 @@ class PassGradients:
         first = start = 0
         for hidden in (*blocks, *(outputs[None] for _, outputs in given)):
             first, before = first + hidden.shape[0], first
-            start, end = int(np.searchsorted(batch.place_row, first)), start
+            start, end = int(np.searchsorted(batch.logit_row, first)), start
             if end < start:
-                rows = mx.array(batch.place_row[end:start] - before)
-                found.append(hidden[rows, mx.array(batch.place_column[end:start])])
+                rows = mx.array(batch.logit_row[end:start] - before)
+                found.append(hidden[rows, mx.array(batch.logit_column[end:start])])
         return found[0] if len(found) == 1 else mx.concatenate(found)
 
 

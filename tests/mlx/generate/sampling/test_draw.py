@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from legos.losses.places import IMPOSSIBLE
+from legos.losses.positions import IMPOSSIBLE
 from legos.mlx.generate.sampling.draw import (
     HOST_VOCABULARY,
     Recipe,

@@ -1,4 +1,4 @@
-"""The loss of a pass in chunks of places is that of all places at once, whatever it reads."""
+"""The loss of a pass in chunks of positions is that of all positions at once, whatever it reads."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,7 +22,7 @@ from legos.testing import random_samples
 
 VOCAB = 358
 HIDDEN = 32
-CHUNK = 3  # places
+CHUNK = 3  # positions
 
 PULLED: Any = {"kl_coef": 0.3, "ema_kl_coef": 0.2, "entropy_coef": 0.1}
 OBJECTIVES: Mapping[str, Objective] = {
@@ -41,7 +41,7 @@ OBJECTIVES: Mapping[str, Objective] = {
 
 
 def case() -> tuple[Batch, mx.array, dict[str, OtherLogits]]:
-    """A batch, hidden states at its places, and logits of the other policies there."""
+    """A batch, hidden states at its positions, and logits of the other policies there."""
     rng = np.random.default_rng(4)
     samples = random_samples(rng, num_samples=12, vocab=VOCAB, support="open")
     (batch,) = pack(samples, normalisation_weights(samples, "token"), max_tokens=1000)
@@ -49,24 +49,24 @@ def case() -> tuple[Batch, mx.array, dict[str, OtherLogits]]:
     longest = batch.mask.sum(axis=1).argmax()
     behaviour[longest, 0] = -np.log(VOCAB) - 16.0  # far enough to be an outlier
     batch = replace(batch, behaviour_logprob=behaviour.astype(np.float32))
-    num_places = len(batch.place_row)
-    hidden = mx.array(rng.normal(size=(num_places, HIDDEN)).astype(np.float32))
-    drawn = rng.normal(size=(2, num_places, VOCAB)).astype(np.float32)
+    num_positions = len(batch.logit_row)
+    hidden = mx.array(rng.normal(size=(num_positions, HIDDEN)).astype(np.float32))
+    drawn = rng.normal(size=(2, num_positions, VOCAB)).astype(np.float32)
     reference, average = (mx.array(logits) for logits in drawn)
-    return batch, hidden, {"reference": lambda at: reference[at], "average": lambda at: average[at]}
+    return batch, hidden, {"reference": lambda at: reference[at], "ema": lambda at: average[at]}
 
 
 def computed(
-    folder: Path, objective: Objective, num_places: int
+    folder: Path, objective: Objective, num_positions: int
 ) -> tuple[float, NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
     """Loss, sums, the gradient along the hidden states, and log-probabilities of the tokens."""
     forward = CausalModel(load_tree(folder))
     batch, hidden, policies = case()
-    used = {"reference": objective.kl_coef, "average": objective.ema_kl_coef}
+    used = {"reference": objective.kl_coef, "ema": objective.ema_kl_coef}
     others = {name: policies[name] for name, coefficient in used.items() if coefficient}
 
     def loss(hidden: mx.array) -> Any:
-        return head_loss(forward, hidden, batch, objective, others, num_places=num_places)
+        return head_loss(forward, hidden, batch, objective, others, num_positions=num_positions)
 
     (_, value, sums, logprob), gradient = mx.value_and_grad(loss)(hidden)
     chosen = np.array(logprob)[batch.mask]

@@ -17,17 +17,17 @@ PLACES, VOCAB = 5, 300
 
 
 def tokens(rng: np.random.Generator, *, count: int, temperatures: Any) -> Batch:
-    """Tokens that share places, some of them the same token at the same place."""
+    """Tokens that share positions, some of them the same token at the same place."""
     shape = (count, 1)
     zeros = np.zeros(shape, np.float32)
     return Batch(
         input_ids=np.ones((1, PLACES), np.int32),
-        place_row=np.zeros(PLACES, np.int32),
-        place_column=np.arange(PLACES, dtype=np.int32),
-        place_temperature=np.broadcast_to(np.float32(temperatures), PLACES),
-        place_restricted=np.zeros(PLACES, np.bool_),
-        place_legal=np.full((PLACES, 1), -1, np.int32),
-        sample_place=rng.integers(0, PLACES, shape, np.int32),
+        logit_row=np.zeros(PLACES, np.int32),
+        logit_column=np.arange(PLACES, dtype=np.int32),
+        logit_temperature=np.broadcast_to(np.float32(temperatures), PLACES),
+        logit_restricted=np.zeros(PLACES, np.bool_),
+        logit_legal=np.full((PLACES, 1), -1, np.int32),
+        logit_index=rng.integers(0, PLACES, shape, np.int32),
         target=rng.integers(0, 4, shape, np.int32),
         mask=np.ones(shape, np.bool_),
         behaviour_logprob=zeros,
@@ -56,7 +56,7 @@ def test_they_are_those_of_automatic_gradients(temperatures: Any, entropy_coef: 
     draws = 4 * rng.standard_normal((2, PLACES, VOCAB)).astype(np.float32)
     logits, other = (mx.array(draw) for draw in draws)
     objective = Objective(kl_coef=0.1, entropy_coef=entropy_coef, entropy_over="vocabulary")
-    names = ["logprob", "spread"] if entropy_coef else ["logprob"]
+    names = ["logprob", "entropy"] if entropy_coef else ["logprob"]
     weights = {name: mx.array(rng.standard_normal((40, 1)).astype(np.float32)) for name in names}
     others = {"reference": other}
     ours, theirs = (
@@ -66,7 +66,7 @@ def test_they_are_those_of_automatic_gradients(temperatures: Any, entropy_coef: 
             lambda x: token_terms(mx, x, others, arrays, objective),
         )
     )
-    assert ours[0].keys() == theirs[0].keys() == {"logprob", "spread", "reference"}
+    assert ours[0].keys() == theirs[0].keys() == {"logprob", "entropy", "reference"}
     for name, expected in theirs[0].items():
         np.testing.assert_allclose(ours[0][name], expected, rtol=0, atol=3e-6)
     scale = np.linalg.norm(theirs[1])
@@ -84,10 +84,10 @@ def test_they_are_as_near_to_the_truth(shift: float, spread: float) -> None:
     exact = logits.astype(np.float64)
     top = exact.max(axis=1, keepdims=True)
     log_p = exact - top - np.log(np.exp(exact - top).sum(axis=1, keepdims=True))
-    at, target = batch.sample_place, batch.target
+    at, target = batch.logit_index, batch.target
     truth = {
         "logprob": log_p[at, target],
-        "spread": -(np.exp(log_p) * log_p).sum(axis=1)[at],
+        "entropy": -(np.exp(log_p) * log_p).sum(axis=1)[at],
     }
     read = open_terms(mx.array(logits), {}, arrays)
     rounding = np.spacing(np.abs(logits).max() + np.float32(np.log(VOCAB)))
@@ -105,8 +105,8 @@ def test_they_take_half_the_memory(entropy_coef: float) -> None:
     def peak(terms: Any) -> int:
         def loss(x: mx.array) -> tuple[mx.array, mx.array]:
             read = terms(x)
-            bonus = entropy_coef * read["spread"] if entropy_coef else 0.0
-            return mx.sum(read["logprob"] + bonus), read["spread"]
+            bonus = entropy_coef * read["entropy"] if entropy_coef else 0.0
+            return mx.sum(read["logprob"] + bonus), read["entropy"]
 
         return peak_bytes(lambda: mx.eval(mx.value_and_grad(loss)(logits)))
 

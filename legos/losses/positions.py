@@ -10,18 +10,18 @@ from legos.data.batch import Batch
 
 __all__ = [
     "IMPOSSIBLE",
-    "Places",
+    "Positions",
     "chosen_logprobs",
     "entropy",
     "exact_kl",
-    "place_logprobs",
+    "position_logprobs",
     "support_entropy",
 ]
 
 IMPOSSIBLE = -1e9  # log-probability outside the support; finite, so that gradients are finite
 
 
-class Places:
+class Positions:
     """The fields of a batch's logit positions as arrays of one namespace.
 
     Attributes:
@@ -35,24 +35,24 @@ class Places:
     """
 
     def __init__(self, xp: Any, batch: Batch) -> None:
-        known = (batch.place_legal >= 0).any(axis=1)
+        known = (batch.logit_legal >= 0).any(axis=1)
         self.any_legal, self.all_legal = bool(known.any()), bool(known.all())
-        self.any_restricted = bool(batch.place_restricted.any())
-        self.temperature = xp.array(batch.place_temperature[:, None])
-        self.tempered = bool((batch.place_temperature != 1.0).any())
-        self.is_legal = xp.array(batch.place_legal >= 0)
-        self.legal = xp.array(batch.place_legal.clip(0))
+        self.any_restricted = bool(batch.logit_restricted.any())
+        self.temperature = xp.array(batch.logit_temperature[:, None])
+        self.tempered = bool((batch.logit_temperature != 1.0).any())
+        self.is_legal = xp.array(batch.logit_legal >= 0)
+        self.legal = xp.array(batch.logit_legal.clip(0))
         self.has_legal = xp.array(known)
-        self.restricted = xp.array(batch.place_restricted)
+        self.restricted = xp.array(batch.logit_restricted)
 
 
-def place_logprobs(xp: Any, logits: Any, places: Places) -> tuple[Any, Any]:
+def position_logprobs(xp: Any, logits: Any, positions: Positions) -> tuple[Any, Any]:
     """Log-probabilities of the distribution from which each position was sampled.
 
     Args:
         xp: array namespace.
         logits: [P, V] float32 logits at temperature 1.
-        places: temperatures and legal tokens.
+        positions: temperatures and legal tokens.
 
     Returns:
         [P, V] log-probabilities over the support (the vocabulary, or the legal tokens where
@@ -60,97 +60,101 @@ def place_logprobs(xp: Any, logits: Any, places: Places) -> tuple[Any, Any]:
         log-probabilities of the legal tokens, ``IMPOSSIBLE`` in the padding; None where no legal
         token is known.
     """
-    if places.tempered:
-        logits = logits / places.temperature
+    if positions.tempered:
+        logits = logits / positions.temperature
     normaliser = _logsumexp(xp, logits)
-    if not places.any_legal:
+    if not positions.any_legal:
         return logits - normaliser, None
-    legal = xp.where(places.is_legal, xp.take_along_axis(logits, places.legal, axis=1), IMPOSSIBLE)
-    if places.any_restricted:
-        normaliser = xp.where(places.restricted[:, None], _logsumexp(xp, legal), normaliser)
-    return logits - normaliser, xp.where(places.is_legal, legal - normaliser, IMPOSSIBLE)
+    legal = xp.where(
+        positions.is_legal, xp.take_along_axis(logits, positions.legal, axis=1), IMPOSSIBLE
+    )
+    if positions.any_restricted:
+        normaliser = xp.where(positions.restricted[:, None], _logsumexp(xp, legal), normaliser)
+    return logits - normaliser, xp.where(positions.is_legal, legal - normaliser, IMPOSSIBLE)
 
 
-def chosen_logprobs(place_logprob: Any, sample_place: Any, target: Any) -> Any:
-    """[S, A] log-probability of each chosen token from [P, V] ``place_logprob``."""
-    return place_logprob[sample_place, target]
+def chosen_logprobs(position_logprob: Any, logit_index: Any, target: Any) -> Any:
+    """[S, A] log-probability of each chosen token from [P, V] ``position_logprob``."""
+    return position_logprob[logit_index, target]
 
 
-def entropy(xp: Any, place_logprob: Any, legal_logprob: Any, places: Places) -> Any:
+def entropy(xp: Any, position_logprob: Any, legal_logprob: Any, positions: Positions) -> Any:
     """H = -sum p log p at each position, over the legal tokens where they are known.
 
     Legal probabilities are renormalised, so an entropy bonus never favours illegal tokens.
 
     Args:
         xp: array namespace.
-        place_logprob: [P, V] from ``place_logprobs``.
-        legal_logprob: [P, K] from ``place_logprobs``, or None.
-        places: legal tokens.
+        position_logprob: [P, V] from ``position_logprobs``.
+        legal_logprob: [P, K] from ``position_logprobs``, or None.
+        positions: legal tokens.
 
     Returns:
         [P] nats.
     """
-    if not places.any_legal:
-        return -xp.sum(xp.exp(place_logprob) * place_logprob, axis=1)
-    weights = xp.where(places.has_legal[:, None], legal_logprob, 0.0)
+    if not positions.any_legal:
+        return -xp.sum(xp.exp(position_logprob) * position_logprob, axis=1)
+    weights = xp.where(positions.has_legal[:, None], legal_logprob, 0.0)
     log_p = weights - _logsumexp(xp, weights)
-    over_legal = -xp.sum(xp.where(places.is_legal, xp.exp(log_p) * log_p, 0.0), axis=1)
-    if places.all_legal:
+    over_legal = -xp.sum(xp.where(positions.is_legal, xp.exp(log_p) * log_p, 0.0), axis=1)
+    if positions.all_legal:
         return over_legal
-    log_q = xp.where(places.has_legal[:, None], 0.0, place_logprob)
+    log_q = xp.where(positions.has_legal[:, None], 0.0, position_logprob)
     over_all = -xp.sum(xp.exp(log_q) * log_q, axis=1)
-    return xp.where(places.has_legal, over_legal, over_all)
+    return xp.where(positions.has_legal, over_legal, over_all)
 
 
-def support_entropy(xp: Any, place_logprob: Any, legal_logprob: Any, places: Places) -> Any:
+def support_entropy(
+    xp: Any, position_logprob: Any, legal_logprob: Any, positions: Positions
+) -> Any:
     """H = -sum p log p at each position, over the support of sampling.
 
     The support is the vocabulary, or the legal tokens where sampling was restricted to them.
 
     Args:
         xp: array namespace.
-        place_logprob: [P, V] from ``place_logprobs``.
-        legal_logprob: [P, K] from ``place_logprobs``, or None.
-        places: legal tokens and restriction.
+        position_logprob: [P, V] from ``position_logprobs``.
+        legal_logprob: [P, K] from ``position_logprobs``, or None.
+        positions: legal tokens and restriction.
 
     Returns:
         [P] nats.
     """
-    policy = place_logprob, legal_logprob
-    return -_mean_over_support(xp, policy, policy, places)
+    policy = position_logprob, legal_logprob
+    return -_mean_over_support(xp, policy, policy, positions)
 
 
-def exact_kl(xp: Any, policy: tuple[Any, Any], other: tuple[Any, Any], places: Places) -> Any:
+def exact_kl(xp: Any, policy: tuple[Any, Any], other: tuple[Any, Any], positions: Positions) -> Any:
     """KL(policy || other) = sum p (log p - log q) at each position, over the support of sampling.
 
     Args:
         xp: array namespace.
-        policy: result of ``place_logprobs`` for the policy.
-        other: result of ``place_logprobs`` for the other policy, without gradient.
-        places: legal tokens and restriction.
+        policy: result of ``position_logprobs`` for the policy.
+        other: result of ``position_logprobs`` for the other policy, without gradient.
+        positions: legal tokens and restriction.
 
     Returns:
         [P] nats, >= 0 up to rounding.
     """
     legal_gap = None if policy[1] is None else policy[1] - other[1]
-    return _mean_over_support(xp, policy, (policy[0] - other[0], legal_gap), places)
+    return _mean_over_support(xp, policy, (policy[0] - other[0], legal_gap), positions)
 
 
 def _mean_over_support(
-    xp: Any, policy: tuple[Any, Any], values: tuple[Any, Any], places: Places
+    xp: Any, policy: tuple[Any, Any], values: tuple[Any, Any], positions: Positions
 ) -> Any:
     """[P] mean of values under the policy: over [P, V] values, or [P, K] where it is restricted.
 
     Values outside the support are replaced by 0 before any product, which keeps gradients finite.
     """
-    if not places.any_restricted:
+    if not positions.any_restricted:
         return xp.sum(xp.exp(policy[0]) * values[0], axis=1)
-    closed = places.restricted[:, None]
+    closed = positions.restricted[:, None]
     log_p, open_values = (xp.where(closed, 0.0, each) for each in (policy[0], values[0]))
     over_all = xp.sum(xp.exp(log_p) * open_values, axis=1)
-    log_p, legal_values = (xp.where(places.is_legal, x, 0.0) for x in (policy[1], values[1]))
-    over_legal = xp.sum(xp.where(places.is_legal, xp.exp(log_p) * legal_values, 0.0), axis=1)
-    return xp.where(places.restricted, over_legal, over_all)
+    log_p, legal_values = (xp.where(positions.is_legal, x, 0.0) for x in (policy[1], values[1]))
+    over_legal = xp.sum(xp.where(positions.is_legal, xp.exp(log_p) * legal_values, 0.0), axis=1)
+    return xp.where(positions.restricted, over_legal, over_all)
 
 
 def _logsumexp(xp: Any, x: Any) -> Any:
