@@ -1,1 +1,1 @@
-"""Messages to tokens and back; the only place that loads tokenizers."""
+"""Convert messages to tokens and back; the only place that loads tokenizers."""

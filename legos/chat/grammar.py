@@ -14,7 +14,9 @@ from legos.errors import RequestError
 
 __all__ = ["json_grammar"]
 
-WHITESPACE = r"[ \n\t]{0,16}"  # between two JSON tokens; without a bound a model may never go on
+WHITESPACE = (
+    r"[ \n\t]{0,16}"  # between two JSON tokens; without a limit a model may write blanks forever
+)
 
 
 def json_grammar(schema: str, tokenizer: ChatTokenizer) -> Grammar:
@@ -22,15 +24,15 @@ def json_grammar(schema: str, tokenizer: ChatTokenizer) -> Grammar:
 
     Args:
         schema: a JSON schema as text; ``{"type": "object"}`` is any object, ``{}`` any JSON.
-        tokenizer: of the model that is to write it.
+        tokenizer: tokenizer of the model that writes the JSON.
 
     Returns:
-        The grammar. It masks the tokenizer's vocabulary; the end of text is allowed only where the
-        JSON is whole.
+        The grammar. It masks the tokenizer's vocabulary; the end of text is allowed only after
+        complete JSON.
 
     Raises:
-        RequestError: the schema is no JSON, is no schema, or asks for what cannot be enforced; or
-            the tokenizer cannot be followed.
+        RequestError: the schema is not valid, or cannot be enforced, or the tokenizer is not
+            supported.
         ModelError: the tokenizer has no tokenizer.json.
     """
     try:
@@ -52,7 +54,7 @@ def json_grammar(schema: str, tokenizer: ChatTokenizer) -> Grammar:
 
 
 class _JsonGrammar:
-    """A compiled grammar; each completion goes through a copy of it."""
+    """A compiled grammar; each completion gets a copy of it."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
@@ -63,7 +65,7 @@ class _JsonGrammar:
 
 
 class _JsonState:
-    """How far one completion has come.
+    """The state of one completion in the grammar.
 
     Every method raises ``RequestError`` once the grammar has failed: a token that was not allowed,
     or a text too complex for its limits.
@@ -74,18 +76,18 @@ class _JsonState:
 
     @property
     def closed(self) -> bool:
-        """Whether the JSON is whole and nothing may follow."""
+        """Whether the JSON is complete and nothing may follow."""
         self._check()
         return self._matcher.is_stopped()
 
     def allowed(self) -> NDArray[np.bool_]:
-        """[V] the token ids that may come next."""
+        """[V] True for the token ids that may come next."""
         mask = np.frombuffer(self._matcher.compute_logit_bias(), np.uint8)
         self._check()
         return mask > 0
 
     def advance(self, token: int) -> None:
-        """Take the next token."""
+        """Advance the state by one token."""
         self._matcher.consume_token(token)
         self._check()
 
@@ -98,7 +100,7 @@ class _JsonState:
 
 @lru_cache(maxsize=8)
 def _guide(tokenizer: ChatTokenizer) -> LLTokenizer:
-    """The tokenizer as the grammars need it; making it reads the whole vocabulary."""
+    """The tokenizer for the grammars; making it reads the whole vocabulary."""
     if not tokenizer.end_ids:
         raise RequestError("this model has no end of text; a JSON schema needs one")
     definition: dict[str, Any] = json.loads(tokenizer.definition())

@@ -1,4 +1,4 @@
-"""Splits a reply, as it comes, into thinking, text and tool calls."""
+"""Split a reply into thinking, text and tool calls while it is sampled."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -9,16 +9,16 @@ __all__ = ["Part", "ReplyParser"]
 
 Kind = Literal["text", "thinking", "tool"]
 Part = tuple[Kind, str]
-"""The kind and the text; a tool call comes whole, without its marks."""
+"""The kind and the text; a tool call is one part, without its marks."""
 
 OPEN, CLOSE = "<think>", "</think>"
 
 
 class ReplyParser:
-    """Reads a reply piece by piece.
+    """Parses a reply piece by piece.
 
-    A reply without any mark is handed out as it is. In one with marks, the blanks around them
-    are left out.
+    A reply without marks is returned unchanged. In a reply with marks, the blanks around them are
+    left out.
     """
 
     def __init__(
@@ -27,17 +27,18 @@ class ReplyParser:
         """Begin a reply.
 
         Args:
-            thinking: whether the prompt ends inside of the thinking.
-            tool_marks: what stands before and after a tool call; an empty end is the reply's own.
+            thinking: whether the reply begins inside thinking.
+            tool_marks: the texts before and after a tool call; an empty second one: a tool call
+                ends with the reply.
         """
         self._kind: Kind = "thinking" if thinking else "text"
         self._tool_marks = tool_marks
         self._text = ""  # not split yet
-        self._blanks = ""  # handed out only if something follows them
+        self._blanks = ""  # returned only if other text follows them
         self._fresh = thinking  # True directly after a mark
 
     def push(self, text: str) -> list[Part]:
-        """Take more of the reply; returns the parts that are certain by now."""
+        """Parse more of the reply; returns the parts that are complete."""
         self._text += text
         parts: list[Part] = []
         while True:
@@ -56,7 +57,7 @@ class ReplyParser:
         return parts
 
     def finish(self) -> list[Part]:
-        """The reply is over; returns what was held back."""
+        """End the reply; returns the parts that were not returned yet."""
         parts: list[Part] = []
         if self._kind == "tool":
             parts.append(("tool", self._text))
@@ -70,7 +71,7 @@ class ReplyParser:
         return parts
 
     def _marks(self) -> Sequence[str]:
-        """What would end the part that is being read."""
+        """The marks that end the current part."""
         if self._kind == "thinking":
             return (CLOSE,)
         if self._kind == "tool":
@@ -87,7 +88,7 @@ class ReplyParser:
         self._fresh = True
 
     def _say(self, text: str, parts: list[Part], *, ends: bool) -> None:
-        """Hand out text; blanks at its end wait for what follows."""
+        """Add text to the parts; blanks at its end wait for the text after them."""
         if self._kind == "tool":
             parts.append(("tool", text))
             return

@@ -1,4 +1,4 @@
-"""Splits a reply into thinking and answer, and finds the move that the answer names."""
+"""Split a reply into thinking and answer, and find the move that the answer names."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Stop texts: whether the last tokens complete one, and where the text is cut."""
+"""Stop texts: test whether the last tokens complete one, and cut a text before it."""
 
 from collections.abc import Callable, Sequence
 
@@ -35,8 +35,8 @@ def stop_test(
         while start > 0 and needed > 0:
             start -= 1
             needed -= not is_empty(tokens[start])
-        said = decode(tokens[start:])
-        return any(text in said for text in stop)
+        end = decode(tokens[start:])
+        return any(text in end for text in stop)
 
     return stopped
 

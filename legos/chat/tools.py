@@ -9,14 +9,7 @@ from msgspec import Struct
 
 from legos.data.message import ToolCall
 
-__all__ = [
-    "PLAIN_TOOLS",
-    "ToolFormat",
-    "call_schema",
-    "called",
-    "parse_calls",
-    "plain_messages",
-]
+__all__ = ["PLAIN_TOOLS", "ToolFormat", "call_schema", "called", "parse_calls", "plain_messages"]
 
 logger = logging.getLogger(__name__)
 JsonObject = Mapping[str, Any]
@@ -35,7 +28,7 @@ def _json_call(text: str, _: Sequence[JsonObject]) -> Any:
 
 
 PLAIN_TOOLS = ToolFormat(start="<tool_call>", end="</tool_call>", parse=_json_call)
-"""For models whose chat template knows no tools: JSON between two tags, as the prompt says."""
+"""For models whose chat template has no tools: JSON between two tags, as the prompt says."""
 
 _ADVICE = (
     "You may call these functions, given as JSON schemas:\n{tools}\n"
@@ -44,14 +37,14 @@ _ADVICE = (
 
 
 def plain_messages(messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> list[JsonObject]:
-    """The same chat for a template that takes no tools: the system message describes them.
+    """The same chat for a template without tools: the system message describes them.
 
     Args:
         messages: with roles "tool" and fields "tool_calls".
-        tools: as OpenAI's interface has them.
+        tools: in the format of OpenAI's API.
 
     Returns:
-        Messages of a role and a text alone.
+        Messages that have only a role and a text.
     """
     plain: list[JsonObject] = []
     if tools:
@@ -77,10 +70,10 @@ def plain_messages(messages: Sequence[JsonObject], tools: Sequence[JsonObject]) 
 def parse_calls(
     form: ToolFormat, text: str, tools: Sequence[JsonObject]
 ) -> tuple[ToolCall, ...] | None:
-    """The calls that a text between the marks makes, or None where it makes none."""
+    """The tool calls in a text between the marks, or None if it has none."""
     try:
         parsed = form.parse(text, tools)
-    except Exception as error:  # a model writes anything, and parsers raise anything
+    except Exception as error:  # a model may write anything, and a parser may raise anything
         logger.debug("a tool call cannot be read: %s", type(error).__name__)
         return None
     items = cast("list[Any]", parsed) if isinstance(parsed, list) else [parsed]
@@ -89,7 +82,7 @@ def parse_calls(
 
 
 def called(item: Any) -> ToolCall | None:
-    """The call that a JSON value describes, or None."""
+    """The tool call that a JSON value describes, or None."""
     if not isinstance(item, Mapping):
         return None
     fields = cast("Mapping[str, Any]", item)
@@ -101,7 +94,7 @@ def called(item: Any) -> ToolCall | None:
 
 
 def call_schema(tools: Sequence[JsonObject]) -> str:
-    """The JSON schema of a call of one of the tools, as text: its name and its arguments."""
+    """The JSON schema, as text, of a call of one of the tools."""
     shared: dict[str, dict[str, Any]] = {}
     options: list[JsonObject] = []
     for tool in tools:

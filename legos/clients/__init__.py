@@ -1,1 +1,1 @@
-"""How a seat asks: the engine in this process, a server, a script."""
+"""The clients of seats: of an engine in this process, and of a server."""

@@ -1,4 +1,4 @@
-"""Requests straight to an engine, without client or event loop: for benches and checks."""
+"""Submit requests to an engine without a client or an event loop, for benches and checks."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -15,12 +15,12 @@ def submit_all(
     """Submit requests at once.
 
     Args:
-        engine: whom to ask.
-        requests: what is asked.
+        engine: engine that answers.
+        requests: the requests.
         on_progress: called on the engine's thread for the tokens of streamed requests.
 
     Returns:
-        The answers in the order of the requests, once all are there, or the first error.
+        The answers in the order of the requests once all have arrived, or the first error.
     """
     done: Future[list[Generated]] = Future()
     found: dict[int, Generated] = {}

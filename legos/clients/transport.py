@@ -13,7 +13,7 @@ import msgspec
 
 from legos.errors import EndpointError, LegosError, RequestError
 
-__all__ = ["Transport", "api_root", "server_root"]
+__all__ = ["LOOPBACK", "Transport", "api_root", "server_root"]
 
 T = TypeVar("T")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")

@@ -194,9 +194,7 @@ def _merge(layers: Iterable[_Layer]) -> tuple[dict[str, object], dict[str, str]]
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
     for layer in layers:
-        if (
-            layer.values.get(_LOSS) is not None
-        ):  # it replaces the ratio that an earlier loss implied
+        if layer.values.get(_LOSS) is not None:  # replaces the ratio that an earlier loss implied
             values.pop(_RATIO, None)
             sources.pop(_RATIO, None)
         values |= layer.values

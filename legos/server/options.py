@@ -3,11 +3,10 @@
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from legos.clients.transport import LOOPBACK
 from legos.errors import ConfigError
 
-__all__ = ["LOOPBACK", "ServerOptions"]
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+__all__ = ["ServerOptions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,7 @@ def _append(file: FileIO, data: bytes, path: Path) -> None:
     if written != len(data):
         os.truncate(file.fileno(), before)
         raise CheckpointError(
-            f"cannot write {path}: {reason}; free some space, then go on with --resume"
+            f"cannot write {path}: {reason}; free some space, then continue with --resume"
         )
 
 

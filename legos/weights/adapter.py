@@ -207,7 +207,8 @@ def shape_of(arrays: Mapping[str, Any], scale: float) -> LoraShape:
         found = _ARRAY_NAME.fullmatch(name)
         if found is None:
             raise AdapterError(
-                f"array {name} is none of <module>.lora_a, <module>.lora_b and <module>.m"
+                f"array {name} has an unknown name; expected <module>.lora_a, <module>.lora_b or "
+                "<module>.m"
             )
         inside = _IN_LAYER.match(found["module"])
         if inside is not None:
@@ -224,8 +225,8 @@ def shape_of(arrays: Mapping[str, Any], scale: float) -> LoraShape:
     if not ranks:
         raise AdapterError("the adapter holds magnitudes (m) alone; lora_a and lora_b are missing")
     if len(ranks) > 1:
-        told = ", ".join(f"{rank} ({name})" for rank, name in ranks.items())
-        raise AdapterError(f"the arrays have several ranks: {told}; expected one")
+        listed = ", ".join(f"{rank} ({name})" for rank, name in ranks.items())
+        raise AdapterError(f"the arrays have several ranks: {listed}; expected one")
     return LoraShape(
         rank=next(iter(ranks)),
         scale=scale,

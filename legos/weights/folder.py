@@ -3,13 +3,10 @@
 import json
 from pathlib import Path
 
-import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
-
 from legos.errors import AdapterError
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.peft import CONFIG_FILE, PEFT_WEIGHTS_FILE, read_peft
+from legos.weights.tensors import pack_tensors, unpack_tensors
 
 __all__ = ["is_adapter_folder", "read_adapter", "write_adapter"]
 
@@ -21,8 +18,7 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
 
     The caller renames the folder into place, so that a half-written one is never seen.
     """
-    arrays = {name: np.asarray(array, np.float32) for name, array in adapter.arrays.items()}
-    save_file(arrays, folder / WEIGHTS_FILE)
+    (folder / WEIGHTS_FILE).write_bytes(pack_tensors(adapter.arrays, {}))
     shape = adapter.shape
     config = {
         "fine_tune_type": "dora" if shape.use_dora else "lora",
@@ -59,7 +55,7 @@ def read_adapter(folder: Path) -> Adapter:
             )
     try:
         config = json.loads((folder / CONFIG_FILE).read_text())
-        arrays = load_file(folder / WEIGHTS_FILE)
+        arrays, _ = unpack_tensors((folder / WEIGHTS_FILE).read_bytes())
         parameters = config["lora_parameters"]
         shape = LoraShape(
             rank=parameters["rank"],
@@ -82,7 +78,7 @@ def read_adapter(folder: Path) -> Adapter:
             f"{folder} cannot be read as an adapter: {CONFIG_FILE} lacks {error}; "
             "was it written by another program?"
         ) from error
-    except (OSError, TypeError, ValueError, SafetensorError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise AdapterError(
             f"{folder} cannot be read as an adapter: {error}; take another one of the run"
         ) from error

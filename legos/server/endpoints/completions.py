@@ -59,7 +59,7 @@ async def _asked(service: Service, body: CompletionBody) -> Asked:
         logger.info("completion %s", body.model_dump_json(include={"prompt"}))
     adapter = service.adapter_of(body.model, body.adapter)
     num_answers = body.n or 1
-    service.check_size(body.num_prompts * num_answers)
+    service.check_size(len(body.prompt) * num_answers)
     prompts = await _prompts(service, body)
     service.check_prompts(prompts, param="prompt")
     sampling = body.sampling(
@@ -78,8 +78,6 @@ async def _prompts(service: Service, body: CompletionBody) -> list[tuple[int, ..
         Problem: there is no prompt, or one is empty.
     """
     given: Any = body.prompt
-    if isinstance(given, str) or (given and isinstance(given[0], int)):
-        given = [given]
     if given and isinstance(given[0], str):
         given = await encode_texts(service, given, specials=body.add_special_tokens)
     ids = [tuple(prompt) for prompt in given]

@@ -1,8 +1,8 @@
 """The request body of ``/v1/completions``."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from legos.data.message import MAX_ALTERNATIVES
 from legos.server.schemas.sampling import SamplingFields
@@ -30,8 +30,9 @@ class CompletionBody(SamplingFields):
     best_of: Literal[1] | None = None
     suffix: None = None
 
-    @property
-    def num_prompts(self) -> int:
-        """Number of prompts in the request."""
-        several = not isinstance(self.prompt, str) and self.prompt
-        return len(several) if several and not isinstance(several[0], int) else 1
+    @field_validator("prompt")
+    @classmethod
+    def _several(cls, prompt: Any) -> Any:
+        """A single prompt as a list of one."""
+        single = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
+        return [prompt] if single else prompt
