@@ -1,5 +1,6 @@
 """The MLX device: loads models, and makes engines and backends from them."""
 
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +18,15 @@ from legos.errors import ModelError
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.generate.watchdog import WatchedEngine
 from legos.mlx.model.facts import device_facts
-from legos.mlx.model.forward import all_logits
+from legos.mlx.model.forward import all_logits, check_token_ids
 from legos.mlx.model.fuse import set_adapter, weights_dtype, write_checked
-from legos.mlx.model.load import base_arrays, context_length, load_tree, resolve_folder
+from legos.mlx.model.load import (
+    base_arrays,
+    context_length,
+    load_tree,
+    num_token_ids,
+    resolve_folder,
+)
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, without_lora
 from legos.mlx.model.spans import Spans
 from legos.mlx.model.tools import tool_format
@@ -29,6 +36,8 @@ from legos.mlx.train.parallel import MlxProcesses, process_group
 from legos.weights.adapter import Adapter, LoraShape
 
 __all__ = ["MlxDevice", "MlxModel"]
+
+logger = logging.getLogger(__name__)
 
 
 class MlxDevice:
@@ -53,6 +62,7 @@ class MlxModel:
     Attributes:
         folder: the model's folder.
         tokenizer: its tokenizer and chat template.
+        num_vocabulary: token ids that both the tokenizer and the model have are below this.
         num_parameters: number of parameters of the base model.
         dtype: the narrowest float type of its weights.
         context: maximum number of prompt and completion tokens together.
@@ -72,6 +82,7 @@ class MlxModel:
         self._inline = inline
         self.worker = self._make_worker("legos-trainer")
         self.tree: Any = self.worker.call(load_tree, folder).result()
+        self.num_vocabulary = self._token_ids()
         self._base = base_arrays(self.tree)
         group = process_group()
         self.processes = None if group is None else MlxProcesses(group, self.worker)
@@ -84,7 +95,12 @@ class MlxModel:
         return (self.tokenizer.knows_tools and tool_format(self.folder)) or PLAIN_TOOLS
 
     def __call__(self, input_ids: Sequence[int]) -> NDArray[np.float32]:
-        """[T, V] next-token logits after each of T tokens."""
+        """[T, V] next-token logits after each of T tokens.
+
+        Raises:
+            ModelError: a token id is out of range.
+        """
+        check_token_ids(input_ids, self.num_vocabulary)
         return self.worker.call(all_logits, self.tree, list(input_ids)).result()
 
     def lora_shape(
@@ -140,8 +156,7 @@ class MlxModel:
         if self.lora is None:
             self.add_lora(adapter.shape)
         self.set_adapter(adapter)
-        vocabulary = self.tokenizer.vocab_size
-        write = self.worker.call(write_checked, self.tree, self.folder, folder, vocabulary)
+        write = self.worker.call(write_checked, self.tree, self.folder, folder, self.num_vocabulary)
         return write.result()
 
     def make_engine(
@@ -179,7 +194,7 @@ class MlxModel:
             return MlxEngine(
                 worker,
                 load_tree(self.folder, share=self._base),
-                num_vocabulary=self.tokenizer.vocab_size,
+                num_vocabulary=self.num_vocabulary,
                 context=self.context,
                 limits=limits,
             )
@@ -187,6 +202,19 @@ class MlxModel:
         engine = worker.call(build).result()
         self.spans.append(engine.spans)
         return engine
+
+    def _token_ids(self) -> int:
+        """Number of usable token ids; a log line names those that the embedding lacks."""
+        rows = self.worker.call(num_token_ids, self.tree).result()
+        if rows < self.tokenizer.vocab_size:
+            logger.warning(
+                "%s: the tokenizer has %d tokens but the model only %d; prompts with the others "
+                "are refused",
+                self.folder,
+                self.tokenizer.vocab_size,
+                rows,
+            )
+        return min(rows, self.tokenizer.vocab_size)
 
     def _make_worker(self, name: str) -> Worker:
         return InlineWorker() if self._inline else ThreadWorker(name)

@@ -14,9 +14,15 @@ from mlx_lm.utils import load_model as load_mlx_model
 from legos.errors import ModelError
 from legos.weights.folder import is_adapter_folder
 
-__all__ = ["base_arrays", "context_length", "load_tree", "resolve_folder"]
+__all__ = ["base_arrays", "context_length", "load_tree", "num_token_ids", "resolve_folder"]
 
 logger = logging.getLogger(__name__)
+_CONTEXTS = (  # names that configurations have for the maximum number of tokens
+    "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length",
+    "model_max_length", "seq_length", "block_size",
+)  # fmt: skip
+_UNKNOWN_CONTEXT = 4096
+_BY_TOKEN = ("embed_tokens", "wte", "embed_in", "embeddings", "tok_embeddings", "lm_head")
 _WAY_OUT = "copy or download the whole model again, or use --model builtin"
 
 
@@ -67,9 +73,9 @@ def load_tree(folder: Path, *, share: dict[str, mx.array] | None = None) -> nn.M
         _check_memory(folder)
     try:
         model, _ = load_mlx_model(folder, lazy=share is not None)
-    except (ValueError, KeyError, TypeError, FileNotFoundError, RuntimeError) as error:
+    except Exception as error:
         told, _, more = f"{error}".partition("\n")
-        reason = f"{told.rstrip()} ..." if more else told
+        reason = f"{type(error).__name__}: {told.rstrip()}{' ...' if more else ''}"
         raise ModelError(f"{folder} cannot be loaded: {reason}; {_WAY_OUT}") from error
     if share is not None:
         model.update(tree_unflatten(list(share.items())))
@@ -116,8 +122,30 @@ def base_arrays(model: nn.Module) -> dict[str, mx.array]:
 def context_length(folder: Path) -> int:
     """The maximum number of tokens in the model's context, from its configuration."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    config = config.get("text_config") or config
-    return int(config.get("max_position_embeddings") or 1 << 20)
+    text = {**config, **(config.get("text_config") or {})}
+    found = [int(text[name]) for name in _CONTEXTS if text.get(name)]
+    if not found:
+        logger.warning(
+            "%s/config.json has none of %s; the context is limited to %d tokens: add "
+            "max_position_embeddings to it for another limit",
+            folder,
+            ", ".join(_CONTEXTS),
+            _UNKNOWN_CONTEXT,
+        )
+    return min(found, default=_UNKNOWN_CONTEXT)
+
+
+def num_token_ids(model: nn.Module) -> int:
+    """Number of token ids that a tree takes and gives: the rows of its embedding and its head.
+
+    A larger id would read memory behind the embedding.
+    """
+    rows = [
+        module["weight"].shape[0]
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] in _BY_TOKEN and "weight" in module
+    ]
+    return min(rows, default=1 << 31)
 
 
 def _download(name: str) -> Path:

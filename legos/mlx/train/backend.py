@@ -24,6 +24,8 @@ from legos.data.sample import Sample
 from legos.data.step import BackendConfig, PassResult, Update
 from legos.errors import AdapterError, CheckpointError, TrainerError
 from legos.losses.objective import Objective
+from legos.mlx.model.forward import check_token_ids
+from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import check_fits, lora_arrays, set_lora_arrays
 from legos.mlx.model.spans import Spans
 from legos.mlx.model.worker import Worker
@@ -85,6 +87,7 @@ class MlxBackend:
         self._model = model
         self._shape = shape
         self.spans = Spans()
+        self._num_vocabulary = num_token_ids(model)
         self._policies: Mapping[str, _Policy] = {}
         worker.call(self._prepare, config, group).result()
 
@@ -181,6 +184,11 @@ class MlxBackend:
         reference = Reference(self._model, config.reference)
         return _Policy(adapter, adapter.arrays, optimiser, reference)
 
+    def _check(self, samples: Sequence[Sample]) -> None:
+        """Refuse samples whose token ids the model lacks, such as those of another server."""
+        for sample in samples:
+            check_token_ids(sample.token_ids, self._num_vocabulary)
+
     def _find(self, name: str) -> _Policy:
         if name not in self._policies:
             raise TrainerError(f"no policy {name!r} is trained here; known: {[*self._policies]}")
@@ -196,6 +204,7 @@ class MlxBackend:
     def _forward_backward(self, step: StepSamples, objective: Objective, name: str) -> PassResult:
         if not step.samples:
             raise TrainerError("an optimiser step needs at least one sample; none came")
+        self._check(step.samples)
         policy = self._use(name)
         policy.pending = None
         reference = policy.reference.lora() if objective.kl_coef else None
@@ -220,6 +229,7 @@ class MlxBackend:
     ) -> Sequence[NDArray[np.float32]]:
         if not samples:
             return []
+        self._check(samples)
         policy = self._use(name)
         with self.spans:
             if reference:

@@ -1,0 +1,67 @@
+"""Token ids and positions that a model lacks are refused before they read foreign memory."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from tiny_models import write_any_model
+
+from legos.data.request import Request
+from legos.errors import ModelError, RequestError
+from legos.losses.objective import Objective
+from legos.mlx.device import MlxDevice
+from legos.mlx.model.load import context_length
+from legos.testing import make_sample
+
+ROWS = 300  # of the embedding; the tokenizer has more tokens
+
+
+def test_token_ids_that_the_embedding_lacks_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = MlxDevice().load(str(write_any_model(tmp_path, architecture="qwen2", vocab=ROWS)))
+    assert model.tokenizer.vocab_size > model.num_vocabulary == ROWS
+    assert f"tokens but the model only {ROWS}" in caplog.text
+    with pytest.raises(ModelError, match=r"token id 300 is out of range: .* 300 token ids"):
+        model([5, 300])
+    shape = model.lora_shape(rank=2, alpha=4.0, num_layers=1, head=False, use_dora=False)
+    model.add_lora(shape)
+    backend = model.make_backend()
+    sample = make_sample((5, 6, 310), positions=(2,), logprobs=-1.0)
+    with pytest.raises(ModelError, match="token id 310 is out of range"):
+        backend.forward_backward([sample], [1.0], Objective()).result()
+    with pytest.raises(ModelError, match="token id 310 is out of range"):
+        backend.logprobs([sample]).result()
+    engine = model.make_engine()
+    scored = engine.score([((5, 6), [(ROWS,)])], end_ids=(1,), adapter="base")
+    with pytest.raises(RequestError, match="holds token 300; the vocabulary has 300"):
+        scored.result()
+    answers = list[object]()
+    request = Request(prompt_ids=(5, 301), max_tokens=1, adapter="base")
+    engine.submit([(0, request)], lambda results: answers.extend(r for _, r in results))
+    engine.stats()
+    engine.close()
+    assert "holds token 301; the vocabulary has 300" in str(answers[0])
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [
+        ({"max_position_embeddings": 77}, 77),
+        ({"n_positions": 1024, "n_ctx": 512}, 512),
+        ({"text_config": {"max_position_embeddings": 99}}, 99),
+        ({"text_config": {"hidden_size": 1}, "max_position_embeddings": 88}, 88),
+    ],
+)
+def test_the_context_has_several_names(tmp_path: Path, config: object, context: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert context_length(tmp_path) == context
+
+
+def test_an_unknown_context_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    (tmp_path / "config.json").write_text("{}")
+    assert context_length(tmp_path) == 4096
+    assert "add max_position_embeddings to it" in caplog.text
