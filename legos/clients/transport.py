@@ -115,9 +115,7 @@ class Transport:
         while True:
             wait: str | None = None
             try:
-                answer = await self._pool().request(
-                    method, address, content=body, headers={**self._headers, **(headers or {})}
-                )
+                answer = await self._pool().request(method, address, content=body, headers=headers)
                 if answer.status_code < 300:
                     return read(answer.content)
                 failure: LegosError = _refusal(answer.status_code, answer.content, address)
@@ -143,9 +141,7 @@ class Transport:
         address = f"{self.url}{path}"
         body = msgspec.json.encode(json)
         try:
-            async with self._pool().stream(
-                "POST", address, content=body, headers=self._headers
-            ) as answer:
+            async with self._pool().stream("POST", address, content=body) as answer:
                 if answer.status_code >= 300:
                     raise _refusal(answer.status_code, await answer.aread(), address)
                 yield answer
@@ -163,6 +159,7 @@ class Transport:
         pool = self._pools.get(loop)
         if pool is None:
             pool = self._pools[loop] = httpx.AsyncClient(
+                headers=self._headers,
                 timeout=httpx.Timeout(
                     self._timeout_s, connect=min(10.0, self._timeout_s), pool=None
                 ),

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
@@ -35,6 +36,7 @@ class Source(Client, Scorer, Protocol):
         ...
 
 
+@dataclass(eq=False)
 class Service:
     """The state of one application, which runs on one event loop.
 
@@ -45,39 +47,19 @@ class Service:
         token_text: the text of one token; an incomplete character becomes U+FFFD.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        engine: Engine,
-        tokenizer: ChatTokenizer,
-        *,
-        model: str,
-        context: int,
-        tools: ToolFormat = PLAIN_TOOLS,
-        lora_scale: float | None = None,
-        options: ServerOptions | None = None,
-    ) -> None:
-        """Make the state of an application.
+    source: Source  # client that answers the requests, such as an ``EngineClient``
+    engine: Engine  # engine that the source sends requests to; holds the adapters
+    tokenizer: ChatTokenizer
+    _: KW_ONLY
+    model: str  # name of the base model
+    context: int  # maximum length of prompt plus completion, in tokens
+    tools: ToolFormat = PLAIN_TOOLS  # format in which the model writes tool calls
+    lora_scale: float | None = None  # LoRA's multiplier for an adapter that does not state one
+    options: ServerOptions = field(default_factory=ServerOptions)
 
-        Args:
-            source: client that answers the requests, such as an ``EngineClient``.
-            engine: engine that the source sends requests to; holds the adapters.
-            tokenizer: tokenizer of the model.
-            model: name of the base model.
-            context: maximum length of prompt plus completion, in tokens.
-            tools: format in which the model writes tool calls.
-            lora_scale: LoRA's multiplier for a loaded adapter that does not state one.
-            options: limits and access rules; None needs no key and uses the default limits.
-        """
-        self.source = source
-        self.engine = engine
-        self.tokenizer = tokenizer
-        self.model = model
-        self.context = context
-        self.tools = tools
-        self.lora_scale = lora_scale
-        self.options = options or ServerOptions()
-        self.metrics = Metrics(engine)
+    def __post_init__(self) -> None:
+        """Start without requests."""
+        self.metrics = Metrics(self.engine)
         self.started = int(time.time())
         self.draining = False
         self.token_text: Callable[[int], str] = cache(self._decode_token)
