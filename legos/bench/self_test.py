@@ -31,7 +31,7 @@ PROMPT_TOKENS, COMPLETION_TOKENS = 128, 16
 LOAD = 12  # completions that run while weights are swapped
 LARGEST_GAP = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.3}  # nats, of one token
 LARGEST_DISTANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.1}  # of gradients, relative
-HINT = "; MLX_ENABLE_TF32=0 tells an error from the rounding of devices that multiply in TF32"
+HINT = "; MLX_ENABLE_TF32=1 adds up to 3e-3 nats of rounding on devices that multiply in TF32"
 TIMEOUT_S = 120.0
 EFFECT = 0.05  # size of the random LoRA arrays: large enough to change every log-probability
 

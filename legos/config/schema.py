@@ -114,11 +114,12 @@ class GenerationConfig(Settings):
     chunk_tokens: int = knob(512, unit="tokens", ge=1)
     """Prompt tokens of one forward pass while completions are decoded. Lower it for shorter pauses
     between their tokens."""
-    cache_gib: float = knob(4.0, unit="GiB", gt=0)
-    """Memory for the KV cache of running completions; others wait when it is full."""
-    prefix_cache_gib: float = knob(1.0, unit="GiB", ge=0)
+    cache_gib: float | None = knob(None, unit="GiB", gt=0)
+    """Memory for the KV cache of running completions; others wait when it is full; none: a quarter
+    of the memory that the weights leave."""
+    prefix_cache_gib: float | None = knob(None, unit="GiB", ge=0)
     """Memory for the KV cache of earlier prompts, which new prompts with the same beginning reuse;
-    0: none."""
+    0: no such cache; none: a sixteenth of the memory that the weights leave."""
     in_flight: InFlight = knob("switch")
     """Running completions when a new adapter is loaded: switch continues them with the new weights,
     pin finishes them with the old ones."""
@@ -129,8 +130,8 @@ class GenerationConfig(Settings):
             max_rows=self.max_batch,
             prefill_tokens=self.prefill_tokens,
             chunk_tokens=self.chunk_tokens,
-            cache_bytes=int(self.cache_gib * (1 << 30)),
-            prefix_bytes=int(self.prefix_cache_gib * (1 << 30)),
+            cache_bytes=_bytes(self.cache_gib),
+            prefix_bytes=_bytes(self.prefix_cache_gib),
             in_flight=self.in_flight,
         )
 
@@ -280,3 +281,7 @@ class RunConfig(Settings):
                 f"all turns of a play the same advantage; use one of {', '.join(DISCOUNTED)}"
             )
         return self
+
+
+def _bytes(gib: float | None) -> int | None:
+    return None if gib is None else int(gib * (1 << 30))

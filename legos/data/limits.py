@@ -20,6 +20,6 @@ class EngineLimits(Struct, frozen=True, kw_only=True):
     max_rows: int = 256  # maximum number of distinct rows that are decoded together
     prefill_tokens: int = 4096  # padded prompt tokens per forward pass while no row is decoded
     chunk_tokens: int = 512  # padded prompt tokens per forward pass while rows wait to decode
-    cache_bytes: int = 4 << 30  # size of the KV cache of the rows being decoded, bytes
-    prefix_bytes: int = 1 << 30  # size of the prefix cache (keys and values), bytes; 0: none
+    cache_bytes: int | None = None  # KV cache of the rows being decoded, bytes; None: by memory
+    prefix_bytes: int | None = None  # prefix cache (keys and values), bytes; 0: none; None: same
     in_flight: InFlight = "switch"  # effect of a new version on running requests: InFlight

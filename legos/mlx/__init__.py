@@ -8,8 +8,11 @@
 - ``pretraining``: makes the built-in model
 """
 
+import os
 import resource
 import sys
+
+os.environ.setdefault("MLX_ENABLE_TF32", "0")  # read once; TF32 rounds to a thousandth
 
 
 def _import_mlx_lm() -> None:

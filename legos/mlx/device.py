@@ -28,6 +28,7 @@ from legos.mlx.model.load import (
     resolve_folder,
 )
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, without_lora
+from legos.mlx.model.machine import bound_memory, choose_device
 from legos.mlx.model.spans import Spans
 from legos.mlx.model.tools import tool_format
 from legos.mlx.model.worker import InlineWorker, ThreadWorker, Worker
@@ -41,7 +42,16 @@ logger = logging.getLogger(__name__)
 
 
 class MlxDevice:
-    """MLX on Metal, CUDA or the CPU; MLX chooses which."""
+    """MLX on Metal, CUDA or the CPU; MLX chooses which, unless ``LEGOS_DEVICE`` says it."""
+
+    def __init__(self) -> None:
+        """Choose the device and bound its memory.
+
+        Raises:
+            ModelError: ``LEGOS_DEVICE`` names a device that MLX cannot use here.
+        """
+        choose_device()
+        bound_memory()
 
     def load(self, name: str, *, inline: bool = False) -> "MlxModel":
         """Load a model: a folder in MLX or hub format, or a hub name.

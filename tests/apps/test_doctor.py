@@ -37,7 +37,7 @@ def test_every_check_passes_here(model: str, tiny_models: Mapping[str, Path]) ->
     assert report.healthy, report.text()
     assert {name for name, check in checks.items() if check.status == "skip"} <= {"swap"}
     assert checks["parity"].figures["tokens"] == 256
-    assert 0 < checks["parity"].figures["largest_gap_nats"] < 1e-4
+    assert 0 <= checks["parity"].figures["largest_gap_nats"] < 1e-4
     assert checks["checkpointing"].figures["distance"] < 1e-5
     assert 0 < checks["shared_prefix"].figures["distance"] < 1e-4
     assert checks["speed"].figures["sampled_tokens_per_s"] > 0

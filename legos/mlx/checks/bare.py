@@ -1,5 +1,6 @@
 """Baseline generation for benches: mlx-lm's ``BatchGenerator`` without an engine around it."""
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -53,6 +54,9 @@ def bare_shared_generation(model: nn.Module, counts: Mapping[Row, int], *, rows:
 
 
 def _generator(model: nn.Module, *, max_tokens: int, rows: int) -> BatchGenerator:
+    """A generator that leaves Metal's wired limit as it is; see ``bound_memory``."""
+    module = sys.modules[BatchGenerator.__module__]
+    vars(module)["maybe_set_recommended_wired_limit"] = lambda: None
     return BatchGenerator(
         model,
         max_tokens=max_tokens,

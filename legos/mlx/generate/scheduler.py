@@ -27,6 +27,7 @@ from legos.mlx.generate.sampling.sampler import Drawn, Row, Sampler
 from legos.mlx.generate.score import Score, ScoreQueue
 from legos.mlx.generate.sequences import SequenceState
 from legos.mlx.model.forward import CausalModel
+from legos.mlx.model.machine import cache_sizes
 from legos.weights.adapter import Adapter
 
 __all__ = ["Outcome", "Scheduler"]
@@ -65,13 +66,14 @@ class Scheduler:
         """
         self._limits = limits
         self._forward = CausalModel(model)
+        cache_bytes, prefix_bytes = cache_sizes(limits, model)
         self._slots = AdapterSlots(model)
         capabilities = probe(self._forward, self._slots)
         self._no_adapters = capabilities.no_adapters
         self.adapters = AdapterTable(self._slots, in_flight=limits.in_flight)
         self.sampler = Sampler(num_vocabulary)
-        self._prefixes = PrefixCache(limits.prefix_bytes)
-        self._budget = KeyValueBudget(limits.cache_bytes, capabilities)
+        self._prefixes = PrefixCache(prefix_bytes)
+        self._budget = KeyValueBudget(cache_bytes, capabilities)
         self._waiting = PrefillQueue(
             forward=self._forward,
             slots=self._slots,

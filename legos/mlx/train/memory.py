@@ -1,16 +1,15 @@
 """Plan how many tokens to compute at once, from probes and the available memory."""
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-__all__ = ["MemoryPlan", "peak_bytes", "plan_memory", "usable_bytes"]
+from legos.mlx.model.machine import usable_bytes
 
-ADVISED_SHARE = 0.9  # of the working set that Metal recommends; the process needs the rest
-SHARE = 0.8  # of all memory, without a recommendation; other programs and the system need the rest
+__all__ = ["MemoryPlan", "peak_bytes", "plan_memory"]
+
 MARGIN = 1.25  # memory of a pass / memory of the probe, at most: padding and prefixes take more
 FIRST_PROBE = 512  # tokens of the first probe; probes approach longer rows in safe steps
 SHORTEST_PROBE = 16  # tokens; where even this probe does not fit, no row does
@@ -133,6 +132,7 @@ def plan_memory(
         if not further.fits:
             break
         plan = further
+    mx.clear_cache()  # the buffers of the probes have other sizes than those of the steps
     limit = plan.probed if plan.fits else 0
     return replace(plan, row_limit=limit if limit < longest else None)
 
@@ -144,16 +144,6 @@ def peak_bytes(call: Callable[[], object]) -> int:
     mx.reset_peak_memory()
     call()
     return mx.get_peak_memory() - before
-
-
-def usable_bytes() -> int:
-    """Bytes that a process may allocate: most of the recommended, the device's or all memory."""
-    told = mx.device_info()
-    advised = told.get("max_recommended_working_set_size")
-    if advised:
-        return int(ADVISED_SHARE * int(advised))
-    own = told.get("total_memory") or told.get("memory_size")
-    return int(SHARE * int(own or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
 
 
 def _size(count: int) -> str:

@@ -1,0 +1,78 @@
+"""The part of the machine that MLX may use: its device, its memory, and the engine's share."""
+
+import os
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from legos.data.limits import EngineLimits
+from legos.errors import ModelError
+
+__all__ = ["bound_memory", "cache_sizes", "choose_device", "usable_bytes"]
+
+ADVISED_SHARE = 0.9  # of the working set that Metal recommends; the process needs the rest
+LEFT_BYTES = 4 << 30  # on Metal: for macOS and other programs, which use the same memory
+SHARE = 0.8  # of all memory, without a recommendation; other programs and the system need the rest
+KEPT_SHARE, MOST_KEPT = 0.1, 2 << 30  # of the usable memory, bytes: freed buffers that MLX keeps
+CACHE_SHARE, PREFIX_SHARE = 1 / 4, 1 / 16  # of the memory that the weights leave
+LEAST_CACHE = 1 << 28  # bytes of the KV cache of running rows
+
+
+def choose_device() -> None:
+    """Run on the device that ``LEGOS_DEVICE`` names, cpu or gpu; by default MLX chooses.
+
+    Raises:
+        ModelError: no such device, or MLX cannot use it here.
+    """
+    name = os.environ.get("LEGOS_DEVICE", "")
+    if not name:
+        return
+    if name not in ("cpu", "gpu"):
+        raise ModelError(f"LEGOS_DEVICE is {name!r}; expected cpu or gpu")
+    try:
+        mx.set_default_device(mx.Device(getattr(mx, name)))
+    except ValueError as error:
+        raise ModelError(
+            "LEGOS_DEVICE is gpu, but MLX has no GPU here; unset it, or install mlx[cuda13]"
+        ) from error
+
+
+def bound_memory() -> None:
+    """On Metal, limit what MLX allocates and what it keeps of freed buffers.
+
+    By default MLX may use more than the working set, and keep as much of freed buffers, so that
+    macOS swaps. The wired limit stays as it is: raising it has caused kernel panics (mlx #3186).
+    """
+    if mx.default_device().type == mx.DeviceType.gpu and mx.metal.is_available():
+        usable = usable_bytes()
+        mx.set_memory_limit(usable)
+        mx.set_cache_limit(min(int(KEPT_SHARE * usable), MOST_KEPT))
+
+
+def usable_bytes() -> int:
+    """Bytes that a process may allocate: most of the recommended, the device's or all memory."""
+    facts = mx.device_info()
+    advised = int(facts.get("max_recommended_working_set_size") or 0)
+    memory = int(facts.get("total_memory") or facts.get("memory_size") or 0)
+    if advised:
+        most = int(ADVISED_SHARE * advised)
+        return min(most, max(memory - LEFT_BYTES, most // 2)) if memory else most
+    return int(SHARE * (memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
+
+
+def cache_sizes(limits: EngineLimits, model: nn.Module) -> tuple[int, int]:
+    """Bytes of the KV cache of running rows and of the prefix cache.
+
+    Args:
+        limits: sizes that are None follow from the memory that the model's weights leave.
+        model: the module tree.
+    """
+    arrays: Any = tree_flatten(model.parameters())
+    free = max(usable_bytes() - sum(array.nbytes for _, array in arrays), 0)
+    cache, prefix = limits.cache_bytes, limits.prefix_bytes
+    return (
+        max(int(CACHE_SHARE * free), LEAST_CACHE) if cache is None else cache,
+        int(PREFIX_SHARE * free) if prefix is None else prefix,
+    )
