@@ -8,6 +8,7 @@ import pytest
 
 from legos.config.resolve import resolve
 from legos.config.schema import PlayConfig, RunConfig, TrainingConfig
+from legos.data.select import Selection
 from legos.errors import ConfigError
 from legos.losses.corrections import Corrections
 from legos.losses.objective import CLIP_RANGES, RATIO_OF, Objective
@@ -176,9 +177,10 @@ def test_a_credit_rule_is_known_by_its_name() -> None:
 
 
 def test_what_is_left_out_is_a_setting() -> None:
-    kept = step_settings(TrainingConfig()).select
-    assert kept is not step_settings(TrainingConfig(overlong_filter=True)).select
-    chosen: Any = step_settings(TrainingConfig(zero_advantage="remove")).select
-    assert chosen.keywords == {"overlong": False, "zero_advantage": True, "num_vocabulary": None}
-    told: Any = step_settings(TrainingConfig(), num_vocabulary=9).select
-    assert told.keywords["num_vocabulary"] == 9
+    def select(*, num_vocabulary: int | None = None, **options: Any) -> Any:
+        return step_settings(TrainingConfig(**options), num_vocabulary=num_vocabulary).select
+
+    assert select() == Selection()
+    assert select(overlong_filter=True) == Selection(overlong=True)
+    assert select(zero_advantage="remove") == Selection(zero_advantage=True)
+    assert select(num_vocabulary=9) == Selection(num_vocabulary=9)
