@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -65,24 +65,18 @@ def loaded(
     Args:
         model: a folder, a name on the hub, or the built-in model; None: the model that the
             adapters were trained on.
-        adapters: made live in the engine; where there are none, LoRA that changes nothing.
-        limits: what the engine may use.
+        adapters: adapters to load into the engine; if empty, LoRA that changes nothing.
+        limits: limits of the engine.
 
     Raises:
         LegosError: the model or an adapter cannot be loaded.
     """
     name = base_of(model, adapters)
-    handle = load_model(name)
-    try:
+    with closing(load_model(name)) as handle:
         if not adapters:
             apply_lora(handle)
             adapters = [handle.base_adapter()]
-        engine = handle.make_engine(limits, watched=True)
-        try:
+        with closing(handle.make_engine(limits, watched=True)) as engine:
             for adapter in adapters:
                 put_on(engine, adapter, name)
             yield Loaded(name=name, handle=handle, engine=engine, scale=adapters[0].shape.scale)
-        finally:
-            engine.close()
-    finally:
-        handle.close()

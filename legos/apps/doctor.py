@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -78,10 +79,8 @@ def _checks(model: str) -> list[Check]:
         test = SelfTest(model)
     except Exception as error:  # any error of a device or a library belongs in the report
         return [_failed("load", error)]
-    try:
+    with closing(test):
         return [_run(name, test) for name in CHECKS]
-    finally:
-        test.close()
 
 
 def _run(name: str, test: SelfTest) -> Check:

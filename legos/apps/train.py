@@ -98,8 +98,8 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
     config = resolved.config
     started = time.perf_counter()
     restored = checkpoint is not None or config.fork_from is not None
-    trainer = trainer_of(config, inline=config.loop.deterministic, restored=restored, tell=_print)
-    try:
+    inline = config.loop.deterministic
+    with closing(trainer_of(config, inline=inline, restored=restored, tell=_print)) as trainer:
         if trainer.num_processes > 1:
             raise ConfigError(
                 f"a run folder belongs to one process and {trainer.num_processes} were launched; "
@@ -145,8 +145,6 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 _go(run, config, folder, signals=signals, served=served)
                 _sum_up(run, folder, config, time.perf_counter() - started)
         return 0 if signals.received is None else 128 + signals.received
-    finally:
-        trainer.close()
 
 
 def _check_port(port: int) -> None:

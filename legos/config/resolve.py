@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from legos.builtin import BUILTIN, RECOMMENDED
 from legos.config.schema import RunConfig
-from legos.config.setting import Problem, Settings, SettingsError, admits_none
+from legos.config.setting import BadSetting, Settings, SettingsError, admits_none
 from legos.config.toml import uncommented, write_toml
 from legos.errors import ConfigError, did_you_mean
 
@@ -219,7 +219,7 @@ def _build(values: Mapping[str, object], origins: Mapping[str, str]) -> Resolved
     return ResolvedConfig(config=config, sources=sources)
 
 
-def _with_source(problem: Problem, origins: Mapping[str, str]) -> str:
+def _with_source(problem: BadSetting, origins: Mapping[str, str]) -> str:
     """A problem's message with the source of every setting in it."""
     if not problem.joint:
         return f"{problem} ({origins.get(problem.key, 'default')})"

@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Union, get_args, get_origin
 
@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from legos.errors import ConfigError, did_you_mean
 
-__all__ = ["Problem", "Settings", "SettingsError", "admits_none", "expected", "knob", "limits"]
+__all__ = ["BadSetting", "Settings", "SettingsError", "admits_none", "expected", "knob", "limits"]
 
 _KINDS: Mapping[Any, str] = {
     bool: "true or false",
@@ -24,17 +24,16 @@ _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class BadSetting:
     """One error in a configuration."""
 
     key: str  # dotted name of the setting, or of the group whose settings contradict each other
     text: str  # the message that follows the key
     joint: bool = False  # True: several settings contradict each other, and the text names them
 
-    def inside(self, group: str) -> "Problem":
+    def inside(self, group: str) -> "BadSetting":
         """The same problem with a key that begins with the name of the enclosing group."""
-        key = f"{group}.{self.key}" if self.key else group
-        return Problem(key=key, text=self.text, joint=self.joint)
+        return replace(self, key=f"{group}.{self.key}" if self.key else group)
 
     def __str__(self) -> str:
         """The message of this problem, in one line."""
@@ -46,42 +45,26 @@ class Problem:
 class SettingsError(ConfigError):
     """A group of settings was refused; ``problems`` holds every reason."""
 
-    def __init__(self, problems: tuple[Problem, ...]) -> None:
+    def __init__(self, problems: tuple[BadSetting, ...]) -> None:
         """Keep the problems; the message has one line for each."""
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = problems
 
 
-def knob(
-    default: Any,
-    *,
-    unit: str = "",
-    loose: bool = False,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    lt: float | None = None,
-) -> Any:
+def knob(default: Any, *, unit: str = "", loose: bool = False, **bounds: float) -> Any:
     """Declare one setting; the string literal below it is its help text.
 
     Args:
-        default: value where nobody sets it.
-        unit: unit of the value, where it has one.
+        default: value if nobody sets it.
+        unit: unit of the value, if it has one.
         loose: accept text and convert it (paths).
-        ge: smallest value allowed.
-        gt: the value must be greater than this.
-        le: largest value allowed.
-        lt: the value must be less than this.
+        bounds: ``ge`` and ``le``, the smallest and largest value, or ``gt`` and ``lt``, which the
+            value must not reach.
     """
-    return Field(
-        default,
-        json_schema_extra={"unit": unit} if unit else None,
-        strict=False if loose else None,
-        ge=ge,
-        gt=gt,
-        le=le,
-        lt=lt,
-    )
+    options: dict[str, Any] = {"strict": False if loose else None, **bounds}
+    if unit:
+        options["json_schema_extra"] = {"unit": unit}
+    return Field(default, **options)
 
 
 def admits_none(field: FieldInfo) -> bool:
@@ -152,7 +135,7 @@ class Settings(BaseModel):
         return type(self)(**(values | changes))
 
 
-def _problems(group: type[Settings], error: ValidationError) -> Iterator[Problem]:
+def _problems(group: type[Settings], error: ValidationError) -> Iterator[BadSetting]:
     for detail in error.errors(include_url=False):
         where = [str(part) for part in detail["loc"]]
         key = ".".join(where)
@@ -160,13 +143,13 @@ def _problems(group: type[Settings], error: ValidationError) -> Iterator[Problem
         if isinstance(cause, SettingsError):
             yield from (problem.inside(key) for problem in cause.problems)
         elif isinstance(cause, ConfigError):
-            yield Problem(key=key, text=str(cause), joint=True)
+            yield BadSetting(key=key, text=str(cause), joint=True)
         elif detail["type"] == "extra_forbidden":
-            yield Problem(key=key, text="does not exist" + did_you_mean(key, group.model_fields))
+            yield BadSetting(key=key, text="does not exist" + did_you_mean(key, group.model_fields))
         else:
             field, came = group.model_fields[where[0]], detail["input"]
             text = f"is {came!r}; expected {expected(field)}{_nearest(field, came)}"
-            yield Problem(key=key, text=text)
+            yield BadSetting(key=key, text=text)
 
 
 def _nearest(field: FieldInfo, came: object) -> str:
