@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from legos.bench.engine_bench import EngineBench
+from legos.bench.engine_bench import EngineBench, numbered_requests
 from legos.bench.models import write_bench_model
 from legos.bench.rounds import Workload, medians
 from legos.clients.submit import submit_all
@@ -46,29 +46,13 @@ def bench_engine(work: Workload) -> Mapping[str, Any]:
             }
 
 
-def _requests(
-    prompts: Sequence[Row], max_tokens: int, adapters: Sequence[str] = (BASE,)
-) -> list[Request]:
-    """Requests with different seeds, the adapters by turns; the first one is streamed."""
-    return [
-        Request(
-            prompt_ids=prompt,
-            max_tokens=max_tokens,
-            seed=number,
-            adapter=adapters[number % len(adapters)],
-            stream=number == 0,
-        )
-        for number, prompt in enumerate(prompts)
-    ]
-
-
 def _against_bare(
     model: Path, limits: EngineLimits, work: Workload, tokens: int
 ) -> dict[str, float]:
     """Twice as many prompts of 64 tokens as run at once, without a prefix cache."""
     with closing(EngineBench(model, replace(limits, prefix_bytes=0))) as bench:
         prompts = bench.prompts(2 * limits.max_rows, PROMPT)
-        requests = _requests(prompts, tokens)
+        requests = numbered_requests(prompts, tokens, BASE)
         pairs = work.in_turn(
             lambda: bench.run(requests), lambda: bench.bare(prompts, max_tokens=tokens)
         )
@@ -84,7 +68,7 @@ def _group_share(bench: EngineBench) -> float:
     """Prompt tokens computed for 8 samples of one prompt of 512 tokens, as a share of 8 prompts."""
     prompts = 8 * bench.prompts(1, 512, seed=1)
     before = bench.computed()
-    bench.run(_requests(prompts, 8))
+    bench.run(numbered_requests(prompts, 8, BASE))
     return (bench.computed() - before) / sum(map(len, prompts))
 
 
@@ -95,7 +79,7 @@ def _multiturn_share(bench: EngineBench) -> float:
     before = bench.computed()
     for question in questions:
         prompt += question
-        (answer,) = submit_all(bench.engine, _requests([prompt], 32)).result()
+        (answer,) = submit_all(bench.engine, numbered_requests([prompt], 32, BASE)).result()
         prompt += answer.token_ids
     return (bench.computed() - before) / sum(map(len, questions))
 
@@ -106,7 +90,7 @@ def _four_adapters(bench: EngineBench, rows: int, tokens: int, work: Workload) -
     for name in names:
         bench.engine.load_adapter(bench.adapter(name)).result()
     prompts = bench.prompts(rows, 8, seed=3)
-    four, one = _requests(prompts, tokens, names), _requests(prompts, tokens, names[:1])
+    four, one = (numbered_requests(prompts, tokens, *given) for given in (names, names[:1]))
     four_s, one_s = medians(work.in_turn(lambda: bench.run(four), lambda: bench.run(one)))
     for name in names:
         bench.engine.drop_adapter(name).result()
@@ -116,7 +100,7 @@ def _four_adapters(bench: EngineBench, rows: int, tokens: int, work: Workload) -
 def _swaps(bench: EngineBench, rows: int, work: Workload) -> dict[str, float]:
     """Decoding speed with one swap per second, and pauses of a stream with ten per second."""
     bench.engine.load_adapter(bench.adapter(POLICY, version=1)).result()
-    requests = _requests(bench.prompts(rows, 8, seed=4), work.size(256, 128), (POLICY,))
+    requests = numbered_requests(bench.prompts(rows, 8, seed=4), work.size(256, 128), POLICY)
     steps: list[float] = []  # seconds between tokens
     pauses: list[float] = []  # the same across a swap
 

@@ -14,7 +14,21 @@ from legos.weights.adapter import Adapter
 from legos.wiring.device import Row, device_checks
 from legos.wiring.model import apply_lora, load_model
 
-__all__ = ["EngineBench"]
+__all__ = ["EngineBench", "numbered_requests"]
+
+
+def numbered_requests(prompts: Sequence[Row], max_tokens: int, *adapters: str) -> list[Request]:
+    """Requests with their numbers as seeds and the adapters by turns; the first one is streamed."""
+    return [
+        Request(
+            prompt_ids=prompt,
+            max_tokens=max_tokens,
+            seed=number,
+            adapter=adapters[number % len(adapters)],
+            stream=number == 0,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
 
 
 class EngineBench:

@@ -8,6 +8,7 @@ from contextlib import closing
 from typing import Any
 
 from legos.arena.registry import advice
+from legos.bench.engine_bench import numbered_requests
 from legos.bench.line import slow_play_throughput, timed_steps
 from legos.bench.rounds import Workload, medians, speed_ratio
 from legos.clients.submit import submit_all
@@ -15,7 +16,7 @@ from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
 from legos.data.batch import row_blocks
 from legos.data.message import Message
-from legos.data.request import Request
+from legos.data.names import POLICY
 from legos.data.sample import TrainingBatch
 from legos.wiring.arena import make_arena
 from legos.wiring.device import Row, device_checks
@@ -124,10 +125,7 @@ class _LoopBench:
         """Seconds in which the engine samples a completion of every prompt, nothing remembered."""
         engine = self._trainer.engine
         engine.load_adapter(self._trainer.backend.adapter()).result()
-        requests = [
-            Request(prompt_ids=prompt, max_tokens=max_tokens, seed=number)
-            for number, prompt in enumerate(prompts)
-        ]
+        requests = numbered_requests(prompts, max_tokens, POLICY)
         return _seconds(lambda: submit_all(engine, requests).result())
 
     def _bare(self, prompts: Sequence[Row], max_tokens: int) -> float:

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from legos.bench.engine_bench import numbered_requests
 from legos.bench.models import random_adapter
 from legos.clients.submit import submit_all
 from legos.data.names import POLICY
@@ -18,12 +19,11 @@ from legos.data.sample import Sample
 from legos.data.step import MeasuredStep
 from legos.testing.records import make_sample
 from legos.weights.adapter import Adapter
-from legos.wiring.device import device_checks
+from legos.wiring.device import Row, device_checks
 from legos.wiring.model import apply_lora, load_model
 
 __all__ = ["CHECKS", "Check", "SelfTest"]
 
-Row = tuple[int, ...]
 Status = Literal["pass", "fail", "skip"]
 
 PROMPTS, GROUP = 2, 8  # prompts, and completions of each
@@ -185,15 +185,8 @@ class SelfTest:
         rng = np.random.default_rng(seed)
         size = (PROMPTS, PROMPT_TOKENS)
         prompts = rng.integers(1, self._model.tokenizer.vocab_size, size).tolist()
-        return [
-            Request(
-                prompt_ids=tuple(prompts[number % PROMPTS]),
-                max_tokens=tokens,
-                seed=number,
-                stream=number == 0,
-            )
-            for number in range(count)
-        ]
+        groups = [tuple(prompts[number % PROMPTS]) for number in range(count)]
+        return numbered_requests(groups, tokens, POLICY)
 
     def _ask(self, requests: Sequence[Request]) -> list[tuple[Row, Generated]]:
         """Prompts and answers, in order."""
