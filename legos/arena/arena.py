@@ -179,38 +179,20 @@ class GameArena(Arena):
     group_size = 1
 
     def __init__(
-        self,
-        game: Game | type[Game],
-        client: Client | None = None,
-        *,
-        credit_assigner: CreditAssigner | None = None,
-        matchmaker: Matchmaker | None = None,
-        temperature: float = 1.0,
-        seed: int = 0,
-        **options: Any,
+        self, game: Game | type[Game], client: Client | None = None, **settings: Any
     ) -> None:
         """Make the arena of a game.
 
         Args:
-            game: the game, or its class (made with ``options``).
+            game: the game, or its class, which is made without arguments.
             client: client of every seat.
-            credit_assigner: turns rewards into advantages.
-            matchmaker: decides who sits in which seat; None: the policy sits in every seat.
-            temperature: sampling temperature of the policy.
-            seed: seed of start states and plays.
-            options: arguments of the game's constructor.
+            settings: settings of ``Arena``: credit_assigner, matchmaker, temperature, seed.
 
         Raises:
             ArenaError: the game's roles are not a list of names.
         """
-        super().__init__(
-            client,
-            credit_assigner=credit_assigner,
-            matchmaker=matchmaker,
-            temperature=temperature,
-            seed=seed,
-        )
-        self.game = game(**options) if isinstance(game, type) else game
+        super().__init__(client, **settings)
+        self.game = game() if isinstance(game, type) else game
         check_names(self.game.roles, f"roles of game {self.game.name!r}")
         self.roles = tuple(self.game.roles)
         self.forfeit_reward = self.game.forfeit_reward

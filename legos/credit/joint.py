@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from legos.credit.comparison import Comparison, Rule
+from legos.credit.comparison import Comparison
 from legos.credit.group import group_centered
 from legos.credit.returns import Advantages, per_turn, trained
 from legos.data.episode import Episode
@@ -16,14 +16,7 @@ class JointCredit(Comparison):
         R_i = mean over trained roles of r,   A_i = R_i - mean(R)
 
     For cooperative arenas: no role benefits from a larger reward than its partners.
-
-    Attributes:
-        rule: [G] team rewards -> [G] advantages, for G >= 2.
     """
-
-    def __init__(self, rule: Rule = group_centered) -> None:
-        super().__init__()
-        self.rule = rule
 
     def assign(self, episodes: Sequence[Episode]) -> list[Advantages]:
         """One mapping per episode: trained role -> one advantage per turn."""
@@ -32,7 +25,7 @@ class JointCredit(Comparison):
             for number, episode in enumerate(episodes)
             if trained(episode)
         ]
-        found = iter(self.compare(returns, self.rule))
+        found = iter(self.compare(returns, group_centered))
         shared = [next(found) or 0.0 if trained(episode) else 0.0 for episode in episodes]
         return [
             per_turn(episode, {rollout.role: advantage for rollout in trained(episode)})

@@ -5,7 +5,6 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,18 +71,14 @@ class FakeBackend:
         updates: every applied update.
         left_out: reasons to skip the next steps ("clip_skip" or "non_finite"), used in order; None:
             the step is applied.
-        held: futures of passes that wait for ``release``, where ``hold`` is set.
         trail: digest of everything that it was trained on, in order; a snapshot has it.
     """
 
-    def __init__(self, *, hold: bool = False) -> None:
-        """Make a backend; with ``hold`` a pass ends only when ``release`` is called."""
+    def __init__(self) -> None:
         self._version = 0
-        self._hold = hold
         self.steps: list[tuple[Sequence[Sample], Sequence[float], Objective]] = []
         self.updates: list[Update] = []
         self.left_out: list[str | None] = []
-        self.held: list[Future[PassResult]] = []
         self.trail = ""
 
     @property
@@ -91,6 +86,7 @@ class FakeBackend:
         """Number of updates applied so far."""
         return self._version
 
+    @answered
     def forward_backward(
         self,
         samples: Sequence[Sample],
@@ -98,15 +94,18 @@ class FakeBackend:
         objective: Objective,
         *,
         policy: str = POLICY,
-    ) -> "Future[PassResult]":
-        """Record a step."""
+    ) -> PassResult:
+        """Record a step; its result has no loss, or makes the trainer skip the step."""
         self.steps.append((samples, weights, objective))
         self._digest(f"{samples} {weights} {objective}")
-        future: Future[PassResult] = Future()
-        self.held.append(future)
-        if not self._hold:
-            self.release()
-        return future
+        reason = self.left_out.pop(0) if self.left_out else None
+        sums = dict.fromkeys(SUMS, 0.0) | {"tokens": 1.0, "clipped": float(reason == "clip_skip")}
+        return PassResult(
+            loss=math.nan if reason == "non_finite" else 0.0,
+            sums=tuple(sums.values()),
+            grad_norm=0.0,
+            logprobs=[np.array(sample.logprobs, np.float32) for sample in samples],
+        )
 
     @answered
     def optim_step(self, update: Update, *, policy: str = POLICY) -> int:
@@ -122,25 +121,6 @@ class FakeBackend:
     ) -> Sequence[NDArray[np.float32]]:
         """The samples' own log-probabilities."""
         return [np.array(sample.logprobs, np.float32) for sample in samples]
-
-    def release(self, error: Exception | None = None) -> None:
-        """Finish the held passes, with an error if one is given."""
-        held, self.held = self.held, []
-        for future in held:
-            if error is not None:
-                future.set_exception(error)
-                continue
-            future.set_result(self._result(self.left_out.pop(0) if self.left_out else None))
-
-    def _result(self, reason: str | None) -> PassResult:
-        """A result without loss, or one that makes the trainer skip the step for ``reason``."""
-        sums = dict.fromkeys(SUMS, 0.0) | {"tokens": 1.0, "clipped": float(reason == "clip_skip")}
-        return PassResult(
-            loss=math.nan if reason == "non_finite" else 0.0,
-            sums=tuple(sums.values()),
-            grad_norm=0.0,
-            logprobs=[np.array(sample.logprobs, np.float32) for sample in self.steps[-1][0]],
-        )
 
     def _digest(self, text: str) -> None:
         self.trail = hashlib.sha256(f"{self.trail} {text}".encode()).hexdigest()

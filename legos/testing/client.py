@@ -13,6 +13,7 @@ from legos.errors import RequestError
 __all__ = ["Asked", "ScriptedClient"]
 
 END = 0  # the token that ends every scripted answer
+LOGPROB = -1.0  # log-probability of every token, nats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,22 +45,17 @@ class ScriptedClient:
         self,
         answers: Sequence[str] | Callable[[Asked], str],
         *,
-        logprob: float = -1.0,
-        version: int = 0,
         trainable: bool = True,
     ) -> None:
         """Make a client.
 
         Args:
             answers: the answers, or a function that makes one; its exceptions reach the caller.
-            logprob: log-probability of every token, nats.
-            version: policy version of every token.
             trainable: False: completions have no token ids, like those of an outside endpoint.
         """
         self._answers = answers if callable(answers) else iter(answers)
-        self._logprob = logprob
         self._trainable = trainable
-        self.version = version
+        self.version = 0
         self.asked: list[Asked] = []
 
     async def complete(
@@ -86,7 +82,7 @@ class ScriptedClient:
         return Completion(
             prompt_ids=prompt_ids,
             token_ids=token_ids,
-            logprobs=(self._logprob,) * len(token_ids),
+            logprobs=(LOGPROB,) * len(token_ids),
             versions=(self.version,) * len(token_ids),
             text=text[: sampling.max_tokens],
             finish_reason="stop" if len(token_ids) == len(whole) else "length",

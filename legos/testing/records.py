@@ -110,7 +110,6 @@ def make_episode(
     turns: Mapping[str, Sequence[Turn]] | None = None,
     untrained: Sequence[str] = (),
     error: str | None = None,
-    void: bool = False,
 ) -> Episode:
     """Make an episode with one turn for every rewarded role, unless ``turns`` is given.
 
@@ -121,7 +120,6 @@ def make_episode(
         turns: role -> its turns.
         untrained: roles that the policy did not play.
         error: why the play failed.
-        void: whether the play was ended as void.
     """
     said = turns or {role: (make_turn(),) for role in rewards}
     return Episode(
@@ -139,7 +137,6 @@ def make_episode(
         rewards=rewards,
         error=error,
         failure=None if error is None else "failed",
-        void=void,
     )
 
 

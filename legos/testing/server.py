@@ -105,19 +105,16 @@ async def _say(send: Any, answer: HttpAnswer) -> None:
 
 
 @contextmanager
-def serving(app: Any, *, lifespan: bool = False) -> Generator[str]:
+def serving(app: Any) -> Generator[str]:
     """Serve an ASGI application on a free local port, on its own thread.
 
     Args:
         app: the application.
-        lifespan: whether to send it ASGI's lifespan events.
 
     Yields:
         The server's address, without ``/v1``.
     """
-    config = uvicorn.Config(
-        app, log_level="critical", ws="none", lifespan="on" if lifespan else "off"
-    )
+    config = uvicorn.Config(app, log_level="critical", ws="none", lifespan="off")
     server = uvicorn.Server(config)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -64,9 +64,8 @@ def test_other_rules_for_illegal_moves() -> None:
 
 
 def test_plays_from_one_start_are_one_group() -> None:
-    arena = GameArena(
-        Nim, ScriptedClient(lambda asked: "1"), credit_assigner=GRPOCredit(), largest=2
-    )
+    client = ScriptedClient(lambda asked: "1")
+    arena = GameArena(Nim(largest=2), client, credit_assigner=GRPOCredit())
     batch = asyncio.run(arena.step(concurrency=300))
     assert len(batch.episodes) == 256
     groups = Counter(episode.task.id for episode in batch.episodes)
@@ -135,7 +134,7 @@ def test_random_legal_play_ends_and_is_accounted_for(game: type[Game]) -> None:
 
 
 def test_an_arena_takes_the_games_words() -> None:
-    arena = GameArena(Nim, largest=3)
+    arena = GameArena(Nim(largest=3))
     assert arena.name == "nim"
     assert arena.roles == ("first", "second")
     assert arena.game.starts() == Nim(largest=3).starts()
