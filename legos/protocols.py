@@ -202,11 +202,6 @@ class Engine(Protocol):
 class Backend(Protocol):
     """The part that computes gradients; it owns the trained policies and their optimisers."""
 
-    @property
-    def version(self) -> int:
-        """Number of optimiser steps applied so far to the policy with the default name."""
-        ...
-
     def forward_backward(
         self,
         samples: Sequence[Sample],

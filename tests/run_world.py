@@ -61,8 +61,8 @@ class Evaluation:
         self.adapters: list[str] = []
         self.shares: dict[int, float] = {}  # by the number of the evaluation, from 1
 
-    async def figures(self, *, adapter: str = POLICY) -> dict[str, Any]:
-        self.adapters.append(adapter)
+    async def figures(self, *, adapters: Mapping[str, str] | None = None) -> dict[str, Any]:
+        self.adapters.append((adapters or {}).get(POLICY, POLICY))
         if self.done == self.waits_at:
             await asyncio.wait_for(self.go_on.wait(), 3600)
         for _ in range(3):

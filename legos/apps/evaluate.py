@@ -46,6 +46,11 @@ def evaluate_run(
         arena = make_arena(
             config.arena, client, play=config.play, generation=config.generation, seed=config.seed
         )
+        if len(arena.policies) > 1:
+            raise ConfigError(
+                f"the run trains {', '.join(arena.policies)}, and `legos eval` loads the adapter "
+                "of one policy; look at the evaluations.jsonl of the run"
+            )
         evaluation = evaluation_of(config, arena, client)
         unread = [name for name in _OF_PLAYS if name in (overrides or {})]
         if evaluation.exact and unread:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from legos.data.names import EVALUATED, POLICY, adapter_name
+from legos.data.names import POLICY, adapter_name, evaluated_name
 from legos.data.request import Generated, Request, Result
 from legos.errors import AdapterError
 from legos.protocols import Deliver, Engine
@@ -20,15 +20,16 @@ class SharedEngine:
         tokens_generated: tokens of the run's adapters in requests that have ended.
     """
 
-    def __init__(self, engine: Engine, *, trained: Collection[str] = (POLICY, EVALUATED)) -> None:
+    def __init__(self, engine: Engine, *, trained: Collection[str] = (POLICY,)) -> None:
         """Share an engine.
 
         Args:
             engine: the engine of the trainer.
-            trained: names of the adapters that only the run may replace.
+            trained: names of the policies that only the run may replace, as it may their evaluated
+                copies.
         """
         self._engine = engine
-        self._trained = trained
+        self._trained = {*trained, *map(evaluated_name, trained)}
         self._counting: dict[Deliver, Deliver] = {}  # one for each receiver: the engine compares
         self.tokens_generated = 0
 

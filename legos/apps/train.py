@@ -26,7 +26,7 @@ from legos.apps.signals import StopSignals
 from legos.builtin import BUILTIN
 from legos.config.resolve import ResolvedConfig, is_chosen, read_config
 from legos.config.schema import RunConfig
-from legos.data.names import EVALUATED, POLICY
+from legos.data.names import evaluated_name
 from legos.errors import ConfigError, LegosError, TrainerError
 from legos.loop.evaluation import flat_figures
 from legos.protocols import Tracker
@@ -110,10 +110,11 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
             config.arena, client, play=config.play, generation=config.generation, seed=config.seed
         )
         evaluation = evaluation_of(config, arena, client)
-        shared = SharedEngine(trainer.engine)
+        shared = SharedEngine(trainer.engine, trained=trainer.policies)
+        names = (*trainer.policies, *map(evaluated_name, trainer.policies))
 
         async def count_tokens() -> int:  # without those of HTTP requests
-            sampled = [await trainer.tokens_generated(name) for name in (POLICY, EVALUATED)]
+            sampled = [await trainer.tokens_generated(name) for name in names]
             return sum(sampled) - shared.tokens_generated
 
         with (
@@ -286,7 +287,7 @@ def _run_settings(config: RunConfig) -> RunSettings:
 def _announce(resolved: ResolvedConfig, folder: RunFolder, trainer: Trainer, run: Run) -> None:
     """Print what is trained, where it is kept, and what to know before the run starts."""
     config, model = resolved.config, trainer.model
-    adapter = trainer.backend.adapter()
+    adapter = trainer.adapters[0]
     adapted = sum(array.size for array in adapter.arrays.values())
     done = f", {run.step} of which are done" if run.step else ""
     if config.fork_from is not None:

@@ -5,7 +5,7 @@ import logging
 import traceback
 from collections.abc import Awaitable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import isasyncgen, isawaitable
 from pathlib import Path
@@ -128,7 +128,8 @@ class Stage:
     watch: Watch
     slots: asyncio.Semaphore  # one slot for each running play
     temperature: float | None = None  # temperature of trained seats; None: that of each seat
-    adapter: str | None = None  # adapter of trained seats; None: that of each seat
+    adapters: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Policy -> adapter that answers for its trained seats; others keep the adapter of the seat."""
 
 
 @contextmanager
@@ -137,7 +138,7 @@ def stage_of(
     slots: asyncio.Semaphore,
     *,
     temperature: float | None = None,
-    adapter: str | None = None,
+    adapters: Mapping[str, str] | None = None,
 ) -> Generator[Stage]:
     """Within the block, plays of an arena can run, under its time limits.
 
@@ -146,7 +147,7 @@ def stage_of(
     """
     check_arena(arena)
     with Watch(arena) as watch:
-        yield Stage(watch=watch, slots=slots, temperature=temperature, adapter=adapter)
+        yield Stage(watch=watch, slots=slots, temperature=temperature, adapters=adapters or {})
 
 
 async def play_all(
@@ -155,7 +156,7 @@ async def play_all(
     slots: asyncio.Semaphore,
     *,
     temperature: float | None = None,
-    adapter: str | None = None,
+    adapters: Mapping[str, str] | None = None,
 ) -> list[Episode]:
     """Play tasks, each with the seed of its play; returns the episodes in the same order.
 
@@ -164,13 +165,14 @@ async def play_all(
         plays: tasks and seeds.
         slots: limits the number of simultaneous plays, spawned ones included.
         temperature: temperature of trained seats, also in spawned plays; None: that of each seat.
-        adapter: adapter of trained seats, also in spawned plays; None: that of each seat.
+        adapters: policy -> adapter that answers for its trained seats, also in spawned plays;
+            None: that of each seat.
 
     Raises:
         ArenaError: an attribute of the arena is invalid, or a play breaks the rules for plays.
         EngineError: the engine has died.
     """
-    with stage_of(arena, slots, temperature=temperature, adapter=adapter) as stage:
+    with stage_of(arena, slots, temperature=temperature, adapters=adapters) as stage:
         return await play_each(stage, arena, plays)
 
 
@@ -262,7 +264,7 @@ def _seated(seat: Seat, stage: Stage) -> Seat:
     temperature = seat.sampling.temperature if stage.temperature is None else stage.temperature
     return replace(
         seat,
-        adapter=stage.adapter or seat.adapter,
+        adapter=stage.adapters.get(seat.policy, seat.adapter),
         sampling=changed(seat.sampling, temperature=temperature),
     )
 

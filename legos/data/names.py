@@ -1,12 +1,16 @@
 """Names of adapters with a fixed meaning."""
 
-__all__ = ["BASE", "EVALUATED", "POLICY", "adapter_name"]
+__all__ = ["BASE", "POLICY", "adapter_name", "evaluated_name"]
 
 POLICY = "policy"  # the adapter that is trained, unless another name is given
 BASE = "base"  # the model without an adapter
-EVALUATED = "policy-evaluated"  # the policy of the step that is being evaluated next to training
 
 
 def adapter_name(asked: str) -> str:
     """The name part of ``NAME`` or ``NAME@VERSION``."""
     return asked.partition("@")[0]
+
+
+def evaluated_name(policy: str) -> str:
+    """Name of the adapter with a policy's weights of the step that is being evaluated."""
+    return f"{policy}-evaluated"

@@ -32,7 +32,7 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     with _temporary(folder) as temporary:
         temporary.mkdir()
         write(temporary)
-        for path in temporary.iterdir():
+        for path in temporary.rglob("*"):
             _flush(path)
         replaced = folder.with_name(f".{folder.name}.replaced")
         if folder.exists():

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ class Admission:
     """A group that was admitted and is being played."""
 
     num_tasks: int
-    version: int  # policy version when the group was admitted
+    version: int  # newest policy version when the group was admitted
 
 
 class Buffer:
@@ -84,7 +84,7 @@ class Buffer:
         self._training = 0  # tasks whose groups were taken and not yet released
         self._tasks_seen = 0
         self._samples_per_task = 0.0  # mean over the newest tasks
-        self._version = 0  # newest policy version
+        self._versions: Mapping[str, int] = {}  # policy -> its newest version
         self._ending: Exception | None = None
 
     @property
@@ -118,7 +118,7 @@ class Buffer:
             )
             if self._ending:
                 raise Stopped
-            admission = Admission(num_tasks, self._version)
+            admission = Admission(num_tasks, self._newest)
             self._playing.add(admission)
             return admission
 
@@ -138,15 +138,18 @@ class Buffer:
         self._samples_per_task += (size - self._samples_per_task) * min(share, 1.0)
         await self._wake()
 
-    async def take(self, version: int) -> list[TrainingBatch]:
-        """Wait for enough samples that are not too old for policy ``version``; take their groups.
+    async def take(self, versions: Mapping[str, int]) -> list[TrainingBatch]:
+        """Wait for enough samples that are not too old; take their groups.
+
+        Args:
+            versions: name of each trained policy -> its version.
 
         Raises:
             Stopped: the run is ending.
             Exception: the error of a player that failed.
         """
         async with self._changed:
-            self._version, self._checked = version, 0
+            self._versions, self._checked = versions, 0
             await self._changed.wait_for(lambda: self._ending or self._enough())
             if self._ending:
                 raise self._ending
@@ -163,10 +166,10 @@ class Buffer:
         self._queued.extendleft(reversed(batches))
         self._training = 0
 
-    async def release(self, version: int) -> None:
-        """Report that the groups taken last were trained on and policy ``version`` is live."""
+    async def release(self, versions: Mapping[str, int]) -> None:
+        """Report that the groups taken last were trained on, and which versions are live."""
         self._training = 0
-        self._version = version
+        self._versions = versions
         await self._wake()
 
     async def end(self, reason: Exception) -> None:
@@ -188,10 +191,20 @@ class Buffer:
         self._tasks_seen = state["tasks_seen"]
         self._samples_per_task = state["samples_per_task"]
 
-    def refill(self, batches: Sequence[TrainingBatch], *, version: int) -> None:
-        """Add the groups of a checkpoint of policy ``version``; the ledger counts them already."""
+    def refill(self, batches: Sequence[TrainingBatch], *, versions: Mapping[str, int]) -> None:
+        """Add the groups of a checkpoint; the ledger counts them already.
+
+        Args:
+            batches: the groups, oldest first.
+            versions: name of each trained policy -> its version in the checkpoint.
+        """
         self._queued.extend(batches)
-        self._version = version
+        self._versions = versions
+
+    @property
+    def _newest(self) -> int:
+        """The newest version of any policy."""
+        return max(self._versions.values(), default=0)
 
     async def _wake(self) -> None:
         async with self._changed:
@@ -206,7 +219,7 @@ class Buffer:
         return kept
 
     def _may_play(self, num_tasks: int, at_once: float) -> bool:
-        oldest = self._version - self._limit
+        oldest = self._newest - self._limit
         playing = sum(a.num_tasks for a in self._playing if a.version >= oldest)
         if not playing and not self._training and self._step_size() is None:
             return True  # the trainer waits, and no other group is being played
@@ -247,15 +260,18 @@ class Buffer:
 
     def _trainable(self, batch: TrainingBatch) -> TrainingBatch:
         """The samples whose tokens are of versions that may be trained on."""
-        oldest, newest = self._version - self._limit, self._version
-        fresh = self._only(batch, "stale", lambda s: s.oldest_version >= oldest)
-        known = self._only(fresh, "future", lambda s: s.newest_version <= newest)
+
+        def newest(sample: Sample) -> int:
+            return self._versions.get(sample.policy, 0)
+
+        fresh = self._only(batch, "stale", lambda s: s.oldest_version >= newest(s) - self._limit)
+        known = self._only(fresh, "future", lambda s: s.newest_version <= newest(s))
         if known is not fresh:
             logger.warning(
                 "%d samples have tokens of a policy version above %d, the newest that was "
                 "trained here, and are left out; does another run publish to the same server?",
                 len(fresh.samples) - len(known.samples),
-                newest,
+                self._newest,
             )
         return known
 

@@ -75,15 +75,19 @@ class ArenaEvaluation:
         """Whether the figures are computed exactly, without any play."""
         return self._tree is not None
 
-    async def figures(self, *, adapter: str = POLICY) -> dict[str, Any]:
+    async def figures(self, *, adapters: Mapping[str, str] | None = None) -> dict[str, Any]:
         """The evaluation as JSON values; a figure that the arena does not define is None.
 
         Args:
-            adapter: name in the engine of the adapter to evaluate.
+            adapters: name of a trained policy -> name in the engine of the adapter that is
+                evaluated in its place; None: the policies themselves. An exact evaluation is of the
+                arena's first policy.
         """
+        adapters = adapters or {}
         if self._tree is not None:
-            return (await self.report(adapter=adapter)).as_dict()
-        return await self._played(adapter)
+            first = self._arena.policies[0]
+            return (await self.report(adapter=adapters.get(first, first))).as_dict()
+        return await self._played(adapters)
 
     async def report(self, *, adapter: str = POLICY) -> GameReport:
         """All figures of the game, computed from an adapter's move probabilities.
@@ -114,7 +118,7 @@ class ArenaEvaluation:
             }
         return evaluate(self._tree, policy, illegal)
 
-    async def _played(self, adapter: str) -> dict[str, Any]:
+    async def _played(self, adapters: Mapping[str, str]) -> dict[str, Any]:
         """Means over plays that are not trained on, and the number of plays that did not end."""
         arena = self._arena
         episodes = await play_all(
@@ -122,7 +126,7 @@ class ArenaEvaluation:
             plays_from(arena, SEED, self._plays),
             asyncio.Semaphore(self._concurrency),
             temperature=self._temperature,
-            adapter=None if adapter == POLICY else adapter,
+            adapters=adapters,
         )
         self.tokens_generated += sum(episode.num_tokens for episode in episodes)
         warn_of(episodes, where="in an evaluation ")

@@ -16,13 +16,21 @@ class Ledger:
     Filtered tokens were in valid samples that were not used (too old, a skipped step). Discarded
     tokens never became samples (a failed play, an endpoint without log-probabilities, a play
     interrupted by the end of the run, a play of an evaluation).
+
+    Attributes:
+        trained_by: trained tokens by policy; they add up to ``trained``.
     """
 
     def __init__(self) -> None:
         self.generated = 0
-        self.trained = 0
+        self.trained_by: Counter[str] = Counter()
         self.filtered: Counter[str] = Counter()
         self.discarded: Counter[str] = Counter()
+
+    @property
+    def trained(self) -> int:
+        """Tokens that were trained on."""
+        return self.trained_by.total()
 
     def discard(self, reasons: Mapping[str, int]) -> None:
         """Add tokens that never became samples."""
@@ -57,6 +65,8 @@ class Ledger:
             "tokens_discarded": self.discarded.total(),
             "tokens_queued": queued,
         }
+        if len(self.trained_by) > 1:
+            numbers |= {f"trained/{policy}_tokens": n for policy, n in self.trained_by.items()}
         numbers |= {f"filtered/{reason}_tokens": n for reason, n in self.filtered.items()}
         numbers |= {f"discarded/{reason}_tokens": n for reason, n in self.discarded.items()}
         return numbers
@@ -66,6 +76,7 @@ class Ledger:
         return {
             "generated": self.generated,
             "trained": self.trained,
+            "trained_by": dict(self.trained_by),
             "filtered": dict(self.filtered),
             "discarded": dict(self.discarded),
         }
@@ -73,6 +84,6 @@ class Ledger:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state`` returned."""
         self.generated = state["generated"]
-        self.trained = state["trained"]
+        self.trained_by = Counter(state["trained_by"])
         self.filtered = Counter(state["filtered"])
         self.discarded = Counter(state["discarded"])

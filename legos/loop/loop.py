@@ -13,6 +13,7 @@ from contextlib import closing, nullcontext
 
 from legos.arena.arena import Arena
 from legos.data.sample import TrainingBatch
+from legos.errors import TrainerError
 from legos.loop.buffer import Buffer, Stopped
 from legos.loop.failures import MAX_FAILED_SHARE
 from legos.loop.player import Player
@@ -56,8 +57,15 @@ async def training_loop(
 
     Raises:
         Stopped: ``buffer.end`` was called with it.
+        TrainerError: the arena names a policy that the trainer does not train.
         Exception: the error of the trainer, or of the player outside of single plays.
     """
+    unknown = set(arena.policies).difference(trainer.policies)
+    if unknown:
+        raise TrainerError(
+            f"arena {arena.name!r} trains {list(arena.policies)}, but the trainer was made for "
+            f"{list(trainer.policies)}; make it with policies={arena.policies}"
+        )
     trainer.num_steps = num_steps
     given = buffer
     buffer = buffer or buffer_of(trainer, arena)
@@ -71,8 +79,8 @@ async def training_loop(
     reached = nullcontext(publisher) if publisher else reaching(arena.client, trainer.publisher)
     shown = closing(ConsoleTracker(num_steps=num_steps)) if progress else nullcontext()
     async with reached as live:
-        await live.publish(trainer.backend.adapter())
-        await buffer.release(trainer.version)
+        await trainer.publish_to(live)
+        await buffer.release(trainer.versions)
         async with asyncio.TaskGroup() as group:
             playing = group.create_task(player.run())
             try:
@@ -160,16 +168,16 @@ async def _one_step(
 
     With staleness limit 0 no play runs during ``after_step``, so a checkpoint is complete.
     """
-    batches = await buffer.take(trainer.version)
+    batches = await buffer.take(trainer.versions)
     try:
         metrics = await trainer.train(batches, queued=lambda: buffer.num_tokens)
     except Exception:
         buffer.put_back(batches)
         raise
-    await publisher.publish(trainer.backend.adapter())
+    await trainer.publish_to(publisher)
     await after_step(metrics, batches)
     if trainer.step < trainer.num_steps:  # plays after the last step would not be trained on
-        await buffer.release(trainer.version)
+        await buffer.release(trainer.versions)
 
 
 async def _whole_step(

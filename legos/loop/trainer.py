@@ -1,4 +1,4 @@
-"""The trainer: turns samples into an optimiser step, and publishes the new adapter."""
+"""The trainer: turns samples into an optimiser step of each policy, and publishes the adapters."""
 
 import asyncio
 import logging
@@ -13,6 +13,7 @@ import numpy as np
 
 from legos.arena.means import merged_metrics
 from legos.data.batch import LossNormalisation, normalisation_weights
+from legos.data.names import POLICY
 from legos.data.sample import Sample, TrainingBatch
 from legos.data.select import KEEP_ALL, Selection
 from legos.data.step import PassResult, Update
@@ -22,7 +23,7 @@ from legos.losses.alarms import alarms
 from legos.losses.metrics import skip_reason, step_metrics
 from legos.losses.objective import Objective
 from legos.protocols import Backend, Publisher
-from legos.weights.adapter import AdapterInfo
+from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["Gather", "PolicyTrainer", "StepSettings"]
 
@@ -46,21 +47,32 @@ class StepSettings:
     select: Selection = KEEP_ALL  # selects the samples of a batch that are trained on
 
 
+class _Part(NamedTuple):
+    """The part of an optimiser step that belongs to one policy."""
+
+    policy: str
+    samples: Sequence[Sample]  # samples of all processes
+    found: PassResult
+    metrics: Mapping[str, float]
+    reason: str | None  # reason why the update was not applied; None: it was applied
+
+
 class _Step(NamedTuple):
     """One optimiser step and the samples that it used."""
 
     batches: Sequence[TrainingBatch]
     own: Sequence[Sample]  # samples of this process
-    samples: Sequence[Sample]  # samples of all processes
-    found: PassResult
-    metrics: Mapping[str, float]
-    reason: str | None  # reason why the step was not applied; None: it was applied
+    parts: Sequence[_Part]
 
 
 class PolicyTrainer:
-    """Trains one adapter.
+    """Trains adapters: one, or several policies that play with each other.
+
+    Each policy has its own optimiser and version. A step trains every policy on its own samples; a
+    policy without samples keeps its version.
 
     Attributes:
+        policies: names of the trained adapters; metrics of the first have no prefix.
         step: number of optimiser steps attempted so far.
         num_steps: length of the run in steps, for the schedules.
         ledger: counts every token.
@@ -72,20 +84,23 @@ class PolicyTrainer:
         publisher: Publisher,
         settings: StepSettings,
         *,
+        policies: Sequence[str] = (POLICY,),
         gather: Gather | None = None,
     ) -> None:
         """Make a trainer.
 
         Args:
-            backend: computes gradients and owns the adapter.
+            backend: computes gradients and owns the adapters.
             publisher: loads adapters into the engines.
-            settings: settings of a step.
+            settings: settings of a step, the same for all policies.
+            policies: names of the adapters that the backend trains, at least one.
             gather: collects the samples of all processes; each process then trains on all samples
                 and counts its own tokens. None: this process trains alone.
         """
         self.backend = backend
         self.publisher = publisher
         self.settings = settings
+        self.policies = tuple(policies)
         self.ledger = Ledger()
         self.step = 0
         self.num_steps = 1
@@ -94,8 +109,18 @@ class PolicyTrainer:
 
     @property
     def version(self) -> int:
-        """Policy version: the number of optimiser steps applied so far."""
-        return self.backend.version
+        """Version of the first policy: the number of optimiser steps applied to it so far."""
+        return self.backend.adapter(self.policies[0]).version
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """Name of each policy -> its version."""
+        return {name: self.backend.adapter(name).version for name in self.policies}
+
+    @property
+    def adapters(self) -> list[Adapter]:
+        """The newest adapter of each policy."""
+        return [self.backend.adapter(name) for name in self.policies]
 
     def train_step(self, batch: TrainingBatch) -> Metrics:
         """Make one optimiser step on one batch of any size; blocks until it is done.
@@ -108,15 +133,16 @@ class PolicyTrainer:
         started = time.perf_counter()
         kept, left_out = self.settings.select(batch)
         samples = self._gather(kept.samples, self.version).result()
-        found = self._forward_backward(samples, left_out).result()
-        metrics, reason = self._judged(found)
-        if reason is None:
-            self.backend.optim_step(self._update()).result()
+        routed = self._routed(samples, left_out)
+        passes = [self._forward_backward(name, own).result() for name, own in routed.items()]
+        parts = self._judged(routed, passes)
+        for part in parts:
+            if part.reason is None:
+                self.backend.optim_step(self._update(), policy=part.policy).result()
         self.ledger.generated += batch.tokens_generated
         self.ledger.discard(batch.tokens_discarded)
         self.ledger.filtered.update(left_out)
-        step = _Step([kept], kept.samples, samples, found, metrics, reason)
-        return self._account(step, started, queued=0)
+        return self._account(_Step([kept], kept.samples, parts), started, queued=0)
 
     async def train(
         self, batches: Sequence[TrainingBatch], *, queued: Callable[[], int]
@@ -128,21 +154,31 @@ class PolicyTrainer:
             queued: returns the number of tokens in the buffer; called after the step.
 
         Raises:
-            TrainerError: there are no samples.
+            TrainerError: there are no samples, or one is of a policy that is not trained here.
         """
         started = time.perf_counter()
         own = [sample for batch in batches for sample in batch.samples]
         samples = await asyncio.wrap_future(self._gather(own, self.version))
-        found = await asyncio.wrap_future(self._forward_backward(samples, self.ledger.filtered))
-        metrics, reason = self._judged(found)
-        if reason is None:
-            await asyncio.wrap_future(self.backend.optim_step(self._update()))
-        step = _Step(batches, own, samples, found, metrics, reason)
-        return self._account(step, started, queued=queued())
+        routed = self._routed(samples, self.ledger.filtered)
+        passes = [
+            await asyncio.wrap_future(self._forward_backward(name, own))
+            for name, own in routed.items()
+        ]
+        parts = self._judged(routed, passes)
+        for part in parts:  # after all passes: if one fails, no policy has changed
+            if part.reason is None:
+                update = self.backend.optim_step(self._update(), policy=part.policy)
+                await asyncio.wrap_future(update)
+        return self._account(_Step(batches, own, parts), started, queued=queued())
 
     async def publish_weights(self) -> AdapterInfo:
-        """Publish the current adapter to the engine."""
-        return await self.publisher.publish(self.backend.adapter())
+        """Publish the current adapters to the engine; returns what is live of the first."""
+        return await self.publish_to(self.publisher)
+
+    async def publish_to(self, publisher: Publisher) -> AdapterInfo:
+        """Publish the current adapters; returns what is live of the first."""
+        first, *_ = [await publisher.publish(adapter) for adapter in self.adapters]
+        return first
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write the backend's state into a folder; returns the other state as JSON values."""
@@ -159,64 +195,73 @@ class PolicyTrainer:
         self.step, self.num_steps = state["step"], state["num_steps"]
         self.ledger.restore(state["ledger"])
 
-    def _forward_backward(
+    def _routed(
         self, samples: Sequence[Sample], left_out: Mapping[str, int]
-    ) -> "Future[PassResult]":
-        """Start the forward and backward pass over these samples.
+    ) -> dict[str, list[Sample]]:
+        """Name of each policy that has samples -> its samples.
 
         Raises:
-            TrainerError: there are no samples.
+            TrainerError: there are no samples, or one is of a policy that is not trained here.
         """
-        settings = self.settings
         if not samples:
             raise TrainerError(
                 f"no sample to train on; tokens left out, by reason: {dict(left_out)}. Play more, "
                 "and look at what the reasons name (foreign_tokens: samples of another tokenizer)"
             )
+        unknown = {sample.policy for sample in samples}.difference(self.policies)
+        if unknown:
+            raise TrainerError(
+                f"samples of policies {sorted(unknown)} came, but the trainer was made for "
+                f"{list(self.policies)}; make it with the policies of the arena"
+            )
+        routed = {name: [s for s in samples if s.policy == name] for name in self.policies}
+        return {name: of_policy for name, of_policy in routed.items() if of_policy}
+
+    def _forward_backward(self, policy: str, samples: Sequence[Sample]) -> "Future[PassResult]":
+        """Start the forward and backward pass over the samples of a policy."""
+        settings = self.settings
         weights = normalisation_weights(
             samples, settings.normalisation, constant_length=settings.constant_length
         )
         objective = settings.objective(self.step, self.num_steps)
-        return self.backend.forward_backward(samples, weights, objective)
+        return self.backend.forward_backward(samples, weights, objective, policy=policy)
 
-    def _judged(self, found: PassResult) -> tuple[dict[str, float], str | None]:
-        """The step's metrics, and the reason not to apply it, or None."""
-        metrics = step_metrics(found.loss, found.sums, found.grad_norm)
-        reason = skip_reason(metrics, clip_skip_threshold=self.settings.clip_skip_threshold)
-        if reason is not None:
-            level = logging.WARNING if reason == "non_finite" else logging.INFO
-            logger.log(level, "optimiser step left out: %s, %s", reason, metrics)
-        return metrics, reason
+    def _judged(
+        self, routed: Mapping[str, Sequence[Sample]], passes: Sequence[PassResult]
+    ) -> list[_Part]:
+        """Each policy's metrics, and the reason not to apply its update, or None."""
+        parts: list[_Part] = []
+        for (policy, samples), found in zip(routed.items(), passes, strict=True):
+            metrics = step_metrics(found.loss, found.sums, found.grad_norm)
+            reason = skip_reason(metrics, clip_skip_threshold=self.settings.clip_skip_threshold)
+            if reason is not None:
+                level = logging.WARNING if reason == "non_finite" else logging.INFO
+                logger.log(level, "update of %s left out: %s, %s", policy, reason, metrics)
+            parts.append(_Part(policy, samples, found, metrics, reason))
+        return parts
 
     def _update(self) -> Update:
         return self.settings.update(self.step, self.num_steps)
 
     def _account(self, step: "_Step", started: float, *, queued: int) -> Metrics:
         """Record a step's tokens in the ledger; returns the metrics of the step."""
-        found, samples = step.found, step.samples
-        too_long = sum(len(s.positions) for s in step.own if _longer(s, found.row_limit))
-        if too_long:
-            self.ledger.filtered["too_long"] += too_long
-        tokens = sum(len(sample.positions) for sample in step.own) - too_long
-        if step.reason is None:
-            self.ledger.trained += tokens
-        else:
-            self.ledger.filtered[step.reason] += tokens
-        applied = int(step.reason is None)
+        for part in step.parts:
+            self._book(part, [sample for sample in step.own if sample.policy == part.policy])
         self.step += 1
         self.ledger.check(queued=queued)
-        before = self.version - applied
-        ages = np.array([before - v for sample in samples for v in sample.versions])
+        samples = [sample for part in step.parts for sample in part.samples]
+        before = self.versions
+        for part in step.parts:
+            before[part.policy] -= part.reason is None
+        ages = np.array([before[s.policy] - v for s in samples for v in s.versions])
         advantages = np.array([a for sample in samples for a in sample.advantages])
         metrics: Metrics = {
             "step": self.step,
-            **step.metrics,
-            "applied": applied,
+            **self._by_policy(step.parts),
             "advantage_mean": float(advantages.mean()),
             "advantage_std": float(advantages.std()),
             "zero_advantage_share": float((np.abs(advantages) < 1e-9).mean()),
             "truncation_share": sum(s.truncated for s in samples) / len(samples),
-            "policy_version": self.version,
             "samples_per_step": len(samples),
             "staleness_max": int(ages.max()),
             "staleness_mean": float(ages.mean()),
@@ -225,10 +270,35 @@ class PolicyTrainer:
             **self.ledger.metrics(queued=queued),
             "step_s": time.perf_counter() - started,
         }
-        if found.peak_bytes is not None:
-            metrics["memory/peak_gib"] = found.peak_bytes / 2**30
+        peaks = [part.found.peak_bytes for part in step.parts if part.found.peak_bytes is not None]
+        if peaks:
+            metrics["memory/peak_gib"] = max(peaks) / 2**30
         self._sound(metrics)
         return metrics
+
+    def _book(self, part: _Part, own: Sequence[Sample]) -> None:
+        """Record the tokens of this process's samples of a policy in the ledger."""
+        too_long = sum(len(s.positions) for s in own if _longer(s, part.found.row_limit))
+        if too_long:
+            self.ledger.filtered["too_long"] += too_long
+        tokens = sum(len(sample.positions) for sample in own) - too_long
+        if part.reason is None:
+            self.ledger.trained_by[part.policy] += tokens
+        else:
+            self.ledger.filtered[part.reason] += tokens
+
+    def _by_policy(self, parts: Sequence[_Part]) -> Metrics:
+        """Metrics of each policy; those of all but the first begin with the policy's name."""
+        found: Metrics = {}
+        trained = {part.policy: part for part in parts}
+        for name, version in self.versions.items():
+            prefix = "" if name == self.policies[0] else f"{name}/"
+            part = trained.get(name)
+            if part is not None:
+                found |= {f"{prefix}{key}": value for key, value in part.metrics.items()}
+                found[f"{prefix}applied"] = int(part.reason is None)
+            found[f"{prefix}policy_version"] = version
+        return found
 
     def _sound(self, metrics: Metrics) -> None:
         """Log an error each time it starts, and each warning once per process."""

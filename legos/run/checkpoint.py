@@ -56,7 +56,8 @@ def write_checkpoint(
 
     def fill(folder: Path) -> None:
         (folder / STATE).write_text(json.dumps(write(folder)))
-        digests = {path.name: _digest(path) for path in sorted(folder.iterdir())}
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        digests = {str(path.relative_to(folder)): _digest(path) for path in files}
         (folder / MANIFEST).write_text(json.dumps(digests, indent=2))
 
     place = parent / f"step-{step:06d}"

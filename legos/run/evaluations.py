@@ -1,18 +1,18 @@
 """The evaluations of a run: of the live policy, or of a pinned adapter next to training.
 
-A pinned adapter is the policy of one step, published under a second name, so that the figures
-belong to that step although training goes on. An evaluation that is due while another one runs
+A pinned adapter is a policy of one step, published under a second name, so that the figures belong
+to that step although training goes on. An evaluation that is due while another one runs
 waits for it. A stop cancels the running evaluation; checkpoints have its step, and a resumed run
 makes it again from the adapter in the run's folder.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from legos.data.names import EVALUATED, POLICY
+from legos.data.names import evaluated_name
 from legos.errors import ConfigError
 from legos.loop.buffer import Stopped
 from legos.loop.evaluation import flat_figures
@@ -37,8 +37,12 @@ class Evaluation(Protocol):
         """Number of tokens sampled so far for the plays of evaluations."""
         ...
 
-    async def figures(self, *, adapter: str = POLICY) -> Figures:
-        """The figures of one evaluation, as JSON values."""
+    async def figures(self, *, adapters: Mapping[str, str] | None = None) -> Figures:
+        """The figures of one evaluation, as JSON values.
+
+        Args:
+            adapters: policy -> name of the adapter that is evaluated in its place.
+        """
         ...
 
 
@@ -57,8 +61,8 @@ class Evaluations:
         first: figures of the first evaluation.
         last: figures of the newest evaluation.
         step: step of the newest evaluation; None: there is none yet.
-        pinned: step and policy version of an evaluation that was started next to training and has
-            not ended; None: there is none.
+        pinned: step, and version of each policy, of an evaluation that was started next to training
+            and has not ended; None: there is none.
     """
 
     def __init__(
@@ -87,7 +91,7 @@ class Evaluations:
         self.first: Figures = {}
         self.last: Figures = {}
         self.step: int | None = None
-        self.pinned: tuple[int, int] | None = None
+        self.pinned: tuple[int, Mapping[str, int]] | None = None
         self._best: tuple[str, int, float] | None = None  # figure, step, value of the best
 
     @property
@@ -105,7 +109,7 @@ class Evaluations:
 
         Args:
             step: number of optimiser steps done.
-            version: version of the live policy.
+            version: version of the live policy, the first if there are several.
             out: its ``evaluations`` receive the figures.
 
         Returns:
@@ -117,7 +121,7 @@ class Evaluations:
         flat: dict[str, float] = {}
 
         async def evaluate() -> None:
-            flat.update(self._record(step, version, await self._figures(POLICY), out))
+            flat.update(self._record(step, version, await self._figures({}), out))
 
         await self._task.start(evaluate)
         await self._task.ended()
@@ -126,42 +130,48 @@ class Evaluations:
         return flat
 
     async def start(
-        self, step: int, adapter: Adapter, out: Outputs, *, keep: Callable[[], Awaitable[object]]
+        self,
+        step: int,
+        adapters: Sequence[Adapter],
+        out: Outputs,
+        *,
+        keep: Callable[[], Awaitable[object]],
     ) -> None:
-        """Evaluate an adapter next to training, after the evaluation before it has ended.
+        """Evaluate adapters next to training, after the evaluation before it has ended.
 
         Args:
-            step: number of optimiser steps behind the adapter.
-            adapter: the adapter to evaluate.
-            out: receives the figures when they are ready, and the adapter under a second name.
-            keep: writes the adapter into the folder first, for a resumed run.
+            step: number of optimiser steps done.
+            adapters: the adapter of each policy after this step.
+            out: receives the figures when they are ready, and the adapters under second names.
+            keep: writes the adapters into the folder first, for a resumed run.
 
         Raises:
             Exception: the error of the evaluation before it.
         """
         await self._task.ended()
-        self.pinned = step, adapter.version
-        await self._task.start(partial(self._beside, step, adapter, out, keep))
+        self.pinned = step, {adapter.name: adapter.version for adapter in adapters}
+        await self._task.start(partial(self._beside, step, adapters, out, keep))
 
     async def make_up(self, out: Outputs) -> None:
         """Make the evaluation that was running when the run ended; returns once it is done.
 
         Raises:
-            AdapterError: its adapter cannot be read.
+            AdapterError: one of its adapters cannot be read.
         """
         if self.pinned is None:
             return
-        step, version = self.pinned
-        place = self._folder.adapters / f"v{version}"
-        if not place.exists():
-            logger.warning("step %d is not evaluated: %s does not exist any more", step, place)
+        step, versions = self.pinned
+        places = self._folder.adapter_places(versions)
+        missing = [str(place) for place in places if not place.exists()]
+        if missing:
+            logger.warning("step %d is not evaluated: no adapter %s", step, ", ".join(missing))
             self.pinned = None
             return
 
         async def kept() -> None:
-            """Nothing to write: the adapter was read from the folder."""
+            """Nothing to write: the adapters were read from the folder."""
 
-        await self.start(step, read_adapter(place), out, keep=kept)
+        await self.start(step, [read_adapter(place) for place in places], out, keep=kept)
         await self.ended()
 
     async def ended(self) -> None:
@@ -194,28 +204,37 @@ class Evaluations:
         self.first, self.last = state["first"], state["last"]
         self.step = state["evaluated_step"]
         pinned = state["evaluating"]
-        self.pinned = None if pinned is None else (pinned[0], pinned[1])
+        self.pinned = None if pinned is None else (pinned[0], dict(pinned[1]))
         figure, step, value = state["best"] or ("", 0, 0.0)
         self._best = (figure, step, value) if self._keep_best == figure else None
 
     async def _beside(
-        self, step: int, adapter: Adapter, out: Outputs, keep: Callable[[], Awaitable[object]]
+        self,
+        step: int,
+        adapters: Sequence[Adapter],
+        out: Outputs,
+        keep: Callable[[], Awaitable[object]],
     ) -> None:
         await keep()
-        await out.publisher.publish(replace(adapter, name=EVALUATED))
+        pinned: dict[str, str] = {}
         try:
-            found = await self._figures(EVALUATED)
+            for adapter in adapters:
+                name = evaluated_name(adapter.name)
+                await out.publisher.publish(replace(adapter, name=name))
+                pinned[adapter.name] = name
+            found = await self._figures(pinned)
         finally:
-            await out.publisher.drop(EVALUATED)
+            for name in pinned.values():
+                await out.publisher.drop(name)
         # No await between these, so that a checkpoint has the figures if the files have them.
-        flat = self._record(step, adapter.version, found, out)
+        flat = self._record(step, adapters[0].version, found, out)
         self.pinned = None
         out.steps.log(flat, step=step)
 
-    async def _figures(self, adapter: str) -> Figures:
+    async def _figures(self, adapters: Mapping[str, str]) -> Figures:
         before = self._evaluation.tokens_generated
         try:
-            return await self._evaluation.figures(adapter=adapter)
+            return await self._evaluation.figures(adapters=adapters)
         finally:
             self._ledger.lose("evaluation", self._evaluation.tokens_generated - before)
 

@@ -4,7 +4,7 @@ config.toml         the resolved settings, each with its source
 metrics.jsonl       one object per optimiser step, and per evaluation that was ready later
 evaluations.jsonl   one object per evaluation
 episodes.jsonl      some plays of each step, as text
-adapters/vN/        adapters in mlx-lm's format
+adapters/vN/        adapters in mlx-lm's format; those of further policies in adapters/NAME/vN
 checkpoints/        the state that a resumed run needs
 batches/            the samples of every step, if they are kept
 """
@@ -142,17 +142,19 @@ class RunFolder:
             CheckpointError: the files cannot be removed.
         """
         with refusals_named(self.path):
-            for parent in (self.path, self.adapters, self.checkpoints, self.batches):
+            adapters = (self.adapters, *(path for path in self.adapters.glob("*") if path.is_dir()))
+            for parent in (self.path, *adapters, self.checkpoints, self.batches):
                 clear_unfinished(parent)
 
     def rewind(
-        self, *, step: int, version: int, evaluated: int | None
+        self, *, step: int, versions: Mapping[str, int], evaluated: int | None
     ) -> tuple[set[int], set[int]]:
         """Remove everything of later steps than the one that a resumed run continues from.
 
         Args:
             step: number of optimiser steps done.
-            version: policy version after them.
+            versions: name of each policy -> its version after them; the first is that of
+                ``adapters/vN``.
             evaluated: step of the newest evaluation; None: there is none.
 
         Returns:
@@ -165,24 +167,43 @@ class RunFolder:
         rewind_lines(self.evaluations, newest)
         rewind_lines(self.episodes, step)
         with refusals_named(self.path):
-            for number, path in self._adapters().items():
-                if number > version:
-                    shutil.rmtree(path)
+            for place, version in zip(
+                self.adapter_places(versions), versions.values(), strict=True
+            ):
+                for number, path in numbered(place.parent, _ADAPTER).items():
+                    if number > version:
+                        shutil.rmtree(path)
             for number, path in self._batch_files().items():
                 if number > step:
                     path.unlink()
         return rewind_lines(self.metrics, step, evaluated=newest)
 
-    def write_adapter(self, adapter: Adapter) -> Path:
+    def write_adapter(self, adapter: Adapter, *, parent: str = "") -> Path:
         """Write ``adapters/vN`` atomically; an existing one is not replaced.
+
+        Args:
+            adapter: the adapter.
+            parent: subfolder of ``adapters``; the name of any policy but the first.
 
         Raises:
             CheckpointError: the files cannot be written.
         """
-        place = self.adapters / f"v{adapter.version}"
+        place = self.adapters / parent / f"v{adapter.version}"
         if not place.exists():
             write_folder(place, lambda folder: write_adapter(adapter, folder))
         return place
+
+    def write_adapters(self, adapters: Sequence[Adapter]) -> None:
+        """Write the adapter of each policy; raises as ``write_adapter``."""
+        for index, adapter in enumerate(adapters):
+            self.write_adapter(adapter, parent=adapter.name if index else "")
+
+    def adapter_places(self, versions: Mapping[str, int]) -> list[Path]:
+        """The folder of each policy's adapter of one version; name -> version, the first first."""
+        return [
+            self.adapters / (name if index else "") / f"v{version}"
+            for index, (name, version) in enumerate(versions.items())
+        ]
 
     def adapter_folder(self, at: str | None = None) -> Path:
         """The folder of an adapter.

@@ -142,7 +142,7 @@ class Run:
         """
         self._take_up(place, read_state(place))
         kept, again = self._folder.rewind(
-            step=self.step, version=self._trainer.version, evaluated=self._evaluations.step
+            step=self.step, versions=self._trainer.versions, evaluated=self._evaluations.step
         )
         kept |= {self.step} if self._unlogged is not None else set()
         report_steps(self._folder.metrics, self.step, kept=kept, again=again)
@@ -180,7 +180,7 @@ class Run:
             self._trainer.restore(place, state["trainer"])
             self._arena.restore(state["arena"])
             queued = batches_from_json(state["queued"])
-            self._buffer.refill(queued, version=self._trainer.version)
+            self._buffer.refill(queued, versions=self._trainer.versions)
             self._buffer.restore(state["buffer"])
             self._evaluations.restore(state)
             self._unlogged = state["unlogged"]
@@ -237,7 +237,7 @@ class Run:
         if self._unlogged is not None:
             out.steps.log(self._unlogged, step=self.step)
             self._unlogged = None
-        await out.publisher.publish(trainer.backend.adapter())
+        await trainer.publish_to(out.publisher)
         await self._evaluations.make_up(out)
         # The second case is an evaluation that was interrupted, or never started.
         if not self.first or (self._due and self._evaluations.step != self.step):
@@ -272,9 +272,9 @@ class Run:
             with suppress(Stopped):  # the step itself is complete
                 metrics |= await self._evaluations.of_live(step, self._trainer.version, out)
         elif self._due:
-            adapter = self._adapter()
-            keep = partial(self._on_writer, partial(self._folder.write_adapter, adapter))
-            await self._evaluations.start(step, adapter, out, keep=keep)
+            adapters = self._adapters()
+            keep = partial(self._on_writer, partial(self._folder.write_adapters, adapters))
+            await self._evaluations.start(step, adapters, out, keep=keep)
         self._unlogged = metrics
         out.steps.log(metrics, step=step)
         self._unlogged = None
@@ -303,7 +303,7 @@ class Run:
 
     def _record(self, batches: Sequence[TrainingBatch]) -> dict[str, Any]:
         """The batches of this step and the version and digest of the resulting adapter."""
-        info = self._trainer.backend.adapter().info
+        info = self._trainer.adapters[0].info
         return {
             "num_steps": self._trainer.num_steps,
             "version": info.version,
@@ -329,7 +329,7 @@ class Run:
         await self._writing.ended()
 
     async def _save(self) -> None:
-        """Write the adapter and the checkpoint of this step off the event loop.
+        """Write the adapters and the checkpoint of this step off the event loop.
 
         It waits for the write before it: at most one state is held in memory besides the live one.
 
@@ -343,8 +343,9 @@ class Run:
     async def _on_writer(self, write: Callable[[], object]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._writer, write)
 
-    def _adapter(self) -> Adapter:
-        return replace(self._trainer.backend.adapter(), base_model=self._settings.base_model)
+    def _adapters(self) -> list[Adapter]:
+        base_model = self._settings.base_model
+        return [replace(adapter, base_model=base_model) for adapter in self._trainer.adapters]
 
     def _checkpoint(self, snapshot: Snapshot) -> Callable[[], None]:
         """Take the run's state as it is now; what is returned writes it, from any thread.
@@ -353,7 +354,7 @@ class Run:
             snapshot: the backend's state after the same step.
         """
         step, settings, folder = self.step, self._settings, self._folder
-        adapter, kept_steps = self._adapter(), self._evaluations.kept_steps
+        adapters, kept_steps = self._adapters(), self._evaluations.kept_steps
         queued = self._buffer.queued  # immutable; converting it takes longest
         state = deepcopy(
             {
@@ -373,7 +374,7 @@ class Run:
             }
 
         def write() -> None:
-            folder.write_adapter(adapter)
+            folder.write_adapters(adapters)
             write_checkpoint(
                 folder.checkpoints, step, fill, keep=settings.keep_checkpoints, also=kept_steps
             )

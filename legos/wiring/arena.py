@@ -103,6 +103,16 @@ def _penalise_overlong(arena: Arena, margin: int) -> None:
         )
 
 
+def policies_of(name: str) -> tuple[str, ...]:
+    """Names of the adapters that an arena trains.
+
+    Raises:
+        ArenaError: the arena is not found.
+    """
+    kind = find_arena(name)
+    return kind.policies if issubclass(kind, Arena) else Arena.policies
+
+
 def check_options(name: str, options: Mapping[str, object]) -> None:
     """Refuse options that the arena's constructor does not take, and missing required ones.
 

@@ -60,6 +60,6 @@ def replay_steps(
             trainer.ledger = Ledger()  # start empty: the run has already counted these samples
             trainer.ledger.generated = sum(batch.tokens_generated for batch in batches)
             metrics = asyncio.run(trainer.train(batches, queued=lambda: 0))
-        return Replayed(metrics=metrics, adapter=trainer.backend.adapter())
+        return Replayed(metrics=metrics, adapter=trainer.adapters[0])
     finally:
         trainer.close()

@@ -20,6 +20,7 @@ from legos.publish.engine import EnginePublisher
 from legos.publish.http import HttpPublisher
 from legos.weights.adapter import AdapterInfo
 from legos.weights.folder import read_adapter
+from legos.wiring.arena import policies_of
 from legos.wiring.model import apply_lora, load_model
 
 __all__ = ["Trainer", "step_settings", "trainer_of"]
@@ -42,16 +43,19 @@ class Trainer(PolicyTrainer):
         model: ModelHandle,
         config: TrainingConfig | None = None,
         limits: EngineLimits | None = None,
+        policies: Sequence[str] = (POLICY,),
         seed: int = 0,
         restored: bool = False,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        """Make the backend, the engine and the publisher of one adapter.
+        """Make the backend, the engine and the publisher.
 
         Args:
             model: the model; LoRA is added as ``config`` says, unless it has LoRA already.
             config: settings of training.
             limits: limits of the engine.
+            policies: names of the adapters to train, each with its own optimiser; an arena lists
+                its own in ``Arena.policies``.
             seed: seed of the first matrix of each LoRA pair.
             restored: whether a checkpoint is restored next. It contains the adapter of
                 ``kl_reference``, whose folder is then not needed.
@@ -76,9 +80,14 @@ class Trainer(PolicyTrainer):
         others = model.processes
         self.rank, self.num_processes = (others.rank, others.size) if others else (0, 1)
         super().__init__(
-            model.make_backend(backend_config(config, restored=restored, report=tell)),
+            model.make_backend(
+                replace(
+                    backend_config(config, restored=restored, report=tell), policies=tuple(policies)
+                )
+            ),
             EnginePublisher(self.engine),
             step_settings(config, num_vocabulary=model([0]).shape[-1]),
+            policies=policies,
             gather=others.gather if others else None,
         )
 
@@ -103,7 +112,7 @@ class Trainer(PolicyTrainer):
             return await super().publish_weights()
         publisher = HttpPublisher(urls, api_key=api_key)
         try:
-            return await publisher.publish(self.backend.adapter())
+            return await self.publish_to(publisher)
         finally:
             await publisher.aclose()
 
@@ -117,8 +126,7 @@ class Trainer(PolicyTrainer):
         Raises:
             AdapterError: it cannot be read, does not fit the model, or has the policy's name.
         """
-        trained = self.backend.adapter().name
-        if name == trained:
+        if name in self.policies:
             raise AdapterError(
                 f"adapter {name!r} is being trained here; load yours as another name"
             )
@@ -180,6 +188,7 @@ def trainer_of(
         model=model,
         config=config.training,
         limits=config.generation.limits(),
+        policies=policies_of(config.arena),
         seed=config.seed,
         restored=restored,
         tell=tell,

@@ -1,9 +1,12 @@
 """The buffer's pace: nothing is played while a step without lag is due, also after a resume."""
 
 import asyncio
+from collections.abc import Mapping
 
 import pytest
+from msgspec.structs import replace
 
+from legos.data.names import POLICY
 from legos.data.sample import Sample, TrainingBatch
 from legos.errors import ArenaError
 from legos.loop.buffer import Buffer
@@ -27,11 +30,11 @@ def test_too_large_a_share_of_failed_plays_ends_the_run(failed: int, ends: bool)
         for number in range(10):
             await buffer.put(played(failed=failed, of=10))
             if number < 9:
-                await buffer.take(0)  # one bad batch says nothing yet
+                await buffer.take({POLICY: 0})  # one bad batch says nothing yet
         return buffer
 
     async def taken() -> None:
-        await (await story()).take(0)
+        await (await story()).take({POLICY: 0})
 
     if ends:
         told = r"60 of the last 100 plays failed.* 0\.5 that loop\.max_failed_share.*\nno 0"
@@ -67,7 +70,7 @@ def test_without_lag_nothing_is_played_once_a_step_is_due(limit: int, plays: boo
     async def story() -> tuple[bool, bool]:
         buffer = await filled(limit, 4, 4, 10)  # batches that grow: on average four make a step
         due = await admits(buffer)
-        await buffer.take(0)
+        await buffer.take({POLICY: 0})
         return due, await admits(buffer)
 
     assert asyncio.run(story()) == (plays, plays)
@@ -76,8 +79,8 @@ def test_without_lag_nothing_is_played_once_a_step_is_due(limit: int, plays: boo
 def test_without_lag_play_goes_on_after_the_step() -> None:
     async def story() -> bool:
         buffer = await filled(0, 4, 4, 10)
-        await buffer.take(0)
-        await buffer.release(1)
+        await buffer.take({POLICY: 0})
+        await buffer.release({POLICY: 1})
         return await admits(buffer)
 
     assert asyncio.run(story())
@@ -89,7 +92,7 @@ def test_the_pace_of_a_resumed_run_is_the_one_it_had() -> None:
         answers: list[bool] = []
         for state in (buffer.state(), {"tasks_seen": 0, "samples_per_task": 0.0}):
             resumed = Buffer(Ledger(), min_samples=16, staleness_limit=1)
-            resumed.refill(buffer.queued, version=0)
+            resumed.refill(buffer.queued, versions={POLICY: 0})
             resumed.restore(state)
             answers.append(await admits(resumed))
         return answers
@@ -108,7 +111,7 @@ def test_a_sample_is_as_old_as_its_oldest_token(version: int, kept: list[int]) -
         )
         await buffer.put(TrainingBatch(samples=samples, episodes=(), tokens_generated=4))
         try:
-            (taken,) = await asyncio.wait_for(buffer.take(version), 0.01)
+            (taken,) = await asyncio.wait_for(buffer.take({POLICY: version}), 0.01)
         except TimeoutError:
             return []
         return [sample.oldest_version for sample in taken.samples]
@@ -128,7 +131,7 @@ def test_a_sample_of_a_version_that_was_not_trained_here_is_filtered(
             make_sample((1, 2, 3), positions=(1, 2), versions=(4, newest)) for newest in (5, 6)
         )
         await buffer.put(TrainingBatch(samples=samples, episodes=(), tokens_generated=4))
-        (taken,) = await buffer.take(5)
+        (taken,) = await buffer.take({POLICY: 5})
         return [sample.newest_version for sample in taken.samples]
 
     assert asyncio.run(story()) == [5]
@@ -150,7 +153,7 @@ def test_a_waiting_trainer_checks_the_versions_of_each_sample_once(
     async def story() -> None:
         buffer = Buffer(Ledger(), min_samples=30, staleness_limit=2)
         for version, groups in ((0, 10), (1, 10), (2, 10)):
-            taking = asyncio.ensure_future(buffer.take(version))
+            taking = asyncio.ensure_future(buffer.take({POLICY: version}))
             for _ in range(groups):
                 await asyncio.sleep(0)
                 await buffer.put(batch(3))
@@ -158,3 +161,20 @@ def test_a_waiting_trainer_checks_the_versions_of_each_sample_once(
 
     asyncio.run(story())
     assert len(checked) == 3 * 30
+
+
+def test_the_age_of_a_sample_is_that_of_its_own_policy() -> None:
+    def of(policy: str, version: int) -> Sample:
+        return replace(make_sample((1, 2), versions=version), policy=policy)
+
+    async def taken(versions: Mapping[str, int]) -> tuple[list[tuple[str, int]], Ledger]:
+        ledger = Ledger()
+        buffer = Buffer(ledger, min_samples=1, staleness_limit=1)
+        samples = tuple(of(policy, version) for policy in ("a", "b") for version in range(6))
+        await buffer.put(TrainingBatch(samples=samples, episodes=(), tokens_generated=12))
+        (batch,) = await asyncio.wait_for(buffer.take(versions), 1)
+        return [(sample.policy, sample.versions[0]) for sample in batch.samples], ledger
+
+    kept, ledger = asyncio.run(taken({"a": 5, "b": 2}))
+    assert kept == [("a", 4), ("a", 5), ("b", 1), ("b", 2)]
+    assert ledger.filtered == {"stale": 5, "future": 3}

@@ -125,7 +125,7 @@ def test_a_batch_without_samples_goes_along_for_its_metrics() -> None:
         for samples in ((DEAD,), (LIVE,)):
             admission = await buffer.admit()
             await buffer.put(batch(*samples), admission)
-        return await buffer.take(0)
+        return await buffer.take({POLICY: 0})
 
     assert [taken.samples for taken in asyncio.run(go())] == [(), (LIVE,)]
 
@@ -158,7 +158,7 @@ def test_a_batch_of_another_tokenizer_makes_the_step_wait_and_not_fail() -> None
         for samples in ((make_sample((1, 10)),), (LIVE,)):
             admission = await buffer.admit()
             await buffer.put(batch(*samples), admission)
-        return await buffer.take(0), ledger
+        return await buffer.take({POLICY: 0}), ledger
 
     taken, ledger = asyncio.run(go())
     assert [each.samples for each in taken] == [(), (LIVE,)]

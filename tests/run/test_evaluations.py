@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from run_world import World, check_balance
 
-from legos.data.names import EVALUATED, POLICY
+from legos.data.names import POLICY, evaluated_name
 from legos.errors import ArenaError
 from legos.run.checkpoint import checkpoint_steps
 from legos.track.jsonl import JsonlTracker, read_metrics, read_steps
+
+EVALUATED = evaluated_name(POLICY)
 
 
 def beside(path: Path, **settings: Any) -> World:
@@ -106,7 +108,7 @@ def test_a_stopped_evaluation_is_made_by_the_resumed_run(tmp_path: Path) -> None
     stopped.evaluation.waits_at = 1
     assert not stopped.go(stop_after=130)
     assert stopped.run.step > 3
-    assert stopped.state["evaluating"] == [3, 3]
+    assert stopped.state["evaluating"] == [3, {POLICY: 3}]
     assert stopped.publisher.dropped == [EVALUATED]
     resumed = beside(tmp_path / "run").resume()
     assert resumed.go()
@@ -160,7 +162,7 @@ def test_a_failing_evaluation_ends_the_run_with_a_checkpoint(
     monkeypatch.setattr(world.evaluation.go_on, "wait", fails)
     with pytest.raises(ArenaError, match="no cards"):
         world.go()
-    assert world.state["evaluating"] == [3, 3]
+    assert world.state["evaluating"] == [3, {POLICY: 3}]
     assert world.publisher.dropped == [EVALUATED]
     resumed = beside(tmp_path / "run").resume()
     assert resumed.go()

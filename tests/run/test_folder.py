@@ -292,7 +292,7 @@ def test_plays_are_written_whole_and_rewound(tmp_path: Path) -> None:
         file.write('{"step": 3, "are')
     (folder.adapters / ".v4.12-ab.unfinished").mkdir()
     folder.tidy()
-    folder.rewind(step=2, version=2, evaluated=None)
+    folder.rewind(step=2, versions={"policy": 2}, evaluated=None)
     lines = [json.loads(line) for line in folder.episodes.read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 1, 2, 2]
     assert lines[0]["rewards"] == {"first": 1.0, "second": -1.0}

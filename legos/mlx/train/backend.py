@@ -91,11 +91,6 @@ class MlxBackend:
         self._policies: Mapping[str, _Policy] = {}
         worker.call(self._prepare, config, group).result()
 
-    @property
-    def version(self) -> int:
-        """Number of optimiser steps applied to the policy of the default name."""
-        return self.adapter().version
-
     def forward_backward(
         self,
         samples: Sequence[Sample],

@@ -1,0 +1,137 @@
+"""Two trained policies over one base, in real runs: routed, published, booked and resumed apart."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legos.cli import main
+from legos.run.checkpoint import newest_whole, read_state
+from legos.testing.records import TIMES
+from legos.track.jsonl import read_metrics, read_steps
+from legos.weights.folder import read_adapter
+from legos.weights.policy_state import read_policy_state
+
+ARENA = """
+from dataclasses import replace
+
+from legos import Arena, Task
+
+
+class Sums(Arena):
+    roles = ("proposer", "solver")
+    policies = ("proposer", "solver")
+    max_tokens = 3
+
+    def tasks(self, rng):
+        while True:
+            yield Task(id=f"{rng.getrandbits(40)}", data=rng.randrange(9))
+
+    def seats(self, task):
+        return {
+            role: replace(seat, name=role, adapter=role)
+            for role, seat in super().seats(task).items()
+        }
+
+    async def play(self, t):
+        proposed = await t.ask("proposer", f"Propose a sum with {t.task.data}.")
+        solved = await t.ask("solver", f"Solve {proposed.answer}.", max_tokens=2)
+        proposal, solution = (sum(map(ord, said.text)) for said in (proposed, solved))
+        return {"proposer": float(proposal % 7), "solver": float(solution % 5)}
+"""
+OPTIONS = (
+    *("--play.tasks-per-step", "2", "--play.group-size", "4"),
+    *("--training.min-samples-per-step", "4", "--loop.evaluation-plays", "4"),
+    *("--loop.checkpoint-every", "2", "--loop.evaluate-every", "2", "--steps", "4"),
+)
+
+
+@pytest.fixture(scope="module")
+def arena(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("arena") / "sums.py"
+    file.write_text(ARENA)
+    return f"{file}:Sums"
+
+
+@pytest.fixture(scope="module")
+def run(arena: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    options = ("--arena", arena, "--out", str(folder), "--deterministic")
+    assert main(["train", *options, *OPTIONS]) == 0
+    return folder
+
+
+def timeless(path: Path) -> list[Mapping[str, Any]]:
+    lines = read_metrics(path)
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
+
+
+def test_each_policy_has_its_own_steps_adapters_and_tokens(run: Path) -> None:
+    lines = read_steps(run / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    for line in lines:
+        assert line["applied"] == line["solver/applied"] == 1
+        assert line["policy_version"] == line["solver/policy_version"] == line["step"]
+        assert line["loss"] != line["solver/loss"]
+        assert line["staleness_max"] == 0
+        trained = (line["trained/proposer_tokens"] or 0), (line["trained/solver_tokens"] or 0)
+        assert min(trained) > 0
+        assert sum(trained) == line["tokens_trained"]
+        uses = ("trained", "filtered", "discarded", "queued")
+        assert line["tokens_generated"] == sum(line[f"tokens_{use}"] or 0 for use in uses)
+    digests: set[str] = set()
+    for name, parent in (("proposer", "adapters"), ("solver", "adapters/solver")):
+        for version in (2, 4):
+            adapter = read_adapter(run / parent / f"v{version}")
+            assert (adapter.name, adapter.version) == (name, version)
+            digests.add(adapter.digest)
+    assert len(digests) == 4
+
+
+def test_checkpoints_have_the_state_of_both(run: Path) -> None:
+    place = newest_whole(run / "checkpoints")
+    state = read_state(place)
+    ledger = state["trainer"]["ledger"]
+    assert set(ledger["trained_by"]) == {"proposer", "solver"}
+    for name in ("proposer", "solver"):
+        shapes = {k: a.shape for k, a in read_adapter(run / "adapters" / "v4").arrays.items()}
+        policy = read_policy_state(place / name, name, shapes)
+        assert (policy.version, policy.updates) == (4, 4)
+    damaged = place / "solver" / "adapter.safetensors"
+    data = damaged.read_bytes()
+    damaged.write_bytes(data[:-1])
+    assert newest_whole(run / "checkpoints").name == "step-000002"
+    damaged.write_bytes(data)
+
+
+def test_a_killed_run_ends_as_an_undisturbed_one(run: Path, tmp_path: Path) -> None:
+    resumed = shutil.copytree(run, tmp_path / "resumed")
+    shutil.rmtree(resumed / "checkpoints" / "step-000004")
+    assert main(["train", "--resume", str(resumed)]) == 0
+    assert timeless(resumed / "metrics.jsonl") == timeless(run / "metrics.jsonl")
+    for place in ("adapters/v4", "adapters/solver/v4"):
+        assert read_adapter(resumed / place).digest == read_adapter(run / place).digest
+
+
+def test_an_evaluation_afterwards_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run)]) == 2
+    assert (
+        "the run trains proposer, solver, and `legos eval` loads the adapter of one"
+        in capsys.readouterr().err
+    )
+
+
+def test_policies_flow_next_to_each_other_with_lag(arena: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    limit = ("--training.staleness-limit", "2", "--loop.step-concurrency", "2")
+    assert main(["train", "--arena", arena, "--out", str(run), *limit, *OPTIONS]) == 0
+    lines = read_steps(run / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    for line in lines:
+        assert 0 <= (line["staleness_max"] or 0) <= 2
+        uses = ("trained", "filtered", "discarded", "queued")
+        assert line["tokens_generated"] == sum(line[f"tokens_{use}"] or 0 for use in uses)
+    assert [line["step"] for line in read_metrics(run / "evaluations.jsonl")] == [0, 2, 4]
+    assert (run / "adapters" / "solver" / "v2").is_dir()  # of the evaluation after step 2
