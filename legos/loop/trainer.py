@@ -134,7 +134,7 @@ class PolicyTrainer:
         kept, left_out = self.settings.select(batch)
         samples = self._gather(kept.samples, self.version).result()
         routed = self._routed(samples, left_out)
-        passes = [self._forward_backward(name, own).result() for name, own in routed.items()]
+        passes = [self._forward_backward(*each).result() for each in routed.items()]
         parts = self._judged(routed, passes)
         for part in parts:
             if part.reason is None:
@@ -161,8 +161,7 @@ class PolicyTrainer:
         samples = await asyncio.wrap_future(self._gather(own, self.version))
         routed = self._routed(samples, self.ledger.filtered)
         passes = [
-            await asyncio.wrap_future(self._forward_backward(name, own))
-            for name, own in routed.items()
+            await asyncio.wrap_future(self._forward_backward(*each)) for each in routed.items()
         ]
         parts = self._judged(routed, passes)
         for part in parts:  # after all passes: if one fails, no policy has changed
