@@ -148,12 +148,20 @@ assert seats == {"left", "right"}
 assert sum(met.wins.values()) == 2 + won > 2
 """
 
+SEATED = """
+from legos import Task
+from legos.testing import ScriptedClient
+
+seats = Sums(ScriptedClient(lambda asked: "1")).seated(Task(id="t"), 0)
+assert {role: seat.policy for role, seat in seats.items()} == {r: r for r in Sums.policies}
+"""
+
 
 def test_the_programs_of_the_page_on_seats_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (ROOT / "docs" / "seats.md").read_text()
-    duel, script, league = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    duel, script, league, sums = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     Path("duel.py").write_text(duel)
     options = ["--steps", "2", "--training.min-samples-per-step", "16"]
@@ -166,7 +174,8 @@ def test_the_programs_of_the_page_on_seats_train(
     assert script.count(adapter) == 1
     Path("script.py").write_text(script.replace(adapter, "runs/bot/adapters/v2"))
     Path("league.py").write_text(league + MEETS)
-    for program in ("script.py", "league.py"):
+    Path("sums.py").write_text(sums + SEATED)
+    for program in ("script.py", "league.py", "sums.py"):
         done = subprocess.run(
             [sys.executable, program], capture_output=True, text=True, timeout=120, check=False
         )
