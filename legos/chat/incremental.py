@@ -30,17 +30,20 @@ class TextStream:
         self._new += tuple(token_ids)
         known = self._decode(self._context) if self._context else ""
         text = ""
-        for unfinished in range(min(_MAX_BYTES, len(self._new) + 1)):
+        whole = ()
+        for unfinished in range(min(_MAX_BYTES, len(self._new))):
             whole = self._new[: len(self._new) - unfinished]
             text = self._decode(self._context + whole)[len(known) :]
             if not text.endswith(_BROKEN):
                 break
-        else:
-            whole = self._new  # bytes that will never be a character
-            text = self._decode(self._context + whole)[len(known) :]
+        else:  # only the last bytes may still become a character
+            if len(self._new) < _MAX_BYTES:
+                return ""
         if not whole:
             return ""
-        self._context, self._new = whole, self._new[len(whole) :]
+        alone = bool(text and self._decode(whole))  # else what follows may depend on more tokens
+        self._context = whole if alone else self._context + whole
+        self._new = self._new[len(whole) :]
         if self._stopped:
             return ""
         held = self._held + text

@@ -6,9 +6,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from legos.chat.channels import MARKS, without_channels
 from legos.chat.continuation import ANSWERS, after_answer, extended, probes
 from legos.chat.tools import plain_messages
 from legos.data.message import Continuation, Message
@@ -65,6 +67,8 @@ class ChatTokenizer:
             tokenizer.encode("")
             self._lock = nullcontext()
         self._controls = _control_tokens(tokenizer)
+        self._pieces = _pieces(tokenizer, self._controls)
+        self._channels = b"<|channel|>" in self._pieces.values()
         self._remember = lru_cache(maxsize=_REMEMBERED_PROMPTS)(self._render)
         self._remember_after = lru_cache(maxsize=_REMEMBERED_PROMPTS)(self._after)
         self.vocab_size: int = len(tokenizer)
@@ -79,11 +83,37 @@ class ChatTokenizer:
             return tuple(self._tokenizer.encode(text, add_special_tokens=specials))
 
     def decode(self, ids: Sequence[int], *, controls: bool = False) -> str:
-        """Return the text of token ids; special tokens say nothing unless `controls` is True."""
+        """Return the text of token ids.
+
+        Special tokens give no text unless `controls` is True, except those around thinking: they
+        become ``<think>`` and ``</think>``, also Harmony's channels. The text of more tokens begins
+        with that of fewer, up to a character whose bytes are not all there yet.
+        """
+        if controls or self._pieces.keys().isdisjoint(ids):
+            return self._plain(ids, controls=controls)
+        text = ""
+        for number, (own, run) in enumerate(groupby(ids, key=self._pieces.__contains__)):
+            if own:
+                pieces = b"".join(self._pieces[token] for token in run)
+                text += pieces.decode("utf-8", errors="replace")
+            elif number == 0:
+                text += self._plain(list(run), controls=False)
+            else:  # some decoders drop a space at the beginning
+                guard, guard_text = self._guard
+                text += self._plain([guard, *run], controls=False)[len(guard_text) :]
+        return without_channels(text) if self._channels else text
+
+    def _plain(self, ids: Sequence[int], *, controls: bool) -> str:
         with self._lock:
             return self._tokenizer.decode(
                 list(ids), skip_special_tokens=not controls, clean_up_tokenization_spaces=False
             )
+
+    @cached_property
+    def _guard(self) -> tuple[int, str]:
+        """An ordinary token and its text."""
+        token = self.encode("a")[-1]
+        return token, self._plain([token], controls=False)
 
     def is_control(self, text: str) -> bool:
         """Whether a text is the name of a special token, which ``decode`` leaves out."""
@@ -195,7 +225,9 @@ class ChatTokenizer:
         with self._lock:
             if not self._tokenizer.chat_template:
                 lines = [f"{message['role']}: {message['content']}\n" for message in said]
-                return tuple(self._tokenizer.encode("".join(lines) + "assistant:"))
+                ids: list[int] = self._tokenizer.encode("".join(lines) + "assistant:")
+                appended = ids[-1] == self._tokenizer.eos_token_id
+                return tuple(ids[:-1] if appended else ids)
             try:
                 rendered = self._tokenizer.apply_chat_template(
                     said, add_generation_prompt=True, tokenize=True, return_dict=True, **options
@@ -205,7 +237,7 @@ class ChatTokenizer:
                 raise ModelError(
                     f"the model's chat template refuses messages of roles {roles}: {error}"
                 ) from error
-        ids: list[int] = rendered["input_ids"]
+        ids = rendered["input_ids"]
         first = self._tokenizer.bos_token_id
         doubled = first is not None and ids[:2] == [first, first]
         return tuple(ids[1:] if doubled else ids)
@@ -259,15 +291,34 @@ def _control_tokens(tokenizer: Any) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if len(name) > 1))
 
 
+def _pieces(tokenizer: Any, controls: Sequence[str]) -> dict[int, bytes]:
+    """Tokens whose bytes are known: single bytes, and special tokens around thinking.
+
+    The library turns a whole run of single bytes into signs of replacement where one is missing.
+    """
+    vocabulary: Mapping[str, int] = tokenizer.get_vocab()
+    names = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
+    names |= {mark: mark.encode() for mark in MARKS if mark in controls}
+    return {vocabulary[name]: piece for name, piece in names.items() if name in vocabulary}
+
+
 def _end_ids(folder: Path, tokenizer: Any) -> list[int]:
+    """The tokenizer's end of text and all ends that the model's configurations name."""
     ends: set[int] = set()
     if tokenizer.eos_token_id is not None:
         ends.add(int(tokenizer.eos_token_id))
-    file = folder / "generation_config.json"
-    if file.is_file():
+    for file in (folder / "generation_config.json", folder / "config.json"):
+        if not file.is_file():
+            continue
         try:
-            named: Any = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id", [])
-            ends.update([named] if isinstance(named, int) else named or [])
+            config: Any = json.loads(file.read_text(encoding="utf-8"))
+            for named in (config.get("eos_token_id"), _text(config).get("eos_token_id")):
+                ends.update([named] if isinstance(named, int) else named or [])
         except (ValueError, AttributeError, TypeError) as error:
             raise ModelError(f"cannot read {file}: {error}") from error
     return sorted(ends)
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration of a wrapped text model; empty where there is none."""
+    return config.get("text_config") or {}

@@ -175,12 +175,15 @@ def test_the_same_chat_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None
         """Stands in for a tokenizer and counts."""
 
         chat_template = None
-        bos_token_id = None
+        bos_token_id = eos_token_id = None
         added_tokens_decoder: dict[int, object] = {}  # noqa: RUF012 - read only
         all_special_tokens: tuple[str, ...] = ()
 
         def __len__(self) -> int:
             return 3
+
+        def get_vocab(self) -> dict[str, int]:
+            return {}
 
         def encode(self, text: str) -> list[int]:
             rendered.append(len(text))

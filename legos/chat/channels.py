@@ -1,0 +1,20 @@
+"""Special tokens around a model's thinking, and Harmony's channels, as thinking tags.
+
+Harmony (gpt-oss) begins a message with ``<|start|>assistant<|channel|>analysis<|message|>``. The
+channel "final" is its answer, and all other channels are thinking.
+"""
+
+import re
+
+__all__ = ["MARKS", "without_channels"]
+
+MARKS = ("<think>", "</think>", "<|start|>", "<|channel|>", "<|message|>")
+"""Special tokens that stay in the text of a completion."""
+_HEADER = re.compile(r"(?:<\|start\|>[^<]*)?<\|channel\|>\s*(\w*)[^<]*<\|message\|>")
+_UNFINISHED = re.compile(r"<\|(?:start|channel)\|>(?:(?!<\|message\|>).)*\Z", re.DOTALL)
+
+
+def without_channels(text: str) -> str:
+    """The text with thinking tags for Harmony's headers; an unfinished header is cut."""
+    text = _HEADER.sub(lambda found: "</think>" if found[1] == "final" else "<think>", text)
+    return _UNFINISHED.sub("", text)

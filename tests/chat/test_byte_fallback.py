@@ -1,0 +1,135 @@
+"""Tokenizers that spell rare characters in bytes: stop texts, streams and marks of thinking."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
+
+from legos.chat.incremental import TextStream
+from legos.chat.reply import split_thinking
+from legos.chat.stops import cut_at_stop, stop_test
+from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+
+SPECIAL = ("<s>", "</s>", "<pad>", "<think>", "</think>")
+HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>")
+WORDS = ("▁", "a", "b", "▁a", "▁b", "ab", "END", "▁END", "!", "[4]")
+NAMES = ("analysis", "final", "assistant", "commentary")
+
+
+def sentencepiece(*special: str) -> PreTrainedTokenizerFast:
+    """A tokenizer as Llama 2 and gemma have it."""
+    pieces = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *WORDS, *NAMES]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    model = models.BPE(vocabulary, [], byte_fallback=True, fuse_unk=True, unk_token="<pad>")
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in special])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=special[1])
+
+
+LIBRARY = sentencepiece(*SPECIAL)
+TOKENIZER = ChatTokenizer(LIBRARY, end_ids=[1])
+SIZE = TOKENIZER.vocab_size
+characters = st.sampled_from("日本é🙂\n").map(lambda c: tuple(b + len(SPECIAL) for b in c.encode()))
+tokens = st.lists(
+    st.one_of(
+        st.integers(0, SIZE - 1).map(lambda token: (token,)),
+        st.integers(SIZE - len(WORDS) - 4, SIZE - 1).map(lambda token: (token,)),
+        characters,
+    ),
+    max_size=20,
+).map(lambda parts: tuple(token for part in parts for token in part))
+stops = st.lists(st.sampled_from(["END", "日", "本日", "🙂", "é\n", " END", "a b"]), min_size=1)
+
+
+@settings(max_examples=300)
+@given(tokens)
+def test_bytes_that_are_whole_characters_are_read(ids: tuple[int, ...]) -> None:
+    """The text is the library's, except that a broken byte spoils no character beside it."""
+    expected = LIBRARY.decode(list(ids), skip_special_tokens=True)
+    marked = any(token in (3, 4) for token in ids)
+    if "\ufffd" not in expected and not marked:
+        assert TOKENIZER.decode(ids) == expected
+
+
+@settings(max_examples=300)
+@given(tokens, stops)
+def test_a_stop_text_ends_the_completion_at_once(ids: tuple[int, ...], stop: list[str]) -> None:
+    stopped = stop_test(TOKENIZER.decode, stop)
+    for length in range(1, len(ids) + 1):
+        text = TOKENIZER.decode(ids[:length])
+        expected = any(word in text for word in stop)
+        assert stopped(ids[:length]) == expected or (expected and stopped(ids[: length - 1]))
+        if expected:
+            break
+
+
+@settings(max_examples=300)
+@given(tokens, st.lists(st.integers(1, 3), min_size=60, max_size=60), st.booleans())
+def test_a_stream_is_the_final_text(ids: tuple[int, ...], sizes: list[int], cut: bool) -> None:
+    stop = ("END", "日") if cut else ()
+    stream, said, start = TextStream(TOKENIZER.decode, stop), "", 0
+    for size in sizes:
+        said += stream.push(ids[start : start + size])
+        start += size
+    text = cut_at_stop(TOKENIZER.decode(ids), stop)
+    assert text.startswith(said)
+    assert said + stream.finish(text) == text
+
+
+def test_thinking_marks_that_are_special_tokens_stay() -> None:
+    ids = (3, *TOKENIZER.encode("a b"), 4, *TOKENIZER.encode("[4]"), 1)
+    assert split_thinking(TOKENIZER.decode(ids)) == ("a b", "[4]")
+
+
+def test_channels_become_thinking() -> None:
+    library = sentencepiece("<s>", "</s>", "<pad>", *HARMONY)
+    tokenizer = ChatTokenizer(library, end_ids=[1])
+
+    def ids_of(parts: Sequence[str]) -> tuple[int, ...]:
+        vocabulary = library.get_vocab()
+        return tuple(vocabulary[part] for part in parts)
+
+    said = ["<|channel|>", "analysis", "<|message|>", "a", "▁b", "<|end|>", "<|start|>"]
+    said += ["assistant", "<|channel|>", "final", "<|message|>", "[4]", "<|return|>"]
+    ids = ids_of(said)
+    assert split_thinking(tokenizer.decode(ids)) == ("a b", "[4]")
+    for length in range(len(ids)):
+        assert tokenizer.decode(ids).startswith(tokenizer.decode(ids[:length]))
+    stream = TextStream(tokenizer.decode)
+    assert "".join(stream.push((token,)) for token in ids) == tokenizer.decode(ids)
+
+
+def test_a_prompt_without_a_template_does_not_end_with_the_end(tmp_path: Path) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    from legos.data.message import Message
+
+    library = sentencepiece(*SPECIAL)
+    library.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    library.save_pretrained(tmp_path)
+    ids = load_tokenizer(tmp_path).render([Message("user", "a")])
+    assert ids[0] == 0
+    assert 1 not in ids
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_every_end_that_config_json_names_ends_a_completion(tmp_path: Path, wrapped: bool) -> None:
+    LIBRARY.save_pretrained(tmp_path)
+    config = {"eos_token_id": [1, 2, 7]}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"text_config": config} if wrapped else config)
+    )
+    assert load_tokenizer(tmp_path).end_ids == (1, 2, 7)
