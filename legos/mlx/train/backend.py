@@ -10,13 +10,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from numpy.typing import NDArray
 
 from legos.data.names import POLICY
@@ -24,12 +24,14 @@ from legos.data.sample import Sample
 from legos.data.step import BackendConfig, PassResult, Update
 from legos.errors import AdapterError, CheckpointError, TrainerError
 from legos.losses.objective import Objective
+from legos.mlx.model.faults import recovered
 from legos.mlx.model.forward import check_token_ids
 from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import check_fits, lora_arrays, set_lora_arrays
 from legos.mlx.model.spans import Spans
 from legos.mlx.model.worker import Worker
 from legos.mlx.train.packing import StepSamples
+from legos.mlx.train.prefix_sharing.backward import Found
 from legos.mlx.train.reference import Lora, Reference, other_lora
 from legos.mlx.train.step_gradients import StepGradients
 from legos.protocols import Snapshot
@@ -39,6 +41,7 @@ from legos.weights.policy_state import PolicyState, read_policy_state, write_pol
 __all__ = ["MlxBackend"]
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -86,6 +89,7 @@ class MlxBackend:
         self._worker = worker
         self._model = model
         self._shape = shape
+        self._alone = group is None
         self.spans = Spans()
         self._num_vocabulary = num_token_ids(model)
         self._policies: Mapping[str, _Policy] = {}
@@ -203,9 +207,13 @@ class MlxBackend:
         policy = self._use(name)
         policy.pending = None
         reference = policy.reference.lora() if objective.kl_coef else None
-        with self.spans:
-            found = self._gradients.of_step(step, objective, policy.ema, reference=reference)
-            norm = _norm(found.gradients)
+
+        def compute() -> tuple[Found, float]:
+            with self.spans:
+                found = self._gradients.of_step(step, objective, policy.ema, reference=reference)
+                return found, _norm(found.gradients)
+
+        found, norm = recovered(compute, self._gradients.halve, retry=self._alone)
         policy.pending = found.gradients
         limit = self._gradients.row_limit
         kept = [limit is None or sample.positions[-1] <= limit for sample in step.samples]
@@ -239,8 +247,17 @@ class MlxBackend:
         if policy.pending is None:
             raise TrainerError("there are no gradients to apply; call forward_backward first")
         gradients, policy.pending = policy.pending, None
-        with self.spans:
-            self._apply(policy, gradients, update)
+        state = tree_map(_same, policy.optimiser.state)
+
+        def apply() -> None:
+            with self.spans:
+                self._apply(policy, gradients, update)
+
+        def restore() -> None:
+            policy.optimiser.state = tree_map(_same, state)
+            set_lora_arrays(self._model, policy.adapter.arrays)
+
+        recovered(apply, restore, retry=self._alone)
         return policy.adapter.version
 
     def _apply(self, policy: _Policy, gradients: Any, update: Update) -> None:
@@ -340,6 +357,10 @@ def _avoid_inference_kernels(model: nn.Module) -> None:
 def _place(folder: Path, name: str) -> Path:
     """The folder of a policy in a checkpoint."""
     return folder if name == POLICY else folder / name
+
+
+def _same(array: T) -> T:
+    return array
 
 
 def _number(array: Any) -> float:

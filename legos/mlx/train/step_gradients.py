@@ -160,6 +160,10 @@ class StepGradients:
             budget = self.memory.holding(mx.get_active_memory()).max_tokens(budget)
         return work.logprobs(plan_passes(trie, max_tokens=budget))
 
+    def halve(self) -> None:
+        """Compute fewer tokens at once from now on, after the device has failed."""
+        self._max_tokens = max(self._max_tokens // 2, 1)
+
     def _prepared(
         self, step: StepSamples, objective: Objective, policy: Policy, others: Mapping[str, Policy]
     ) -> tuple[StepRows, Trie, PassGradients]:

@@ -15,7 +15,7 @@ from tiny_models import write_any_model
 
 from legos.data.sample import Sample
 from legos.data.step import BackendConfig, Update
-from legos.errors import CheckpointError
+from legos.errors import CheckpointError, TrainerError
 from legos.losses.objective import Objective
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
@@ -243,3 +243,69 @@ def test_the_average_starts_from_the_adapter_that_is_loaded(tmp_path: Path) -> N
     average = saved(backend, tmp_path / "saved", "ema.safetensors")
     for name, array in other.adapter().arrays.items():
         np.testing.assert_array_equal(average[name], np.array(array))
+
+
+FAULT = "[METAL] Command buffer execution failed: Insufficient Memory (OutOfMemory)"
+
+
+def failing_at(number: int, monkeypatch: pytest.MonkeyPatch, *, times: int = 1) -> list[int]:
+    """Makes some calls of ``mx.eval`` raise after they have evaluated; returns their count."""
+    calls = [0]
+    evaluate = mx.eval
+
+    def fail(*arrays: Any) -> None:
+        evaluate(*arrays)
+        calls[0] += 1
+        if number <= calls[0] < number + times:
+            raise RuntimeError(FAULT)
+
+    monkeypatch.setattr(mx, "eval", fail)
+    return calls
+
+
+@pytest.mark.parametrize("number", range(1, 5))
+def test_a_device_that_fails_once_changes_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    folder = write_any_model(tmp_path / "model")
+    whole = make_backend(folder)[1]
+    tree, backend = make_backend(folder)
+    sample = sample_of(logprob(tree))
+    expected = [step_on(whole, sample).metrics["loss"] for _ in range(3)]
+    step_on(backend, sample)
+    with monkeypatch.context() as patch:
+        calls = failing_at(number, patch)
+        found = [step_on(backend, sample).metrics["loss"] for _ in range(2)]
+    assert calls[0] >= number
+    assert found == pytest.approx(expected[1:], rel=1e-6)
+    assert backend.version == whole.version == 3
+    ours, theirs = (
+        saved(one, tmp_path / name, "optimiser.safetensors")
+        for one, name in ((backend, "ours"), (whole, "theirs"))
+    )
+    for key, array in theirs.items():
+        np.testing.assert_allclose(ours[key], array, rtol=1e-5, atol=1e-9)
+
+
+def test_a_device_that_keeps_failing_leaves_the_last_good_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, backend = make_backend(write_any_model(tmp_path / "model"))
+    sample = sample_of(logprob(tree))
+    step_on(backend, sample)
+    before = saved(backend, tmp_path / "before", "optimiser.safetensors")
+    with monkeypatch.context() as patch:
+        failing_at(1, patch, times=1000)
+        with pytest.raises(TrainerError, match=r"the GPU ran out of memory; lower training\.mem"):
+            step_on(backend, sample)
+    passed = backend.forward_backward([sample], [1.0], Objective(loss="reinforce")).result()
+    assert passed.grad_norm > 0
+    with monkeypatch.context() as patch:
+        failing_at(1, patch, times=1000)
+        with pytest.raises(TrainerError, match="the device failed"):
+            backend.optim_step(Update(learning_rate=1e-2)).result()
+    assert backend.version == 1
+    after = saved(backend, tmp_path / "after", "optimiser.safetensors")
+    assert all(np.array_equal(after[key], array) for key, array in before.items())
+    step_on(backend, sample)
+    assert backend.version == 2

@@ -1,0 +1,78 @@
+"""Errors of the device, which MLX raises as ``RuntimeError``: recognise them, retry once, explain.
+
+A GPU reports an error late: the evaluation that failed may return, and the next one raises. So what
+depends on it is made again from arrays that were evaluated before.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import mlx.core as mx
+
+from legos.errors import LegosError, TrainerError
+
+__all__ = ["clear_device", "explained", "is_fault", "recovered"]
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_MARKS = ("[METAL]", "malloc]", "Command buffer execution failed", "cudaMalloc", "out of memory")
+_ADVICE = {
+    "ImpactingInteractivity": "macOS ended the computation because the display had to wait for it; "
+    "let the display sleep while a run goes on, or start it with "
+    "AGX_RELAX_CDM_CTXSTORE_TIMEOUT=1 in the environment",
+    "OutOfMemory": "the GPU ran out of memory; lower training.memory_limit_gib, "
+    "generation.cache_gib or generation.max_batch, or close other programs",
+    "malloc": "the device ran out of memory; lower training.memory_limit_gib, "
+    "generation.cache_gib or generation.max_batch, or close other programs",
+    "Timeout": "one computation took too long for the GPU; lower training.micro_batch_tokens or "
+    "generation.prefill_tokens",
+}
+_OTHERWISE = "if it comes again, restart the machine and send the report of `legos doctor`"
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether an error comes from the device and not from the program."""
+    found = isinstance(error, RuntimeError) and not isinstance(error, LegosError)
+    return found and any(mark in str(error) for mark in _MARKS)
+
+
+def explained(error: BaseException) -> str:
+    """The first line of a device's error, and what to do about it."""
+    first = str(error).partition("\n")[0]
+    advice = next((text for mark, text in _ADVICE.items() if mark in str(error)), _OTHERWISE)
+    return f"the device failed ({first}): {advice}"
+
+
+def clear_device() -> None:
+    """Let errors that are still under way be raised here, and release unused buffers."""
+    with suppress(RuntimeError):
+        mx.synchronize()
+    mx.clear_cache()
+
+
+def recovered(compute: Callable[[], T], restore: Callable[[], None], *, retry: bool = True) -> T:
+    """Compute; after an error of the device, restore the last good state and compute once more.
+
+    Args:
+        compute: changes nothing that ``restore`` does not restore.
+        restore: called after each error of the device.
+        retry: whether to compute again; processes that compute together do not, because the others
+            would wait for this one at another place.
+
+    Raises:
+        TrainerError: the device failed, and again where it was retried.
+    """
+    for last in (not retry, True):
+        try:
+            return compute()
+        except RuntimeError as error:
+            if not is_fault(error):
+                raise
+            clear_device()
+            restore()
+            if last:
+                raise TrainerError(explained(error)) from error
+            logger.warning("%s; computing it again", explained(error))
+    raise AssertionError("the last attempt returns or raises")
