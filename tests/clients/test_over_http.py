@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from legos import (
 )
 from legos.clients.engine import EngineClient
 from legos.data.message import Completion
+from legos.data.names import evaluated_name
 from legos.data.sample import TrainingBatch
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import AdapterError, RequestError
@@ -236,6 +238,28 @@ def test_an_exact_evaluation_works_over_http(
 
     theirs, ours = asyncio.run(go())
     assert theirs["optimal_move_rate"] == pytest.approx(ours["optimal_move_rate"], abs=1e-6)
+
+
+def test_a_pinned_adapter_stays_next_to_the_policy_until_it_is_dropped(
+    url: str, model: ModelHandle, engine: LocalEngine
+) -> None:
+    policy = model.base_adapter()
+    pinned = replace(policy, name=evaluated_name(policy.name))
+
+    async def go() -> None:
+        publisher = HttpPublisher(url)
+        await publisher.publish(pinned)
+        await publisher.publish(replace(policy, version=7))
+        live = engine.versions()
+        assert (live["policy"], live["policy-evaluated"]) == (7, 0)
+        await publisher.drop(pinned.name)
+        assert engine.versions()["policy"] == 7
+        assert "policy-evaluated" not in engine.versions()
+        with pytest.raises(AdapterError, match="'policy-evaluated' is not dropped"):
+            await publisher.drop(pinned.name)
+        await publisher.aclose()
+
+    asyncio.run(go())
 
 
 def test_a_trainer_learns_from_what_a_server_plays(url: str, engine: LocalEngine) -> None:
