@@ -37,12 +37,28 @@ def load_tokenizer(folder: Path) -> "ChatTokenizer":
             f"model folder {folder} has no {_FILES[0]}; copy the model's tokenizer files there too"
         )
     try:
-        tokenizer = _auto_tokenizer().from_pretrained(folder, local_files_only=True)
+        tokenizer = _read(folder)
     except Exception as error:  # the library raises whatever its parsers do
         raise ModelError(f"cannot read the tokenizer in {folder}: {error}") from error
     made = ChatTokenizer(tokenizer, end_ids=_end_ids(folder, tokenizer))
     made.check()
     return made
+
+
+def _read(folder: Path) -> Any:
+    """The library's tokenizer; a config.json that the library rejects is left out."""
+    load = _auto_tokenizer().from_pretrained
+    try:
+        return load(folder, local_files_only=True)
+    except Exception as error:
+        from transformers import PretrainedConfig
+
+        try:
+            found = load(folder, local_files_only=True, config=PretrainedConfig())
+        except Exception:
+            raise error from None  # the tokenizer's own files are wrong, as the first error says
+        logger.info("the tokenizer in %s is read without config.json: %s", folder, error)
+        return found
 
 
 class ChatTokenizer:

@@ -15,6 +15,7 @@ from legos.chat.incremental import TextStream
 from legos.chat.reply import split_thinking
 from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
+from legos.errors import ModelError
 
 SPECIAL = ("<s>", "</s>", "<pad>", "<think>", "</think>")
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>")
@@ -133,3 +134,12 @@ def test_every_end_that_config_json_names_ends_a_completion(tmp_path: Path, wrap
         json.dumps({"text_config": config} if wrapped else config)
     )
     assert load_tokenizer(tmp_path).end_ids == (1, 2, 7)
+
+
+def test_a_config_that_the_library_rejects_does_not_hide_the_tokenizer(tmp_path: Path) -> None:
+    LIBRARY.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": "x"}')
+    assert load_tokenizer(tmp_path).vocab_size == SIZE
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot read the tokenizer in"):
+        load_tokenizer(tmp_path)

@@ -21,6 +21,7 @@ _CONTEXTS = (  # names that configurations have for the maximum number of tokens
     "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length",
     "model_max_length", "seq_length", "block_size",
 )  # fmt: skip
+_REFUSED = {"phi3small": "mlx-lm's code for it corrupts the memory of the process"}
 _UNKNOWN_CONTEXT = 4096
 _BY_TOKEN = ("embed_tokens", "wte", "embed_in", "embeddings", "tok_embeddings", "lm_head")
 _WAY_OUT = "copy or download the whole model again, or use --model builtin"
@@ -52,6 +53,8 @@ def resolve_folder(model: str) -> Path:
         raise ModelError(f"{folder}/config.json is not JSON: {error}; {_WAY_OUT}") from error
     if not isinstance(config, dict):
         raise ModelError(f"{folder}/config.json is no JSON object; {_WAY_OUT}")
+    if (reason := _REFUSED.get(config.get("model_type", ""))) is not None:
+        raise ModelError(f"{folder} is a {config['model_type']} model: {reason}; take another one")
     return folder
 
 

@@ -12,7 +12,7 @@ from legos.data.request import Request
 from legos.errors import ModelError, RequestError
 from legos.losses.objective import Objective
 from legos.mlx.device import MlxDevice
-from legos.mlx.model.load import context_length
+from legos.mlx.model.load import context_length, resolve_folder
 from legos.testing import make_sample
 
 ROWS = 300  # of the embedding; the tokenizer has more tokens
@@ -65,3 +65,11 @@ def test_an_unknown_context_is_bounded(tmp_path: Path, caplog: pytest.LogCapture
     (tmp_path / "config.json").write_text("{}")
     assert context_length(tmp_path) == 4096
     assert "add max_position_embeddings to it" in caplog.text
+
+
+def test_a_model_that_would_end_the_process_is_not_loaded(tmp_path: Path) -> None:
+    folder = write_any_model(tmp_path)
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "phi3small"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"is a phi3small model: .* corrupts the memory"):
+        resolve_folder(str(folder))
