@@ -41,7 +41,7 @@ NOT_SERVED = {
     "jamba", "llama4", "longcat_flash_ngram", "mamba", "nemotron_h", "olmo_hybrid", "plamo3",
     "rwkv7",
 }  # fmt: skip
-NO_ADAPTERS = {"dbrx"}
+NO_ADAPTERS = {"dbrx", "kimi_k3"}
 NOT_TRAINED = {"deepseek_v41", "gemma3n", "kimi_k3"}
 NOT_CHECKPOINTED = {"afm7"}
 OWN_LORA = {"afm7"}  # mlx-lm adapts it with layers of its own, which are not merged here
@@ -196,7 +196,7 @@ def test_the_table_names_every_architecture() -> None:
 
 FIXED = (
     "llama", "hunyuan", "gemma4_moe", "deepseek_v32", "gemma3_text", "falcon_h1", "qwen3_moe",
-    "qwen3_5", "mistral3", "phi", "afm7", "gemma3n", "dbrx", "nemotron_h",
+    "qwen3_5", "mistral3", "phi", "afm7", "gemma3n", "dbrx", "nemotron_h", "kimi_k3",
 )  # fmt: skip
 
 

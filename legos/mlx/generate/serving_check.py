@@ -61,6 +61,7 @@ def check_serving(forward: CausalModel, slots: AdapterSlots, *, step: int) -> st
         else:
             try:
                 _check(forward, slots, step, (slot, BASE))
+                _check_called(slots)
             except Exception as error:  # of mlx-lm's code for this architecture, whatever it is
                 reason = _reason(error)
             else:
@@ -72,6 +73,15 @@ def check_serving(forward: CausalModel, slots: AdapterSlots, *, step: int) -> st
         except Exception as error:
             raise ModelError(f"{name} cannot be served: {_reason(error)}; {WAY_OUT}") from error
     return f"{name} cannot be served with adapters: {reason}; {WAY_OUT}"
+
+
+def _check_called(slots: AdapterSlots) -> None:
+    """Raise ``_GapError`` where the model reads the weights of a module that has an adapter."""
+    if slots.uncalled:
+        raise _GapError(
+            f"{slots.uncalled[0]} is computed without a call of its module, so LoRA on it has no "
+            "effect"
+        )
 
 
 def _reason(error: Exception) -> str:

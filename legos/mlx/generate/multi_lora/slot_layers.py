@@ -73,12 +73,14 @@ class Site:
         name: name of the module in its tree.
         module: the module.
         pairs: slot -> pair; replaced as a whole, never changed in place.
+        called: whether the module has been called with adapters.
     """
 
     def __init__(self, name: str, module: nn.Module, current: Current) -> None:
         self.name = name
         self.module = module
         self.pairs: Mapping[int, Pair] = {}
+        self.called = False
         self._current = current
         self._stack: Stack | None = None
 
@@ -103,6 +105,7 @@ class Site:
         batch = self._current.batch
         if batch is None:
             return plain(x)
+        self.called = True
         if batch.uniform is not None:
             pair = self.pairs.get(batch.uniform)
             if pair is None:
@@ -139,6 +142,7 @@ class Site:
         batch = self._current.batch
         if batch is None:
             return y
+        self.called = True
 
         def chosen(z: mx.array, experts: mx.array) -> mx.array:
             return mx.gather_mm(

@@ -62,6 +62,11 @@ class AdapterSlots:
         """All slots, the base model's first."""
         return tuple(self._slots)
 
+    @property
+    def uncalled(self) -> tuple[str, ...]:
+        """Names of adapted modules that no forward pass with adapters has called."""
+        return tuple(name for name, site in self._sites.items() if not site.called)
+
     def load(self, adapter: Adapter) -> int:
         """Put an adapter into a new slot.
 
