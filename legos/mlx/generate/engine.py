@@ -30,6 +30,7 @@ from legos.errors import EngineError, RequestError
 from legos.mlx.generate.scheduler import Outcome, Scheduler
 from legos.mlx.generate.score import Score
 from legos.mlx.generate.sequences import SequenceState, refusal
+from legos.mlx.model.faults import clear_device, explained, is_fault
 from legos.mlx.model.worker import InlineWorker, Worker, answer
 from legos.protocols import Deliver
 from legos.weights.adapter import Adapter, AdapterInfo
@@ -267,16 +268,29 @@ class MlxEngine:
             if self._scheduler:
                 self._scheduler.step(lambda: bool(self._inbox) or self._closed, outcomes)
         except Exception as error:
-            logger.exception(
-                "a step of the engine failed; its requests are answered with the error"
-            )
-            failure = EngineError(f"a step of the engine failed: {error!r}")
-            outcomes += [(sequence, failure) for sequence in self._inside]
-            self._scheduler.clear()
+            self._fail(error, outcomes)
         self._answer(outcomes)
         self._find_lost()
         self.worked_s += time.monotonic() - began
         return bool(self._scheduler or self._inbox)
+
+    def _fail(self, error: Exception, outcomes: list[Outcome]) -> None:
+        """Start requests again, once, if the device has failed; answer all others with an error."""
+        self._scheduler.clear()
+        ended = {sequence for sequence, result in outcomes if not isinstance(result, Progress)}
+        left = sorted(self._inside - ended, key=lambda sequence: sequence.number)
+        fault = is_fault(error)
+        reason = explained(error) if fault else repr(error)
+        again = [one for one in left if fault and not one.restarted]
+        if again:
+            logger.warning("%s; %d requests start again", reason, len(again))
+            clear_device()
+            self._scheduler.start_again(again)
+            left = [one for one in left if one not in again]
+        else:
+            logger.error("a step of the engine failed; its requests get the error", exc_info=error)
+        failure = EngineError(f"a step of the engine failed: {reason}")
+        outcomes += [(sequence, failure) for sequence in left]
 
     def _accept(self, outcomes: list[Outcome]) -> None:
         """Accept submitted requests and remove cancelled ones; their results go to ``outcomes``."""

@@ -104,6 +104,11 @@ class PrefixCache:
         self._entries.move_to_end(entry.key)
         return trimmed(entry.cache, len(entry.tokens) - length), length
 
+    def clear(self) -> None:
+        """Remove all entries."""
+        for entry in [*self._entries.values()]:
+            self._remove(entry)
+
     def keep_only(self, epochs: Collection[int]) -> None:
         """Mark the entries of all other epochs as stale; ``sweep`` removes them."""
         self._useless = deque(key for key in self._entries if key[0] not in epochs)

@@ -7,7 +7,7 @@ Decoding never waits for more than a chunk each of last draws and of prefill, so
 not stall other requests. After a swap of weights, stale prefixes are freed a few at each step.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -163,9 +163,18 @@ class Scheduler:
         self._rows.remove(ended)
 
     def clear(self) -> None:
-        """Remove all sequences."""
+        """Remove all sequences, and all that earlier steps have computed."""
         self._rows.clear()
         self._waiting.clear()
+        self._prefixes.clear()
+        self.sampler.forget()
+
+    def start_again(self, sequences: Iterable[SequenceState]) -> None:
+        """After the device has failed: prefill sequences again, with half the KV cache."""
+        self._budget.limit //= 2
+        for sequence in sequences:
+            sequence.start_again()
+            self._waiting.add(sequence)
 
     def add_score(self, score: Score) -> None:
         """Queue a score.
@@ -274,14 +283,14 @@ class Scheduler:
 
     def _keep(self, rows: Sequence[Row], cache: Sequence[Any]) -> None:
         """Add keys and values of rows to the prefix cache."""
-        kept: list[Any] = []
-        for key, sequences, index in rows if cache else ():
-            if key and sequences[0].live.epoch == key[0] and self._prefixes.wants(*key):
-                row = [layer.extract(index) for layer in cache]
-                self._prefixes.add(*key, row)
-                kept += [layer.state for layer in row]
-        if kept:
-            mx.eval(kept)
+        kept = {
+            key: [layer.extract(index) for layer in cache]
+            for key, sequences, index in (rows if cache else ())
+            if key and sequences[0].live.epoch == key[0] and self._prefixes.wants(*key)
+        }
+        mx.eval([layer.state for row in kept.values() for layer in row])
+        for key, row in kept.items():
+            self._prefixes.add(*key, row)
 
     def _wait(self, forks: Sequence[Fork]) -> None:
         """Put the sequences of rows that do not fit back into the queue."""

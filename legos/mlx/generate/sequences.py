@@ -75,6 +75,7 @@ class SequenceState:
     setting: tuple[Any, ...] = field(init=False)
     """Everything besides the row's tokens and logits that its next distribution depends on;
     sequences of one row with equal settings share a distribution."""
+    restarted: bool = False  # whether the device has failed while it was computed
     _grammar: GrammarState | None = None
     _seen: Seen | None = None
     _reported: int = 0  # number of tokens that ``progress`` has returned
@@ -95,6 +96,13 @@ class SequenceState:
     def last_draw(self) -> bool:
         """Whether the next token is certainly the last one, so that no cache is needed."""
         return len(self.tokens) + 1 >= self.request.max_tokens
+
+    def start_again(self) -> None:
+        """Discard what was recorded for a token that was not added."""
+        self.restarted = True
+        self.failure = None
+        del self.raw_logprobs[len(self.tokens) :]
+        del self.alternatives[len(self.tokens) :]
 
     def recipe(self) -> Recipe:
         """How to make the distribution of its next token.

@@ -86,6 +86,10 @@ class Sampler:
                 return False
         return True
 
+    def forget(self) -> None:
+        """Remove all cached distributions."""
+        self._known.clear()
+
     def draw_known(self, rows: Sequence[Row]) -> Drawn:
         """One token for each sequence of rows for which ``knows`` is True."""
         places = _places(rows, [tokens for tokens, _, _ in rows])

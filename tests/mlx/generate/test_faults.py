@@ -1,0 +1,65 @@
+"""Errors of the device during a step of the engine."""
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from legos.data.request import Request
+
+Room = Callable[..., Any]
+FAULT = "[METAL] Command buffer execution failed: Insufficient Memory (OutOfMemory)"
+
+
+@pytest.mark.parametrize("number", range(1, 12, 2))
+@pytest.mark.parametrize("kind", ["llama", "wide"])
+def test_after_a_fault_of_the_device_requests_start_again(
+    room: Room, monkeypatch: pytest.MonkeyPatch, kind: str, number: int
+) -> None:
+    """The evaluation at which a late error is raised changes no token."""
+    long = tuple(range(3, 80))
+    requests = [
+        Request(prompt_ids=(*long, n % 3), max_tokens=n, seed=n, raw_logprobs=n % 2 == 0)
+        for n in range(1, 9)
+    ]
+    expected = room(kind).ask(requests)
+    one = room(kind, prefill_tokens=200)
+    evaluate, calls = mx.eval, [0]
+
+    def fail(*arrays: Any) -> None:
+        evaluate(*arrays)
+        calls[0] += 1
+        if calls[0] == number:
+            raise RuntimeError(FAULT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mx, "eval", fail)
+        found = one.ask(requests)
+    assert calls[0] > number
+    assert [a.token_ids for a in found] == [a.token_ids for a in expected]
+    assert [len(a.raw_logprobs or ()) for a in found] == [
+        len(a.raw_logprobs or ()) for a in expected
+    ]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+    assert one.engine.stats()["reserved_cache_bytes"] == 0
+
+
+def test_a_device_that_keeps_failing_is_explained(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, short = room("llama"), Request(prompt_ids=(5,), max_tokens=4)
+    evaluate = mx.eval
+
+    def fail(*arrays: Any) -> None:
+        raise RuntimeError(FAULT)
+
+    monkeypatch.setattr(mx, "eval", fail)
+    one.submit({0: Request(prompt_ids=tuple(range(3, 80)), max_tokens=4)})
+    one.finish()
+    assert "the GPU ran out of memory; lower training.memory_limit_gib" in str(one.error(0))
+    monkeypatch.setattr(mx, "eval", evaluate)
+    assert one.ask([Request(prompt_ids=(5,), max_tokens=4)]) == room("llama").ask(
+        [Request(prompt_ids=(5,), max_tokens=4)]
+    )
