@@ -60,6 +60,4 @@ def test_a_device_that_keeps_failing_is_explained(
     one.finish()
     assert "the GPU ran out of memory; lower training.memory_limit_gib" in str(one.error(0))
     monkeypatch.setattr(mx, "eval", evaluate)
-    assert one.ask([Request(prompt_ids=(5,), max_tokens=4)]) == room("llama").ask(
-        [Request(prompt_ids=(5,), max_tokens=4)]
-    )
+    assert one.ask([short]) == room("llama").ask([short])
