@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -17,6 +18,7 @@ from legos.data.limits import EngineLimits
 from legos.data.names import POLICY
 from legos.device import ModelHandle
 from legos.errors import ConfigError
+from legos.mac import awake
 from legos.protocols import Engine
 from legos.server.app import make_app
 from legos.server.listen import bind, serve_app
@@ -36,6 +38,7 @@ def serve(
     port: int,
     options: ServerOptions,
     drain_s: float,
+    keep_awake: bool = True,
     say: Callable[[str], None],
 ) -> None:
     """Answer requests until SIGINT or SIGTERM; running requests then get time to finish.
@@ -48,6 +51,7 @@ def serve(
         port: port to listen on; 0: a free one.
         options: limits on requests, keys and logging.
         drain_s: time that running requests get to finish, in seconds.
+        keep_awake: whether macOS does not sleep meanwhile.
         say: receives a message with the address once the server answers.
 
     Raises:
@@ -59,6 +63,7 @@ def serve(
     with (
         bind(host, port) as listener,  # before the model, which takes long to load
         loaded(model, named, EngineLimits(max_rows=options.max_running)) as live,
+        awake() if keep_awake else nullcontext(),
     ):
         app = app_of(
             live.handle, live.engine, name=_short(live.name), options=options, scale=live.scale

@@ -29,6 +29,7 @@ from legos.config.schema import RunConfig
 from legos.data.names import evaluated_name
 from legos.errors import ConfigError, LegosError, TrainerError
 from legos.loop.evaluation import flat_figures
+from legos.mac import awake
 from legos.protocols import Tracker
 from legos.run.checkpoint import checkpoints
 from legos.run.find import find_run, split_place
@@ -215,7 +216,8 @@ def _go(
             # A thread of a play cannot be cancelled; with a new pool the loop does not wait for it.
             loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
 
-    with _trackers(config, folder) as trackers:
+    kept_awake = awake() if config.loop.keep_awake else nullcontext()
+    with _trackers(config, folder) as trackers, kept_awake:
         quiet_collector()
         share_cores(2)  # play and training
         asyncio.run(go(*trackers))
@@ -275,6 +277,7 @@ def _run_settings(config: RunConfig) -> RunSettings:
         checkpoint_seconds=loop.checkpoint_seconds,
         keep_checkpoints=loop.keep_checkpoints,
         keep_best=loop.keep_best,
+        pause_on_battery=loop.pause_on_battery,
         keep_batches=loop.keep_batches,
         max_failed_share=loop.max_failed_share,
         evaluate_every=loop.evaluate_every,

@@ -152,6 +152,7 @@ def serve(
     adapter_folder: Path | None = None,
     max_adapters: int = 64,
     drain_s: float = 30.0,
+    keep_awake: bool = True,
     log_prompts: Flag = False,
 ) -> None:
     """Serve a model and its adapters over an OpenAI-compatible HTTP interface.
@@ -171,6 +172,7 @@ def serve(
         adapter_folder: Folder below which adapters may be loaded by path.
         max_adapters: Adapters that may be live at the same time; further loads get status 409.
         drain_s: Time that running requests get to finish after SIGTERM, in seconds.
+        keep_awake: Keep macOS from sleeping while the server runs.
         log_prompts: Write prompts to the log.
     """
     from legos.apps.serve import serve as run
@@ -194,6 +196,7 @@ def serve(
         port=port,
         options=options,
         drain_s=drain_s,
+        keep_awake=keep_awake,
         say=show,
     )
 

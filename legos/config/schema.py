@@ -205,6 +205,10 @@ class LoopConfig(Settings):
     max_failed_share: float = knob(0.9, unit="share", ge=0, le=1)
     """The run ends with the first traceback when a larger share of the plays has failed, counted
     over the tasks of the last ten steps."""
+    keep_awake: bool = knob(True)
+    """Keep macOS from sleeping while the run goes on (caffeinate -is); its display may sleep."""
+    pause_on_battery: bool = knob(False)
+    """Pause between steps while a Mac runs on battery; the run goes on by itself on mains power."""
     serve_port: int | None = knob(None, ge=0, le=65535)
     """Port of 127.0.0.1 at which the policy can be asked while it trains; 0: a free port; none: no
     server."""

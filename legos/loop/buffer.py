@@ -15,6 +15,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,6 +177,13 @@ class Buffer:
         """Wake all waiting callers: players stop, the trainer gets ``reason``."""
         self._ending = self._ending or reason
         await self._wake()
+
+    async def ends_within(self, seconds: float) -> bool:
+        """Wait for the end of the run, for at most so many seconds; returns whether it came."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(lambda: self._ending)
+        return self._ending is not None
 
     def discard_rest(self) -> None:
         """Record the remaining tokens as discarded, because they will not be trained on."""

@@ -12,6 +12,9 @@ import os
 import resource
 import sys
 
+from legos.mac import check_mac
+
+check_mac()  # where it refuses, the import of MLX fails with a message that explains nothing
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # read once; TF32 rounds to a thousandth
 
 

@@ -27,6 +27,7 @@ from legos.run.background import Background
 from legos.run.checkpoint import read_state, write_checkpoint
 from legos.run.evaluations import Evaluation, Evaluations, Figures, Outputs
 from legos.run.folder import RunFolder
+from legos.run.power import mains_power
 from legos.run.stored import batches_from_json, batches_to_json
 from legos.weights.adapter import Adapter
 
@@ -47,6 +48,7 @@ class RunSettings:
     keep_checkpoints: int
     max_failed_share: float = MAX_FAILED_SHARE  # the run ends if more of the newest plays fail
     keep_batches: bool = False  # whether each step's samples stay in the folder
+    pause_on_battery: bool = False  # whether to wait between steps while on battery
     keep_best: str | None = None  # figure whose best checkpoint is kept; "-x": lower x is better
     evaluate_every: int  # optimiser steps; 0: only before the first and after the last
     evaluation_alone: bool = False  # whether play and training wait for every evaluation
@@ -287,6 +289,8 @@ class Run:
         late = self._clock() - self._saved >= settings.checkpoint_seconds
         if (due or late or step in self._evaluations.kept_steps) and not last:
             await self._save()
+        if settings.pause_on_battery and not last:
+            await mains_power(self._buffer)
 
     def _speed(self, turns: float, trained_s: float) -> Metrics:
         """Speed of the previous step, and the shares in which engine and trainer were idle."""
