@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from cyclopts import App, CycloptsError
+from cyclopts.exceptions import UnusedCliTokensError
 
 from legos.cli import commands
 from legos.cli.help import EVERYTHING, BriefHelp
@@ -80,6 +81,15 @@ def run(arguments: Sequence[str]) -> int:
         if debug:
             raise
         notes: list[str] = getattr(error, "__notes__", [])
-        sys.stderr.write("\n".join([f"error: {error}", *notes]) + "\n")
+        sys.stderr.write("\n".join([f"error: {_message(error)}", *notes]) + "\n")
         return REFUSED
     return result if isinstance(result, int) else OK
+
+
+def _message(error: Exception) -> str:
+    if not isinstance(error, UnusedCliTokensError) or not error.unused_tokens:
+        return f"{error}"
+    return (
+        f"{error.unused_tokens[0]!r} is not expected here; options have names, for instance "
+        "`legos train --arena nim`; --help lists them"
+    )

@@ -206,7 +206,7 @@ def test_a_hub_name_without_a_network(tmp_path: Path) -> None:
         env={**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hub")},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 2

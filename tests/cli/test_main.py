@@ -188,6 +188,7 @@ def test_a_runs_settings_leave_another_arena_its_own(trained: Trained, tmp_path:
     [
         (["trian"], 'Unknown command "trian". Did you mean "train"?'),
         (["train", "--stepz", "3"], "Unknown option: --stepz. Did you mean --steps?"),
+        (["train", "kuhn"], "'kuhn' is not expected here; options have names, for instance"),
         (["train", "--training.lora-rnk", "3"], "Did you mean --training.lora-rank?"),
         (["train", "--arena", "nmi"], "no arena is called 'nmi'; did you mean 'nim'?"),
         (["train", "--training.lora-rank", "2.5"], "'2.5' is not a whole number"),
