@@ -5,6 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from legos.mlx.generate.batch_cache import evaluate, select_rows
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.sampling.sampler import Row
 from legos.mlx.generate.sequences import SequenceState
@@ -51,7 +52,7 @@ class DecodingRows:
         self.rows_computed += len(self._sequences)
         self._steps += 1
         if self._steps % EVALUATED_EVERY == 0:
-            _evaluate(self.cache)
+            evaluate(self.cache)
         with self._slots.rows([sequences[0].live.slot for sequences in self._sequences]):
             return forward.next_logits(inputs, self.cache)
 
@@ -103,17 +104,7 @@ class DecodingRows:
             self.cache = []
 
 
-def _evaluate(cache: Sequence[Any]) -> None:
-    """Evaluate all arrays of a cache.
-
-    No token depends on some of them, such as the remaining padding of a recurrent layer, so they
-    would stay lazy and keep one buffer for every step. Metal limits the number of buffers.
-    """
-    mx.eval([vars(part) for layer in cache for part in getattr(layer, "caches", (layer,))])
-
-
 def _reorder(cache: Sequence[Any], indices: Sequence[int], count: int) -> None:
     """Select rows of a cache: the new row i is the old row ``indices[i]``."""
     if indices and list(indices) != list(range(count)):
-        for layer in cache:
-            layer.filter(list(indices))
+        select_rows(cache, indices)

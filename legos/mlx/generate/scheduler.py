@@ -10,13 +10,13 @@ not stall other requests. After a swap of weights, stale prefixes are freed a fe
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import mlx.core as mx
 import mlx.nn as nn
 
 from legos.data.limits import EngineLimits
 from legos.data.request import Result
 from legos.errors import AdapterError, EngineError, LegosError
 from legos.mlx.generate.adapter_table import AdapterTable
+from legos.mlx.generate.batch_cache import extract_rows
 from legos.mlx.generate.capabilities import probe
 from legos.mlx.generate.kv_budget import KeyValueBudget
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
@@ -284,12 +284,11 @@ class Scheduler:
     def _keep(self, rows: Sequence[Row], cache: Sequence[Any]) -> None:
         """Add keys and values of rows to the prefix cache."""
         kept = {
-            key: [layer.extract(index) for layer in cache]
+            key: index
             for key, sequences, index in (rows if cache else ())
             if key and sequences[0].live.epoch == key[0] and self._prefixes.wants(*key)
         }
-        mx.eval([layer.state for row in kept.values() for layer in row])
-        for key, row in kept.items():
+        for key, row in zip(kept, extract_rows(cache, list(kept.values())), strict=True):
             self._prefixes.add(*key, row)
 
     def _wait(self, forks: Sequence[Fork]) -> None:

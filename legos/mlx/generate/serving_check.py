@@ -16,6 +16,7 @@ from mlx_lm.models.cache import can_trim_prompt_cache
 from numpy.typing import NDArray
 
 from legos.errors import AdapterError, LegosError, ModelError
+from legos.mlx.generate.batch_cache import extract_rows, select_rows
 from legos.mlx.generate.multi_lora.slots import BASE, AdapterSlots, pair_shapes
 from legos.mlx.generate.prefill import Prefill
 from legos.mlx.generate.prefix_cache import copied, trimmed
@@ -107,8 +108,7 @@ def _check(forward: CausalModel, slots: AdapterSlots, step: int, used: tuple[int
 
     prefilled(first[:1], [([], 0)], "rows in chunks")
     cache = prefilled(first, [([], 0), ([], 0)], "in a batch, rows of unlike lengths")
-    stored = [layer.extract(0) for layer in cache]
-    mx.eval([layer.state for layer in stored])
+    stored = extract_rows(cache, [0])[0]
     rows: list[Row] = [(short, used[1]), ((*long, 3, 4), used[0])]
     known: list[Known] = [([], 0), (copied(stored), len(long))]
     if can_trim_prompt_cache(stored):
@@ -116,8 +116,8 @@ def _check(forward: CausalModel, slots: AdapterSlots, step: int, used: tuple[int
         rows.insert(0, ((*long[:half], 5, 1, 2), used[0]))
         known.insert(0, (trimmed(stored, len(long) - half), half))
     again = prefilled(rows, known, "rows that continue a cached prefix")
+    select_rows(again, [1, 0, 0])
     for layer, more in zip(again, cache, strict=True):
-        layer.filter([1, 0, 0])
         layer.extend(more)
     rows = [rows[1], rows[0], rows[0], *first]
     for token in (3, 4):
