@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -128,7 +128,7 @@ class EngineRoom:
         self.sizes = {name: array.shape for name, array in lora_arrays(self.tree).items()}
         num_vocabulary = self.tree(mx.array([[1]])).shape[-1]
         self.engine = MlxEngine(
-            self.worker,
+            cast("Any", self.worker),
             load_tree(folder),
             num_vocabulary=num_vocabulary,
             context=1024,

@@ -184,7 +184,7 @@ def test_each_policy_is_trained_as_if_it_were_alone(tiny_models: Mapping[str, Pa
         told = both.logprobs(some(99), policy=name, reference=True).result()
         expected = alone[name].logprobs(some(99), reference=True).result()
         np.testing.assert_array_equal(np.concatenate(told), np.concatenate(expected))
-    assert both.version == 3
+    assert both.adapter().version == 3
 
 
 def test_policies_are_saved_by_name_and_go_on_to_the_bit(
