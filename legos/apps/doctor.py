@@ -18,6 +18,7 @@ from legos.bench.models import write_bench_model
 from legos.bench.self_test import CHECKS, Check, SelfTest
 from legos.config.resolve import resolve
 from legos.errors import LegosError
+from legos.mac import mac_facts
 from legos.run.folder import RUNS
 from legos.wiring.device import find_device
 from legos.wiring.machine import blas_hint
@@ -105,6 +106,7 @@ def _facts() -> dict[str, Any]:
         "platform": platform.platform(),
         "cores": os.cpu_count(),
         "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
+        "mac": mac_facts(),
         "device": _device(),
         "blas": _blas(),
         "disk_free_gib": shutil.disk_usage(disk).free / 2**30,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from legos.bench.engine_bench import numbered_requests
 from legos.bench.models import random_adapter
 from legos.clients.submit import submit_all
-from legos.data.names import POLICY
+from legos.data.names import BASE, POLICY
 from legos.data.request import Generated, Request
 from legos.data.sample import Sample
 from legos.data.step import MeasuredStep
@@ -33,6 +33,16 @@ LARGEST_GAP = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.3}  # nats, of one
 LARGEST_DISTANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.1}  # of gradients, relative
 HINT = "; MLX_ENABLE_TF32=1 adds up to 3e-3 nats of rounding on devices that multiply in TF32"
 TIMEOUT_S = 120.0
+TOGETHER_S = 3.0  # while engine and trainer compute at once
+STEPS = 65  # decode steps that are timed
+SMALL: Mapping[str, Mapping[str, float]] = {
+    "small_steps": dict.fromkeys(("qwen3_5", "qwen3_moe", "four_bits"), 1e-3),
+    "long_rows": {"largest_gap_nats": 0.1},
+    "hybrid_decoding": {"bytes_per_step": 1.0},
+    "processes": {"failed": 0.0},
+    "failed_allocation": {"not_raised": 0.0, "error": 0.0},
+}
+"""Check on small random models -> figure -> its largest value."""
 EFFECT = 0.05  # size of the random LoRA arrays: large enough to change every log-probability
 
 
@@ -77,7 +87,7 @@ class SelfTest:
             "mean_gap_nats": float(gaps.mean()),
             "tokens": float(gaps.size),
         }
-        return _judged("parity", figures, "largest_gap_nats", LARGEST_GAP[self._dtype])
+        return _judged("parity", figures, {"largest_gap_nats": LARGEST_GAP[self._dtype]})
 
     def swap(self) -> Check:
         """Whether weights that change under load leave every token with its own version."""
@@ -110,8 +120,8 @@ class SelfTest:
             failure = "a request that came after the swap was answered under the old weights"
         elif not spanning:
             skipped = "no request ran across the swap; the device is too fast for this load"
-        limit = LARGEST_GAP[self._dtype]
-        return _judged("swap", figures, "largest_gap_nats", limit, failure=failure, skipped=skipped)
+        limits = {"largest_gap_nats": LARGEST_GAP[self._dtype]}
+        return _judged("swap", figures, limits, failure=failure, skipped=skipped)
 
     def checkpointing(self) -> Check:
         """Whether a step with gradient checkpointing has the gradients of one without."""
@@ -122,7 +132,7 @@ class SelfTest:
             "time_ratio": again.seconds / plain.seconds,
             "memory_ratio": again.peak_bytes / max(plain.peak_bytes, 1),
         }
-        return _judged("checkpointing", figures, "distance", LARGEST_DISTANCE[self._dtype])
+        return _judged("checkpointing", figures, {"distance": LARGEST_DISTANCE[self._dtype]})
 
     def shared_prefix(self) -> Check:
         """Whether a step whose rows share prefixes has the gradients of one row per sample."""
@@ -134,8 +144,49 @@ class SelfTest:
             "memory_ratio": shared.peak_bytes / max(rows.peak_bytes, 1),
         }
         skipped = "" if shared.shared else "this architecture keeps a state and shares no prefixes"
-        limit = LARGEST_DISTANCE[self._dtype]
-        return _judged("shared_prefix", figures, "distance", limit, skipped=skipped)
+        limits = {"distance": LARGEST_DISTANCE[self._dtype]}
+        return _judged("shared_prefix", figures, limits, skipped=skipped)
+
+    def repeat(self) -> Check:
+        """Whether a step repeats: the distance of its gradients, and whether their bits equal."""
+        again = self._checks.step(self._adapter, self._samples).gradients
+        first = self._plain.gradients
+        figures = {
+            "distance": _distance(again, first),
+            "equal_bits": float(np.array_equal(again, first)),
+        }
+        return _judged("repeat", figures, {"distance": LARGEST_DISTANCE[self._dtype]})
+
+    def together(self) -> Check:
+        """Whether engine and trainer are right while both compute, and the memory they hold."""
+        ends = time.perf_counter() + TOGETHER_S
+        gaps, distances, unused = [0.0], [0.0], [0.0]
+        while time.perf_counter() < ends:
+            requests = self._requests(LOAD, seed=len(gaps))
+            running = submit_all(self._engine, requests)
+            step = self._checks.step(self._adapter, self._samples)
+            answers = running.result(TIMEOUT_S)
+            gaps.append(float(self._gaps(_pairs(requests, answers)).max()))
+            distances.append(_distance(step.gradients, self._plain.gradients))
+            unused.append(self._checks.memory()["unused_mib"])
+        figures = {
+            "rounds": len(gaps) - 1.0,
+            "largest_gap_nats": max(gaps),
+            "distance": max(distances),
+            "unused_mib": max(unused),
+        }
+        limits = {
+            "largest_gap_nats": LARGEST_GAP[self._dtype],
+            "distance": LARGEST_DISTANCE[self._dtype],
+        }
+        return _judged("together", figures, limits)
+
+    def small(self, name: str, limits: Mapping[str, float]) -> Check:
+        """A check of the device on small random models."""
+        figures = self._checks.small_check(name)
+        if isinstance(figures, str):
+            return _judged(name, {}, {}, skipped=figures)
+        return _judged(name, figures, limits)
 
     def speed(self) -> Check:
         """How fast tokens are sampled and trained, and the memory that this takes; never fails."""
@@ -151,9 +202,23 @@ class SelfTest:
             "trained_tokens_per_s": rows / step.seconds,
             "step_peak_mib": step.peak_bytes / 2**20,
             "parameters": float(self._model.num_parameters),
+            **self._step_ms(),
             **self._checks.memory(),
         }
         return Check(name="speed", status="pass", figures=figures)
+
+    def _step_ms(self) -> Mapping[str, float]:
+        """Milliseconds of one row's decode step, and of a result that the host reads."""
+        sync = self._checks.small_check("host_sync")
+        figures = {} if isinstance(sync, str) else dict(sync)
+        for name, adapter in (("decode_ms", BASE), ("lora_decode_ms", POLICY)):
+            times: list[float] = []
+            request = numbered_requests([(1, 2, 3)], STEPS, adapter)
+            submit_all(
+                self._engine, request, on_progress=lambda t=times: t.append(time.perf_counter())
+            ).result(TIMEOUT_S)
+            figures[name] = 1000 * (times[-1] - times[0]) / (len(times) - 1)
+        return figures
 
     @cached_property
     def _answers(self) -> list[tuple[Row, Generated]]:
@@ -190,8 +255,7 @@ class SelfTest:
 
     def _ask(self, requests: Sequence[Request]) -> list[tuple[Row, Generated]]:
         """Prompts and answers, in order."""
-        answers = submit_all(self._engine, requests).result(TIMEOUT_S)
-        return [(r.prompt_ids, answer) for r, answer in zip(requests, answers, strict=True)]
+        return _pairs(requests, submit_all(self._engine, requests).result(TIMEOUT_S))
 
     def _gaps(self, answers: Sequence[tuple[Row, Generated]]) -> NDArray[np.float64]:
         """[N] distance of each token's log-probability from a forward pass of the tree."""
@@ -214,11 +278,18 @@ class SelfTest:
         self._engine.load_adapter(adapter).result(TIMEOUT_S)
 
 
+def _small(name: str, limits: Mapping[str, float]) -> Callable[[SelfTest], Check]:
+    return lambda test: test.small(name, limits)
+
+
 CHECKS: Mapping[str, Callable[[SelfTest], Check]] = {
     "parity": SelfTest.parity,
     "swap": SelfTest.swap,
     "checkpointing": SelfTest.checkpointing,
     "shared_prefix": SelfTest.shared_prefix,
+    "repeat": SelfTest.repeat,
+    "together": SelfTest.together,
+    **{name: _small(name, limits) for name, limits in SMALL.items()},
     "speed": SelfTest.speed,
 }
 """Every check by its name, in the order in which they run."""
@@ -227,18 +298,24 @@ CHECKS: Mapping[str, Callable[[SelfTest], Check]] = {
 def _judged(
     name: str,
     figures: Mapping[str, float],
-    judged: str,
-    limit: float,
+    limits: Mapping[str, float],
     *,
     failure: str = "",
     skipped: str = "",
 ) -> Check:
-    """A check that passes while one of its figures is at most a limit, without other reasons."""
-    if figures[judged] > limit and not (failure or skipped):
-        value = figures[judged]
-        failure = f"{judged} is {value:.3g}; at most {limit:g} is expected{HINT}"
+    """A check that passes while its figures are within their limits, without other reasons."""
+    for judged, limit in limits.items():
+        if not (figures[judged] <= limit or failure or skipped):
+            hint = HINT if limit else ""
+            failure = f"{judged} is {figures[judged]:.3g}; at most {limit:g} is expected{hint}"
     status: Status = "fail" if failure else "skip" if skipped else "pass"
     return Check(name=name, status=status, figures=figures, reason=failure or skipped)
+
+
+def _pairs(
+    requests: Sequence[Request], answers: Sequence[Generated]
+) -> list[tuple[Row, Generated]]:
+    return [(r.prompt_ids, answer) for r, answer in zip(requests, answers, strict=True)]
 
 
 def _distance(found: NDArray[np.float64], expected: NDArray[np.float64]) -> float:

@@ -91,6 +91,14 @@ class DeviceChecks(Protocol):
         """Run a call; returns the device's peak memory in bytes, minus what it held before."""
         ...
 
+    def small_check(self, name: str) -> Mapping[str, float] | str:
+        """Run a check of the device on small random models, such as ``long_rows``.
+
+        Returns:
+            Its figures, or the reason why it cannot run here.
+        """
+        ...
+
     def memory(self) -> Mapping[str, float]:
         """Memory that the device library holds now, and its peak so far, in MiB."""
         ...

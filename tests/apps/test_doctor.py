@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,21 @@ import pytest
 
 from legos.apps.doctor import examine
 from legos.bench import self_test
-from legos.bench.self_test import Check, SelfTest
+from legos.bench.self_test import CHECKS, Check, SelfTest
 from legos.cli import main
+from legos.data.step import MeasuredStep
+from legos.mlx.checks.device import MlxChecks
 from legos.weights.adapter import Adapter
 
 MODELS = ["llama", "qwen3"]
+
+
+@pytest.fixture
+def own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the checks of the model itself; those on small models have tests of their own."""
+    own = {name: check for name, check in CHECKS.items() if name not in self_test.SMALL}
+    monkeypatch.setattr("legos.apps.doctor.CHECKS", own)
+    monkeypatch.setattr(self_test, "TOGETHER_S", 0.1)
 
 
 def by_name(checks: Any) -> Mapping[str, Check]:
@@ -29,21 +41,28 @@ def test_facts_alone_are_quick_and_healthy(capsys: pytest.CaptureFixture[str]) -
     assert "self-test" not in told
 
 
+@pytest.mark.usefixtures("own_checks")
 @pytest.mark.parametrize("model", MODELS)
 def test_every_check_passes_here(model: str, tiny_models: Mapping[str, Path]) -> None:
     report = examine(self_test=True, model=str(tiny_models[model]))
     checks = by_name(report.checks)
-    assert list(checks) == ["parity", "swap", "checkpointing", "shared_prefix", "speed"]
+    names = ["parity", "swap", "checkpointing", "shared_prefix", "repeat", "together", "speed"]
+    assert list(checks) == names
     assert report.healthy, report.text()
     assert {name for name, check in checks.items() if check.status == "skip"} <= {"swap"}
     assert checks["parity"].figures["tokens"] == 256
     assert 0 <= checks["parity"].figures["largest_gap_nats"] < 1e-4
     assert checks["checkpointing"].figures["distance"] < 1e-5
     assert 0 < checks["shared_prefix"].figures["distance"] < 1e-4
-    assert checks["speed"].figures["sampled_tokens_per_s"] > 0
+    assert checks["repeat"].figures == {"distance": 0.0, "equal_bits": 1.0}
+    assert checks["together"].figures["rounds"] >= 1
+    speed = checks["speed"].figures
+    for name in ("sampled_tokens_per_s", "sync_ms", "decode_ms", "lora_decode_ms"):
+        assert speed[name] > 0
     assert "\npass  parity " in report.text()
 
 
+@pytest.mark.usefixtures("own_checks")
 def test_an_engine_with_other_weights_than_the_trainer_is_found(
     tiny_models: Mapping[str, Path],
     monkeypatch: pytest.MonkeyPatch,
@@ -67,6 +86,7 @@ def test_an_engine_with_other_weights_than_the_trainer_is_found(
     assert parity["figures"]["largest_gap_nats"] > 1e-3
     assert "largest_gap_nats is" in parity["reason"]
     assert told["checks"]["shared_prefix"]["status"] == "pass"
+    assert told["checks"]["together"]["status"] == "fail"
 
 
 def test_a_check_that_raises_fails_alone(
@@ -84,6 +104,7 @@ def test_a_check_that_raises_fails_alone(
     assert "1 pass, 1 fail, 0 skip" in report.text()
 
 
+@pytest.mark.usefixtures("own_checks")
 def test_gradients_that_differ_are_found(
     tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +118,28 @@ def test_a_model_that_cannot_be_loaded_is_a_finding(capsys: pytest.CaptureFixtur
     assert main(["doctor", "--self-test", "--model", "/nowhere"]) == 1
     assert "fail  load" in (told := capsys.readouterr().out)
     assert "no model folder '/nowhere'" in told
+
+
+@pytest.mark.usefixtures("own_checks")
+def test_a_step_that_changes_its_gradients_is_found(
+    tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factors = count(1)
+    compute = MlxChecks.step
+
+    def step(*args: Any, **options: Any) -> MeasuredStep:
+        found = compute(*args, **options)
+        return replace(found, gradients=found.gradients * next(factors))
+
+    monkeypatch.setattr(MlxChecks, "step", step)
+    checks = by_name(examine(self_test=True, model=str(tiny_models["llama"])).checks)
+    assert (checks["parity"].status, checks["repeat"].status) == ("pass", "fail")
+    assert checks["repeat"].figures["equal_bits"] == 0.0
+
+
+def test_facts_of_a_mac_are_part_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("legos.apps.doctor.mac_facts", lambda: {"chip": "Apple M9"})
+    assert examine().as_dict()["mac"] == {"chip": "Apple M9"}
 
 
 @pytest.mark.slow

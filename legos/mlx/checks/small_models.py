@@ -33,15 +33,23 @@ def architectures() -> list[str]:
     return sorted(found - {*_NO_MODELS} | {*_VARIANTS})
 
 
-def small_model(architecture: str, *, seed: int = 0, dtype: mx.Dtype = mx.float32) -> nn.Module:
+def small_model(
+    architecture: str, *, seed: int = 0, dtype: mx.Dtype = mx.float32, **fields: Any
+) -> nn.Module:
     """Build a random model of 2 to 8 layers and width 32, frozen and evaluated.
+
+    Args:
+        architecture: one of ``architectures``.
+        seed: seed of the weights.
+        dtype: type of the weights.
+        fields: fields of the configuration that differ from those of the file.
 
     Raises:
         Exception: whatever mlx-lm raises where it cannot build a model from the configuration.
     """
     module = importlib.import_module(f"mlx_lm.models.{_VARIANTS.get(architecture, architecture)}")
     mx.random.seed(seed)
-    model: nn.Module = module.Model(module.ModelArgs.from_dict(_config(architecture)))
+    model: nn.Module = module.Model(module.ModelArgs.from_dict(_config(architecture) | fields))
     drawn: list[tuple[str, Any]] = []
     arrays: Any = tree_flatten(model.parameters())
     for name, array in arrays:

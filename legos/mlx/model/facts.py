@@ -1,5 +1,6 @@
 """Versions, device and memory, as MLX reports them."""
 
+import os
 from importlib.metadata import version
 from typing import Any
 
@@ -19,6 +20,7 @@ def device_facts() -> dict[str, str | int | float | bool]:
         "architecture": str(told.get("architecture", "unknown")),
         "metal": mx.metal.is_available(),
         "cuda": mx.cuda.is_available(),
+        "tf32": os.environ.get("MLX_ENABLE_TF32") != "0",
     }
     sizes = ("memory_size", "total_memory", "max_recommended_working_set_size")
     facts |= {f"{name}_gib": told[name] / 2**30 for name in sizes if told.get(name)}
@@ -26,8 +28,9 @@ def device_facts() -> dict[str, str | int | float | bool]:
 
 
 def memory_facts() -> dict[str, float]:
-    """Memory that MLX holds now, and its peak so far, in MiB."""
+    """Memory that MLX holds now, its peak so far, and freed buffers that it keeps, in MiB."""
     return {
         "held_mib": mx.get_active_memory() / 2**20,
         "peak_mib": mx.get_peak_memory() / 2**20,
+        "unused_mib": mx.get_cache_memory() / 2**20,
     }

@@ -156,7 +156,6 @@ class MlxBackend:
             raise CheckpointError(f"{folder} cannot be restored: {error}") from error
 
     def _prepare(self, config: BackendConfig, group: mx.distributed.Group | None) -> None:
-        _avoid_inference_kernels(self._model)
         self._gradients = StepGradients(
             self._model,
             max_tokens=config.micro_batch_tokens,
@@ -340,18 +339,6 @@ class MlxBackend:
                 "learning_rate": mx.array(0.0),
             }
             mx.eval(ema, policy.optimiser.state)
-
-
-def _avoid_inference_kernels(model: nn.Module) -> None:
-    """Make layers compute with operations that have gradients.
-
-    In evaluation mode, layers with a gated delta rule (Qwen3.5, Kimi Linear, OLMo Hybrid) call a
-    Metal kernel that has none.
-    """
-    model.train()
-    for _, module in model.named_modules():
-        if isinstance(module, nn.Dropout):
-            module.eval()  # training and sampling must compute the same probabilities
 
 
 def _place(folder: Path, name: str) -> Path:

@@ -71,6 +71,7 @@ class StepGradients:
             TrainerError: the model cannot be trained; see ``check_gradients``.
         """
         self._model = model
+        _avoid_inference_kernels(model)
         forward = CausalModel(model)
         self.shares = check_gradients(model, forward, checkpointing=checkpointing)
         self.memory: MemoryPlan | None = None
@@ -247,3 +248,15 @@ def _sum_of(found: Found, group: mx.distributed.Group) -> Found:
     numbers, logprobs, gradients = sum_over_processes((numbers, logprobs, found.gradients), group)
     loss, *sums = np.array(numbers, np.float64).tolist()
     return Found(loss, np.array(sums), gradients, np.array(logprobs))
+
+
+def _avoid_inference_kernels(model: nn.Module) -> None:
+    """Make layers compute with operations that have gradients.
+
+    In evaluation mode, layers with a gated delta rule (Qwen3.5, Kimi Linear, OLMo Hybrid) call a
+    Metal kernel that has none.
+    """
+    model.train()
+    for _, module in model.named_modules():
+        if isinstance(module, nn.Dropout):
+            module.eval()  # training and sampling must compute the same probabilities

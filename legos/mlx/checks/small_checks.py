@@ -1,0 +1,215 @@
+"""Checks of a device on small random models; ``legos.bench.self_test`` has the limits.
+
+Each returns figures, or the reason why it cannot run here.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from statistics import median
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+from numpy.typing import NDArray
+
+from legos.clients.submit import submit_all
+from legos.data.names import BASE
+from legos.data.request import Request
+from legos.data.sample import Sample
+from legos.losses.objective import Objective
+from legos.mlx.checks.small_models import VOCABULARY, small_model
+from legos.mlx.generate.engine import MlxEngine
+from legos.mlx.model.lora import add_lora, lora_shape
+from legos.mlx.model.worker import ThreadWorker
+from legos.mlx.train.packing import StepSamples
+from legos.mlx.train.step_gradients import StepGradients
+
+__all__ = ["SMALL_CHECKS"]
+
+Figures = Mapping[str, float]
+Row = tuple[int, ...]
+CONTEXT = 4096
+ROWS, LONG = 8, 1025  # prompts, and tokens of the shortest; Metal's attention changes at 1,024
+WINDOW = 32  # decode steps; the engine evaluates its caches once in so many
+DECODE_S, MOST_STEPS = 4.0, 2000  # of the check of growing memory
+PROCESSES = 3
+TOO_LARGE = 1 << 20, 1 << 30  # bytes: a petabyte
+SYNCS = 200
+_CHILD = """
+import sys
+sys.modules["mlx_lm.utils"] = None  # slow to import, and not used here
+import mlx.core as mx
+from legos.mlx.model.worker import ThreadWorker
+def compute():
+    mx.eval(mx.ones((64, 64)) @ mx.ones((64, 64)))
+ThreadWorker("check").call(compute).result()
+compute()
+"""  # the end of the process has to close the worker
+
+
+def small_steps() -> Figures:
+    """Distance of a step's gradients from those of whole rows that the CPU computes.
+
+    The models have linear attention (qwen3_5), experts (qwen3_moe), and weights in 4 bits.
+    """
+    four_bits = small_model("llama", hidden_size=64)
+    nn.quantize(four_bits, group_size=32, bits=4)
+    trees = {"qwen3_5": small_model("qwen3_5"), "qwen3_moe": small_model("qwen3_moe")}
+    return {name: _distance(tree) for name, tree in (trees | {"four_bits": four_bits}).items()}
+
+
+def long_rows() -> Figures:
+    """Largest difference of a token's log-probability in a batch from that of its row alone.
+
+    In bfloat16, for prompts of unlike lengths, padded on the left.
+    """
+    fields: dict[str, Any] = {"dtype": mx.bfloat16, "head_dim": 64, "num_hidden_layers": 1}
+    fields |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    rng = np.random.default_rng(0)
+    prompts = [tuple(rng.integers(1, VOCABULARY, LONG + 9 * n).tolist()) for n in range(ROWS)]
+    requests = [_request(prompt, 16, seed=number) for number, prompt in enumerate(prompts)]
+    gaps: list[float] = []
+    with closing(_engine("llama", **fields)) as engine:
+        for prompt, answer in zip(prompts, submit_all(engine, requests).result(), strict=True):
+            row = prompt + answer.token_ids
+            alone = engine.run(partial(_alone, row=row, start=len(prompt))).result()
+            gaps.append(float(np.abs(alone - answer.logprobs).max()))
+    return {"largest_gap_nats": max(gaps), "rows": ROWS, "shortest": LONG}
+
+
+def hybrid_decoding() -> Figures:
+    """Bytes by which memory grows in a decode step of a model with states and keys and values.
+
+    The median over windows of steps leaves out those in which a cache of keys and values grows.
+    """
+    held: list[int] = []
+    with closing(_engine("qwen3_5")) as engine:
+        started = time.perf_counter()
+        submit_all(engine, [_request((1, 2), 2 * WINDOW)]).result()
+        step_s = (time.perf_counter() - started) / (2 * WINDOW)
+        steps = min(MOST_STEPS, max(6 * WINDOW, int(DECODE_S / step_s)))
+        asked = [_request((1, 2, 3), steps, stream=True)]
+        submit_all(engine, asked, on_progress=lambda: held.append(mx.get_active_memory())).result()
+    windows = [min(held[n : n + WINDOW]) for n in range(WINDOW, len(held) - WINDOW + 1, WINDOW)]
+    growth = median(np.diff(windows).tolist()) / WINDOW
+    return {"bytes_per_step": growth, "steps": steps, "step_ms": 1000 * step_s}
+
+
+def processes() -> Figures:
+    """Number of processes that compute on two threads and do not end with exit code 0."""
+    children = [
+        subprocess.Popen([sys.executable, "-c", _CHILD], stderr=subprocess.DEVNULL)
+        for _ in range(PROCESSES)
+    ]
+    return {"failed": sum(child.wait() != 0 for child in children), "processes": PROCESSES}
+
+
+def failed_allocation() -> Figures | str:
+    """Whether an allocation beyond any memory raises, and what is computed afterwards is right."""
+    if mx.default_device().type == mx.DeviceType.cpu:
+        return "MLX on the CPU does not report that memory is lacking; the process ends"
+    raised = False
+    try:
+        mx.eval(mx.zeros(TOO_LARGE, mx.uint8) + mx.arange(TOO_LARGE[1]).astype(mx.uint8))
+    except RuntimeError:
+        raised = True
+    return {"not_raised": float(not raised), "error": _product()}
+
+
+def host_sync() -> Figures:
+    """Milliseconds of one computation whose result the host reads."""
+    value = mx.array(0.0)
+    started = time.perf_counter()
+    for _ in range(SYNCS):
+        value = mx.array((value + 1.0).item())
+    return {"sync_ms": 1000 * (time.perf_counter() - started) / SYNCS}
+
+
+SMALL_CHECKS: Mapping[str, Callable[[], Figures | str]] = {
+    "small_steps": small_steps,
+    "long_rows": long_rows,
+    "hybrid_decoding": hybrid_decoding,
+    "processes": processes,
+    "failed_allocation": failed_allocation,
+    "host_sync": host_sync,
+}
+
+
+def _distance(tree: nn.Module) -> float:
+    """Norm of the difference of a step's gradients from plain ones, relative to the plain ones."""
+    add_lora(tree, lora_shape(tree, rank=2, alpha=4.0, num_layers=8, head=False), seed=0)
+    step = StepGradients(tree)
+    prefix, weights = tuple(range(5, 25)), (1.0, -0.5, 0.3)
+    rows = [(*prefix, 7, 8), (*prefix, 9, 8, 7), (*prefix[:10], 3)]
+
+    def loss(parameters: Any) -> mx.array:
+        tree.update(parameters)
+        pairs = zip(rows, weights, strict=True)
+        return mx.stack([-w * mx.sum(_chosen(tree, row, 10)) for row, w in pairs]).sum()
+
+    with mx.stream(mx.cpu):
+        before: Any = tree.trainable_parameters()
+        expected: Any = dict(tree_flatten(mx.grad(loss)(before)))
+        tree.update(before)
+        samples = [_sample(row, _alone(tree, row, 10)) for row in rows]
+        mx.eval(expected)
+    found: Any = step.of_step(StepSamples(samples=samples, weights=weights), Objective(), {})
+    arrays = dict(tree_flatten(found.gradients))
+    pairs = [(np.array(arrays[name]), np.array(array)) for name, array in expected.items()]
+    difference, norm = (
+        np.sqrt(sum(float(np.sum(array**2)) for array in of))
+        for of in ([a - b for a, b in pairs], [b for _, b in pairs])
+    )
+    return float(difference / norm)
+
+
+def _sample(row: Row, logprobs: NDArray[np.float32]) -> Sample:
+    """A row whose last tokens were chosen with these log-probabilities."""
+    count = logprobs.size
+    return Sample(
+        token_ids=row,
+        positions=tuple(range(len(row) - count, len(row))),
+        logprobs=tuple(logprobs.tolist()),
+        versions=(0,) * count,
+        advantages=(1.0,) * count,
+        legal=((),) * count,
+    )
+
+
+def _chosen(tree: nn.Module, row: Row, start: int) -> mx.array:
+    """[T - start] log-probabilities of a row's tokens from ``start`` on, without a cache."""
+    logits = tree(mx.array([row[:-1]]))[0, start - 1 :].astype(mx.float32)
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    return mx.take_along_axis(logprobs, mx.array(row[start:])[:, None], axis=-1)[:, 0]
+
+
+def _alone(tree: nn.Module, row: Row, start: int) -> NDArray[np.float32]:
+    """``_chosen`` in NumPy."""
+    return np.array(_chosen(tree, row, start))
+
+
+def _engine(architecture: str, **fields: Any) -> MlxEngine:
+    """An engine of a small model, on its own thread."""
+    worker, sizes = ThreadWorker("legos-check"), {"max_position_embeddings": CONTEXT}
+
+    def build() -> MlxEngine:
+        tree = small_model(architecture, **sizes, **fields)
+        return MlxEngine(worker, tree, num_vocabulary=VOCABULARY, context=CONTEXT)
+
+    return worker.call(build).result()
+
+
+def _request(prompt: Sequence[int], max_tokens: int, **fields: Any) -> Request:
+    return Request(prompt_ids=tuple(prompt), max_tokens=max_tokens, adapter=BASE, **fields)
+
+
+def _product() -> float:
+    """Largest error of a product of matrices whose result is known."""
+    found: Any = mx.abs(mx.ones((64, 64)) @ mx.ones((64, 64)) - 64.0).max().item()
+    return found
