@@ -115,13 +115,43 @@ def test_caffeinate_runs_exactly_within_the_block(tools: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("keep_awake", [True, False])
 def test_a_run_keeps_the_mac_awake_unless_told_otherwise(
-    keep_awake: bool, tools: Path, tmp_path: Path
+    keep_awake: bool, tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "log"
     tool(tools, "caffeinate", f'echo "$@" > {log}; exec sleep 60')
+    if keep_awake:
+        tool(tools, "pmset", "echo \"Now drawing from 'Battery Power'\"")
     arguments = ["train", "--steps", "1", "--out", str(tmp_path / "run")]
     assert main([*arguments, *([] if keep_awake else ["--loop.no-keep-awake"])]) == 0
     assert log.exists() == keep_awake
+    hint = (
+        "this Mac runs on battery; connect it to power, or let the run wait for power with --loop"
+    )
+    assert (hint in capsys.readouterr().out) == keep_awake
+
+
+def test_a_server_keeps_the_mac_awake_until_it_ends(tools: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    tool(tools, "caffeinate", f'echo "$$ $@" > {log}.new; mv {log}.new {log}; exec sleep 60')
+    code = (
+        "from types import SimpleNamespace\n"
+        "from legos import mac\n"
+        "mac.platform = SimpleNamespace(system=lambda: 'Darwin', machine=lambda: 'arm64', "
+        "mac_ver=lambda: ('15.5',))\n"
+        "from legos.cli import main\n"
+        "print('ended', main(['serve', '--model', 'builtin', '--port', '0']))\n"
+    )
+    command = [sys.executable, "-u", "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline().startswith("serving")
+        pid, arguments = read(log).split(maxsplit=1)
+        assert arguments == f"-is -w {server.pid}\n"
+        os.kill(int(pid), 0)
+        server.terminate()
+        assert server.stdout.read().endswith("ended 0\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
 
 
 def read(file: Path) -> str:

@@ -29,7 +29,7 @@ from legos.config.schema import RunConfig
 from legos.data.names import evaluated_name
 from legos.errors import ConfigError, LegosError, TrainerError
 from legos.loop.evaluation import flat_figures
-from legos.mac import awake
+from legos.mac import awake, on_battery
 from legos.protocols import Tracker
 from legos.run.checkpoint import checkpoints
 from legos.run.find import find_run, split_place
@@ -309,6 +309,11 @@ def _announce(resolved: ResolvedConfig, folder: RunFolder, trainer: Trainer, run
     advice = advise_learning_rate(model.folder)
     if config.model != BUILTIN and advice is not None:  # that one brings its own learning rate
         _print(advice.describe(config.training.learning_rate))
+    if on_battery() and not config.loop.pause_on_battery:
+        _print(
+            "hint: this Mac runs on battery; connect it to power, or let the run wait for power "
+            "with --loop.pause-on-battery"
+        )
     hint = blas_hint()
     if hint:
         _print(hint)
