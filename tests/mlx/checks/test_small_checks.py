@@ -53,7 +53,7 @@ def wrong_attention_to_long_rows(monkeypatch: Patch) -> None:
 
 
 def lazy_caches(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(rows, "_evaluate", lambda cache: None)
+    monkeypatch.setattr(rows, "EVALUATED_EVERY", 1 << 30)
 
 
 def aborted_exits(monkeypatch: Patch) -> None:
