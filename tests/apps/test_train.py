@@ -299,7 +299,11 @@ def test_weights_and_biases_get_the_same_numbers(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(wandb.Run, "log", spy)
     assert main(["train", "--out", "run", *FAST, "--steps", "3", "--track", "wandb"]) == 0
     lines = read_steps(Path("run/metrics.jsonl"))
-    assert logged == [(line["step"], line) for line in lines]
+    steps = [(step, data) for step, data in logged if "loss" in data]
+    assert [step for step, _ in steps] == [line["step"] for line in lines]
+    for (_, data), line in zip(steps, lines, strict=True):
+        assert {**data, "eval/step": None} == {**line, "eval/step": None}
+    assert logged[0][0] == logged[0][1]["eval/step"] == 0  # the evaluation before the first step
     [file] = Path("run/wandb").glob("offline-run-*/*.wandb")
     written = file.read_bytes()
     for line in lines:
