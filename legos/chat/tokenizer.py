@@ -83,6 +83,9 @@ class ChatTokenizer:
             tokenizer.encode("")
             self._lock = nullcontext()
         self._controls = _control_tokens(tokenizer)
+        self._special_ids = frozenset(tokenizer.all_special_ids) | {
+            token for token, added in tokenizer.added_tokens_decoder.items() if added.special
+        }
         self._pieces = _pieces(tokenizer, self._controls)
         self._channels = b"<|channel|>" in self._pieces.values()
         self._remember = lru_cache(maxsize=_REMEMBERED_PROMPTS)(self._render)
@@ -108,9 +111,12 @@ class ChatTokenizer:
         if controls or self._pieces.keys().isdisjoint(ids):
             return self._plain(ids, controls=controls)
         text = ""
-        for number, (own, run) in enumerate(groupby(ids, key=self._pieces.__contains__)):
+        said = [token for token in ids if token in self._pieces or token not in self._special_ids]
+        for number, (own, run) in enumerate(groupby(said, key=self._pieces.__contains__)):
             if own:
                 pieces = b"".join(self._pieces[token] for token in run)
+                if number == 0 and self._drops_space:
+                    pieces = pieces.removeprefix(b" ")
                 text += pieces.decode("utf-8", errors="replace")
             elif number == 0:
                 text += self._plain(list(run), controls=False)
@@ -130,6 +136,12 @@ class ChatTokenizer:
         """An ordinary token and its text."""
         token = self.encode("a")[-1]
         return token, self._plain([token], controls=False)
+
+    @cached_property
+    def _drops_space(self) -> bool:
+        """Whether the decoder drops a space at the beginning of a text."""
+        spaces = [token for token, piece in self._pieces.items() if piece == b" "]
+        return bool(spaces) and self._plain(spaces, controls=False) == ""
 
     def is_control(self, text: str) -> bool:
         """Whether a text is the name of a special token, which ``decode`` leaves out."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
@@ -41,6 +41,7 @@ def sentencepiece(*special: str) -> PreTrainedTokenizerFast:
 LIBRARY = sentencepiece(*SPECIAL)
 TOKENIZER = ChatTokenizer(LIBRARY, end_ids=[1])
 SIZE = TOKENIZER.vocab_size
+SPACE = len(SPECIAL) + ord(" ")
 characters = st.sampled_from("日本é🙂\n").map(lambda c: tuple(b + len(SPECIAL) for b in c.encode()))
 tokens = st.lists(
     st.one_of(
@@ -54,6 +55,9 @@ stops = st.lists(st.sampled_from(["END", "日", "本日", "🙂", "é\n", " END"
 
 
 @settings(max_examples=300)
+@example((SPACE,))
+@example((0, SPACE, SPACE))
+@example((SPACE, SIZE - 1))
 @given(tokens)
 def test_bytes_that_are_whole_characters_are_read(ids: tuple[int, ...]) -> None:
     """The text is the library's, except that a broken byte spoils no character beside it."""

@@ -178,6 +178,7 @@ def test_the_same_chat_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None
         bos_token_id = eos_token_id = None
         added_tokens_decoder: dict[int, object] = {}  # noqa: RUF012 - read only
         all_special_tokens: tuple[str, ...] = ()
+        all_special_ids: tuple[int, ...] = ()
 
         def __len__(self) -> int:
             return 3
