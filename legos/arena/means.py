@@ -25,6 +25,8 @@ RESERVED = frozenset(
 )
 """Names of numbers that are counted for every arena; an arena's own have other names."""
 
+_EVERY_PLAY = "arena/illegal"  # a mean over all plays that ended, which every batch reports
+
 RewardMeans = Mapping[str, float]
 """``play_reward``: what ``play`` returned. ``turn_rewards``: the sum of what single turns earned.
 ``reward``: both together, the return (not discounted) that credit is given for."""
@@ -82,7 +84,7 @@ def step_metrics(
         metrics |= means
         weights |= dict.fromkeys(means, float(len(parts)))
     own = {f"arena/{name}": mean for name, mean in _metric_means(played).items()}
-    own["arena/illegal"] = _illegal_share(played) or 0.0
+    own[_EVERY_PLAY] = _illegal_share(played) or 0.0
     metrics |= own
     weights |= dict.fromkeys(own, float(len(played)))
     return metrics | {
@@ -94,17 +96,21 @@ def step_metrics(
 
 
 def merged_metrics(batches: Sequence[TrainingBatch]) -> dict[str, float]:
-    """Merge the metrics of batches: means are weighted by their number of values, counts added."""
+    """Merge the metrics of batches: means are weighted by their number of values, counts added.
+
+    An arena's own metric that no play of a batch has counts as 0 for each of its plays.
+    """
+    if len(batches) == 1:
+        return dict(batches[0].metrics)
     merged: dict[str, float] = {}
     for name in sorted({name for batch in batches for name in batch.metrics}):
-        having = [batch for batch in batches if name in batch.metrics]
-        if all(name not in batch.weights for batch in having):
-            merged[name] = sum(batch.metrics[name] for batch in having)
-        elif len(having) == 1:
-            merged[name] = having[0].metrics[name]
+        values = [batch.metrics.get(name, 0.0) for batch in batches]
+        if all(name not in batch.weights for batch in batches):
+            merged[name] = sum(values)
         else:
-            weights = [batch.weights.get(name, 0.0) for batch in having]
-            total = sum(w * b.metrics[name] for w, b in zip(weights, having, strict=True))
+            other = _EVERY_PLAY if name.startswith("arena/") else name
+            weights = [b.weights.get(name, b.weights.get(other, 0.0)) for b in batches]
+            total = sum(w * value for w, value in zip(weights, values, strict=True))
             merged[name] = total / (sum(weights) or 1.0)
     return merged
 

@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from legos.arena.arena import Arena
-from legos.arena.means import RESERVED
+from legos.arena.means import RESERVED, merged_metrics, step_metrics
 from legos.arena.table import Table
 from legos.credit import GRPOCredit
-from legos.data.episode import Task
+from legos.data.episode import Episode, Task
 from legos.data.sample import TrainingBatch
 from legos.protocols import Seat
 from legos.testing import ScriptedClient
+
+PLAIN = Episode(arena="duel", task=Task(id="d"), rollouts=(), rewards={})
 
 
 class Duel(Arena):
@@ -62,6 +65,20 @@ def test_the_reward_of_a_step_is_the_return_that_credit_is_given_for() -> None:
     assert (found["play_reward/writer"], found["play_reward/critic"]) == (2.0, -1.0)
     assert found["turn_rewards_mean"] == 0.75
     assert (found["turn_rewards/writer"], found["turn_rewards/critic"]) == (1.5, 0.0)
+
+
+def test_plays_of_groups_without_a_metric_count_in_its_mean() -> None:
+    def group(**metrics: float) -> TrainingBatch:
+        plays = [replace(PLAIN, metrics=metrics), PLAIN, PLAIN, PLAIN]
+        found, weights = step_metrics(plays, breaks=0)
+        return TrainingBatch(
+            samples=(), episodes=(), tokens_generated=0, metrics=found, weights=weights
+        )
+
+    merged = merged_metrics([group(), group(forfeit=1.0), group(), group(depth=8.0)])
+    assert merged["arena/forfeit"] == 1 / 16
+    assert merged["arena/depth"] == 8 / 16
+    assert merged["arena/episodes"] == 16.0
 
 
 def test_a_seat_that_is_not_trained_is_no_part_of_the_mean() -> None:
