@@ -15,6 +15,14 @@ _UNFINISHED = re.compile(r"<\|(?:start|channel)\|>(?:(?!<\|message\|>).)*\Z", re
 
 
 def without_channels(text: str) -> str:
-    """The text with thinking tags for Harmony's headers; an unfinished header is cut."""
-    text = _HEADER.sub(lambda found: "</think>" if found[1] == "final" else "<think>", text)
-    return _UNFINISHED.sub("", text)
+    """The text with thinking tags for Harmony's headers; an unfinished header is cut.
+
+    An answer with which the text begins has no thinking before it, and gets no tag.
+    """
+    return _UNFINISHED.sub("", _HEADER.sub(_tag, text))
+
+
+def _tag(header: re.Match[str]) -> str:
+    if header[1] != "final":
+        return "<think>"
+    return "</think>" if header.start() else ""

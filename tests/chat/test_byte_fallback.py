@@ -97,18 +97,35 @@ def test_thinking_marks_that_are_special_tokens_stay() -> None:
     assert split_thinking(TOKENIZER.decode(ids)) == ("a b", "[4]")
 
 
-def test_channels_become_thinking() -> None:
+ANALYSIS = (
+    "<|channel|>",
+    "analysis",
+    "<|message|>",
+    "a",
+    "▁b",
+    "<|end|>",
+    "<|start|>",
+    "assistant",
+)
+FINAL = ("<|channel|>", "final", "<|message|>", "[4]", "<|return|>")
+OPENED = ("a", "▁b", "<|end|>", "<|start|>", "assistant")  # by a prompt that ends in a header
+
+
+@pytest.mark.parametrize(
+    ("said", "text", "thinking"),
+    [
+        ((*ANALYSIS, *FINAL), "<think>a b</think>[4]", "a b"),
+        (FINAL, "[4]", ""),
+        (("<|start|>", "assistant", *FINAL), "[4]", ""),
+        ((*OPENED, *FINAL), "a b</think>[4]", "a b"),
+    ],
+)
+def test_channels_become_thinking(said: Sequence[str], text: str, thinking: str) -> None:
     library = sentencepiece("<s>", "</s>", "<pad>", *HARMONY)
     tokenizer = ChatTokenizer(library, end_ids=[1])
-
-    def ids_of(parts: Sequence[str]) -> tuple[int, ...]:
-        vocabulary = library.get_vocab()
-        return tuple(vocabulary[part] for part in parts)
-
-    said = ["<|channel|>", "analysis", "<|message|>", "a", "▁b", "<|end|>", "<|start|>"]
-    said += ["assistant", "<|channel|>", "final", "<|message|>", "[4]", "<|return|>"]
-    ids = ids_of(said)
-    assert split_thinking(tokenizer.decode(ids)) == ("a b", "[4]")
+    ids = tuple(library.get_vocab()[part] for part in said)
+    assert tokenizer.decode(ids) == text
+    assert split_thinking(text) == (thinking, text.rpartition(">")[2])
     for length in range(len(ids)):
         assert tokenizer.decode(ids).startswith(tokenizer.decode(ids[:length]))
     stream = TextStream(tokenizer.decode)
