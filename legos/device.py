@@ -82,6 +82,11 @@ class ModelHandle(Protocol):
         """The processes that share the training; None if this is the only one."""
         ...
 
+    @property
+    def turns(self) -> Mapping[str, int | None]:
+        """Name of each device thread -> number of the call that it runs now; None: it is idle."""
+        ...
+
     def __call__(self, input_ids: Sequence[int]) -> NDArray[np.float32]:
         """[T, V] next-token logits after each of T tokens, LoRA included."""
         ...

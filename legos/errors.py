@@ -14,18 +14,22 @@
     ├── EndpointError (ConnectionError)   an HTTP endpoint failed after its retries; one play fails
     └── TrainerError (RuntimeError)       the trainer failed; the run stops
 
+    DeviceError (EngineError, TrainerError)   the device failed again; a new process may go on
+
 Each also derives from a builtin error, so ``except ValueError`` works for callers who do not know
 the tree. A message names the object, the value, what was expected, and the next step.
 """
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 __all__ = [
     "AdapterError",
     "ArenaError",
     "CheckpointError",
     "ConfigError",
+    "DeviceError",
     "EndpointError",
     "EngineError",
     "LegosError",
@@ -89,6 +93,16 @@ class EndpointError(LegosError, ConnectionError):
 
 class TrainerError(LegosError, RuntimeError):
     """The trainer failed; the run stops with its last checkpoint."""
+
+
+class DeviceError(EngineError, TrainerError):
+    """The device failed, and again when the computation was repeated; a new process may go on.
+
+    Attributes:
+        run: folder of the run that it ended, if that has a checkpoint.
+    """
+
+    run: Path | None = None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

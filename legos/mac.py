@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from legos.errors import ModelError
 
-__all__ = ["awake", "check_mac", "mac_facts", "on_battery"]
+__all__ = ["awake", "check_mac", "has_battery", "mac_facts", "on_battery"]
 
 OLDEST = 14  # major version of macOS for which MLX has wheels
 TOOL_S = 10.0  # seconds after which a tool counts as failed
@@ -58,6 +58,11 @@ def mac_facts() -> Mapping[str, str]:
 def on_battery() -> bool:
     """Whether this is a Mac that draws its power from a battery."""
     return "'Battery Power'" in _output("pmset", "-g", "batt")
+
+
+def has_battery() -> bool:
+    """Whether this is a Mac with a battery."""
+    return "InternalBattery" in _output("pmset", "-g", "batt")
 
 
 @contextmanager

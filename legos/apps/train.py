@@ -21,15 +21,16 @@ from rich.console import Console
 from rich.table import Table
 
 from legos.apps.adapters import resume_command
+from legos.apps.restart import restart, watched
 from legos.apps.shared_engine import SharedEngine
 from legos.apps.signals import StopSignals
 from legos.builtin import BUILTIN
 from legos.config.resolve import ResolvedConfig, is_chosen, read_config
 from legos.config.schema import RunConfig
 from legos.data.names import evaluated_name
-from legos.errors import ConfigError, LegosError, TrainerError
+from legos.errors import ConfigError, DeviceError, LegosError, TrainerError
 from legos.loop.evaluation import flat_figures
-from legos.mac import awake, on_battery
+from legos.mac import awake, has_battery, on_battery
 from legos.protocols import Tracker
 from legos.run.checkpoint import checkpoints
 from legos.run.find import find_run, split_place
@@ -86,13 +87,18 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
     Raises:
         LegosError: the error that ended the run; a checkpoint is written first.
     """
-    if resume is None:
-        return _train(resolved, None, None)
-    folder = RunFolder(resume)
-    with folder.resumed_run() as checkpoint:
-        if checkpoint is None:
-            _print(f"the run in {resume} ended before its first checkpoint and starts again")
-        return _train(resolved, folder, checkpoint)
+    try:
+        if resume is None:
+            return _train(resolved, None, None)
+        folder = RunFolder(resume)
+        with folder.resumed_run() as checkpoint:
+            if checkpoint is None:
+                _print(f"the run in {resume} ended before its first checkpoint and starts again")
+            return _train(resolved, folder, checkpoint)
+    except DeviceError as error:
+        if error.run is not None:
+            restart(error.run, str(error), most=resolved.config.loop.max_restarts)
+        raise
 
 
 def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path | None) -> int:
@@ -144,7 +150,9 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
             else:
                 _announce(resolved, folder, trainer, run)
                 served = _served(config, trainer, shared)
-                _go(run, config, folder, signals=signals, served=served)
+                restarts = config.loop.max_restarts
+                with watched(lambda: trainer.model.turns, folder.path, most=restarts):
+                    _go(run, config, folder, signals=signals, served=served)
                 _sum_up(run, folder, config, time.perf_counter() - started)
         return 0 if signals.received is None else 128 + signals.received
 
@@ -170,6 +178,8 @@ def _folder(resolved: ResolvedConfig, resumed: RunFolder | None, name: str) -> G
         if checkpoints(folder.checkpoints):
             change = "" if folder.has_steps or not isinstance(error, _NEEDS_CHANGE) else _CHANGE
             command = resume_command(folder.path)
+            if isinstance(error, DeviceError):
+                error.run = folder.path
             error.add_note(f"the run has a checkpoint; {change}continue with\n  {command}")
         elif resumed is None and not folder.config.exists() and isinstance(error, FAILS_AGAIN):
             error.add_note(f"no step was made and no folder is kept; {_CHANGE}start the run again")
@@ -309,6 +319,8 @@ def _announce(resolved: ResolvedConfig, folder: RunFolder, trainer: Trainer, run
     advice = advise_learning_rate(model.folder)
     if config.model != BUILTIN and advice is not None:  # that one brings its own learning rate
         _print(advice.describe(config.training.learning_rate))
+    if config.loop.pause_on_battery and not has_battery():
+        _print("loop.pause_on_battery has no effect: this machine is no Mac with a battery")
     if on_battery() and not config.loop.pause_on_battery:
         _print(
             "hint: this Mac runs on battery; connect it to power, or let the run wait for power "

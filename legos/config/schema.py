@@ -209,6 +209,9 @@ class LoopConfig(Settings):
     """Keep macOS from sleeping while the run goes on (caffeinate -is); its display may sleep."""
     pause_on_battery: bool = knob(False)
     """Pause between steps while a Mac runs on battery; the run goes on by itself on mains power."""
+    max_restarts: int = knob(3, unit="restarts", ge=0)
+    """How often the run starts itself again in a new process, from its last checkpoint, after the
+    device has failed twice in a row or hangs for half an hour; 0: it ends instead."""
     serve_port: int | None = knob(None, ge=0, le=65535)
     """Port of 127.0.0.1 at which the policy can be asked while it trains; 0: a free port; none: no
     server."""

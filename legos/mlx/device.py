@@ -90,6 +90,7 @@ class MlxModel:
         self.lora: LoraShape | None = None
         self.spans: list[Spans] = []
         self._inline = inline
+        self._workers: dict[str, Worker] = {}  # the newest of each name
         self.worker = self._make_worker("legos-trainer")
         self.tree: Any = self.worker.call(load_tree, folder).result()
         self.num_vocabulary = self._token_ids()
@@ -103,6 +104,11 @@ class MlxModel:
     def tool_format(self) -> ToolFormat:
         """The model's own format of tool calls, or the plain one, which prompts then explain."""
         return (self.tokenizer.knows_tools and tool_format(self.folder)) or PLAIN_TOOLS
+
+    @property
+    def turns(self) -> Mapping[str, int | None]:
+        """Name of each thread -> number of the call that it runs now; None: it is idle."""
+        return {name: worker.turn for name, worker in self._workers.items()}
 
     def __call__(self, input_ids: Sequence[int]) -> NDArray[np.float32]:
         """[T, V] next-token logits after each of T tokens.
@@ -227,7 +233,8 @@ class MlxModel:
         return min(rows, self.tokenizer.vocab_size)
 
     def _make_worker(self, name: str) -> Worker:
-        return InlineWorker() if self._inline else ThreadWorker(name)
+        self._workers[name] = InlineWorker() if self._inline else ThreadWorker(name)
+        return self._workers[name]
 
     def _lora_shape(self) -> LoraShape:
         if self.lora is None:

@@ -68,6 +68,11 @@ class TableModel:
         self.lora: LoraShape | None = None
         self._table: Table = {}
 
+    @property
+    def turns(self) -> Mapping[str, int | None]:
+        """No thread: everything runs on the caller's."""
+        return {}
+
     def __call__(self, input_ids: Sequence[int]) -> NDArray[np.float32]:
         """[T, V] logits after each of T tokens."""
         names = [_context(input_ids[: end + 1]) for end in range(len(input_ids))]

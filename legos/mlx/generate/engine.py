@@ -26,7 +26,7 @@ import mlx.nn as nn
 from legos.data.limits import EngineLimits
 from legos.data.names import POLICY, adapter_name
 from legos.data.request import Progress, Request, Result
-from legos.errors import EngineError, RequestError
+from legos.errors import DeviceError, EngineError, RequestError
 from legos.mlx.generate.scheduler import Outcome, Scheduler
 from legos.mlx.generate.score import Score
 from legos.mlx.generate.sequences import SequenceState, refusal
@@ -289,7 +289,7 @@ class MlxEngine:
             left = [one for one in left if one not in again]
         else:
             logger.error("a step of the engine failed; its requests get the error", exc_info=error)
-        failure = EngineError(f"a step of the engine failed: {reason}")
+        failure = (DeviceError if fault else EngineError)(f"a step of the engine failed: {reason}")
         outcomes += [(sequence, failure) for sequence in left]
 
     def _accept(self, outcomes: list[Outcome]) -> None:

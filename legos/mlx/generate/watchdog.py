@@ -3,9 +3,6 @@
 A thread that hangs in device code cannot be ended from outside, so it is abandoned: pending
 requests get an error, a new engine is made on a new thread, and late results of the old thread are
 ignored. The watchdog also checks that the engine still has every request that it accepted.
-
-Time is counted in checks of the watchdog, which run only while this process runs: a process that
-was stopped, or a laptop that slept, for an hour counts only one check more.
 """
 
 import itertools
@@ -16,6 +13,7 @@ from concurrent.futures import Future
 
 from legos.data.names import POLICY
 from legos.data.request import Progress, Request, Result
+from legos.data.turns import TurnWatch
 from legos.errors import EngineError
 from legos.mlx.generate.engine import MlxEngine
 from legos.protocols import Deliver
@@ -153,11 +151,10 @@ class WatchedEngine:
                 logger.exception("a receiver of results failed; the others get theirs")
 
     def _watch(self) -> None:
-        turn, checks = None, 0
+        turns = TurnWatch()
         while not self._closed.wait(self._check_every_s):
             engine = self._engine
-            before, turn = turn, engine.turn
-            checks = checks + 1 if turn is not None and turn == before else 0
+            checks = turns.check(engine.turn)
             if not engine.alive:
                 self._replace("its thread has died")
             elif checks * self._check_every_s > self._stuck_after_s:
@@ -165,7 +162,7 @@ class WatchedEngine:
             else:
                 self._find_lost(engine)
                 continue
-            turn = None  # the new engine counts from 1 again
+            turns = TurnWatch()  # the new engine counts its turns from 1 again
             if self.trouble is not None:
                 return
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import mlx.core as mx
 
-from legos.errors import LegosError, TrainerError
+from legos.errors import DeviceError, LegosError
 
 __all__ = ["clear_device", "explained", "is_fault", "recovered"]
 
@@ -64,7 +64,7 @@ def recovered(compute: Callable[[], T], restore: Callable[[], None], *, retry: b
             would wait for this one at another place.
 
     Raises:
-        TrainerError: the device failed, and again where it was retried.
+        DeviceError: the device failed, and again where it was retried.
     """
     for last in (not retry, True):
         try:
@@ -75,6 +75,6 @@ def recovered(compute: Callable[[], T], restore: Callable[[], None], *, retry: b
             clear_device()
             restore()
             if last:
-                raise TrainerError(explained(error)) from error
+                raise DeviceError(explained(error)) from error
             logger.warning("%s; computing it again", explained(error))
     raise AssertionError("the last attempt returns or raises")

@@ -1,0 +1,93 @@
+"""A run whose device fails again or hangs goes on in a new process, which resumes it."""
+
+import logging
+import os
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from legos.apps.adapters import resume_command
+from legos.data.turns import TurnWatch
+from legos.run.checkpoint import checkpoints
+from legos.run.folder import RunFolder
+
+__all__ = ["restart", "watched"]
+
+logger = logging.getLogger(__name__)
+RESTARTS = "LEGOS_RESTARTS"  # environment variable: restarts of this run so far
+STUCK_S, CHECK_S = 1800.0, 1.0  # a call that takes longer hangs; time between two checks
+TIMES_LONGEST = 4  # and so many times as long as the longest call that ended
+
+
+def restart(folder: Path, reason: str, *, most: int) -> None:
+    """Replace this process by one that resumes a run; returns where that is not allowed.
+
+    It is allowed where ``legos train`` is the command of this process: a program that uses legos
+    as a library is never replaced.
+
+    Args:
+        folder: the run, which has a checkpoint.
+        reason: why this process cannot go on.
+        most: restarts allowed in all.
+    """
+    done = int(os.environ.get(RESTARTS, "0"))
+    if not _is_command() or done >= most or not checkpoints(RunFolder(folder).checkpoints):
+        return
+    logger.error(
+        "%s; the run starts again in a new process, from its last checkpoint (restart %d of %d)",
+        reason,
+        done + 1,
+        most,
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.environ[RESTARTS] = str(done + 1)
+    command = [sys.executable, "-m", "legos", "train", "--resume", str(folder)]
+    os.execv(sys.executable, command)  # no shell; the process keeps its number and its terminal
+
+
+@contextmanager
+def watched(
+    turns: Callable[[], Mapping[str, int | None]], folder: Path, *, most: int
+) -> Generator[None]:
+    """Within the block, a device thread that hangs leads to a restart of the run.
+
+    Args:
+        turns: see ``ModelHandle.turns``.
+        folder: the run.
+        most: restarts allowed in all.
+    """
+    ended = threading.Event()
+    watch = threading.Thread(
+        target=_watch, args=(turns, folder, most, ended), name="legos-train-watchdog", daemon=True
+    )
+    watch.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watch.join()
+
+
+def _watch(
+    turns: Callable[[], Mapping[str, int | None]], folder: Path, most: int, ended: threading.Event
+) -> None:
+    watches: defaultdict[str, TurnWatch] = defaultdict(TurnWatch)
+    while not ended.wait(CHECK_S):
+        for name, turn in turns().items():
+            watch = watches[name]
+            seconds = CHECK_S * watch.check(turn)
+            if seconds <= max(STUCK_S, TIMES_LONGEST * CHECK_S * watch.longest):
+                continue
+            reason = f"{name} has not responded for {seconds:.0f} s"
+            restart(folder, reason, most=most)
+            logger.error("%s; end this process and run: %s", reason, resume_command(folder))
+            return
+
+
+def _is_command() -> bool:
+    """Whether this process was started as ``legos train``."""
+    return Path(sys.argv[0]).stem in ("legos", "__main__") and sys.argv[1:2] == ["train"]

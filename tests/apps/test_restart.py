@@ -1,0 +1,99 @@
+"""A run whose device fails or hangs for good goes on in a new process."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from legos.apps import restart
+from legos.cli import main
+from legos.data.turns import TurnWatch
+
+BROKEN = """
+import os, sys, time
+import mlx.core as mx
+from legos.apps import restart
+from legos.mlx.train.backend import MlxBackend
+from legos.cli import main
+
+apply, calls = MlxBackend._apply, [0]
+
+def broken(*arguments):
+    calls[0] += 1
+    if calls[0] < 4:
+        return apply(*arguments)
+    if {hangs}:
+        time.sleep(600)
+    raise RuntimeError("[METAL] Command buffer execution failed: Caused GPU Timeout Error")
+
+MlxBackend._apply = broken
+restart.STUCK_S = restart.CHECK_S = 0.5
+restart.TIMES_LONGEST = 8
+sys.argv = ["{program}", "train", *sys.argv[1:]]
+sys.exit(main())
+"""
+
+
+def run(tmp_path: Path, *options: str, hangs: bool = False, program: str = "legos") -> "Result":
+    folder = tmp_path / "run"
+    code = BROKEN.format(hangs=hangs, program=program)
+    settings = ["--steps", "6", "--out", str(folder), "--loop.checkpoint-every", "1"]
+    command = [sys.executable, "-c", code, *settings, *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False), folder
+
+
+Result = tuple[subprocess.CompletedProcess[str], Path]
+
+
+def steps(folder: Path) -> list[int]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [found["step"] for line in lines if "loss" in (found := json.loads(line))]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_run_resumes_itself_after_the_device_failed_or_hung(tmp_path: Path, hangs: bool) -> None:
+    ended, folder = run(tmp_path, hangs=hangs)
+    assert ended.returncode == 0, ended.stderr
+    assert steps(folder) == [1, 2, 3, 4, 5, 6]
+    assert "from its last checkpoint (restart 1 of 3)" in ended.stderr
+    expected = "legos-trainer has not responded" if hangs else "one computation took too long"
+    assert expected in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "program"), [(("--loop.max-restarts", "0"), "legos"), ((), "my_script.py")]
+)
+def test_without_restarts_and_in_other_programs_the_run_ends(
+    tmp_path: Path, options: tuple[str, ...], program: str
+) -> None:
+    ended, folder = run(tmp_path, *options, program=program)
+    assert ended.returncode == 2
+    assert "(restart " not in ended.stderr
+    assert "the run has a checkpoint; continue with" in ended.stderr
+    assert steps(folder) == [1, 2, 3]
+
+
+def test_restarts_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["train", "--steps", "1", "--out", str(tmp_path / "run")]) == 0
+    started: list[list[str]] = []
+    monkeypatch.setattr(restart.os, "execv", lambda _, command: started.append(command))
+    monkeypatch.setattr(sys, "argv", ["legos", "train"])
+    monkeypatch.setenv(restart.RESTARTS, "1")
+    for _ in range(4):
+        restart.restart(tmp_path / "run", "the device failed", most=3)
+    assert [command[1:] for command in started] == [
+        ["-m", "legos", "train", "--resume", str(tmp_path / "run")]
+    ] * 2
+    monkeypatch.delenv(restart.RESTARTS)
+    restart.restart(tmp_path / "elsewhere", "the device failed", most=3)  # without a checkpoint
+    assert len(started) == 2
+
+
+def test_only_checks_that_find_the_same_turn_count() -> None:
+    watch = TurnWatch()
+    assert [watch.check(turn) for turn in (None, None, 1, 1, 1, 2, 2, None, 2)] == [
+        0, 0, 0, 1, 2, 0, 1, 0, 0,
+    ]  # fmt: skip
+    assert watch.longest == 2
