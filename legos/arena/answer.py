@@ -34,19 +34,19 @@ class Reply(Struct, frozen=True, kw_only=True):
 
 
 def read_answer(
-    answer: str, choices: Sequence[str] | None, parse: Callable[[str], Any] | None
+    answer: str, choices: Sequence[str], parse: Callable[[str], Any] | None
 ) -> tuple[str | None, Any, str | None]:
     """Find the move or the value in an answer.
 
     Args:
         answer: the reply without its thinking.
-        choices: the legal answers, or None.
+        choices: the legal answers; empty: none are given.
         parse: turns the answer into a value, if there are no choices.
 
     Returns:
         (move, parsed value, reason why the answer is not legal, or None).
     """
-    if choices is not None:
+    if choices:
         move = parse_move(answer, choices)
         if move is None:
             return None, None, f"{answer.strip()[:80]!r} is not one of: {', '.join(choices)}."

@@ -126,10 +126,11 @@ def _per_turn(
 
 def _untrainable(rollout: Rollout) -> str | None:
     """The reason why a rollout's completions cannot be trained on, or None."""
-    if any(adapter_name(turn.completion.adapter) != rollout.policy for turn in rollout.turns):
+    said = [turn.completion for turn in rollout.turns]
+    if any(adapter_name(adapter) != rollout.policy for adapter in {s.adapter for s in said}):
         return "wrong_adapter"
-    if any(turn.completion.filtered for turn in rollout.turns):
+    if any(s.filtered for s in said):
         return "sampling_filters"
-    if not all(turn.completion.trainable for turn in rollout.turns):
+    if not all(s.trainable for s in said):
         return "no_logprobs"
     return None

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from inspect import isasyncgen, isawaitable
+from inspect import isasyncgen, isawaitable, iscoroutine
 from pathlib import Path
 from typing import Any, cast
 
@@ -259,7 +259,7 @@ def _table(stage: Stage, arena: Playable, task: Task, seed: int) -> Table:
 
 def _seated(seat: Seat, stage: Stage) -> Seat:
     """Apply the adapter and temperature of the stage to a trained seat; others are unchanged."""
-    if seat.policy is None:
+    if seat.policy is None or (stage.temperature is None and not stage.adapters):
         return seat
     temperature = seat.sampling.temperature if stage.temperature is None else stage.temperature
     return replace(
@@ -292,6 +292,8 @@ async def _rewards(arena: Playable, table: Table) -> Mapping[str, float]:
 
 def _awaitable(played: Any, source: str) -> Awaitable[Any]:
     """Check that the result of calling ``play`` can be awaited."""
+    if iscoroutine(played):
+        return played
     if isasyncgen(played):
         raise ArenaError(f"{source} yields; return the rewards instead")
     if not isawaitable(played):

@@ -6,7 +6,6 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -140,18 +139,28 @@ class Table:
             check_text(prompt, f"the prompt for {role!r}")
         if choices is not None and parse is not None:
             raise ArenaError(f"ask({role!r}, ...) has choices and parse; give one of them")
-        legal = None if choices is None else checked_choices(choices, role)
-        retries = self._arena.retries if retries is None else retries
-        asking = partial(
-            self._ask_once, chair, choices=legal, parse=parse, max_tokens=max_tokens, stop=stop
+        legal = () if choices is None else checked_choices(choices, role)
+        base = chair.seat.sampling
+        restrict = bool(legal) and self._arena.restrict_choices
+        limit = None if restrict else base.max_tokens  # no choice is cut short
+        sampling = Sampling(
+            temperature=base.temperature,
+            max_tokens=limit if max_tokens is None else max_tokens,
+            stop=base.stop if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
+            seed=self._next_seed(chair),
+            choices=legal,
+            restrict=restrict,
         )
-        reply, reason = await asking(prompt)
-        for _ in range(retries if self._arena.illegal == "retry" else 0):
-            if reason is None:
-                break
-            reply, reason = await asking(f"{reason} Answer again.\n{prompt}")
+        reply, reason = await self._ask_once(chair, prompt, sampling, parse)
         if reason is None:
             return reply
+        retries = self._arena.retries if retries is None else retries
+        for _ in range(retries if self._arena.illegal == "retry" else 0):
+            sampling = replace(sampling, seed=self._next_seed(chair))
+            question = f"{reason} Answer again.\n{prompt}"
+            reply, reason = await self._ask_once(chair, question, sampling, parse)
+            if reason is None:
+                return reply
         if self._arena.illegal == "random" and legal:
             move = legal[self._next_seed(chair) % len(legal)]
             return replace(reply, move=move, parsed=move)
@@ -298,25 +307,12 @@ class Table:
         self,
         chair: _Chair,
         prompt: str,
-        *,
-        choices: tuple[str, ...] | None,
+        sampling: Sampling,
         parse: Callable[[str], Any] | None,
-        max_tokens: int | None,
-        stop: str | Sequence[str] | None,
     ) -> tuple[Reply, str | None]:
         """Make one model call; returns the reply and why it is not legal, or None."""
         seat = chair.seat
-        base = seat.sampling
-        restrict = self._arena.restrict_choices and bool(choices)
-        limit = None if restrict else base.max_tokens  # no choice is cut short
-        sampling = Sampling(
-            temperature=base.temperature,
-            max_tokens=limit if max_tokens is None else max_tokens,
-            stop=base.stop if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
-            seed=self._next_seed(chair),
-            choices=choices or (),
-            restrict=restrict,
-        )
+        choices = sampling.choices
         question = Message("user", prompt)
         messages = (*chair.memory, question)
         asked = messages if chair.last is None else _continuation(chair, chair.last, messages)

@@ -277,7 +277,10 @@ class ChatTokenizer:
 
 
 def _is_long(chat: Sequence[Message]) -> bool:
-    return sum(len(message.content) for message in chat) > _REMEMBERED_CHARACTERS
+    characters = 0
+    for message in chat:
+        characters += len(message.content)
+    return characters > _REMEMBERED_CHARACTERS
 
 
 def _template_fields(message: Message) -> dict[str, Any]:

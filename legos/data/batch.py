@@ -9,8 +9,9 @@ Shape letters: R rows, T tokens of the longest row, P logit positions, S samples
 of chosen tokens of a sample, K maximum number of legal tokens of a logit position.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -31,6 +32,8 @@ __all__ = [
 LossNormalisation = Literal["token", "sample", "constant", "prompt"]
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
+_LogitPosition = tuple[tuple[int, int], tuple[int, ...], bool, float]
+"""Row and column, legal token ids, whether restricted to them, and the temperature."""
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 T = TypeVar("T")
 LOGIT_FIELDS = ("logit_column", "logit_temperature", "logit_restricted", "logit_legal")
@@ -178,14 +181,14 @@ def make_batch(
     lengths = np.array([len(sample.positions) for sample in samples], np.int32)
     mask = np.arange(lengths.max(), dtype=np.int32)[None, :] < lengths[:, None]
 
-    def fill(values: Sequence[Sequence[float]], dtype: type[ScalarT]) -> NDArray[ScalarT]:
+    def fill(values: Iterable[Iterable[float]], dtype: type[ScalarT]) -> NDArray[ScalarT]:
         out = np.zeros(mask.shape, dtype)
-        out[mask] = np.fromiter((v for row in values for v in row), dtype, int(lengths.sum()))
+        out[mask] = np.fromiter(chain.from_iterable(values), dtype, int(lengths.sum()))
         return out
 
-    found: dict[tuple[int, int, tuple[int, ...], bool, float], int] = {}  # in order of first use
+    found: dict[_LogitPosition, int] = {}  # in order of first use
     used = [
-        found.setdefault((*at, legal, sample.restricted, sample.temperature), len(found))
+        found.setdefault((at, legal, sample.restricted, sample.temperature), len(found))
         for sample, of_sample in zip(samples, read_at, strict=True)
         for at, legal in zip(of_sample, sample.legal, strict=True)
     ]
@@ -194,25 +197,24 @@ def make_batch(
     number[[found[key] for key in positions]] = np.arange(len(found))
     logit_index = np.zeros(mask.shape, np.int32)
     logit_index[mask] = number[used]
-    logit_legal = np.full((len(positions), max(len(key[2]) for key in positions)), -1, np.int32)
+    logit_legal = np.full((len(positions), max(len(key[1]) for key in positions)), -1, np.int32)
     for index, key in enumerate(positions):
-        logit_legal[index, : len(key[2])] = key[2]
-    given = [s.reference_logprobs or (np.nan,) * len(s.positions) for s in samples]
+        logit_legal[index, : len(key[1])] = key[1]
+    references = any(sample.reference_logprobs for sample in samples)
+    given = (s.reference_logprobs or (np.nan,) * len(s.positions) for s in samples)
     return Batch(
         input_ids=input_ids,
-        logit_row=np.array([key[0] for key in positions], np.int32),
-        logit_column=np.array([key[1] for key in positions], np.int32),
+        logit_row=np.array([key[0][0] for key in positions], np.int32),
+        logit_column=np.array([key[0][1] for key in positions], np.int32),
         logit_legal=logit_legal,
-        logit_restricted=np.array([key[3] for key in positions], np.bool_),
-        logit_temperature=np.array([key[4] for key in positions], np.float32),
+        logit_restricted=np.array([key[2] for key in positions], np.bool_),
+        logit_temperature=np.array([key[3] for key in positions], np.float32),
         logit_index=logit_index,
-        target=fill([[s.token_ids[p] for p in s.positions] for s in samples], np.int32),
+        target=fill((map(s.token_ids.__getitem__, s.positions) for s in samples), np.int32),
         mask=mask,
         behaviour_logprob=fill([s.logprobs for s in samples], np.float32),
         version=fill([s.versions for s in samples], np.int32),
         advantage=fill([s.advantages for s in samples], np.float32),
         weight=np.array(weights, np.float32)[:, None] * mask,
-        reference_logprob=fill(given, np.float32)
-        if any(s.reference_logprobs for s in samples)
-        else None,
+        reference_logprob=fill(given, np.float32) if references else None,
     )

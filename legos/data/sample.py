@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from operator import le
 from typing import Any, SupportsFloat
 
 from msgspec import Struct, field
@@ -60,7 +60,7 @@ class Sample(Struct, frozen=True, kw_only=True):
                 f"positions {self.positions[0]}..{self.positions[-1]} leave "
                 f"1..{len(self.token_ids) - 1}"
             )
-        if any(after <= before for before, after in pairwise(self.positions)):
+        if any(map(le, self.positions[1:], self.positions)):
             raise RecordError(f"positions {self.positions} do not increase")
         if not 0 < self.temperature < math.inf:
             raise RecordError(
@@ -190,31 +190,34 @@ def _continues(last: Completion, said: Completion, seen: tuple[int, ...]) -> boo
 def _sample_of_turns(
     run: Sequence[tuple[Completion, float]], rollout: Rollout, *, group: str, name: str
 ) -> Sample:
-    positions: list[int] = []
-    logprobs: list[float] = []
-    versions: list[int] = []
-    advantages: list[float] = []
-    legal: list[tuple[int, ...]] = []
+    # Sums of tuples: most runs are one turn, and () + turn is the turn itself, not a copy.
+    positions: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    versions: tuple[int, ...] = ()
+    advantages: tuple[float, ...] = ()
+    legal: tuple[tuple[int, ...], ...] = ()
+    truncated = False
     for said, advantage in run:
         start, count = len(said.prompt_ids), len(said.token_ids)
-        positions += range(start, start + count)
+        positions += tuple(range(start, start + count))
         logprobs += said.logprobs
         versions += said.versions
-        advantages += [advantage] * count
-        legal += said.legal or [()] * count
+        advantages += (advantage,) * count
+        legal += said.legal or ((),) * count
+        truncated = truncated or said.finish_reason == "length"
     last = run[-1][0]
     return Sample(
         token_ids=last.prompt_ids + last.token_ids,
-        positions=tuple(positions),
-        logprobs=tuple(logprobs),
-        versions=tuple(versions),
-        advantages=tuple(advantages),
-        legal=tuple(legal),
+        positions=positions,
+        logprobs=logprobs,
+        versions=versions,
+        advantages=advantages,
+        legal=legal,
         restricted=last.restricted,
         temperature=last.temperature,
         group=group,
         rollout=name,
         role=rollout.role,
         policy=rollout.policy or POLICY,
-        truncated=any(said.finish_reason == "length" for said, _ in run),
+        truncated=truncated,
     )

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -64,8 +65,9 @@ def _foreign(batch: TrainingBatch, num_vocabulary: int | None) -> set[Tokens]:
     """The token sequences, legal sets included, that contain ids outside the vocabulary."""
     if num_vocabulary is None:
         return set()
-    distinct = {tokens for s in batch.samples for tokens in (s.token_ids, *s.legal) if tokens}
-    return {t for t in distinct if not 0 <= min(t) <= max(t) < num_vocabulary}
+    distinct = {sample.token_ids for sample in batch.samples}
+    distinct.update(chain.from_iterable(sample.legal for sample in batch.samples))
+    return {t for t in distinct if t and not 0 <= min(t) <= max(t) < num_vocabulary}
 
 
 def _alive(batch: TrainingBatch) -> set[Group]:

@@ -1,7 +1,6 @@
 """End a run whose plays fail, or leave no samples to train on."""
 
 from collections import deque
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from legos.arena.step import failures
@@ -25,6 +24,31 @@ class _Played(NamedTuple):
     failed: list[Episode]
 
 
+class _Newest:
+    """The newest batches that have at least a number of tasks together, and their sums."""
+
+    def __init__(self, num_tasks: int) -> None:
+        self._least = num_tasks
+        self._batches: deque[_Played] = deque()  # oldest first
+        self.num_tasks = self.num_plays = self.num_failed = 0
+
+    def add(self, played: _Played) -> None:
+        """Add a batch; the oldest that are not needed for the number of tasks are removed."""
+        self._batches.append(played)
+        self._count(played, 1)
+        while self.num_tasks - self._batches[0].num_tasks >= self._least:
+            self._count(self._batches.popleft(), -1)
+
+    def failed(self) -> list[Episode]:
+        """The failed plays, oldest first."""
+        return [episode for played in self._batches for episode in played.failed]
+
+    def _count(self, played: _Played, sign: int) -> None:
+        self.num_tasks += sign * played.num_tasks
+        self.num_plays += sign * played.num_plays
+        self.num_failed += sign * len(played.failed)
+
+
 class FailureWindow:
     """Counts failures among the newest plays; one step has the tasks of one ``arena.step``."""
 
@@ -37,7 +61,8 @@ class FailureWindow:
         """
         self._step = tasks_per_step
         self._max_failed_share = max_failed_share
-        self._newest: deque[_Played] = deque()  # oldest first
+        self._newest_step = _Newest(tasks_per_step)
+        self._newest = _Newest(WINDOW * tasks_per_step)
         self._empty = 0  # number of consecutive tasks without a kept sample
 
     def judge(
@@ -51,15 +76,15 @@ class FailureWindow:
             ledger: counts the tokens left out so far.
         """
         failed = [episode for episode in played.episodes if episode.error]
-        self._newest.append(_Played(played.num_tasks, len(played.episodes), failed))
-        while sum(p.num_tasks for p in self._newest) - self._newest[0].num_tasks >= self._window:
-            self._newest.popleft()
+        ended = _Played(played.num_tasks, len(played.episodes), failed)
+        self._newest_step.add(ended)
+        self._newest.add(ended)
         self._empty = 0 if kept.samples else self._empty + kept.num_tasks
         error = self._all_failed() or self._too_many_failed()
         if error is None and self._empty >= self._window:
             return TrainerError(
-                f"{WINDOW} steps' worth of plays in a row ({self._empty} tasks) left nothing to "
-                f"train on: {_why_empty(kept, ledger)}"
+                f"the plays of {WINDOW} steps in a row ({self._empty} tasks) left nothing to train "
+                f"on: {_why_empty(kept, ledger)}"
             )
         return error
 
@@ -69,32 +94,23 @@ class FailureWindow:
 
     def _all_failed(self) -> ArenaError | None:
         """The error if every play of the newest step failed because of its own code."""
-        newest = self._of_newest_step()
-        failed = [episode for played in newest for episode in played.failed]
-        num_plays = sum(played.num_plays for played in newest)
-        own = all(episode.failure == "failed" for episode in failed)
-        whole = sum(played.num_tasks for played in newest) >= self._step
-        if not (whole and failed and own and len(failed) == num_plays):
+        newest = self._newest_step
+        if newest.num_tasks < self._step or newest.num_failed < newest.num_plays:
             return None
-        return ArenaError(failures(num_plays, failed))
-
-    def _of_newest_step(self) -> Sequence[_Played]:
-        found: deque[_Played] = deque()
-        for played in reversed(self._newest):
-            if sum(each.num_tasks for each in found) < self._step:
-                found.appendleft(played)
-        return found
+        failed = newest.failed()
+        if not failed or any(episode.failure != "failed" for episode in failed):
+            return None
+        return ArenaError(failures(newest.num_plays, failed))
 
     def _too_many_failed(self) -> ArenaError | None:
-        failed = [episode for played in self._newest for episode in played.failed]
-        plays = sum(played.num_plays for played in self._newest)
-        tasks = sum(played.num_tasks for played in self._newest)
-        if tasks < self._window or len(failed) <= self._max_failed_share * plays:
+        newest = self._newest
+        most = self._max_failed_share * newest.num_plays
+        if newest.num_tasks < self._window or newest.num_failed <= most:
             return None
         return ArenaError(
-            f"{len(failed)} of the last {plays} plays failed, more than the share of "
-            f"{self._max_failed_share:g} that loop.max_failed_share allows; the first:\n"
-            f"{failed[0].error}"
+            f"{newest.num_failed} of the last {newest.num_plays} plays failed, more than the share "
+            f"of {self._max_failed_share:g} that loop.max_failed_share allows; the first:\n"
+            f"{newest.failed()[0].error}"
         )
 
 

@@ -104,7 +104,7 @@ def test_a_run_without_any_signal_ends_with_the_reason() -> None:
     trained = trainer()
     go = synchronous_training_loop(Coin(0, trained), trained, 1)
     with pytest.raises(
-        TrainerError, match=r"10 steps' worth of plays in a row.*'zero_advantage': 120.*solved"
+        TrainerError, match=r"the plays of 10 steps in a row.*'zero_advantage': 120.*solved"
     ):
         asyncio.run(asyncio.wait_for(go, timeout=60))
 

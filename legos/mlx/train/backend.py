@@ -184,8 +184,8 @@ class MlxBackend:
 
     def _check(self, samples: Sequence[Sample]) -> None:
         """Refuse samples whose token ids the model lacks, such as those of another server."""
-        for sample in samples:
-            check_token_ids(sample.token_ids, self._num_vocabulary)
+        for token_ids in {sample.token_ids for sample in samples}:
+            check_token_ids(token_ids, self._num_vocabulary)
 
     def _find(self, name: str) -> _Policy:
         if name not in self._policies:

@@ -112,16 +112,13 @@ def pass_batch(step: StepSamples, rows: StepRows, trie: Trie, one: Pass) -> tupl
     for row in one.rows:
         path = trie.path(trie.row_segment[row])
         starts = [trie.segments[segment].start for segment in path]
-        for index in rows.samples[row]:
-            members.append(index)
-            columns = [position - 1 for position in step.samples[index].positions]
-            levels = [bisect_right(starts, column) - 1 for column in columns]
-            read_at.append(
-                [
-                    (row_of[path[level]], column - starts[level])
-                    for column, level in zip(columns, levels, strict=True)
-                ]
-            )
+        chosen = [step.samples[index].positions for index in rows.samples[row]]
+        cell: dict[int, tuple[int, int]] = {}  # position -> row and column before it
+        for position in set().union(*chosen):
+            level = bisect_right(starts, position - 1) - 1
+            cell[position] = (row_of[path[level]], position - 1 - starts[level])
+        members += rows.samples[row]
+        read_at += [[cell[position] for position in positions] for positions in chosen]
     blocks = [row for block in one.blocks for row in block.input_ids]
     batch = make_batch(
         pad_rows([*blocks, *(trie.segments[segment].tokens for segment in one.carried)]),
