@@ -199,11 +199,17 @@ class EngineRoom:
 MakeRoom = Callable[..., EngineRoom]
 
 
+@pytest.fixture(params=["off", "on"], ids=["read at once", "ahead"])
+def decode_ahead(request: pytest.FixtureRequest) -> str:
+    """Whether engine rooms read every step at once, or launch the next one first."""
+    return request.param
+
+
 @pytest.fixture
-def room(tiny_models: Mapping[str, Path]) -> MakeRoom:
+def room(tiny_models: Mapping[str, Path], decode_ahead: str) -> MakeRoom:
     """Makes engine rooms: ``room("llama", max_rows=4)``."""
 
-    def make(model: str = "llama", **limits: int) -> EngineRoom:
-        return EngineRoom(tiny_models[model], **limits)
+    def make(model: str = "llama", **limits: Any) -> EngineRoom:
+        return EngineRoom(tiny_models[model], **{"decode_ahead": decode_ahead, **limits})
 
     return make

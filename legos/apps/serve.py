@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from legos.apps.adapters import loaded, named_adapter
 from legos.builtin import BUILTIN, EXAMPLE
 from legos.clients.engine import EngineClient
-from legos.data.limits import EngineLimits
+from legos.data.limits import DecodeAhead, EngineLimits
 from legos.data.names import POLICY
 from legos.device import ModelHandle
 from legos.errors import ConfigError
@@ -37,6 +37,7 @@ def serve(
     host: str,
     port: int,
     options: ServerOptions,
+    decode_ahead: DecodeAhead = "auto",
     drain_s: float,
     keep_awake: bool = True,
     say: Callable[[str], None],
@@ -50,6 +51,7 @@ def serve(
         host: address to listen on.
         port: port to listen on; 0: a free one.
         options: limits on requests, keys and logging.
+        decode_ahead: when the engine reads the tokens of a decode step.
         drain_s: time that running requests get to finish, in seconds.
         keep_awake: whether macOS does not sleep meanwhile.
         say: receives a message with the address once the server answers.
@@ -60,9 +62,10 @@ def serve(
     """
     logging.getLogger("legos.server").setLevel(logging.INFO)
     named = _read(adapters)
+    limits = EngineLimits(max_rows=options.max_running, decode_ahead=decode_ahead)
     with (
         bind(host, port) as listener,  # before the model, which takes long to load
-        loaded(model, named, EngineLimits(max_rows=options.max_running)) as live,
+        loaded(model, named, limits) as live,
         awake() if keep_awake else nullcontext(),
     ):
         app = app_of(

@@ -17,6 +17,7 @@ from legos.cli.overrides import (
     dotted,
 )
 from legos.cli.run_settings import resolve_run
+from legos.data.limits import DecodeAhead
 from legos.data.names import POLICY
 
 __all__ = ["arenas", "bench", "chat", "doctor", "evaluate", "export", "serve", "train"]
@@ -146,6 +147,7 @@ def serve(
     port: int = 8000,
     api_key: Key = None,
     max_batch: int = 256,
+    decode_ahead: DecodeAhead = "auto",
     max_queue: int = 1024,
     timeout_s: float = 600.0,
     max_body_mb: float = 4.0,
@@ -166,6 +168,8 @@ def serve(
         port: Port to listen on; 0: a free port.
         api_key: Key that every request must send as a bearer token.
         max_batch: Completions decoded in one batch.
+        decode_ahead: Launch each decode step before the tokens of the last one are read: auto does
+            so on a GPU, except with small vocabularies; on, everywhere; off, never.
         max_queue: Completions that may wait; further requests get status 429.
         timeout_s: Time limit of one request, in seconds.
         max_body_mb: Size limit of a request body, in MiB; uploads of adapters have their own.
@@ -195,6 +199,7 @@ def serve(
         host=host,
         port=port,
         options=options,
+        decode_ahead=decode_ahead,
         drain_s=drain_s,
         keep_awake=keep_awake,
         say=show,

@@ -13,7 +13,7 @@ from legos.arena.playable import IllegalMove
 from legos.config.objective import ObjectiveSettings
 from legos.config.setting import Settings, knob
 from legos.credit.registry import DISCOUNTED, WITHOUT_GROUPS, CreditName
-from legos.data.limits import EngineLimits, InFlight
+from legos.data.limits import DecodeAhead, EngineLimits, InFlight
 from legos.data.step import MICRO_BATCH_TOKENS
 from legos.errors import ConfigError
 
@@ -123,6 +123,9 @@ class GenerationConfig(Settings):
     in_flight: InFlight = knob("switch")
     """Running completions when a new adapter is loaded: switch continues them with the new weights,
     pin finishes them with the old ones."""
+    decode_ahead: DecodeAhead = knob("auto")
+    """Launch each decode step before the tokens of the last one are read, so that the device does
+    not wait for the host: auto does so on a GPU, except with small vocabularies; on, everywhere."""
 
     def limits(self) -> EngineLimits:
         """What the engine may use."""
@@ -133,6 +136,7 @@ class GenerationConfig(Settings):
             cache_bytes=_bytes(self.cache_gib),
             prefix_bytes=_bytes(self.prefix_cache_gib),
             in_flight=self.in_flight,
+            decode_ahead=self.decode_ahead,
         )
 
 

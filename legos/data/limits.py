@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-__all__ = ["EngineLimits", "InFlight"]
+__all__ = ["DecodeAhead", "EngineLimits", "InFlight"]
 
 InFlight = Literal["switch", "pin"]
 """What a new version of an adapter does to the requests that run under the old one.
@@ -12,10 +12,17 @@ InFlight = Literal["switch", "pin"]
     switch  they go on under the new weights; every token carries the version it was sampled under
     pin     they end under the weights they began with, which leave with the last of them
 """
+DecodeAhead = Literal["auto", "on", "off"]
+"""Whether the next decode step is launched before the tokens of the last one are read.
+
+    auto  where tokens are sampled on the device: on a GPU, with a vocabulary that is not small
+    on    tokens are sampled on the device everywhere, also where the host is faster
+    off   every step is read before the next one is launched
+"""
 
 
 class EngineLimits(Struct, frozen=True, kw_only=True):
-    """Limits of an engine, and how it replaces an adapter."""
+    """Limits of an engine, how it replaces an adapter, and when it reads sampled tokens."""
 
     max_rows: int = 256  # maximum number of distinct rows that are decoded together
     prefill_tokens: int = 4096  # padded prompt tokens per forward pass while no row is decoded
@@ -23,3 +30,4 @@ class EngineLimits(Struct, frozen=True, kw_only=True):
     cache_bytes: int | None = None  # KV cache of the rows being decoded, bytes; None: by memory
     prefix_bytes: int | None = None  # prefix cache (keys and values), bytes; 0: none; None: same
     in_flight: InFlight = "switch"  # effect of a new version on running requests: InFlight
+    decode_ahead: DecodeAhead = "auto"  # when the tokens of a step are read: DecodeAhead

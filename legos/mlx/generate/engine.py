@@ -18,6 +18,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 import mlx.core as mx
@@ -76,14 +78,9 @@ class MlxEngine:
         self._model = model
         self._num_vocabulary = num_vocabulary
         self._context = context
-        self._scheduler = worker.call(
-            lambda: Scheduler(
-                model,
-                num_vocabulary=num_vocabulary,
-                limits=limits or EngineLimits(),
-                clock=worker.clock,
-            )
-        ).result()
+        limits = limits or EngineLimits()
+        make = partial(Scheduler, num_vocabulary=num_vocabulary, limits=limits, clock=worker.clock)
+        self._scheduler = worker.call(make, model).result()
         self._inbox: deque[Message] = deque()
         self._inside: set[SequenceState] = set()
         self._closed = False
@@ -240,6 +237,7 @@ class MlxEngine:
         return self._drawn[adapter] + sum(inside)
 
     def _load(self, adapter: Adapter) -> AdapterInfo:
+        self._answer_after(self._scheduler.collect)
         self._scheduler.load(adapter, self._inside)
         self.swaps += 1
         return adapter.info
@@ -262,17 +260,26 @@ class MlxEngine:
             self._end()
             return False
         began = time.monotonic()
-        outcomes: list[Outcome] = []
-        try:
-            self._accept(outcomes)
-            if self._scheduler:
-                self._scheduler.step(lambda: bool(self._inbox) or self._closed, outcomes)
-        except Exception as error:
-            self._fail(error, outcomes)
-        self._answer(outcomes)
+        self._answer_after(self._step)
         self._find_lost()
         self.worked_s += time.monotonic() - began
         return bool(self._scheduler or self._inbox)
+
+    def _step(self, outcomes: list[Outcome]) -> None:
+        if self._inbox:
+            self._scheduler.collect(outcomes)
+            self._accept(outcomes)
+        if self._scheduler:
+            self._scheduler.step(lambda: bool(self._inbox) or self._closed, outcomes)
+
+    def _answer_after(self, compute: Callable[[list[Outcome]], None]) -> None:
+        """Compute, and answer with the outcomes; an error is an outcome of all requests inside."""
+        outcomes: list[Outcome] = []
+        try:
+            compute(outcomes)
+        except Exception as error:
+            self._fail(error, outcomes)
+        self._answer(outcomes)
 
     def _fail(self, error: Exception, outcomes: list[Outcome]) -> None:
         """Start requests again, once, if the device has failed; answer all others with an error."""
@@ -297,10 +304,7 @@ class MlxEngine:
         cancelled: set[tuple[Deliver, int]] = set()
         for message in self._messages():
             if isinstance(message, Score):
-                try:
-                    self._scheduler.add_score(message)
-                except RequestError as error:
-                    answer(message.future, error)
+                self._scheduler.add_score(message)
                 continue
             deliver, requests = message
             if isinstance(requests, frozenset):
@@ -391,8 +395,6 @@ class MlxEngine:
 
     def _messages(self) -> Iterator[Message]:
         """Take every message out of the inbox; each message goes to exactly one thread."""
-        while True:
-            try:
+        with suppress(IndexError):  # the inbox is empty; another thread may empty it as well
+            while True:
                 yield self._inbox.popleft()
-            except IndexError:
-                return

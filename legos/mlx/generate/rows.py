@@ -1,21 +1,41 @@
 """The decoding batch: its rows, the sequences of each row, and their key-value cache."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from legos.mlx.generate.batch_cache import evaluate, select_rows
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
-from legos.mlx.generate.sampling.sampler import Row
+from legos.mlx.generate.sampling.sampler import Draws, Row, Sampler
 from legos.mlx.generate.sequences import SequenceState
 from legos.mlx.model.forward import CausalModel
 
-__all__ = ["DecodingRows", "Fork"]
+__all__ = ["DecodingRows", "Fork", "LaunchedStep"]
 
 EVALUATED_EVERY = 32  # steps
 Fork = tuple[int, list[SequenceState]]
 """Sequences that drew the same token in one row, and the index of that row."""
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """One more token of every row, which the device may still compute.
+
+    The next step can be launched from its tokens before they are read. A row of which the host then
+    learns that it had ended already is removed here, so its token is never read.
+    """
+
+    rows: list[Row]  # [B] the rows, in the order of the batch
+    versions: list[int]  # [B] policy version that computes each row
+    draws: Draws
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Remove all other rows; every row must have one sequence."""
+        self.rows = [(None, self.rows[old][1], new) for new, old in enumerate(indices)]
+        self.versions = [self.versions[index] for index in indices]
+        self.draws = self.draws.keep(indices)
 
 
 class DecodingRows:
@@ -46,15 +66,30 @@ class DecodingRows:
         """Every row in the sampler's format, without a key, which would copy all its tokens."""
         return [(None, sequences, index) for index, sequences in enumerate(self._sequences)]
 
-    def next_logits(self, forward: CausalModel) -> mx.array:
-        """[B, V] logits after the last token of every row; adds that token to the cache."""
-        inputs = mx.array([sequences[0].tokens[-1] for sequences in self._sequences])
+    def launch(
+        self, forward: CausalModel, sampler: Sampler, unread: LaunchedStep | None
+    ) -> LaunchedStep:
+        """Start to compute one more token of every row; adds the last one to the cache.
+
+        Args:
+            forward: the model.
+            sampler: samples the tokens.
+            unread: the step before, whose rows have one sequence each, if it is not read yet.
+        """
+        if unread is None:
+            last = mx.array([sequences[0].tokens[-1] for sequences in self._sequences])
+        else:
+            last = unread.draws.tokens
         self.rows_computed += len(self._sequences)
         self._steps += 1
         if self._steps % EVALUATED_EVERY == 0:
             evaluate(self.cache)
-        with self._slots.rows([sequences[0].live.slot for sequences in self._sequences]):
-            return forward.next_logits(inputs, self.cache)
+        lives = [sequences[0].live for sequences in self._sequences]
+        with self._slots.rows([live.slot for live in lives]):
+            logits = forward.next_logits(last, self.cache)
+        rows = self.listed()
+        draws = sampler.draw(rows, logits, unread=0 if unread is None else 1)
+        return LaunchedStep(rows, [live.version for live in lives], draws)
 
     def fork(self, forks: Sequence[Fork]) -> Sequence[Fork]:
         """Replace every row by its forks; a row without forks is removed.

@@ -5,16 +5,22 @@
 
 Decoding never waits for more than a chunk each of last draws and of prefill, so a long prompt does
 not stall other requests. After a swap of weights, stale prefixes are freed a few at each step.
+
+A decode step is launched, and then read: the host waits for its tokens. Where nothing else waits
+and no sequence needs the host, a step is left unread until the next one has been launched from its
+lazy tokens, so that the device never waits for the host. Draws depend on seed and position alone,
+so the tokens are the same. Whatever changes the rows or the weights calls ``collect`` first.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 
 from legos.data.limits import EngineLimits
 from legos.data.request import Result
-from legos.errors import AdapterError, EngineError, LegosError
+from legos.errors import AdapterError, EngineError, LegosError, RequestError
 from legos.mlx.generate.adapter_table import AdapterTable
 from legos.mlx.generate.batch_cache import extract_rows
 from legos.mlx.generate.capabilities import probe
@@ -22,12 +28,13 @@ from legos.mlx.generate.kv_budget import KeyValueBudget
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.prefill_queue import Block, PrefillQueue
 from legos.mlx.generate.prefix_cache import PrefixCache
-from legos.mlx.generate.rows import DecodingRows, Fork
+from legos.mlx.generate.rows import DecodingRows, Fork, LaunchedStep
 from legos.mlx.generate.sampling.sampler import Drawn, Row, Sampler
 from legos.mlx.generate.score import Score, ScoreQueue
 from legos.mlx.generate.sequences import SequenceState
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.machine import cache_sizes
+from legos.mlx.model.worker import answer
 from legos.weights.adapter import Adapter
 
 __all__ = ["Outcome", "Scheduler"]
@@ -71,7 +78,9 @@ class Scheduler:
         capabilities = probe(self._forward, self._slots)
         self._no_adapters = capabilities.no_adapters
         self.adapters = AdapterTable(self._slots, in_flight=limits.in_flight)
-        self.sampler = Sampler(num_vocabulary)
+        self.sampler = Sampler(num_vocabulary, xp=mx if limits.decode_ahead == "on" else None)
+        self._ahead = limits.decode_ahead != "off" and self.sampler.on_device
+        self._unread: LaunchedStep | None = None  # the last step, if it is not read yet
         self._prefixes = PrefixCache(prefix_bytes)
         self._budget = KeyValueBudget(cache_bytes, capabilities)
         self._waiting = PrefillQueue(
@@ -126,6 +135,8 @@ class Scheduler:
     def load(self, adapter: Adapter, inside: Collection[SequenceState]) -> None:
         """Make an adapter live; ``inside`` are the sequences that run or wait.
 
+        All steps must be read.
+
         Raises:
             AdapterError: the model cannot be served with adapters, or this one does not fit;
                 nothing is changed.
@@ -158,12 +169,16 @@ class Scheduler:
         self._budget.give_back(sequence)
 
     def remove(self, ended: Collection[SequenceState]) -> None:
-        """Remove sequences from the queue and from the rows; the caller answers them."""
+        """Remove sequences from the queue and from the rows; the caller answers them.
+
+        All steps must be read.
+        """
         self._waiting.remove(ended)
         self._rows.remove(ended)
 
     def clear(self) -> None:
         """Remove all sequences, and all that earlier steps have computed."""
+        self._unread = None
         self._rows.clear()
         self._waiting.clear()
         self._prefixes.clear()
@@ -177,13 +192,13 @@ class Scheduler:
             self._waiting.add(sequence)
 
     def add_score(self, score: Score) -> None:
-        """Queue a score.
-
-        Raises:
-            RequestError: its adapter is not live.
-        """
-        score.live = self.adapters.find(score.adapter)
-        self._scores.add(score)
+        """Queue a score, or answer it with an error where its adapter is not live."""
+        try:
+            score.live = self.adapters.find(score.adapter)
+        except RequestError as error:
+            answer(score.future, error)
+        else:
+            self._scores.add(score)
 
     def fail_scores(self, error: EngineError) -> None:
         """Answer all scores with an error; callable on any thread."""
@@ -201,7 +216,7 @@ class Scheduler:
             self._decode(results)
         known = self._waiting.known(self.sampler)
         if known:
-            self._advance(known, self.sampler.draw_known(known), results)
+            self._advance(known, _versions(known), self.sampler.draw_known(known), results)
         busy = bool(self._rows)
         max_tokens = self._limits.chunk_tokens if busy else self._limits.prefill_tokens
         while block := self._waiting.last_draws(max_tokens):
@@ -240,32 +255,72 @@ class Scheduler:
         """Sample for newly prefilled rows; unfinished ones join the decoding batch, or wait."""
         if not block.rows:
             return
-        drawn = self.sampler.draw(block.rows, block.logits)
+        drawn = self.sampler.read(self.sampler.draw(block.rows, block.logits))
         self._keep(block.rows, block.cache)
-        forks = self._advance(block.rows, drawn, results)
+        forks = self._advance(block.rows, _versions(block.rows), drawn, results)
         self._wait(self._rows.join(block.cache, forks, block.logits.shape[0]))
 
+    def collect(self, results: list[Outcome]) -> None:
+        """Read the last step if it is unread; its results are appended."""
+        step, self._unread = self._unread, None
+        if step is not None:
+            self._read(step, results)
+
     def _decode(self, results: list[Outcome]) -> None:
-        """Sample one more token for every sequence of every row."""
-        rows = self._rows.listed()
-        before = [sequences[0].tokens for _, sequences, _ in rows]
-        logits = self._rows.next_logits(self._forward)
-        forks = self._advance(rows, self.sampler.draw(rows, logits), results)
+        """Launch one more step of every row, and read the last step that can be read."""
+        before, self._unread = self._unread, None
+        step = self._rows.launch(self._forward, self.sampler, before)
+        if before is not None:
+            self._read(before, results, following=step)
+        if self._rows and self._can_stay_unread(step):
+            self._unread = step
+        elif self._rows:
+            self._read(step, results)
+
+    def _can_stay_unread(self, step: LaunchedStep) -> bool:
+        """Whether the next step will have the same rows, unless one draws an end, and no others."""
+        return (
+            self._ahead
+            and not (self._waiting or self._scores)
+            and not any(len(m) > 1 or m[0].needs_host or m[0].last_draw for _, m, _ in step.rows)
+        )
+
+    def _read(
+        self, step: LaunchedStep, results: list[Outcome], *, following: LaunchedStep | None = None
+    ) -> None:
+        """Give every sequence its token of a step.
+
+        Args:
+            step: the step.
+            results: the results are appended.
+            following: the next step, if it has been launched; it loses the rows that have ended.
+        """
+        before = [sequences[0].tokens for _, sequences, _ in step.rows]
+        drawn = self.sampler.read(step.draws)
+        forks = self._advance(step.rows, step.versions, drawn, results)
         on = {index for index, _ in forks}
-        ended: list[Row] = [
-            ((m[0].epoch, m[0].request.prompt_ids + before[index]), m, index)
-            for _, m, index in rows
-            if index not in on
-        ]
+        ended: list[Row] = []
+        for _, sequences, index in step.rows:
+            first = sequences[0]
+            if index not in on and first.failure is None:
+                cached = before[index] if following is None else first.tokens
+                ended.append(((first.epoch, first.request.prompt_ids + cached), sequences, index))
         self._keep(ended, self._rows.cache)
+        if following is not None and 0 < len(forks) < len(step.rows):
+            following.keep([index for index, _ in forks])
         self._wait(self._rows.fork(forks))
 
-    def _advance(self, rows: Sequence[Row], drawn: Drawn, results: list[Outcome]) -> list[Fork]:
+    def _advance(
+        self,
+        rows: Sequence[Row],
+        versions: Sequence[int],
+        drawn: Drawn,
+        results: list[Outcome],
+    ) -> list[Fork]:
         """Give every sequence its token; returns the forks of the rows that continue."""
         forks: dict[tuple[int, int], list[SequenceState]] = {}
         tokens = zip(*drawn, strict=True)
-        for _, sequences, index in rows:
-            version = sequences[0].live.version
+        for (_, sequences, index), version in zip(rows, versions, strict=True):
             for sequence in sequences:
                 token, logprob = next(tokens)
                 try:
@@ -296,3 +351,8 @@ class Scheduler:
         for _, sequences in forks:
             for sequence in sequences:
                 self._waiting.add(sequence)
+
+
+def _versions(rows: Sequence[Row]) -> list[int]:
+    """The policy version of each row's weights."""
+    return [sequences[0].live.version for _, sequences, _ in rows]

@@ -14,7 +14,9 @@ from legos.mlx.generate.adapter_table import LiveAdapter
 from legos.mlx.generate.sampling.filters import Recipe, Seen
 from legos.protocols import Deliver
 
-__all__ = ["SequenceState", "refusal"]
+__all__ = ["UNBENT", "SequenceState", "refusal"]
+
+UNBENT = (1.0, None)  # the setting that samples the model's own distribution
 
 
 def refusal(request: Request, *, num_vocabulary: int, context: int) -> str | None:
@@ -75,6 +77,9 @@ class SequenceState:
     setting: tuple[Any, ...] = field(init=False)
     """Everything besides the row's tokens and logits that its next distribution depends on;
     sequences of one row with equal settings share a distribution."""
+    needs_host: bool = field(init=False)
+    """Whether its next distribution, or what is recorded with a token, depends on more than the
+    row's logits, so that the host has to read every token before the next step."""
     restarted: bool = False  # whether the device has failed while it was computed
     _grammar: GrammarState | None = None
     _seen: Seen | None = None
@@ -84,6 +89,14 @@ class SequenceState:
         """Start before the first token."""
         self.node = self.request.choices
         self.setting = self._setting()
+        request = self.request
+        self.needs_host = bool(
+            request.restrict
+            or request.grammar is not None
+            or (request.filters is not None and request.filters.penalised)
+            or request.num_alternatives
+            or (request.raw_logprobs and self.setting != UNBENT)
+        )
 
     @property
     def allowed(self) -> tuple[int, ...] | None:

@@ -137,7 +137,7 @@ def test_shared_prompts_are_computed_once_and_fork(room: Callable[..., Any]) -> 
 
 
 def test_a_prompt_that_comes_again_is_not_computed_again(room: Callable[..., Any]) -> None:
-    one = room("llama")
+    one = room("llama", decode_ahead="off")  # distributions are cached where the host samples
     same = [Request(prompt_ids=(1, 2, 3), max_tokens=1, seed=s) for s in range(9)]
     first = one.ask(same)
     assert one.engine.rows_computed == 1
@@ -153,7 +153,7 @@ def test_a_prompt_that_comes_again_is_not_computed_again(room: Callable[..., Any
 
 
 def test_what_is_remembered_is_bounded(room: Callable[..., Any]) -> None:
-    one = room("llama")
+    one = room("llama", decode_ahead="off")  # distributions are cached where the host samples
     one.engine._scheduler.sampler._known_limit = 5
     prompts = [Request(prompt_ids=(1, n), max_tokens=1, seed=n) for n in range(20)]
     first = one.ask(prompts)

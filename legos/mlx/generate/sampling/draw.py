@@ -126,14 +126,14 @@ def draw_from_table(
     which: NDArray[np.intp],
     seeds: Sequence[int],
     positions: Sequence[int],
-) -> tuple[list[int], list[float]]:
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Draw N tokens from the D distributions of a table; see ``draw``."""
     count, num_vocabulary = made.steps.shape
     numbers = (_numbers(seeds, positions) * np.float32(1 << BITS)).astype(np.int64)
     sorted_steps = made.steps + (np.arange(count, dtype=np.int64) << BITS)[:, None]
     found = np.searchsorted(sorted_steps.ravel(), numbers + (which << BITS), side="right")
     logprobs = made.logprobs.ravel()[found]
-    return (found - which * num_vocabulary).tolist(), logprobs.tolist()
+    return found - which * num_vocabulary, logprobs
 
 
 @np.errstate(invalid="ignore", divide="ignore")
@@ -144,7 +144,7 @@ def draw(
     which: NDArray[np.intp],
     seeds: Sequence[int],
     positions: Sequence[int],
-) -> tuple[list[int], list[float]]:
+) -> tuple[Any, Any]:
     """Draw N tokens from D distributions.
 
     Args:
@@ -155,7 +155,8 @@ def draw(
         positions: [N] number of tokens that the request has sampled already.
 
     Returns:
-        [N] token ids, and [N] their log-probabilities (nats): NaN where the distribution is NaN.
+        Arrays of the namespace, lazy where it is ``mlx.core``: [N] token ids, and [N] their
+        log-probabilities (nats), NaN where the distribution is NaN.
     """
     weights = made.weights
     count, num_vocabulary = weights.shape
@@ -171,10 +172,7 @@ def draw(
     place = _reached(xp, inside, goals - xp.where(block > 0, before, 0.0))
     tokens = xp.minimum((block * BLOCK + place)[:, 0], num_vocabulary - 1)
     norm = (made.top + xp.log(made.total))[index, 0]
-    logprobs = made.scaled[index, tokens] - norm
-    if xp is mx:
-        mx.eval(tokens, logprobs)  # one wait for the device instead of two
-    return tokens.tolist(), logprobs.tolist()
+    return tokens, made.scaled[index, tokens] - norm
 
 
 def _reached(xp: Any, cumulative: Any, goals: Any) -> Any:

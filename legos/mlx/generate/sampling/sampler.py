@@ -3,13 +3,16 @@
 With small vocabularies it caches distributions of last tokens, under the epoch of the weights, so
 that a repeated prompt is not computed again.
 
+``draw`` starts the draws, and ``read`` waits for them. On a device the tokens are lazy between the
+two, so that a next step can be built from them.
+
 A sequence whose grammar fails, or whose row has NaN logits, fails alone: its ``failure`` is set,
 its token is -1, and its ``add`` raises the failure.
 """
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -31,10 +34,10 @@ from legos.mlx.generate.sampling.draw import (
     raw_logprobs,
     table,
 )
-from legos.mlx.generate.sequences import SequenceState
+from legos.mlx.generate.sequences import UNBENT, SequenceState
 from legos.mlx.model.spans import Spans
 
-__all__ = ["Drawn", "Row", "Sampler"]
+__all__ = ["Drawn", "Draws", "Row", "Sampler"]
 
 RowKey = tuple[int, tuple[int, ...]]
 """The epoch of the weights, and the tokens so far."""
@@ -51,8 +54,31 @@ Where a sequence failed they are -1 and NaN, and ``SequenceState.add`` raises th
 """
 Key = tuple[Any, tuple[Any, ...]]
 """A row (its tokens, or the index of its logits) and a setting of its sequences."""
-UNBENT = (1.0, None)  # the setting that samples the model's own distribution
 KNOWN_BYTES = 64 << 20  # bytes of cached distributions
+
+
+class Draws(NamedTuple):
+    """One draw for each of N sequences, from D distributions; on a device still lazy."""
+
+    sequences: list[SequenceState]  # [N]
+    which: NDArray[np.intp]  # [N] distribution of each sequence
+    tokens: Any  # [N] token ids
+    logprobs: Any  # [N] nats
+    failures: dict[int, LegosError]  # errors of the distributions that could not be made
+    logits: Any = None  # [D, V]; None where only the draws are recorded
+    made: Distributions | CumulativeTable | None = None  # the distributions, or None as above
+
+    def keep(self, numbers: Sequence[int]) -> "Draws":
+        """The draws of some sequences, where each has its own distribution; still lazy."""
+        index = mx.array(list(numbers))
+        kept = self._replace(
+            sequences=[self.sequences[number] for number in numbers],
+            which=np.arange(len(numbers)),
+            tokens=self.tokens[index],
+            logprobs=self.logprobs[index],
+        )
+        mx.async_eval(kept.tokens, kept.logprobs)
+        return kept
 
 
 class Sampler:
@@ -60,12 +86,14 @@ class Sampler:
 
     Attributes:
         draws: number of tokens sampled so far.
-        spans: time spans in which it waited for the device's logits.
+        spans: time spans in which it waited for the device.
+        on_device: whether the device samples, so that draws stay lazy until they are read.
     """
 
     def __init__(self, num_vocabulary: int, *, xp: Any = None) -> None:
         """Make a sampler for a vocabulary size; ``xp`` overrides the fastest array namespace."""
         self._xp = xp or namespace(num_vocabulary)
+        self.on_device: bool = self._xp is mx
         self._tabled = self._xp is np and num_vocabulary <= HOST_VOCABULARY
         self._known: OrderedDict[Key, tuple[NDArray[np.float32], NDArray[np.int32]]] = OrderedDict()
         self._known_limit = KNOWN_BYTES // (8 * num_vocabulary) if self._tabled else 0
@@ -97,14 +125,16 @@ class Sampler:
         made = CumulativeTable(
             np.array([pair[0] for pair in pairs]), np.array([pair[1] for pair in pairs])
         )
-        return self._finish(places, draw_from_table(made, **places.draws()), made, {})
+        tokens, logprobs = draw_from_table(made, **places.draws())
+        return self.read(Draws(places.sequences, places.which, tokens, logprobs, {}, made=made))
 
-    def draw(self, rows: Sequence[Row], logits: mx.array) -> Drawn:
-        """One token for each sequence.
+    def draw(self, rows: Sequence[Row], logits: mx.array, *, unread: int = 0) -> Draws:
+        """Start to sample one token for each sequence.
 
         Args:
             rows: at least one row; their indices point into ``logits``.
             logits: [B, V] float32.
+            unread: number of tokens of each sequence that were sampled and are not read yet.
         """
         places = _places(rows, [index for _, _, index in rows])
         recipes, failures = _recipes([sequence for _, sequence in places.firsts.values()])
@@ -116,12 +146,26 @@ class Sampler:
         made: Distributions | CumulativeTable = distributions(self._xp, some, recipes)
         if self._tabled:
             made = table(made)
-            drawn = draw_from_table(made, **places.draws())
+            tokens, logprobs = draw_from_table(made, **places.draws())
             self._remember(places, made)
         else:
-            drawn = draw(self._xp, made, **places.draws())
-        self._record_raw(places, some, drawn)
-        return self._finish(places, drawn, made, failures)
+            tokens, logprobs = draw(self._xp, made, **places.draws(unread))
+        if self.on_device:
+            mx.async_eval(tokens, logprobs)
+        draws = Draws(places.sequences, places.which, tokens, logprobs, failures)
+        if any(sequence.needs_host for sequence in places.sequences):
+            draws = draws._replace(logits=some, made=made)
+        return draws
+
+    def read(self, draws: Draws) -> Drawn:
+        """Wait for draws; record what the sequences request, and mark those that failed."""
+        with self.spans:
+            if self.on_device:
+                mx.eval(draws.tokens, draws.logprobs)  # one wait for the device instead of two
+            drawn = draws.tokens.tolist(), draws.logprobs.tolist()
+        self._record_raw(draws, drawn)
+        self._record_alternatives(draws)
+        return self._finish(draws, drawn)
 
     def _remember(self, places: "_Places", made: CumulativeTable) -> None:
         sound = ~np.isnan(made.logprobs.max(axis=1))
@@ -134,26 +178,25 @@ class Sampler:
         while len(self._known) > self._known_limit:
             self._known.popitem(last=False)
 
-    def _record_raw(self, places: "_Places", logits: Any, drawn: Drawn) -> None:
+    def _record_raw(self, draws: Draws, drawn: Drawn) -> None:
         """Record the model's own log-probabilities for the sequences that request them."""
-        asking = [n for n, m in enumerate(places.sequences) if m.request.raw_logprobs]
-        found = {n: drawn[1][n] for n in asking if places.sequences[n].setting == UNBENT}
+        asking = [n for n, m in enumerate(draws.sequences) if m.request.raw_logprobs]
+        found = {n: drawn[1][n] for n in asking if draws.sequences[n].setting == UNBENT}
         others = [number for number in asking if number not in found]
         if others:
-            rows, chosen = places.which[others], [drawn[0][number] for number in others]
-            raw = raw_logprobs(self._xp, logits, rows, chosen).tolist()
+            rows, chosen = draws.which[others], [drawn[0][number] for number in others]
+            raw = raw_logprobs(self._xp, draws.logits, rows, chosen).tolist()
             found |= zip(others, raw, strict=True)
         for number in asking:
-            places.sequences[number].raw_logprobs.append(found[number])
+            draws.sequences[number].raw_logprobs.append(found[number])
 
-    def _record_alternatives(
-        self, places: "_Places", made: Distributions | CumulativeTable
-    ) -> None:
+    def _record_alternatives(self, draws: Draws) -> None:
         """Record the most probable tokens for the sequences that request alternatives."""
-        asking = [(n, m) for n, m in enumerate(places.sequences) if m.request.num_alternatives]
-        if asking:
+        made = draws.made
+        asking = [(n, m) for n, m in enumerate(draws.sequences) if m.request.num_alternatives]
+        if asking and made is not None:
             count = max(sequence.request.num_alternatives for _, sequence in asking)
-            numbers = places.which[[number for number, _ in asking]]
+            numbers = draws.which[[number for number, _ in asking]]
             rows, place = np.unique(numbers, return_inverse=True)
             if isinstance(made, CumulativeTable):
                 found = alternatives(np, made.logprobs[rows], count)
@@ -162,22 +205,15 @@ class Sampler:
             for (_, sequence), row in zip(asking, place, strict=True):
                 sequence.alternatives.append(found[row][: sequence.request.num_alternatives])
 
-    def _finish(
-        self,
-        places: "_Places",
-        drawn: Drawn,
-        made: Distributions | CumulativeTable,
-        failures: Mapping[int, LegosError],
-    ) -> Drawn:
-        """Record alternatives, count the draws, and mark the sequences that failed."""
+    def _finish(self, draws: Draws, drawn: Drawn) -> Drawn:
+        """Count the draws, and mark the sequences that failed."""
         tokens, logprobs = drawn
-        self._record_alternatives(places, made)
         self.draws += len(tokens)
-        if failures or not all(map(math.isfinite, logprobs)):
+        if draws.failures or not all(map(math.isfinite, logprobs)):
             for number, (sequence, which) in enumerate(
-                zip(places.sequences, places.which.tolist(), strict=True)
+                zip(draws.sequences, draws.which.tolist(), strict=True)
             ):
-                failure = failures.get(which)
+                failure = draws.failures.get(which)
                 if failure is None and not math.isfinite(logprobs[number]):
                     failure = EngineError(
                         "the model's logits are not numbers; its weights or adapter are bad"
@@ -198,12 +234,12 @@ class _Places(NamedTuple):
         Key, tuple[RowKey | None, SequenceState]
     ]  # [D] the row and the first sequence of each
 
-    def draws(self) -> dict[str, Any]:
-        """The keyword arguments of ``draw``."""
+    def draws(self, unread: int = 0) -> dict[str, Any]:
+        """The keyword arguments of ``draw``, after so many tokens that are not read yet."""
         return {
             "which": self.which,
             "seeds": [sequence.request.seed for sequence in self.sequences],
-            "positions": [len(sequence.tokens) for sequence in self.sequences],
+            "positions": [len(sequence.tokens) + unread for sequence in self.sequences],
         }
 
 

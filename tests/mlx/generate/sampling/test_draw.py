@@ -34,8 +34,10 @@ def make(way: str, logits: Any, recipes: Sequence[Recipe]) -> Any:
 
 def sample(way: str, made: Any, **places: Any) -> tuple[list[int], list[float]]:
     if way == "table":
-        return draw_from_table(made, **places)
-    return draw(mx if way == "device" else np, made, **places)
+        tokens, logprobs = draw_from_table(made, **places)
+    else:
+        tokens, logprobs = draw(mx if way == "device" else np, made, **places)
+    return tokens.tolist(), logprobs.tolist()
 
 
 def logprobs(way: str, made: Any) -> np.ndarray:
