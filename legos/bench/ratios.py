@@ -38,6 +38,11 @@ RATIOS: Mapping[str, Mapping[str, Ratio]] = {
             "prompt tokens computed in a conversation, per new prompt token", 1.1, at_most=True
         ),
         "adapters4_vs_1": Ratio("speed with four adapters in one batch, against one", 0.8),
+        "decode_ahead": Ratio(
+            "speed with every step launched before the last one is read, against reading each at "
+            "once; a gain on a GPU, a loss on a CPU, where it is off by default",
+            0.75,
+        ),
         "decode_with_swaps": Ratio("speed with one new adapter a second, against none", 0.9),
         "swap_pause_in_steps": Ratio(
             "p99 pause of a stream at ten new adapters a second, in decoding steps", 2, at_most=True

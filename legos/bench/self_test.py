@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from legos.bench.engine_bench import numbered_requests
 from legos.bench.models import random_adapter
 from legos.clients.submit import submit_all
+from legos.data.limits import DecodeAhead, EngineLimits
 from legos.data.names import BASE, POLICY
 from legos.data.request import Generated, Request
 from legos.data.sample import Sample
@@ -208,16 +210,24 @@ class SelfTest:
         return Check(name="speed", status="pass", figures=figures)
 
     def _step_ms(self) -> Mapping[str, float]:
-        """Milliseconds of one row's decode step, and of a result that the host reads."""
+        """Milliseconds of a result that the host reads, and of one row's decode step.
+
+        The step is timed with and without the next one launched before it is read.
+        """
         sync = self._checks.small_check("host_sync")
         figures = {} if isinstance(sync, str) else dict(sync)
-        for name, adapter in (("decode_ms", BASE), ("lora_decode_ms", POLICY)):
-            times: list[float] = []
-            request = numbered_requests([(1, 2, 3)], STEPS, adapter)
-            submit_all(
-                self._engine, request, on_progress=lambda t=times: t.append(time.perf_counter())
-            ).result(TIMEOUT_S)
-            figures[name] = 1000 * (times[-1] - times[0]) / (len(times) - 1)
+        settings: tuple[tuple[str, DecodeAhead], ...] = (("", "off"), ("_ahead", "on"))
+        for suffix, decode_ahead in settings:
+            limits = EngineLimits(decode_ahead=decode_ahead)
+            with closing(self._model.make_engine(limits)) as engine:
+                engine.load_adapter(self._adapter).result(TIMEOUT_S)
+                for name, adapter in (("decode_ms", BASE), ("lora_decode_ms", POLICY)):
+                    times: list[float] = []
+                    request = numbered_requests([(1, 2, 3)], STEPS, adapter)
+                    submit_all(
+                        engine, request, on_progress=lambda t=times: t.append(time.perf_counter())
+                    ).result(TIMEOUT_S)
+                    figures[name + suffix] = 1000 * float(np.median(np.diff(times)))
         return figures
 
     @cached_property

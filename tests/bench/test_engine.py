@@ -13,6 +13,7 @@ def test_the_engine_bench_measures_sharing_and_swaps() -> None:
         "group_prefill_share",
         "multiturn_prefill_share",
         "adapters4_vs_1",
+        "decode_ahead",
         "decode_with_swaps",
         "swap_pause_in_steps",
         "pause_in_steps_without_swap",
