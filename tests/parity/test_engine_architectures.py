@@ -1,7 +1,7 @@
 """The engine on every architecture: what it samples and records is what one forward pass gives.
 
-Long prompts in chunks, conversations out of the prefix cache, two adapters and the base side by
-side: each recorded log-probability is held against a tree without a cache.
+Long prompts in chunks, conversations from the prefix cache, two adapters and the base in one batch,
+rows that end by a token: each recorded log-probability is compared with a tree without a cache.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from legos.data.limits import EngineLimits
+from legos.data.limits import DecodeAhead, EngineLimits
 from legos.data.request import Generated, Request, Result
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.model.load import load_tree
@@ -32,7 +32,7 @@ class Steps(InlineWorker):
 class Bench:
     """An engine with two adapters, and a trainer's tree to hold it against."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, decode_ahead: DecodeAhead = "off") -> None:
         self.tree: Any = load_tree(folder)
         shape = lora_shape(self.tree, rank=4, alpha=8.0, num_layers=2, head=False)
         add_lora(self.tree, shape, seed=0)
@@ -41,7 +41,9 @@ class Bench:
             "base": {name: mx.zeros(size) for name, size in sizes.items()}
         }
         self.worker = Steps()
-        limits = EngineLimits(max_rows=8, prefill_tokens=600, chunk_tokens=64)
+        limits = EngineLimits(
+            max_rows=8, prefill_tokens=600, chunk_tokens=64, decode_ahead=decode_ahead
+        )
         self.engine = MlxEngine(
             self.worker, load_tree(folder), num_vocabulary=358, context=1024, limits=limits
         )
@@ -73,10 +75,11 @@ class Bench:
         return logprobs[np.arange(start - 1, len(whole) - 1), list(answer.token_ids)]
 
 
+@pytest.mark.parametrize("decode_ahead", ["off", "on"])
 def test_what_is_sampled_is_what_a_forward_pass_gives(
-    architecture: str, folders: Mapping[str, Path]
+    architecture: str, folders: Mapping[str, Path], decode_ahead: DecodeAhead
 ) -> None:
-    bench = Bench(folders[architecture])
+    bench = Bench(folders[architecture], decode_ahead)
     rng = np.random.default_rng(5)
     prompts = [tuple(map(int, rng.integers(6, 340, n))) for n in (3, 40, 300, 17, 70, 5)]
     speakers = ("policy", "rival", "base")
@@ -84,8 +87,9 @@ def test_what_is_sampled_is_what_a_forward_pass_gives(
         requests = [
             Request(
                 prompt_ids=prompt,
-                max_tokens=4 + n,
+                max_tokens=4 + 2 * n,
                 seed=10 * turn + n,
+                end_ids=tuple(range(3, 340, 10)),
                 adapter=speakers[n % 3],
             )
             for n, prompt in enumerate(prompts)
