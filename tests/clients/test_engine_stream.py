@@ -150,7 +150,11 @@ def test_a_large_schema_is_compiled_beside_the_loop_and_once_for_all() -> None:
     assert len(grammars) == 1
 
 
-@given(st.text(max_size=40), st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=3))
+# Half a character decodes to U+FFFD, so a stop text with it is also found where it was not said.
+words = st.text(st.characters(codec="utf-8", exclude_characters="\ufffd"), min_size=1, max_size=4)
+
+
+@given(st.text(max_size=40), st.lists(words, min_size=1, max_size=3))
 def test_the_window_finds_what_the_whole_text_holds(text: str, stop: list[str]) -> None:
     tokens = WORDS.encode(text)
     stopped = stop_test(WORDS.decode, stop)
