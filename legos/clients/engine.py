@@ -22,6 +22,7 @@ _SHORT = 32  # tokens; longer completions rarely repeat, and caching them takes 
 _SMALL = 256  # characters of choices; the memory of their trees is bounded by size times number
 _SMALL_TREES, _LARGE_TREES = 1024, 8
 _GRAMMARS = 32
+_Legal = tuple[ChoiceNode | None, Grammar | None]
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -73,7 +74,8 @@ class EngineClient:
             EngineError: the engine died or was closed.
         """
         started = time.perf_counter()
-        request = await self._prepared(prompt, sampling, adapter, stream=False)
+        legal = self._known_legal(sampling) or await self._made_legal(sampling)
+        request = self._request(prompt, sampling, adapter, *legal, stream=False)
         number, future = self._ask(request)
         try:
             generated = await future
@@ -98,7 +100,8 @@ class EngineClient:
             EngineError: the engine died or was closed.
         """
         started = time.perf_counter()
-        request = await self._prepared(prompt, sampling, adapter, stream=True)
+        legal = self._known_legal(sampling) or await self._made_legal(sampling)
+        request = self._request(prompt, sampling, adapter, *legal, stream=True)
         number, future = self._ask(request)
         news = self._news[number] = asyncio.Queue()
 
@@ -144,15 +147,29 @@ class EngineClient:
         scores = self._engine.score(rows, end_ids=self._tokenizer.end_ids, adapter=adapter)
         return await asyncio.wrap_future(scores)
 
-    async def _prepared(
-        self, prompt: Prompt, sampling: Sampling, adapter: str, *, stream: bool
+    def _known_legal(self, sampling: Sampling) -> _Legal | None:
+        """What may be sampled; None if it takes long to compute, so that it needs a thread."""
+        choices = sampling.choices
+        if sampling.json_schema is not None or len("".join(choices)) > _SMALL:
+            return None
+        return self._small_trees(choices) if choices else None, None
+
+    async def _made_legal(self, sampling: Sampling) -> _Legal:
+        choices, schema = sampling.choices, sampling.json_schema
+        tree = await self._large_trees.get(choices) if choices else None
+        return tree, None if schema is None else await self._grammars.get(schema)
+
+    def _request(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        adapter: str,
+        tree: ChoiceNode | None,
+        grammar: Grammar | None,
+        *,
+        stream: bool,
     ) -> Request:
         """The request as the engine receives it."""
-        choices, schema = sampling.choices, sampling.json_schema
-        tree: ChoiceNode | None = None
-        if choices:
-            small = _size(choices) <= _SMALL
-            tree = self._small_trees(choices) if small else await self._large_trees.get(choices)
         limit = sampling.max_tokens or (tree.depth if tree is not None else None)
         if limit is None:
             raise RequestError("max_tokens is None and there are no choices; give a number")
@@ -167,7 +184,7 @@ class EngineClient:
             stops=self._stops(sampling.stop) if sampling.stop else None,
             adapter=adapter,
             filters=sampling.filters,
-            grammar=None if schema is None else await self._grammars.get(schema),
+            grammar=grammar,
             num_alternatives=sampling.num_alternatives,
             raw_logprobs=sampling.raw_logprobs,
             stream=stream,
@@ -270,10 +287,6 @@ class EngineClient:
 
     def _make_ends(self, stop_ids: tuple[int, ...], ignore_end: bool) -> tuple[int, ...]:
         return tuple(sorted({*(() if ignore_end else self._end_ids), *stop_ids}))
-
-
-def _size(choices: Sequence[str]) -> int:
-    return sum(map(len, choices))
 
 
 class _Shared(Generic[K, V]):
