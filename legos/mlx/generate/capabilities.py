@@ -47,7 +47,7 @@ def probe(forward: CausalModel, slots: AdapterSlots) -> Capabilities:
 
     Raises:
         ModelError: the engine cannot serve the model: the cache of a layer cannot be batched, the
-            model cannot be run in its own type, or rows of a batch give other results than alone.
+            model cannot be run with one, or rows of a batch give other results than alone.
     """
     model = forward.model
     name = architecture(model)
@@ -66,7 +66,7 @@ def probe(forward: CausalModel, slots: AdapterSlots) -> Capabilities:
             )
     try:
         mx.eval(model(mx.array([[1]]), cache=caches))
-    except Exception as error:  # of mlx-lm's code or of a kernel for this type, whatever it is
+    except Exception as error:  # of mlx-lm's code for this architecture, whatever it is
         raise ModelError(
             f"{name} cannot be served: {type(error).__name__}: {error}; {WAY_OUT}"
         ) from error

@@ -41,11 +41,12 @@ class CausalModel:
         """Run the probe.
 
         Raises:
-            ModelError: the model cannot be run.
+            ModelError: the model cannot be run, or not in its own type on this device.
         """
         self.model = model
         probe = mx.array([[1, 2, 1]])
         try:
+            mx.eval(model(probe))  # in its own type, for which this device may have no kernel
             with in_float32(model):
                 expected = model(probe)
                 mx.eval(expected)

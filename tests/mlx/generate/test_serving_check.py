@@ -68,7 +68,7 @@ def test_a_padded_chunk_of_one_token_is_prefilled(lengths: tuple[int, ...]) -> N
 
 
 def test_a_kernel_that_lacks_the_type_is_named() -> None:
-    with pytest.raises(ModelError, match=r"qwen3_moe cannot be served: .*only supports float32"):
+    with pytest.raises(ModelError, match=r"qwen3_moe cannot be run: .*only supports float32"):
         probed("qwen3_moe", dtype=mx.bfloat16)
 
 
