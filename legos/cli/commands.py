@@ -19,6 +19,7 @@ from legos.cli.overrides import (
 from legos.cli.run_settings import resolve_run
 from legos.data.limits import DecodeAhead
 from legos.data.names import POLICY
+from legos.errors import ConfigError
 
 __all__ = ["arenas", "bench", "chat", "doctor", "evaluate", "export", "serve", "train"]
 
@@ -291,15 +292,34 @@ def export(
     show(write(run, to=to, form=format), json=json)
 
 
-def doctor(*, self_test: Flag = False, model: str = "small", json: Flag = False) -> int:
+def doctor(
+    *architectures: str,
+    self_test: Flag = False,
+    model: str = "small",
+    models: Flag = False,
+    json: Flag = False,
+) -> int:
     """Report facts about this machine, and check that its device computes correctly.
 
     Args:
+        architectures: With --models, the architectures to check, such as llama or gemma3n.
         self_test: Run the checks, which take up to a minute; exit code 1 if one fails.
         model: Model for the checks: a folder, a name on the hub, "builtin", or "small" (random
             weights).
+        models: Check all architectures of mlx-lm, or the given ones, on small random models,
+            which takes minutes, and print what legos can do with each; exit code 1 if a result is
+            wrong.
         json: Print one JSON object.
     """
+    if models:
+        from legos.apps.architectures import examine_architectures
+
+        table = examine_architectures(architectures, show=None if json else show)
+        if json:
+            show(table.as_dict(), json=True)
+        return 0 if table.sound else 1
+    if architectures:
+        raise ConfigError(f"{architectures[0]!r} is not expected here, only after --models")
     from legos.apps.doctor import examine
 
     report = examine(self_test=self_test, model=model)

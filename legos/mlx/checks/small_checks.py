@@ -21,12 +21,10 @@ from numpy.typing import NDArray
 from legos.clients.submit import submit_all
 from legos.data.names import BASE
 from legos.data.request import Request
-from legos.data.sample import Sample
 from legos.losses.objective import Objective
-from legos.mlx.checks.small_models import VOCABULARY, small_model
-from legos.mlx.generate.engine import MlxEngine
+from legos.mlx.checks.references import chosen, ended_sample
+from legos.mlx.checks.small_models import VOCABULARY, small_engine, small_model
 from legos.mlx.model.lora import add_lora, lora_shape
-from legos.mlx.model.worker import ThreadWorker
 from legos.mlx.train.packing import StepSamples
 from legos.mlx.train.step_gradients import StepGradients
 
@@ -34,7 +32,7 @@ __all__ = ["SMALL_CHECKS"]
 
 Figures = Mapping[str, float]
 Row = tuple[int, ...]
-CONTEXT = 4096
+SIZES: dict[str, Any] = {"max_position_embeddings": 4096}
 ROWS, LONG = 8, 1025  # prompts, and tokens of the shortest; Metal's attention changes at 1,024
 WINDOW = 32  # decode steps; the engine evaluates its caches once in so many
 DECODE_S, MOST_STEPS = 4.0, 2000  # of the check of growing memory
@@ -69,13 +67,13 @@ def long_rows() -> Figures:
 
     In bfloat16, for prompts of unlike lengths, padded on the left.
     """
-    fields: dict[str, Any] = {"dtype": mx.bfloat16, "head_dim": 64, "num_hidden_layers": 1}
+    fields = SIZES | {"dtype": mx.bfloat16, "head_dim": 64, "num_hidden_layers": 1}
     fields |= {"num_attention_heads": 2, "num_key_value_heads": 1}
     rng = np.random.default_rng(0)
     prompts = [tuple(rng.integers(1, VOCABULARY, LONG + 9 * n).tolist()) for n in range(ROWS)]
     requests = [_request(prompt, 16, seed=number) for number, prompt in enumerate(prompts)]
     gaps: list[float] = []
-    with closing(_engine("llama", **fields)) as engine:
+    with closing(small_engine("llama", **fields)) as engine:
         for prompt, answer in zip(prompts, submit_all(engine, requests).result(), strict=True):
             row = prompt + answer.token_ids
             alone = engine.run(partial(_alone, row=row, start=len(prompt))).result()
@@ -89,7 +87,7 @@ def hybrid_decoding() -> Figures:
     The median over windows of steps leaves out those in which a cache of keys and values grows.
     """
     held: list[int] = []
-    with closing(_engine("qwen3_5")) as engine:
+    with closing(small_engine("qwen3_5", **SIZES)) as engine:
         started = time.perf_counter()
         submit_all(engine, [_request((1, 2), 2 * WINDOW)]).result()
         step_s = (time.perf_counter() - started) / (2 * WINDOW)
@@ -151,13 +149,13 @@ def _distance(tree: nn.Module) -> float:
     def loss(parameters: Any) -> mx.array:
         tree.update(parameters)
         pairs = zip(rows, weights, strict=True)
-        return mx.stack([-w * mx.sum(_chosen(tree, row, 10)) for row, w in pairs]).sum()
+        return mx.stack([-w * mx.sum(chosen(tree, row, 10)) for row, w in pairs]).sum()
 
     with mx.stream(mx.cpu):
         before: Any = tree.trainable_parameters()
         expected: Any = dict(tree_flatten(mx.grad(loss)(before)))
         tree.update(before)
-        samples = [_sample(row, _alone(tree, row, 10)) for row in rows]
+        samples = [ended_sample(row, _alone(tree, row, 10).tolist()) for row in rows]
         mx.eval(expected)
     found: Any = step.of_step(StepSamples(samples=samples, weights=weights), Objective(), {})
     arrays = dict(tree_flatten(found.gradients))
@@ -169,40 +167,9 @@ def _distance(tree: nn.Module) -> float:
     return float(difference / norm)
 
 
-def _sample(row: Row, logprobs: NDArray[np.float32]) -> Sample:
-    """A row whose last tokens were chosen with these log-probabilities."""
-    count = logprobs.size
-    return Sample(
-        token_ids=row,
-        positions=tuple(range(len(row) - count, len(row))),
-        logprobs=tuple(logprobs.tolist()),
-        versions=(0,) * count,
-        advantages=(1.0,) * count,
-        legal=((),) * count,
-    )
-
-
-def _chosen(tree: nn.Module, row: Row, start: int) -> mx.array:
-    """[T - start] log-probabilities of a row's tokens from ``start`` on, without a cache."""
-    logits = tree(mx.array([row[:-1]]))[0, start - 1 :].astype(mx.float32)
-    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    return mx.take_along_axis(logprobs, mx.array(row[start:])[:, None], axis=-1)[:, 0]
-
-
 def _alone(tree: nn.Module, row: Row, start: int) -> NDArray[np.float32]:
-    """``_chosen`` in NumPy."""
-    return np.array(_chosen(tree, row, start))
-
-
-def _engine(architecture: str, **fields: Any) -> MlxEngine:
-    """An engine of a small model, on its own thread."""
-    worker, sizes = ThreadWorker("legos-check"), {"max_position_embeddings": CONTEXT}
-
-    def build() -> MlxEngine:
-        tree = small_model(architecture, **sizes, **fields)
-        return MlxEngine(worker, tree, num_vocabulary=VOCABULARY, context=CONTEXT)
-
-    return worker.call(build).result()
+    """``chosen`` in NumPy."""
+    return np.array(chosen(tree, row, start))
 
 
 def _request(prompt: Sequence[int], max_tokens: int, **fields: Any) -> Request:

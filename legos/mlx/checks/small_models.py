@@ -5,10 +5,12 @@ it knows of, the fields of each architecture's "own", and the "inner" architectu
 where a model wraps one.
 """
 
+import copy
 import importlib
 import json
 import pkgutil
-from functools import cache
+from collections.abc import Callable
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,13 @@ import mlx.nn as nn
 import mlx_lm.models
 from mlx.utils import tree_flatten, tree_unflatten
 
-__all__ = ["VOCABULARY", "architectures", "small_model"]
+from legos.data.limits import EngineLimits
+from legos.mlx.generate.engine import MlxEngine
+from legos.mlx.model.worker import ThreadWorker
 
-VOCABULARY = 64  # tokens
+__all__ = ["VOCABULARY", "architectures", "small_engine", "small_model"]
+
+VOCABULARY, CONTEXT = 64, 1024  # tokens
 _VARIANTS = {"gemma4_moe": "gemma4_text"}  # name -> module of mlx-lm
 _NO_MODELS = (  # modules of mlx_lm.models that define no architecture
     "activations", "base", "bitlinear_layers", "cache", "gated_delta", "gear", "mla", "pipeline",
@@ -38,6 +44,8 @@ def small_model(
 ) -> nn.Module:
     """Build a random model of 2 to 8 layers and width 32, frozen and evaluated.
 
+    Models that differ only in their type are the same: bfloat16 holds every weight exactly.
+
     Args:
         architecture: one of ``architectures``.
         seed: seed of the weights.
@@ -47,22 +55,59 @@ def small_model(
     Raises:
         Exception: whatever mlx-lm raises where it cannot build a model from the configuration.
     """
-    module = importlib.import_module(f"mlx_lm.models.{_VARIANTS.get(architecture, architecture)}")
-    mx.random.seed(seed)
-    model: nn.Module = module.Model(module.ModelArgs.from_dict(_config(architecture) | fields))
-    drawn: list[tuple[str, Any]] = []
-    arrays: Any = tree_flatten(model.parameters())
-    for name, array in arrays:
-        if mx.issubdtype(array.dtype, mx.floating):
-            noise = mx.random.normal(array.shape)
-            wide = array.ndim > 1
-            drawn.append((name, noise / array.shape[-1] ** 0.5 if wide else array + 0.1 * noise))
-    model.update(tree_unflatten(drawn))
+    made, weights = _drawn(architecture, seed, tuple(fields.items()))
+    model = made()
+    model.update(tree_unflatten(weights))
     model.set_dtype(dtype)
     model.eval()
     model.freeze()
     mx.eval(model.parameters())
     return model
+
+
+@lru_cache(maxsize=1)  # a check builds the models of one architecture several times
+def _drawn(
+    architecture: str, seed: int, fields: tuple[tuple[str, Any], ...]
+) -> tuple[Callable[[], nn.Module], list[tuple[str, mx.array]]]:
+    """What builds a model, and its random weights in bfloat16."""
+    module = importlib.import_module(f"mlx_lm.models.{_VARIANTS.get(architecture, architecture)}")
+    settings = module.ModelArgs.from_dict(_config(architecture) | dict(fields))
+    mx.random.seed(seed)
+
+    def made() -> nn.Module:
+        return module.Model(copy.deepcopy(settings))
+
+    drawn: list[tuple[str, Any]] = []
+    arrays: Any = tree_flatten(made().parameters())
+    for name, array in arrays:
+        if mx.issubdtype(array.dtype, mx.floating):
+            noise = mx.random.normal(array.shape)
+            wide = array.ndim > 1
+            value = noise / array.shape[-1] ** 0.5 if wide else array + 0.1 * noise
+            drawn.append((name, value.astype(mx.bfloat16)))
+    mx.eval(drawn)
+    return made, drawn
+
+
+def small_engine(
+    architecture: str, *, limits: EngineLimits | None = None, **fields: Any
+) -> MlxEngine:
+    """An engine of a small model, on its own thread; ``fields`` are those of ``small_model``.
+
+    Raises:
+        ModelError: the model cannot be served.
+    """
+    worker, context = ThreadWorker("legos-check"), fields.get("max_position_embeddings", CONTEXT)
+
+    def build() -> MlxEngine:
+        tree = small_model(architecture, **fields)
+        return MlxEngine(worker, tree, num_vocabulary=VOCABULARY, context=context, limits=limits)
+
+    try:
+        return worker.call(build).result()
+    except BaseException:
+        worker.close()
+        raise
 
 
 @cache

@@ -14,14 +14,21 @@ from mlx_lm.utils import load_model as load_mlx_model
 from legos.errors import ModelError
 from legos.weights.folder import is_adapter_folder
 
-__all__ = ["base_arrays", "context_length", "load_tree", "num_token_ids", "resolve_folder"]
+__all__ = [
+    "REFUSED",
+    "base_arrays",
+    "context_length",
+    "load_tree",
+    "num_token_ids",
+    "resolve_folder",
+]
 
 logger = logging.getLogger(__name__)
 _CONTEXTS = (  # names that configurations have for the maximum number of tokens
     "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length",
     "model_max_length", "seq_length", "block_size",
 )  # fmt: skip
-_REFUSED = {"phi3small": "mlx-lm's code for it corrupts the memory of the process"}
+REFUSED = {"phi3small": "mlx-lm's code for it corrupts the memory of the process"}
 _UNKNOWN_CONTEXT = 4096
 _BY_TOKEN = ("embed_tokens", "wte", "embed_in", "embeddings", "tok_embeddings", "lm_head")
 _WAY_OUT = "copy or download the whole model again, or use --model builtin"
@@ -53,7 +60,7 @@ def resolve_folder(model: str) -> Path:
         raise ModelError(f"{folder}/config.json is not JSON: {error}; {_WAY_OUT}") from error
     if not isinstance(config, dict):
         raise ModelError(f"{folder}/config.json is no JSON object; {_WAY_OUT}")
-    if (reason := _REFUSED.get(config.get("model_type", ""))) is not None:
+    if (reason := REFUSED.get(config.get("model_type", ""))) is not None:
         raise ModelError(f"{folder} is a {config['model_type']} model: {reason}; take another one")
     return folder
 
