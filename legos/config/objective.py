@@ -9,7 +9,7 @@ from pydantic import model_validator
 
 from legos.config.setting import Settings, knob
 from legos.errors import ConfigError
-from legos.losses.corrections import Corrections
+from legos.losses.corrections import Corrections, Truncation
 from legos.losses.kl import KlEstimator, KlPlace
 from legos.losses.objective import (
     CLIP_RANGES,
@@ -25,6 +25,7 @@ from legos.losses.objective import (
 
 __all__ = ["ObjectiveSettings"]
 
+_NOISY = ("reinforce", "ppo", "gspo", "gmpo")  # no ratio of their own, or a narrow clip range
 # Setting -> coefficients; the setting has an effect only where one of them is above 0.
 _READ_WITH: Mapping[str, tuple[str, ...]] = {
     "kl_estimator": ("kl_coef", "ema_kl_coef"),
@@ -43,10 +44,10 @@ class ObjectiveSettings(Settings):
     loss: PolicyLoss | None = knob(None)
     """Policy loss; none: ppo where importance_sampling is token, gspo where it is sequence. A loss
     that is set also sets importance_sampling."""
-    anchor: Anchor = knob("behaviour")
+    anchor: Anchor | None = knob(None)
     """Denominator of the importance ratio: the policy that sampled the token (behaviour), or the
     policy before this step (proximal), with a weight that corrects for the difference between the
-    two."""
+    two; none: behaviour, but proximal for reinforce, ppo, gspo and gmpo on a base in 16 bits."""
     clip_range: float | None = knob(None, gt=0, lt=1)
     """How far the ratio may fall below 1, and rise above 1 unless clip_range_high is set; none: the
     value of the loss's paper (0.2 for ppo; 3e-4 down and 4e-4 up for gspo)."""
@@ -65,9 +66,9 @@ class ObjectiveSettings(Settings):
     sequence_clip_skip_threshold: float = knob(0.9, unit="share", gt=0, le=1)
     """gspo: skip the update of a step in which more than this share of the tokens belongs to
     clipped samples."""
-    truncation: Literal["none", "token", "sequence"] = knob("none")
+    truncation: Truncation | None = knob(None)
     """Where anchor is proximal: cap the correction weight of each token, of each whole sample
-    (sequence), or not at all."""
+    (sequence), or not at all (none); left out: token where the base's type sets the anchor."""
     truncation_cap: float = knob(2.0, gt=0)
     """Largest correction weight where truncation is on."""
     icepop_low: float | None = knob(None, ge=0, lt=1)
@@ -140,13 +141,28 @@ class ObjectiveSettings(Settings):
     def corrections(self) -> Corrections:
         """The weights and masks that multiply the policy loss."""
         return Corrections(
-            truncation=self.truncation,
+            truncation=self.truncation or "none",
             truncation_cap=self.truncation_cap,
             icepop=_range(self.icepop_low, self.icepop_high),
             geometric_mask=_range(self.geometric_mask_low, self.geometric_mask_high),
             outlier_veto=self.outlier_veto,
             opsm_delta=self.opsm_delta,
         )
+
+    def anchored(self, dtype: str) -> Self:
+        """A copy with an anchor; left out, the type of the base sets it.
+
+        In 16 bits, engine and trainer round the same log-probability differently. The ratio to the
+        trainer's own one has no such noise, and a capped weight corrects the gap.
+
+        Args:
+            dtype: the narrowest float type of the base's weights.
+        """
+        if self.anchor is not None or self.truncation is not None:
+            return self.replace(anchor=self.anchor or "behaviour")
+        if dtype in ("float16", "bfloat16") and self.policy_loss in _NOISY:
+            return self.replace(anchor="proximal", truncation="token")
+        return self.replace(anchor="behaviour")
 
     @property
     def unread(self) -> dict[str, tuple[str, ...]]:
@@ -169,7 +185,7 @@ class ObjectiveSettings(Settings):
     @model_validator(mode="after")
     def _check_objective(self) -> Self:
         check_ratio(self.loss, self.importance_sampling)
-        check_anchor(self.anchor, self.truncation)
+        check_anchor(self.anchor or "behaviour", self.truncation or "none")
         if self.kl_coef or self.ema_kl_coef:
             check_kl_place(self.kl_estimator, self.kl_in)
         name = self.policy_loss
@@ -180,7 +196,8 @@ class ObjectiveSettings(Settings):
         unskipped = name in ("gspo", "reinforce")
         self._refuse(unskipped, f"loss {name!r}", "clip_skip_threshold")
         self._refuse(name != "gspo", f"loss {name!r}", "sequence_clip_skip_threshold")
-        self._refuse(self.truncation == "none", "truncation 'none'", "truncation_cap")
+        uncapped = self.truncation in (None, "none")
+        self._refuse(uncapped, "truncation 'none'", "truncation_cap")
         for name in ("kl_reference", "kl_refresh_steps"):
             if not self.kl_coef and getattr(self, name) is not None:
                 raise ConfigError(

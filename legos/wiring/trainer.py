@@ -86,7 +86,7 @@ class Trainer(PolicyTrainer):
                 )
             ),
             EnginePublisher(self.engine),
-            step_settings(config, num_vocabulary=model([0]).shape[-1]),
+            step_settings(config.anchored(model.dtype), num_vocabulary=model([0]).shape[-1]),
             policies=policies,
             gather=others.gather if others else None,
         )
@@ -218,7 +218,7 @@ def step_settings(config: TrainingConfig, *, num_vocabulary: int | None = None) 
     def objective(step: int, num_steps: int) -> Objective:
         return Objective(
             loss=config.policy_loss,
-            anchor=config.anchor,
+            anchor=config.anchor or "behaviour",
             corrections=config.corrections,
             clip_low=config.clip_range,
             clip_high=config.clip_range

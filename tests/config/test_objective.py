@@ -97,6 +97,26 @@ def test_corrections_reach_the_trainer() -> None:
     assert objective().corrections == Corrections()
 
 
+@pytest.mark.parametrize(
+    ("given", "dtype", "expected"),
+    [
+        ({}, "float32", ("behaviour", "none")),
+        ({}, "float64", ("behaviour", "none")),
+        ({}, "bfloat16", ("proximal", "token")),
+        ({"loss": "gspo"}, "float16", ("proximal", "token")),
+        ({"loss": "cispo"}, "bfloat16", ("behaviour", "none")),
+        ({"anchor": "behaviour"}, "bfloat16", ("behaviour", "none")),
+        ({"anchor": "proximal"}, "bfloat16", ("proximal", "none")),
+        ({"anchor": "proximal", "truncation": "sequence"}, "float16", ("proximal", "sequence")),
+    ],
+)
+def test_the_type_of_the_base_sets_the_anchor(
+    given: Any, dtype: str, expected: tuple[str, str]
+) -> None:
+    found = step_settings(TrainingConfig(**given).anchored(dtype)).objective(0, 10)
+    assert (found.anchor, found.corrections.truncation) == expected
+
+
 def test_other_terms_reach_the_trainer() -> None:
     found = objective(
         loss="sapo",
