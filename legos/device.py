@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import ToolFormat
-from legos.data.limits import EngineLimits
+from legos.data.limits import EngineLimits, TrainingSize
 from legos.data.sample import Sample
 from legos.data.step import BackendConfig
 from legos.protocols import Backend, Engine
@@ -182,6 +182,17 @@ class Device(Protocol):
 
         Raises:
             ModelError: there is no such model, a file is missing, or the architecture does not fit.
+        """
+        ...
+
+    def check_training(self, name: str, size: TrainingSize) -> str | None:
+        """Check, from a model's files alone, that it can be trained in the memory of this machine.
+
+        Returns:
+            The forecast as one line; None: there is nothing to say.
+
+        Raises:
+            ModelError: it cannot; the message names settings that would make it fit.
         """
         ...
 

@@ -1,5 +1,6 @@
 """``legos doctor``: facts about this machine and checks of its device, as a report to paste."""
 
+import json
 import os
 import platform
 import shutil
@@ -17,13 +18,14 @@ from legos.arena.registry import advice
 from legos.bench.models import write_bench_model
 from legos.bench.self_test import CHECKS, Check, SelfTest
 from legos.config.resolve import resolve
+from legos.data.limits import TrainingSize
 from legos.errors import LegosError
 from legos.mac import mac_facts
 from legos.run.folder import RUNS
-from legos.wiring.device import find_device
+from legos.wiring.device import find_device, rows_on_macs
 from legos.wiring.machine import blas_hint
 
-__all__ = ["SMALL", "Report", "examine"]
+__all__ = ["SMALL", "Report", "examine", "mac_table"]
 
 SMALL = "small"  # a model with random weights
 _ENVIRONMENT = ("LD_PRELOAD", "OPENBLAS_NUM_THREADS", "HF_HOME", "MLX_")  # beginnings of names
@@ -73,6 +75,28 @@ def examine(*, self_test: bool = False, model: str = SMALL) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         checks = _checks(str(write_bench_model("5m", Path(folder) / "model")))
     return Report(facts=facts, model="a random model of 5 million parameters", checks=checks)
+
+
+def mac_table(file: Path) -> str:
+    """A Markdown table of the longest rows that models train with on Macs of each size.
+
+    Args:
+        file: JSON object of names and configurations, each the content of a ``config.json``.
+    """
+    lines: list[str] = []
+    for name, config in json.loads(file.read_text()).items():
+        four_bits = {"quantization": {"group_size": 64, "bits": 4}}
+        for kind, fields in (("16 bits", {}), ("4 bits", four_bits)):
+            found = rows_on_macs(config | fields, TrainingSize(checkpointing=True))
+            if not lines:
+                lines += [_row("model", "weights", *(f"{gb} GB" for gb in found))]
+                lines += [_row(*("---" for _ in lines[0].split("|")[1:-1]))]
+            lines.append(_row(name, kind, *(f"{row:,}" if row else "-" for row in found.values())))
+    return "\n".join(lines) + "\n"
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
 def _checks(model: str) -> list[Check]:

@@ -297,6 +297,7 @@ def doctor(
     self_test: Flag = False,
     model: str = "small",
     models: Flag = False,
+    fits: Annotated[Path | None, Parameter(show_default=False)] = None,
     json: Flag = False,
 ) -> int:
     """Report facts about this machine, and check that its device computes correctly.
@@ -309,6 +310,8 @@ def doctor(
         models: Check all architectures of mlx-lm, or the given ones, on small random models,
             which takes minutes, and print what legos can do with each; exit code 1 if a result is
             wrong.
+        fits: Print instead, for the models of a JSON file (name: content of config.json), the
+            longest rows that can be trained on Macs of each size.
         json: Print one JSON object.
     """
     if models:
@@ -320,8 +323,11 @@ def doctor(
         return 0 if table.sound else 1
     if architectures:
         raise ConfigError(f"{architectures[0]!r} is not expected here, only after --models")
-    from legos.apps.doctor import examine
+    from legos.apps.doctor import examine, mac_table
 
+    if fits is not None:
+        show(mac_table(fits))
+        return 0
     report = examine(self_test=self_test, model=model)
     show(report.as_dict() if json else report.facts, json=json)
     if not json:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-__all__ = ["DecodeAhead", "EngineLimits", "InFlight"]
+__all__ = ["DecodeAhead", "EngineLimits", "InFlight", "TrainingSize"]
 
 InFlight = Literal["switch", "pin"]
 """What a new version of an adapter does to the requests that run under the old one.
@@ -31,3 +31,17 @@ class EngineLimits(Struct, frozen=True, kw_only=True):
     prefix_bytes: int | None = None  # prefix cache (keys and values), bytes; 0: none; None: same
     in_flight: InFlight = "switch"  # effect of a new version on running requests: InFlight
     decode_ahead: DecodeAhead = "auto"  # when the tokens of a step are read: DecodeAhead
+
+
+class TrainingSize(Struct, frozen=True, kw_only=True):
+    """What the memory of training depends on, besides the model."""
+
+    rank: int = 8  # rank of LoRA
+    layers: int = 16  # layers with LoRA, counted from the last; at most all of them
+    micro_batch_tokens: int = 4096  # padded tokens of one forward and backward pass
+    checkpointing: bool = False  # whether layers are computed again in the backward pass
+    others: int = 1  # other policies whose logits a step needs: the reference, the EMA
+    policies: int = 1  # adapters that are trained
+    limit_bytes: int | None = None  # memory that may be used; None: most of the device's
+    cache_bytes: int | None = None  # engine's KV cache of running rows; None: by memory
+    prefix_bytes: int | None = None  # engine's prefix cache; None: by memory

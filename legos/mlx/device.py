@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from legos.chat.tokenizer import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
-from legos.data.limits import EngineLimits
+from legos.data.limits import EngineLimits, TrainingSize
 from legos.data.names import POLICY
 from legos.data.step import BackendConfig
 from legos.errors import ModelError
@@ -33,6 +33,7 @@ from legos.mlx.model.spans import Spans
 from legos.mlx.model.tools import tool_format
 from legos.mlx.model.worker import InlineWorker, ThreadWorker, Worker
 from legos.mlx.train.backend import MlxBackend
+from legos.mlx.train.fits import check_training
 from legos.mlx.train.parallel import MlxProcesses, process_group
 from legos.weights.adapter import Adapter, LoraShape
 
@@ -60,6 +61,10 @@ class MlxDevice:
             ModelError: the model is not found, a file is missing, or MLX cannot load it.
         """
         return MlxModel(resolve_folder(name), inline=inline)
+
+    def check_training(self, name: str, size: TrainingSize) -> str | None:
+        """See ``legos.mlx.train.fits``."""
+        return check_training(resolve_folder(name), size)
 
     def facts(self) -> Mapping[str, str | int | float | bool]:
         """Versions of MLX and mlx-lm, and the default device with its kind and memory."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from legos.chat.tokenizer import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS
 from legos.data.batch import Batch, make_batch, pad_rows
-from legos.data.limits import EngineLimits
+from legos.data.limits import EngineLimits, TrainingSize
 from legos.data.names import POLICY
 from legos.data.request import Generated, Request
 from legos.data.sample import Sample
@@ -47,6 +47,9 @@ class TableDevice:
     def load(self, name: str, *, inline: bool = False) -> "TableModel":
         """A model with a uniform policy; everything runs on the calling thread."""
         return TableModel(Path(name))
+
+    def check_training(self, name: str, size: TrainingSize) -> None:
+        """A table always fits."""
 
     def facts(self) -> Mapping[str, str]:
         """The version of NumPy."""

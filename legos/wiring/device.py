@@ -1,15 +1,24 @@
 """The table of devices, the only place that names them, and the checks of each."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+from legos.data.limits import TrainingSize
 from legos.data.sample import Sample
 from legos.data.step import MeasuredStep
 from legos.device import Device, LocalEngine, ModelHandle
 from legos.errors import ModelError, did_you_mean
 from legos.weights.adapter import Adapter
 
-__all__ = ["DEVICES", "DeviceChecks", "Row", "Split", "device_checks", "find_device"]
+__all__ = [
+    "DEVICES",
+    "DeviceChecks",
+    "Row",
+    "Split",
+    "device_checks",
+    "find_device",
+    "rows_on_macs",
+]
 
 Row = tuple[int, ...]
 Split = tuple[Row, int]
@@ -35,6 +44,13 @@ def find_device(name: str = "mlx") -> Device:
     if name not in DEVICES:
         raise ModelError(f"no device {name!r}{did_you_mean(name, DEVICES)}; known: {[*DEVICES]}")
     return DEVICES[name]()
+
+
+def rows_on_macs(config: Mapping[str, Any], size: TrainingSize) -> Mapping[int, int]:
+    """Memory of a Mac in GB -> tokens of the longest row of a model that trains there; 0: none."""
+    from legos.mlx.train.fits import MACS_GB, longest_rows
+
+    return dict(zip(MACS_GB, longest_rows(config, size), strict=True))
 
 
 class DeviceChecks(Protocol):

@@ -8,7 +8,7 @@ from legos.device import Device, ModelHandle
 from legos.weights.adapter import LoraShape
 from legos.wiring.device import find_device
 
-__all__ = ["apply_lora", "disable_lora", "load_model"]
+__all__ = ["apply_lora", "disable_lora", "load_model", "model_place"]
 
 SMALL_MODEL = 10_000_000  # parameters; up to this size, LoRA adapts the output head by default
 
@@ -28,7 +28,12 @@ def load_model(
             the model.
     """
     found = find_device(device) if isinstance(device, str) else device
-    return found.load(str(builtin_path() if name == BUILTIN else name), inline=inline)
+    return found.load(model_place(name), inline=inline)
+
+
+def model_place(name: str | Path) -> str:
+    """The folder or hub name of a model that may be named "builtin"."""
+    return str(builtin_path() if name == BUILTIN else name)
 
 
 def apply_lora(

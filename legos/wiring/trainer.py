@@ -1,13 +1,14 @@
 """Make a trainer with its backend, engine and publisher from the configuration."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from legos.clients.engine import EngineClient
 from legos.config.schema import RunConfig, TrainingConfig
-from legos.data.limits import EngineLimits
+from legos.data.limits import EngineLimits, TrainingSize
 from legos.data.names import POLICY
 from legos.data.select import Selection
 from legos.data.step import BackendConfig, Update
@@ -21,9 +22,13 @@ from legos.publish.http import HttpPublisher
 from legos.weights.adapter import AdapterInfo
 from legos.weights.folder import read_adapter
 from legos.wiring.arena import policies_of
-from legos.wiring.model import apply_lora, load_model
+from legos.wiring.device import find_device
+from legos.wiring.model import apply_lora, load_model, model_place
 
 __all__ = ["Trainer", "step_settings", "trainer_of"]
+
+
+logger = logging.getLogger(__name__)
 
 
 class Trainer(PolicyTrainer):
@@ -177,7 +182,12 @@ def trainer_of(
         ModelError: the model cannot be loaded.
         ConfigError: ``max_tokens`` exceeds the model's context.
     """
-    model = load_model(config.model, inline=inline)
+    device = find_device()
+    policies = policies_of(config.arena)
+    forecast = device.check_training(model_place(config.model), _size(config, len(policies)))
+    if forecast is not None:
+        (tell or logger.info)(forecast)
+    model = load_model(config.model, inline=inline, device=device)
     longest = config.generation.max_tokens
     if longest is not None and longest >= model.context:
         raise ConfigError(
@@ -188,10 +198,27 @@ def trainer_of(
         model=model,
         config=config.training,
         limits=config.generation.limits(),
-        policies=policies_of(config.arena),
+        policies=policies,
         seed=config.seed,
         restored=restored,
         tell=tell,
+    )
+
+
+def _size(config: RunConfig, policies: int) -> TrainingSize:
+    """What the memory of training depends on."""
+    training, backend = config.training, backend_config(config.training)
+    limits = config.generation.limits()
+    return TrainingSize(
+        rank=training.lora_rank,
+        layers=training.lora_layers,
+        micro_batch_tokens=backend.micro_batch_tokens,
+        checkpointing=backend.gradient_checkpointing,
+        others=sum(map(bool, (training.kl_coef, training.ema_kl_coef))),
+        policies=policies,
+        limit_bytes=backend.memory_limit_bytes,
+        cache_bytes=limits.cache_bytes,
+        prefix_bytes=limits.prefix_bytes,
     )
 
 

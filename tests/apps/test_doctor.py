@@ -147,3 +147,17 @@ def test_the_small_model_is_checked_within_a_minute() -> None:
     report = examine(self_test=True)
     assert report.healthy, report.text()
     assert sum(check.seconds for check in report.checks) < 60
+
+
+def test_the_longest_rows_on_macs_come_from_configurations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = json.loads(Path("docs/mac_models.json").read_text())
+    file = tmp_path / "models.json"
+    file.write_text(json.dumps({"Llama 3.2 1B": models["Llama 3.2 1B"]}))
+    assert main(["doctor", "--fits", str(file)]) == 0
+    page = Path("docs/mac.md").read_text()
+    table = capsys.readouterr().out.strip().splitlines()
+    assert len(table) == 4
+    assert all(line in page for line in table)
+    assert all(f"| {name} | 4 bits |" in page for name in models)

@@ -33,7 +33,7 @@ from legos.mlx.generate.sampling.sampler import Drawn, Row, Sampler
 from legos.mlx.generate.score import Score, ScoreQueue
 from legos.mlx.generate.sequences import SequenceState
 from legos.mlx.model.forward import CausalModel
-from legos.mlx.model.machine import cache_sizes
+from legos.mlx.model.machine import cache_sizes, num_bytes, usable_bytes
 from legos.mlx.model.worker import answer
 from legos.weights.adapter import Adapter
 
@@ -73,7 +73,9 @@ class Scheduler:
         """
         self._limits = limits
         self._forward = CausalModel(model)
-        cache_bytes, prefix_bytes = cache_sizes(limits, model)
+        cache_bytes, prefix_bytes = cache_sizes(
+            limits, usable_bytes() - num_bytes(model.parameters())
+        )
         self._slots = AdapterSlots(model)
         capabilities = probe(self._forward, self._slots)
         self._no_adapters = capabilities.no_adapters

@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from legos.errors import ModelError
 from legos.mlx.model.float32 import in_float32
 
-__all__ = ["WAY_OUT", "CausalModel", "all_logits", "architecture", "check_token_ids", "output_head"]
+__all__ = [
+    "WAY_OUT",
+    "CausalModel",
+    "all_logits",
+    "architecture",
+    "check_token_ids",
+    "output_head",
+    "split",
+]
 
 logger = logging.getLogger(__name__)
 WAY_OUT = "take a model of another architecture, such as llama, qwen3 or gemma3"
@@ -55,7 +63,7 @@ class CausalModel:
                 f"{architecture(model)} cannot be run: {type(error).__name__}: {error}; {WAY_OUT}"
             ) from error
         self.num_vocabulary: int = expected.shape[-1]
-        parts = _parts(model)
+        parts = split(model)
         if parts is not None and not _reproduces(model, parts, probe, expected):
             logger.info("trunk and head do not give the model's logits; it runs as a whole")
             parts = None
@@ -89,7 +97,7 @@ def output_head(model: nn.Module) -> tuple[str, nn.Module] | None:
     return min(found, key=lambda pair: len(pair[0]), default=None)
 
 
-def _parts(model: nn.Module) -> Parts | None:
+def split(model: nn.Module) -> Parts | None:
     """Trunk and head of a model with mlx-lm's usual layout, or of the text model inside of it."""
     modules = sorted(model.named_modules(), key=lambda pair: pair[0].count(".") + bool(pair[0]))
     for _, whole in modules:

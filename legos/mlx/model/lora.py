@@ -17,7 +17,15 @@ from legos.mlx.model.forward import output_head
 from legos.weights.adapter import LoraShape
 from legos.weights.fits import check_shapes
 
-__all__ = ["add_lora", "check_fits", "lora_arrays", "lora_shape", "set_lora_arrays", "without_lora"]
+__all__ = [
+    "add_lora",
+    "check_fits",
+    "insert_lora",
+    "lora_arrays",
+    "lora_shape",
+    "set_lora_arrays",
+    "without_lora",
+]
 
 LINEAR = (nn.Linear, nn.QuantizedLinear, SwitchLinear, QuantizedSwitchLinear)
 LORA = (LoRALinear, LoRASwitchLinear, DoraLinear)
@@ -86,6 +94,13 @@ def add_lora(model: nn.Module, shape: LoraShape, *, seed: int) -> None:
         add_dora(model, shape)
         model.eval()
         return
+    insert_lora(model, shape)
+    model.eval()
+    mx.eval(model.trainable_parameters())
+
+
+def insert_lora(model: nn.Module, shape: LoraShape) -> None:
+    """Put LoRA modules into a tree, without evaluating an array."""
     config = {
         "rank": shape.rank,
         "scale": shape.scale,
@@ -93,8 +108,6 @@ def add_lora(model: nn.Module, shape: LoraShape, *, seed: int) -> None:
         "keys": list(shape.modules),
     }
     linear_to_lora_layers(model, shape.num_layers, config)
-    model.eval()
-    mx.eval(model.trainable_parameters())
 
 
 def lora_arrays(model: nn.Module) -> dict[str, mx.array]:

@@ -4,13 +4,12 @@ import os
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from legos.data.limits import EngineLimits
 from legos.errors import ModelError
 
-__all__ = ["bound_memory", "cache_sizes", "choose_device", "usable_bytes"]
+__all__ = ["bound_memory", "cache_sizes", "choose_device", "num_bytes", "usable_bytes", "usable_of"]
 
 ADVISED_SHARE = 0.9  # of the working set that Metal recommends; the process needs the rest
 LEFT_BYTES = 4 << 30  # on Metal: for macOS and other programs, which use the same memory
@@ -39,6 +38,12 @@ def choose_device() -> None:
         ) from error
 
 
+def num_bytes(tree: Any) -> int:
+    """Bytes of all arrays of a tree."""
+    arrays: Any = tree_flatten(tree)
+    return sum(array.nbytes for _, array in arrays)
+
+
 def bound_memory() -> None:
     """On Metal, limit what MLX allocates and what it keeps of freed buffers.
 
@@ -57,20 +62,29 @@ def usable_bytes() -> int:
     advised = int(facts.get("max_recommended_working_set_size") or 0)
     memory = int(facts.get("total_memory") or facts.get("memory_size") or 0)
     if advised:
-        most = int(ADVISED_SHARE * advised)
-        return min(most, max(memory - LEFT_BYTES, most // 2)) if memory else most
+        return usable_of(advised, memory)
     return int(SHARE * (memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
 
 
-def cache_sizes(limits: EngineLimits, model: nn.Module) -> tuple[int, int]:
+def usable_of(advised: int, memory: int) -> int:
+    """Bytes that a process may allocate on a Mac.
+
+    Args:
+        advised: the working set that Metal recommends, bytes.
+        memory: all memory, bytes; 0: not known.
+    """
+    most = int(ADVISED_SHARE * advised)
+    return min(most, max(memory - LEFT_BYTES, most // 2)) if memory else most
+
+
+def cache_sizes(limits: EngineLimits, free: int) -> tuple[int, int]:
     """Bytes of the KV cache of running rows and of the prefix cache.
 
     Args:
-        limits: sizes that are None follow from the memory that the model's weights leave.
-        model: the module tree.
+        limits: sizes that are None follow from the free memory.
+        free: usable bytes that the model's weights leave.
     """
-    arrays: Any = tree_flatten(model.parameters())
-    free = max(usable_bytes() - sum(array.nbytes for _, array in arrays), 0)
+    free = max(free, 0)
     cache, prefix = limits.cache_bytes, limits.prefix_bytes
     return (
         max(int(CACHE_SHARE * free), LEAST_CACHE) if cache is None else cache,

@@ -24,7 +24,7 @@ from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes
 from legos.mlx.train.prefix_sharing.trie import Trie, token_trie
 from legos.mlx.train.reference import Lora, other_lora
 
-__all__ = ["StepGradients"]
+__all__ = ["StepGradients", "chunk_positions"]
 
 logger = logging.getLogger(__name__)
 CHUNK_LOGITS = 1 << 23  # logits of one chunk: 32 MiB in float32, and ten times that at the peak
@@ -84,7 +84,7 @@ class StepGradients:
             model=model,
             forward=forward,
             num_caches=len(make_prompt_cache(model)) if self.shares else 0,
-            max_places=max_places or max(MIN_PLACES, CHUNK_LOGITS // forward.num_vocabulary),
+            max_places=max_places or chunk_positions(forward.num_vocabulary),
         )
 
     def of_step(
@@ -239,6 +239,11 @@ class StepGradients:
         rank, size = self._group.rank(), self._group.size()
         same = self._smallest(min(budget, -(-trie.num_tokens // size)))
         return plan_passes(trie, max_tokens=same)[rank::size]
+
+
+def chunk_positions(num_vocabulary: int) -> int:
+    """Number of logit positions whose logits are in memory at once."""
+    return max(MIN_PLACES, CHUNK_LOGITS // num_vocabulary)
 
 
 def _sum_of(found: Found, group: mx.distributed.Group) -> Found:

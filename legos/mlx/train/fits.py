@@ -1,0 +1,184 @@
+"""Whether a model can be trained in the memory of a machine, before it is loaded."""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from legos.data.limits import EngineLimits, TrainingSize
+from legos.errors import ModelError
+from legos.mlx.model.load import context_length, shapes_of
+from legos.mlx.model.machine import cache_sizes, usable_bytes, usable_of
+from legos.mlx.train.forecast import Forecast
+
+__all__ = ["MACS_GB", "check_training", "longest_rows"]
+
+GIB = 1 << 30
+LEAST_ROW = 512  # tokens; where no such row fits, training is refused
+NEGLIGIBLE = 1 / 64  # share of the memory: smaller weights are not worth a forecast
+FOUR_BITS = 4.5 / 16  # bytes of a 4-bit copy with its scales / bytes in 16 bits
+MACS_GB = (8, 16, 24, 32, 48, 64, 96, 128)
+SMALL_MAC = 36  # GB; up to here Metal recommends two thirds of the memory, above three quarters
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """A forecast in the memory of a machine."""
+
+    forecast: Forecast
+    engine_bytes: int  # caches of the engine
+    usable_bytes: int
+    context: int  # tokens of the longest row that the model takes
+
+    def peak(self, rows: int, length: int) -> int:
+        return self.engine_bytes + self.forecast.peak_bytes(rows, length)
+
+    @property
+    def least_row(self) -> int:
+        return min(LEAST_ROW, self.context)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row that fits, a power of two or the context; 0: none fits."""
+        length = self.least_row
+        if self.peak(1, length) > self.usable_bytes:
+            return 0
+        while length < self.context:
+            longer = min(2 * length, self.context)
+            if self.peak(1, longer) > self.usable_bytes:
+                break
+            length = longer
+        return length
+
+    def tokens_at_once(self, asked: int) -> int:
+        """The requested tokens of a pass, in rows of 512, halved until they fit."""
+        tokens = asked
+        while tokens > self.least_row and self.pass_peak(tokens) > self.usable_bytes:
+            tokens //= 2
+        return tokens
+
+    def pass_peak(self, tokens: int) -> int:
+        """Peak bytes while so many tokens are computed at once, in rows of 512."""
+        length = min(self.least_row, tokens)
+        return self.peak(max(1, tokens // length), length)
+
+
+def check_training(folder: Path, size: TrainingSize) -> str | None:
+    """Check, from a model's files alone, that it can be trained on this machine.
+
+    Args:
+        folder: the model's folder.
+        size: what is trained.
+
+    Returns:
+        The forecast as one line; None for models so small that it does not matter.
+
+    Raises:
+        ModelError: it cannot; the message says what is needed, what the machine has, and which
+            settings would make it fit.
+    """
+    usable = size.limit_bytes or usable_bytes()
+    if sum(file.stat().st_size for file in folder.glob("model*.safetensors")) < NEGLIGIBLE * usable:
+        return None
+    room = _room(folder, size, usable)
+    try:
+        if not room.longest:
+            raise ModelError(_refusal(folder, size, room))
+    except NotImplementedError as error:
+        return _unplanned(folder, room, error)
+    tokens = room.tokens_at_once(size.micro_batch_tokens)
+    return (
+        f"memory, planned from the model's files: {_gib(room.forecast.weights_bytes)} of weights, "
+        f"{_gib(room.engine_bytes)} for the engine; {tokens} tokens at once in rows of "
+        f"{room.least_row} take {_gib(room.pass_peak(tokens))} of {_gib(usable)} in all; rows of "
+        f"up to {room.longest} tokens fit"
+    )
+
+
+def longest_rows(config: Mapping[str, Any], size: TrainingSize) -> list[int]:
+    """Tokens of the longest row that can be trained on a Mac of each size; 0: none.
+
+    Args:
+        config: the content of ``config.json``.
+        size: what is trained.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_text(json.dumps(config))
+        forecast, context = Forecast(shapes_of(folder), size), context_length(folder)
+
+    def on(usable: int) -> int:
+        engine_bytes = _engine_bytes(forecast, size, usable)
+        return _Room(forecast, engine_bytes, usable, context).longest
+
+    return [on(_usable_on(gb)) for gb in MACS_GB]
+
+
+def _usable_on(gb: int) -> int:
+    memory = gb * GIB
+    return usable_of(memory * 2 // 3 if gb <= SMALL_MAC else memory * 3 // 4, memory)
+
+
+def _room(folder: Path, size: TrainingSize, usable: int) -> _Room:
+    forecast = Forecast(shapes_of(folder), size)
+    return _Room(forecast, _engine_bytes(forecast, size, usable), usable, context_length(folder))
+
+
+def _engine_bytes(forecast: Forecast, size: TrainingSize, usable: int) -> int:
+    limits = EngineLimits(cache_bytes=size.cache_bytes, prefix_bytes=size.prefix_bytes)
+    return sum(cache_sizes(limits, usable - forecast.weights_bytes))
+
+
+def _refusal(folder: Path, size: TrainingSize, room: _Room) -> str:
+    """What is needed, what the machine has, and what would fit."""
+    needed, weights = room.peak(1, room.least_row), room.forecast.weights_bytes
+    first = (
+        f"{folder} cannot be trained here: a row of {room.least_row} tokens needs {_gib(needed)} "
+        f"({_gib(weights)} of weights, {_gib(room.engine_bytes)} for the engine, LoRA of rank "
+        f"{size.rank} on {size.layers} layers), and {_gib(room.usable_bytes)} can be used"
+    )
+    for changed, options in _smaller(size):
+        smaller = _room(folder, changed, room.usable_bytes)
+        if longest := smaller.longest:
+            return f"{first}; with {options}, rows of up to {longest} tokens fit"
+        spared = int(weights * (1 - FOUR_BITS))
+        if smaller.peak(1, room.least_row) - spared <= room.usable_bytes:
+            return (
+                f"{first}; a copy of the model in 4 bits has about {_gib(weights - spared)} of "
+                f"weights and fits with {options}"
+            )
+    return f"{first}; take a smaller model"
+
+
+def _unplanned(folder: Path, room: _Room, error: Exception) -> str:
+    """What is said of an architecture whose gradients cannot be traced; too large weights raise."""
+    weights = room.forecast.weights_bytes
+    if weights > room.usable_bytes:
+        raise ModelError(
+            f"{folder} cannot be trained here: it has {_gib(weights)} of weights, and "
+            f"{_gib(room.usable_bytes)} can be used; take a smaller or quantised model"
+        )
+    return (
+        f"the memory of this architecture cannot be planned before the first step ({error}); its "
+        f"weights take {_gib(weights)} of {_gib(room.usable_bytes)}"
+    )
+
+
+def _smaller(size: TrainingSize) -> list[tuple[TrainingSize, str]]:
+    """Settings that need less and less memory, and how to give them."""
+    checkpointed = replace(size, checkpointing=True)
+    options = "--training.gradient-checkpointing"
+    least = replace(checkpointed, rank=min(size.rank, 4), cache_bytes=1 << 28, prefix_bytes=0)
+    least_options = (
+        f"{options} --training.lora-rank {least.rank} --generation.cache-gib 0.25 "
+        "--generation.prefix-cache-gib 0"
+    )
+    return [(checkpointed, options), (least, least_options)]
+
+
+def _gib(count: int) -> str:
+    return f"{count / GIB:.2f} GiB"
