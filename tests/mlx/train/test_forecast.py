@@ -24,7 +24,12 @@ from legos.mlx.train.backend import MlxBackend
 from legos.mlx.train.forecast import Forecast
 from legos.testing import make_sample
 
-SMALL = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "vocab_size": 512}
+SMALL: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 4,
+    "vocab_size": 512,
+}
 MIDDLE = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "vocab_size": 4096}
 WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "vocab_size": 32000}
 
@@ -84,7 +89,7 @@ def measured_peak(tree: Any, step: Step, base: int) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "fields", "dtype", "step"), COMBINATIONS)
 def test_a_forecast_is_one_to_one_and_a_quarter_times_the_measured_peak(
-    architecture: str, fields: Mapping[str, Any], dtype: Any, step: Step
+    architecture: str, fields: Any, dtype: Any, step: Step
 ) -> None:
     size = TrainingSize(
         rank=step.rank, layers=step.layers, checkpointing=step.checkpointing, others=1
