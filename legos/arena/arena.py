@@ -103,10 +103,14 @@ class Arena(Playable):
             ArenaError: the matchmaker returned no valid seats, or a trainable seat whose adapter is
                 not trained.
         """
+        seats = self.matchmaker.seats(self, task, mix(seed, SEATING))
+        return checked_seats(seats, self.policies, self._source_of_seats)
+
+    def _source_of_seats(self) -> str:
+        """The function that chooses the seats, for a message."""
         by_arena = isinstance(self.matchmaker, ArenaSeats)
         source = "seats()" if by_arena else f"seats() of {type(self.matchmaker).__name__}"
-        seats = self.matchmaker.seats(self, task, mix(seed, SEATING))
-        return checked_seats(seats, self.policies, f"{source} of arena {self.name!r}")
+        return f"{source} of arena {self.name!r}"
 
     def forfeit(self, role: str) -> Mapping[str, float]:
         """Rewards of a play that ``role`` forfeits."""

@@ -268,6 +268,10 @@ class Buffer:
 
     def _trainable(self, batch: TrainingBatch) -> TrainingBatch:
         """The samples whose tokens are of versions that may be trained on."""
+        live = self._versions.values() or (0,)
+        found = set[int]().union(*(sample.versions for sample in batch.samples))
+        if not found or (min(found) >= max(live) - self._limit and max(found) <= min(live)):
+            return batch
 
         def newest(sample: Sample) -> int:
             return self._versions.get(sample.policy, 0)
