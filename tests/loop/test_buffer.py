@@ -143,12 +143,13 @@ def test_a_waiting_trainer_checks_the_versions_of_each_sample_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     checked: list[Sample] = []
+    check = vars(Buffer)["_trainable"]
 
-    def oldest(sample: Sample) -> int:
-        checked.append(sample)
-        return min(sample.versions)
+    def counted(buffer: Buffer, group: TrainingBatch) -> TrainingBatch:
+        checked.extend(group.samples)
+        return check(buffer, group)
 
-    monkeypatch.setattr(Sample, "oldest_version", property(oldest))
+    monkeypatch.setattr(Buffer, "_trainable", counted)
 
     async def story() -> None:
         buffer = Buffer(Ledger(), min_samples=30, staleness_limit=2)
