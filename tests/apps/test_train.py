@@ -18,6 +18,7 @@ from legos.bench.peers import running
 from legos.cli import main
 from legos.config.resolve import read_config
 from legos.config.schema import RunConfig
+from legos.mlx.device import MlxDevice
 from legos.run.checkpoint import newest_whole, read_state
 from legos.testing import write_tiny_model
 from legos.track import JsonlTracker
@@ -214,9 +215,21 @@ def test_the_plan_of_the_memory_is_printed_before_the_first_step(
     assert all(0 < (line["memory/peak_gib"] or 0) < 1.5 for line in lines)
 
 
-def test_a_limit_below_what_is_held_ends_the_run_with_what_to_set(
+def test_a_limit_below_the_forecast_is_refused_before_the_model_is_loaded(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    limit = ("--training.memory-limit-gib", "0.001")
+    assert main(["train", "--out", "run", *FAST, "--steps", "2", *limit]) == 2
+    told = capsys.readouterr().err
+    assert "0.00 GiB can be used (training.memory_limit_gib); " in told
+    assert "set a higher training.memory_limit_gib, or take a smaller model" in told
+    assert not Path("run").exists()
+
+
+def test_a_limit_below_what_is_held_ends_the_run_with_what_to_set(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MlxDevice, "check_training", lambda *_: None)  # some cannot be planned
     limit = ("--training.memory-limit-gib", "0.001")
     assert main(["train", "--out", "run", *FAST, "--steps", "2", *limit]) == 2
     told = capsys.readouterr().err

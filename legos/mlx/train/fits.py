@@ -140,6 +140,7 @@ def _refusal(folder: Path, size: TrainingSize, room: _Room) -> str:
         f"{folder} cannot be trained here: a row of {room.least_row} tokens needs {_gib(needed)} "
         f"({_gib(weights)} of weights, {_gib(room.engine_bytes)} for the engine, LoRA of rank "
         f"{size.rank} on {size.layers} layers), and {_gib(room.usable_bytes)} can be used"
+        + (" (training.memory_limit_gib)" if size.limit_bytes else "")
     )
     for changed, options in _smaller(size):
         smaller = _room(folder, changed, room.usable_bytes)
@@ -151,7 +152,8 @@ def _refusal(folder: Path, size: TrainingSize, room: _Room) -> str:
                 f"{first}; a copy of the model in 4 bits has about {_gib(weights - spared)} of "
                 f"weights and fits with {options}"
             )
-    return f"{first}; take a smaller model"
+    more = "set a higher training.memory_limit_gib, or " if size.limit_bytes else ""
+    return f"{first}; {more}take a smaller model"
 
 
 def _unplanned(folder: Path, room: _Room, error: Exception) -> str:
