@@ -99,9 +99,9 @@ def checkpoint_at(parent: Path, step: int) -> Path:
     """
     steps = checkpoint_steps(parent)
     if step not in steps:
-        told = ", ".join(map(str, steps)) or "none at all"
+        known = ", ".join(map(str, steps)) or "none at all"
         raise CheckpointError(
-            f"{parent.parent} has no checkpoint of step {step}; it has {told} "
+            f"{parent.parent} has no checkpoint of step {step}; it has {known} "
             "(see loop.checkpoint_every and loop.keep_checkpoints)"
         )
     problem = _problem(steps[step])

@@ -11,19 +11,19 @@ __all__ = ["device_facts", "memory_facts"]
 
 def device_facts() -> dict[str, str | int | float | bool]:
     """Versions of MLX and mlx-lm, and the default device with its kind and memory."""
-    told: dict[str, Any] = mx.device_info()
+    info: dict[str, Any] = mx.device_info()
     facts: dict[str, str | int | float | bool] = {
         "mlx": version("mlx"),
         "mlx_lm": version("mlx-lm"),
         "default": str(mx.default_device()),
-        "name": str(told.get("device_name", "unknown")),
-        "architecture": str(told.get("architecture", "unknown")),
+        "name": str(info.get("device_name", "unknown")),
+        "architecture": str(info.get("architecture", "unknown")),
         "metal": mx.metal.is_available(),
         "cuda": mx.cuda.is_available(),
         "tf32": os.environ.get("MLX_ENABLE_TF32") != "0",
     }
     sizes = ("memory_size", "total_memory", "max_recommended_working_set_size")
-    facts |= {f"{name}_gib": told[name] / 2**30 for name in sizes if told.get(name)}
+    facts |= {f"{name}_gib": info[name] / 2**30 for name in sizes if info.get(name)}
     return facts
 
 

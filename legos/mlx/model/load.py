@@ -85,8 +85,8 @@ def load_tree(folder: Path, *, share: dict[str, mx.array] | None = None) -> nn.M
     try:
         model, _ = load_mlx_model(folder, lazy=share is not None)
     except Exception as error:
-        told, _, more = f"{error}".partition("\n")
-        reason = f"{told.rstrip()} ..." if more else told
+        first, _, more = f"{error}".partition("\n")
+        reason = f"{first.rstrip()} ..." if more else first
         raise ModelError(f"{folder} cannot be loaded: {reason}; {_WAY_OUT}") from error
     if share is not None:
         model.update(tree_unflatten(list(share.items())))

@@ -73,16 +73,16 @@ class MemoryPlan:
     def describe(self, asked: int) -> str:
         """One line: the memory held, the memory per token, and the tokens computed at once."""
         tokens = self.max_tokens(asked)
-        told = (
+        line = (
             f"training memory: {_size(self.held_bytes)} held, "
             f"{self.token_bytes / 2**20:.2f} MiB per token, "
             f"{tokens} of {asked} tokens at once, "
             f"{_size(self.peak_bytes(tokens))} of {_size(self.ceiling_bytes)} at the most"
         )
         if self.row_limit is None:
-            return told
+            return line
         return (
-            f"{told}; samples of more than {self.row_limit} tokens do not fit and are left out "
+            f"{line}; samples of more than {self.row_limit} tokens do not fit and are left out "
             f"(the longest has {self.longest}): training.gradient_checkpointing, where it is off, "
             "or a higher training.memory_limit_gib makes room"
         )

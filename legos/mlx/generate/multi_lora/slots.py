@@ -217,8 +217,8 @@ class AdapterSlots:
         """The name of the module that a tensor adapts."""
         name, _, part = key.rpartition(".")
         if part not in parts:
-            told = " nor ".join(f"<module>.{part}" for part in parts)
-            raise AdapterError(f"{title}: {key} is neither {told}")
+            expected = " nor ".join(f"<module>.{part}" for part in parts)
+            raise AdapterError(f"{title}: {key} is neither {expected}")
         module = self._modules.get(name)
         if module is None:
             raise AdapterError(f"{title}: {key} adapts what this model has not{self._hint(name)}")

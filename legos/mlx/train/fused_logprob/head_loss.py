@@ -146,15 +146,15 @@ class _Chunked:
         module = self._forward.head_module
         outer: Any = module.trainable_parameters() if module is not None else {}
         of_chunks = self._by_token if _is_by_token(self._objective) else self._by_sample
-        value, sums, logprob, slopes = of_chunks(
+        value, sums, logprob, cotangents = of_chunks(
             tree_map(mx.stop_gradient, outer), mx.stop_gradient(hidden)
         )
         if module is not None:
             module.update(outer)
         surrogate: Any = mx.array(0.0)
-        for chunk, (for_head, for_hidden) in zip(self._chunks, slopes, strict=True):
+        for chunk, (for_head, for_hidden) in zip(self._chunks, cotangents, strict=True):
             surrogate = surrogate + mx.sum(hidden[chunk.positions] * for_hidden)
-            products = tree_map(lambda array, slope: mx.sum(array * slope), outer, for_head)
+            products = tree_map(lambda array, cotangent: mx.sum(array * cotangent), outer, for_head)
             surrogate = sum((product for _, product in tree_flatten(products)), surrogate)
         return surrogate, value, sums, logprob[self._number, 0]
 
@@ -164,7 +164,7 @@ class _Chunked:
         """Each chunk's loss and gradient in turn, where a token's loss reads that token only."""
         value = sums = mx.array(0.0)
         logprobs: list[mx.array] = []
-        slopes: list[Any] = []
+        cotangents: list[Any] = []
         for chunk in self._chunks:
 
             def loss(parameters: Any, states: mx.array, chunk: _Chunk = chunk) -> Any:
@@ -176,8 +176,8 @@ class _Chunked:
             states = _after((part, counted, logprob, back), states)
             value, sums = value + part, sums + counted
             logprobs.append(logprob)
-            slopes.append(back)
-        return value, sums, mx.concatenate(logprobs), slopes
+            cotangents.append(back)
+        return value, sums, mx.concatenate(logprobs), cotangents
 
     def _by_sample(
         self, parameters: Any, states: mx.array
@@ -202,7 +202,7 @@ class _Chunked:
 
         (value, sums), along = tree_map(mx.stop_gradient, mx.value_and_grad(loss)(together))
         states = _after(along, states)
-        slopes: list[Any] = []
+        cotangents: list[Any] = []
         first = 0
         for chunk in self._chunks:
             mine = {name: along[name][first : first + chunk.count] for name in self._sloped}
@@ -217,8 +217,8 @@ class _Chunked:
             found = mx.grad(weighed, argnums=(0, 1))(parameters, states[chunk.positions])
             back = tree_map(mx.stop_gradient, found)
             states = _after(back, states)
-            slopes.append(back)
-        return value, sums, mx.stop_gradient(together["logprob"]), slopes
+            cotangents.append(back)
+        return value, sums, mx.stop_gradient(together["logprob"]), cotangents
 
     def _terms(self, parameters: Any, states: mx.array, chunk: _Chunk) -> Terms:
         """[N, 1] terms of a chunk's tokens, with the given parameters of the head."""

@@ -43,7 +43,7 @@ def open_terms(logits: mx.array, others: Terms, arrays: BatchArrays) -> Terms:
         return chosen(x, n)
 
     @trained.vjp
-    def slope(primals: Any, cotangent: mx.array, *_: mx.array) -> Any:
+    def gradient(primals: Any, cotangent: mx.array, *_: mx.array) -> Any:
         _, n, p = primals
         weight = mx.zeros_like(n).at[at].subtract(cotangent)[:, None]
         return (weight * p).at[at, target].add(cotangent), mx.zeros_like(n), mx.zeros_like(p)
@@ -73,7 +73,7 @@ def _entropy(x: mx.array, n: mx.array, p: mx.array) -> mx.array:
 
 
 @_entropy.vjp
-def _slope_of_entropy(primals: Any, cotangent: mx.array, entropy: mx.array) -> Any:
+def _gradient_of_entropy(primals: Any, cotangent: mx.array, entropy: mx.array) -> Any:
     x, n, p = primals
-    slope = ((cotangent * (n - entropy))[:, None] - cotangent[:, None] * x) * p
-    return slope, mx.zeros_like(n), mx.zeros_like(p)
+    gradient = ((cotangent * (n - entropy))[:, None] - cotangent[:, None] * x) * p
+    return gradient, mx.zeros_like(n), mx.zeros_like(p)

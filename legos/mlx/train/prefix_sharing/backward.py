@@ -100,22 +100,22 @@ class PassGradients:
         loss, sums = 0.0, np.zeros(len(SUMS))
         gradients: Any = tree_map(mx.zeros_like, self._runner.model.trainable_parameters())
         logprobs = np.zeros(self._ends[-1], np.float32)
-        slopes: dict[int, Any] = {}
+        cotangents: dict[int, Any] = {}
         for one in passes:
             batch, indices = pass_batch(self._step, self._rows, self._trie, one)
             value, counted, logprob, found, back = self._of_pass(one, batch)
             gradients = tree_map(mx.add, gradients, found)
-            _add(slopes, one, back)
-            mx.eval(value, counted, logprob, gradients, list(slopes.values()))
+            _add(cotangents, one, back)
+            mx.eval(value, counted, logprob, gradients, list(cotangents.values()))
             loss += float(np.array(value))
             sums += np.array(counted, np.float64)
             self._put(logprobs, batch, indices, logprob)
         for number in reversed(carried):
             one = pass_of_carried(self._trie, number)
-            found, back = self._back(one, slopes.pop(number))
+            found, back = self._back(one, cotangents.pop(number))
             gradients = tree_map(mx.add, gradients, found)
-            _add(slopes, one, back)
-            mx.eval(gradients, list(slopes.values()))
+            _add(cotangents, one, back)
+            mx.eval(gradients, list(cotangents.values()))
         return Found(loss, sums, gradients, logprobs)
 
     def logprobs(self, passes: Sequence[Pass]) -> NDArray[np.float32]:
@@ -179,13 +179,15 @@ class PassGradients:
         )
         return value, counted, mx.stop_gradient(logprob), found, back
 
-    def _back(self, one: Pass, slope: Outputs) -> tuple[Any, list[Outputs]]:
+    def _back(self, one: Pass, cotangent: Outputs) -> tuple[Any, list[Outputs]]:
         """Backward pass of a carried segment: gradients, and cotangents of segments before it."""
         model = self._runner.model
 
         def weighed(parameters: Any, given: list[Outputs]) -> mx.array:
             model.update(parameters)
-            products: Any = tree_map(lambda a, b: mx.sum(a * b), self._outputs(one, given), slope)
+            products: Any = tree_map(
+                lambda a, b: mx.sum(a * b), self._outputs(one, given), cotangent
+            )
             terms: list[Any] = [product for _, product in tree_flatten(products)]
             return mx.sum(mx.stack(terms))
 
@@ -225,7 +227,9 @@ def _given(one: Pass, policy: Policy) -> list[Outputs]:
     return [policy.outputs[number] for number in one.carried]
 
 
-def _add(slopes: dict[int, Any], one: Pass, back: Sequence[Outputs]) -> None:
+def _add(cotangents: dict[int, Any], one: Pass, back: Sequence[Outputs]) -> None:
     """Add the cotangents of a pass's carried segments to those of other passes."""
-    for number, slope in zip(one.carried, back, strict=True):
-        slopes[number] = tree_map(mx.add, slopes[number], slope) if number in slopes else slope
+    for number, cotangent in zip(one.carried, back, strict=True):
+        cotangents[number] = (
+            tree_map(mx.add, cotangents[number], cotangent) if number in cotangents else cotangent
+        )
