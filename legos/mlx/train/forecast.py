@@ -19,6 +19,7 @@ from legos.mlx.train.step_gradients import chunk_positions
 __all__ = ["Forecast"]
 
 WHOLE, CHUNKED, OTHER = 3.0, 5.0, 1.2  # arrays [C, V] of the head, whole or in chunks; of others
+VARIES = 5 << 19  # bytes by which the peak of one step varies, with the timing of the device
 HELD, UPDATED = 4, 9  # copies of LoRA: values, EMA, moments; with gradients and all of them anew
 
 
@@ -82,7 +83,7 @@ class Forecast:
         peak = peak_of(gradients, ids, *(array for _, array in parameters))
         tree.update(tree_unflatten(parameters))
         kept = (self._layers - 1) * rows * length * width if self._size.checkpointing else 0
-        return peak + kept + self._size.others * rows * length * width
+        return peak + kept + self._size.others * rows * length * width + VARIES
 
     def _cotangent(self, hidden: mx.array) -> mx.array:
         """The cotangent of the hidden states, with an array of the size of the head's chunk."""
