@@ -65,11 +65,11 @@ class SequenceState:
     request: Request
     deliver: Deliver
     tokens: tuple[int, ...] = ()
-    logprobs: list[float] = field(default_factory=list[float])
-    versions: list[int] = field(default_factory=list[int])
-    legal: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
-    raw_logprobs: list[float] = field(default_factory=list[float])
-    alternatives: list[Alternatives] = field(default_factory=list[Alternatives])
+    logprobs: list[float] = field(init=False)
+    versions: list[int] = field(init=False)
+    legal: list[tuple[int, ...]] = field(init=False)
+    raw_logprobs: list[float] = field(init=False)
+    alternatives: list[Alternatives] = field(init=False)
     failure: LegosError | None = None  # why no token could be sampled for it, set by the sampler
     live: LiveAdapter = field(init=False)  # the weights that it uses
     epoch: int = field(init=False)  # epoch of these weights when the prefill of its row started
@@ -87,6 +87,9 @@ class SequenceState:
 
     def __post_init__(self) -> None:
         """Start before the first token."""
+        # `field(default_factory=list[float])` would take ten times as long, for every request.
+        self.logprobs, self.versions, self.legal = [], [], []
+        self.raw_logprobs, self.alternatives = [], []
         self.node = self.request.choices
         self.setting = self._setting()
         request = self.request
@@ -172,24 +175,28 @@ class SequenceState:
 
     def generated(self, finish_reason: FinishReason) -> Generated:
         """The completion, as a record."""
-        return Generated(legal=tuple(self.legal), finish_reason=finish_reason, **self._recorded(0))
+        return Generated(
+            token_ids=self.tokens,
+            logprobs=tuple(self.logprobs),
+            versions=tuple(self.versions),
+            raw_logprobs=tuple(self.raw_logprobs),
+            alternatives=tuple(self.alternatives),
+            legal=tuple(self.legal),
+            finish_reason=finish_reason,
+        )
 
     def progress(self) -> Progress | None:
         """The tokens sampled since the last call; None where there are none."""
         start, self._reported = self._reported, len(self.tokens)
         if start == self._reported:
             return None
-        return Progress(**self._recorded(start))
-
-    def _recorded(self, start: int) -> dict[str, Any]:
-        """The fields of ``Tokens`` for the tokens from ``start`` on."""
-        return {
-            "token_ids": self.tokens[start:],
-            "logprobs": tuple(self.logprobs[start:]),
-            "versions": tuple(self.versions[start:]),
-            "raw_logprobs": tuple(self.raw_logprobs[start:]),
-            "alternatives": tuple(self.alternatives[start:]),
-        }
+        return Progress(
+            token_ids=self.tokens[start:],
+            logprobs=tuple(self.logprobs[start:]),
+            versions=tuple(self.versions[start:]),
+            raw_logprobs=tuple(self.raw_logprobs[start:]),
+            alternatives=tuple(self.alternatives[start:]),
+        )
 
     def _setting(self) -> tuple[Any, ...]:
         request = self.request
