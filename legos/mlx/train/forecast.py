@@ -19,7 +19,7 @@ from legos.mlx.train.step_gradients import chunk_positions
 __all__ = ["Forecast"]
 
 WHOLE, CHUNKED, OTHER = 3.0, 5.0, 1.2  # arrays [C, V] of the head, whole or in chunks; of others
-VARIES = 5 << 19  # bytes by which the peak of one step varies, with the timing of the device
+VARIES = 2 << 20  # bytes by which the peak of one step varies, with the timing of the device
 HELD, UPDATED = 4, 9  # copies of LoRA: values, EMA, moments; with gradients and all of them anew
 
 
