@@ -39,6 +39,11 @@ class _Newest:
         while self.num_tasks - self._batches[0].num_tasks >= self._least:
             self._count(self._batches.popleft(), -1)
 
+    @property
+    def full(self) -> bool:
+        """Whether there are that many tasks yet."""
+        return self.num_tasks >= self._least
+
     def failed(self) -> list[Episode]:
         """The failed plays, oldest first."""
         return [episode for played in self._batches for episode in played.failed]
@@ -59,10 +64,10 @@ class FailureWindow:
             tasks_per_step: number of tasks in one step.
             max_failed_share: maximum share of failed plays among the tasks of ten steps.
         """
-        self._step = tasks_per_step
+        self._window = WINDOW * tasks_per_step
         self._max_failed_share = max_failed_share
         self._newest_step = _Newest(tasks_per_step)
-        self._newest = _Newest(WINDOW * tasks_per_step)
+        self._newest = _Newest(self._window)
         self._empty = 0  # number of consecutive tasks without a kept sample
 
     def judge(
@@ -88,14 +93,10 @@ class FailureWindow:
             )
         return error
 
-    @property
-    def _window(self) -> int:
-        return WINDOW * self._step
-
     def _all_failed(self) -> ArenaError | None:
         """The error if every play of the newest step failed because of its own code."""
         newest = self._newest_step
-        if newest.num_tasks < self._step or newest.num_failed < newest.num_plays:
+        if not newest.full or newest.num_failed < newest.num_plays:
             return None
         failed = newest.failed()
         if not failed or any(episode.failure != "failed" for episode in failed):
@@ -105,7 +106,7 @@ class FailureWindow:
     def _too_many_failed(self) -> ArenaError | None:
         newest = self._newest
         most = self._max_failed_share * newest.num_plays
-        if newest.num_tasks < self._window or newest.num_failed <= most:
+        if not newest.full or newest.num_failed <= most:
             return None
         return ArenaError(
             f"{newest.num_failed} of the last {newest.num_plays} plays failed, more than the share "
