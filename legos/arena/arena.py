@@ -8,7 +8,7 @@ from legos.arena.checks import check_arena, check_names, checked_rewards, checke
 from legos.arena.cursor import TaskCursor
 from legos.arena.game import Game
 from legos.arena.matchmaker import ArenaSeats
-from legos.arena.playable import Playable
+from legos.arena.playable import Playable, Rewards
 from legos.arena.step import play_step
 from legos.arena.table import Table
 from legos.data.episode import Task
@@ -69,8 +69,11 @@ class Arena(Playable):
             f"arena {self.name!r} has no tasks; write tasks(self, rng), which yields them"
         )
 
-    async def play(self, t: Table) -> Mapping[str, float]:
-        """Play one task at the table and return role -> reward."""
+    async def play(self, t: Table) -> Rewards:
+        """Play one task at the table and return role -> reward.
+
+        A reward is a number or, if ``reward_weights`` names parts, part -> value.
+        """
         raise ArenaError(f"arena {self.name!r} has no play; write async def play(self, t)")
 
     def seats(self, task: Task) -> Mapping[str, Seat]:
@@ -112,7 +115,7 @@ class Arena(Playable):
         source = "seats()" if by_arena else f"seats() of {type(self.matchmaker).__name__}"
         return f"{source} of arena {self.name!r}"
 
-    def forfeit(self, role: str) -> Mapping[str, float]:
+    def forfeit(self, role: str) -> Rewards:
         """Rewards of a play that ``role`` forfeits."""
         return {other: self.forfeit_reward if other == role else 0.0 for other in self.roles}
 

@@ -75,12 +75,25 @@ def check_arena(arena: Playable) -> None:
     for role in arena.system:
         if role not in arena.roles:
             raise ArenaError(f"system of {name} names {role!r}{did_you_mean(role, arena.roles)}")
+    _check_weights(arena.reward_weights, name)
     for method, form in (("tasks", "def tasks(self, rng)"), ("play", "async def play(self, t)")):
         signature = inspect.signature(getattr(arena, method))
         try:
             signature.bind(None)
         except TypeError:
             raise ArenaError(f"{method}() of {name} takes {signature}; write {form}") from None
+
+
+def _check_weights(weights: Any, name: str) -> None:
+    """Check that ``reward_weights`` is a mapping from names to finite numbers."""
+    expected = "expected part -> weight, such as {'correct': 1.0, 'format': 0.1}"
+    if not isinstance(weights, Mapping):
+        raise ArenaError(f"reward_weights of {name} is {shown(weights)}; {expected}")
+    for part, weight in cast("Mapping[Any, Any]", weights).items():
+        if not isinstance(part, str) or not part or not math.isfinite(number(weight)):
+            raise ArenaError(
+                f"reward_weights of {name} gives {part!r} the weight {shown(weight)}; {expected}"
+            )
 
 
 def check_names(given: object, what: str) -> None:
@@ -250,8 +263,11 @@ def checked_rewards(returned: Any, roles: Sequence[str], source: str) -> dict[st
             raise ArenaError(f"{source} returned {_unlike(returned, roles)}")
         reward = rewards[role] = number(given[role])
         if not math.isfinite(reward):
+            parts = isinstance(given[role], Mapping)
+            hint = ", or reward_weights in the arena: part -> weight" if parts else ""
             raise ArenaError(
-                f"{source} gives {role!r} the reward {shown(given[role])}; expected a finite number"
+                f"{source} gives {role!r} the reward {shown(given[role])}; expected a finite "
+                f"number{hint}"
             )
     return rewards
 

@@ -26,6 +26,7 @@ RESERVED = frozenset(
 """Names of numbers that are counted for every arena; an arena's own have other names."""
 
 _EVERY_PLAY = "arena/illegal"  # a mean over all plays that ended, which every batch reports
+_PART = "reward_part/"  # then the role and the name of the part
 
 RewardMeans = Mapping[str, float]
 """``play_reward``: what ``play`` returned. ``turn_rewards``: the sum of what single turns earned.
@@ -63,6 +64,18 @@ def _metric_means(played: Sequence[Episode]) -> dict[str, float]:
     return {name: value / len(played) for name, value in sums.items()}
 
 
+def _part_means(
+    played: Sequence[Episode], by_role: Mapping[str, Rewards]
+) -> dict[tuple[str, str], float]:
+    """(role, named reward part) -> mean over all plays of the role; one without it counts as 0."""
+    sums: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for episode in played:
+        for role, parts in episode.parts.items():
+            for part, value in parts.items():
+                sums[role, part] += value
+    return {key: total / len(by_role[key[0]]) for key, total in sums.items()}
+
+
 def step_metrics(
     episodes: Sequence[Episode], breaks: int
 ) -> tuple[dict[str, float], dict[str, float]]:
@@ -83,6 +96,9 @@ def step_metrics(
         means = {form.format(name): mean for name, mean in _means(parts).items()}
         metrics |= means
         weights |= dict.fromkeys(means, float(len(parts)))
+    for (role, part), mean in _part_means(played, by_role).items():
+        metrics[f"{_PART}{role}/{part}"] = mean
+        weights[f"{_PART}{role}/{part}"] = float(len(by_role[role]))
     own = {f"arena/{name}": mean for name, mean in _metric_means(played).items()}
     own[_EVERY_PLAY] = _illegal_share(played) or 0.0
     metrics |= own
@@ -98,7 +114,7 @@ def step_metrics(
 def merged_metrics(batches: Sequence[TrainingBatch]) -> dict[str, float]:
     """Merge the metrics of batches: means are weighted by their number of values, counts added.
 
-    An arena's own metric that no play of a batch has counts as 0 for each of its plays.
+    An arena's own metric or reward part that no play of a batch has counts as 0 for its plays.
     """
     if len(batches) == 1:
         return dict(batches[0].metrics)
@@ -108,11 +124,20 @@ def merged_metrics(batches: Sequence[TrainingBatch]) -> dict[str, float]:
         if all(name not in batch.weights for batch in batches):
             merged[name] = sum(values)
         else:
-            other = _EVERY_PLAY if name.startswith("arena/") else name
+            other = _over_all_plays(name)
             weights = [b.weights.get(name, b.weights.get(other, 0.0)) for b in batches]
             total = sum(w * value for w, value in zip(weights, values, strict=True))
             merged[name] = total / (sum(weights) or 1.0)
     return merged
+
+
+def _over_all_plays(name: str) -> str:
+    """A metric that has the number of plays that a mean is over, also where no play has it."""
+    if name.startswith("arena/"):
+        return _EVERY_PLAY
+    if name.startswith(_PART):
+        return f"reward/{name.removeprefix(_PART).rpartition('/')[0]}"
+    return name
 
 
 def play_figures(episodes: Sequence[Episode]) -> dict[str, Any]:
@@ -122,12 +147,12 @@ def play_figures(episodes: Sequence[Episode]) -> dict[str, Any]:
         episodes: all plays, spawned ones included, also those that did not end.
 
     Returns:
-        Mean rewards (see ``RewardMeans``), in all (``reward_mean``) and by role (``reward``); the
-        arena's own numbers (``metric``); shares of plays that a role forfeited and of plays with
-        an illegal answer; share of the trained seats' turns that the token limit cut short; counts
-        of plays, of failed ones, of those that failed by their time limit or by an endpoint, and of
-        void ones. None: there is nothing to take a mean of, or no turn has a reward and so a
-        reward has no parts.
+        Mean rewards (see ``RewardMeans``), in all (``reward_mean``) and by role (``reward``); named
+        reward parts before their weights (``reward_part``); the arena's own numbers (``metric``);
+        shares of plays that a role forfeited and of plays with an illegal answer; share of the
+        trained seats' turns that the token limit cut short; counts of plays, of failed ones, of
+        those that failed by their time limit or by an endpoint, and of void ones. None: there is
+        nothing to take a mean of, or no turn has a reward and so a reward has no parts.
     """
     played = [episode for episode in episodes if not episode.error and not episode.void]
     rewards, rewards_by_role = _rewards(played)
@@ -144,6 +169,10 @@ def play_figures(episodes: Sequence[Episode]) -> dict[str, Any]:
     forfeited = metrics.pop("forfeit", 0.0) if played else None
     cut = [t.completion.finish_reason == "length" for r in rollouts if r.policy for t in r.turns]
     return figures | {
+        "reward_part": {
+            f"{role}/{part}": mean
+            for (role, part), mean in _part_means(played, rewards_by_role).items()
+        },
         "metric": metrics,
         "forfeit_share": forfeited,
         "illegal_share": _illegal_share(played),

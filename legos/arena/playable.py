@@ -8,9 +8,11 @@ from legos.data.episode import Task
 from legos.data.names import POLICY
 from legos.protocols import Matchmaker, Seat
 
-__all__ = ["IllegalMove", "Playable"]
+__all__ = ["IllegalMove", "Playable", "Rewards"]
 
 IllegalMove = Literal["forfeit", "retry", "random"]
+Rewards = Mapping[str, float] | Mapping[str, Mapping[str, float]]
+"""Role -> reward, or role -> name of a part -> its value (``reward_weights``)."""
 
 
 class Playable(Protocol):
@@ -24,6 +26,7 @@ class Playable(Protocol):
     illegal: IllegalMove = "forfeit"  # consequence of an illegal move
     retries: int = 2  # number of times to ask again, if illegal is "retry"
     forfeit_reward: float = -1.0  # reward of the seat that forfeits; the others get 0
+    reward_weights: Mapping[str, float] = {}  # weight of each named part of a reward
     remember: bool = True  # keep a seat's questions and answers in its conversation
     continue_tokens: bool = True  # keep a conversation's tokens; False: render each prompt anew
     restrict_choices: bool = False  # sample only legal choices
@@ -50,11 +53,11 @@ class Playable(Protocol):
         """The seats of one play, chosen by the matchmaker."""
         ...
 
-    async def play(self, t: Any) -> Mapping[str, float]:
-        """Play one task at a ``Table`` and return role -> reward."""
+    async def play(self, t: Any) -> Rewards:
+        """Play one task at a ``Table`` and return role -> reward, a number or its named parts."""
         ...
 
-    def forfeit(self, role: str) -> Mapping[str, float]:
+    def forfeit(self, role: str) -> Rewards:
         """Rewards of a play that ``role`` forfeits."""
         ...
 

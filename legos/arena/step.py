@@ -19,6 +19,7 @@ from legos.arena.cursor import TaskCursor
 from legos.arena.endings import Draw, Forfeit, Void
 from legos.arena.means import with_children
 from legos.arena.playable import Playable
+from legos.arena.reward_parts import weighted
 from legos.arena.table import Table
 from legos.arena.watch import Watch
 from legos.data.episode import Episode, Failure, Task
@@ -236,6 +237,7 @@ async def _play_one(stage: Stage, arena: Playable, task: Task, seed: int) -> Epi
             rollouts=table.rollouts() if table else (),
             rewards=rewards,
             seed=seed,
+            parts=table.parts if table else {},
             metrics=table.metrics if table else {},
             notes=tuple(table.notes) if table else (),
             error=error,
@@ -287,6 +289,8 @@ async def _rewards(arena: Playable, table: Table) -> Mapping[str, float]:
         table.note(str(ending))
         table.metrics["forfeit"] = 1.0
         returned, source = arena.forfeit(ending.role), f"forfeit() of arena {arena.name!r}"
+    if arena.reward_weights:
+        returned, table.parts = weighted(returned, arena.reward_weights, source)
     return checked_rewards(returned, arena.roles, source)
 
 

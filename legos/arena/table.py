@@ -15,6 +15,7 @@ from legos.arena.checks import check_arena, check_text, checked_choices, number,
 from legos.arena.endings import Forfeit
 from legos.arena.means import RESERVED
 from legos.arena.playable import Playable
+from legos.arena.reward_parts import Parts
 from legos.chat.reply import split_thinking
 from legos.data.episode import Episode, Rollout, Task, Turn
 from legos.data.message import Completion, Continuation, Message, Sampling
@@ -79,6 +80,7 @@ class Table:
             )
             for number, (role, seat) in enumerate(seats.items(), start=1)
         }
+        self.parts: Parts = {}
         self.metrics: dict[str, float] = {}
         self.notes: list[str] = []
         self.children: list[Episode] = []

@@ -59,7 +59,7 @@ class Episode(Struct, frozen=True, kw_only=True):
     rollouts: tuple[Rollout, ...]
     rewards: Mapping[str, float]  # role -> reward of the whole play
     seed: int = 0  # seed of the play, which determines every draw in it
-    parts: Mapping[str, float] = field(default_factory=dict[str, float])  # named reward parts
+    parts: Mapping[str, Mapping[str, float]] = {}  # role -> named reward part, before its weight
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     notes: tuple[str, ...] = ()  # free text for the replay
     error: str | None = None  # why the play failed; such an episode is counted, not trained on

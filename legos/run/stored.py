@@ -69,6 +69,7 @@ def episode_to_json(episode: Episode) -> dict[str, Any]:
         "task": episode.task.id,
         "seed": episode.task.seed,
         "rewards": dict(episode.rewards),
+        "reward_parts": {role: dict(parts) for role, parts in episode.parts.items()},
         "error": episode.error,
         "void": episode.void,
         "notes": list(episode.notes),

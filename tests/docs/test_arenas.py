@@ -1,0 +1,44 @@
+"""Every program of the page on writing arenas plays."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legos import GRPOCredit
+from legos.arena.registry import find_arena
+from legos.data.sample import TrainingBatch
+from legos.testing import Asked, ScriptedClient
+
+PAGE = (Path(__file__).parents[2] / "docs" / "arenas.md").read_text()
+PROGRAMS = {
+    re.findall(r"^class (\w+)\(Arena\)", block, re.M)[-1]: block
+    for block in re.findall(r"```python\n(.*?)```", PAGE, re.S)
+}
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[..., TrainingBatch]:
+    """Play one step of a program of the page."""
+
+    def one_step(name: str, answer: Callable[[Asked], str], **attributes: Any) -> TrainingBatch:
+        place = tmp_path / f"{name.lower()}.py"
+        place.write_text(PROGRAMS[name])
+        arena = find_arena(f"{place}:{name}")(ScriptedClient(answer), credit_assigner=GRPOCredit())
+        for attribute, value in attributes.items():
+            setattr(arena, attribute, value)
+        return asyncio.run(arena.step())
+
+    return one_step
+
+
+def test_named_reward_parts(play: Callable[..., TrainingBatch]) -> None:
+    def answer(asked: Asked) -> str:
+        return {"France": "[Paris]", "Peru": "Lima", "Japan": "Oslo"}[asked.prompt.split()[2][:-1]]
+
+    batch = play("Capital", answer, tasks_per_step=3, group_size=1)
+    assert [e.rewards["player"] for e in batch.episodes] == [1.2, 1.0, 0.0]
+    assert batch.metrics["reward_part/player/format"] == pytest.approx(1 / 3)
