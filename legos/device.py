@@ -5,7 +5,7 @@
 ``legos.wiring`` uses them; ``legos.testing.logit_table`` is a complete device in NumPy.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -67,6 +67,7 @@ class ModelHandle(Protocol):
 
     folder: Path  # folder that it was loaded from
     tokenizer: ChatTokenizer
+    num_vocabulary: int  # token ids that both the tokenizer and the model have are below this
     num_parameters: int  # number of parameters without LoRA
     dtype: str  # the narrowest type that it computes in: float32, bfloat16 or float16
     context: int  # maximum length of prompt plus completion, in tokens
@@ -173,26 +174,26 @@ class ModelHandle(Protocol):
 class Device(Protocol):
     """Loads models; a folder such as ``legos/mlx`` provides one to ``legos.wiring``."""
 
-    def load(self, name: str, *, inline: bool = False) -> ModelHandle:
+    def load(
+        self,
+        name: str,
+        *,
+        inline: bool = False,
+        training: TrainingSize | None = None,
+        report: Callable[[str], object] | None = None,
+    ) -> ModelHandle:
         """Load a model.
 
         Args:
             name: a folder, or a name on the model hub.
             inline: run the model, its engine and its backend on the calling thread.
+            training: what will be trained. Before anything is loaded, the memory that it needs is
+                forecast from the model's files and compared with that of this machine.
+            report: receives the forecast as one line.
 
         Raises:
-            ModelError: there is no such model, a file is missing, or the architecture does not fit.
-        """
-        ...
-
-    def check_training(self, name: str, size: TrainingSize) -> str | None:
-        """Check, from a model's files alone, that it can be trained in the memory of this machine.
-
-        Returns:
-            The forecast as one line; None: there is nothing to say.
-
-        Raises:
-            ModelError: it cannot; the message names settings that would make it fit.
+            ModelError: there is no such model, a file is missing, the architecture does not fit,
+                or training does not fit into memory.
         """
         ...
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from legos.apps.markdown import table_head, table_line
 from legos.data.architecture import ArchitectureReport
 from legos.wiring.architectures import check_architectures
 
@@ -79,8 +80,8 @@ def table_row(report: ArchitectureReport) -> str:
     """The line of an architecture in the table."""
     if report.errors or not report.tried:
         verdict = "WRONG" if report.errors else "not tried"
-        return _line((report.name, verdict, *["-"] * (len(_COLUMNS) - 2)))
-    return _line((
+        return table_line(_padded((report.name, verdict, *["-"] * (len(_COLUMNS) - 2))))
+    return table_line(_padded((
         report.name,
         _word(report.trains),
         _word(report.checkpoints) if report.trains else "-",
@@ -88,19 +89,18 @@ def table_row(report: ArchitectureReport) -> str:
         _word(report.adapters) if report.serves else "-",
         (report.prefixes or "no") if report.serves else "-",
         _word(report.bfloat16) if report.serves or report.trains else "-",
-    ))  # fmt: skip
+    )))  # fmt: skip
 
 
 def _word(can: bool | None) -> str:
     return "yes" if can else "no"
 
 
-def _line(cells: Sequence[str]) -> str:
-    padded = (f"{cell:<{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))
-    return f"| {' | '.join(padded)} |\n"
+def _padded(cells: Sequence[str]) -> list[str]:
+    return [f"{cell:<{width}}" for cell, width in zip(cells, _WIDTHS, strict=True)]
 
 
-HEAD = _line(_COLUMNS) + "|---" * len(_COLUMNS) + "|\n"
+HEAD = table_head(_padded(_COLUMNS))
 
 
 def _by_text(found: Iterable[tuple[str, Sequence[str]]]) -> Mapping[str, Sequence[str]]:

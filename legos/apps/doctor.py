@@ -14,13 +14,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from legos.apps.markdown import table_head, table_line
 from legos.arena.registry import advice
 from legos.bench.models import write_bench_model
 from legos.bench.self_test import CHECKS, Check, SelfTest
 from legos.config.resolve import resolve
 from legos.data.limits import TrainingSize
 from legos.errors import LegosError
-from legos.mac import mac_facts
+from legos.mac import MACS_GB, mac_facts
 from legos.run.folder import RUNS
 from legos.wiring.device import find_device, rows_on_macs
 from legos.wiring.machine import blas_hint
@@ -83,20 +84,13 @@ def mac_table(file: Path) -> str:
     Args:
         file: JSON object of names and configurations, each the content of a ``config.json``.
     """
-    lines: list[str] = []
+    table = table_head(("model", "weights", *(f"{gb} GB" for gb in MACS_GB)))
     for name, config in json.loads(file.read_text()).items():
         four_bits = {"quantization": {"group_size": 64, "bits": 4}}
         for kind, fields in (("16 bits", {}), ("4 bits", four_bits)):
-            found = rows_on_macs(config | fields, TrainingSize(checkpointing=True))
-            if not lines:
-                lines += [_row("model", "weights", *(f"{gb} GB" for gb in found))]
-                lines += [_row(*("---" for _ in lines[0].split("|")[1:-1]))]
-            lines.append(_row(name, kind, *(f"{row:,}" if row else "-" for row in found.values())))
-    return "\n".join(lines) + "\n"
-
-
-def _row(*cells: str) -> str:
-    return "| " + " | ".join(cells) + " |"
+            rows = rows_on_macs(config | fields, TrainingSize(checkpointing=True))
+            table += table_line((name, kind, *(f"{row:,}" if row else "-" for row in rows)))
+    return table
 
 
 def _checks(model: str) -> list[Check]:

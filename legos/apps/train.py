@@ -316,7 +316,7 @@ def _announce(resolved: ResolvedConfig, folder: RunFolder, trainer: Trainer, run
         if is_chosen(resolved.sources[f"training.{name}"]):
             zero = f"{needed[0]} is 0" if len(needed) == 1 else f"{' and '.join(needed)} are 0"
             _print(f"training.{name} has no effect while {zero}")
-    if config.training.anchored(model.dtype).anchor != (config.training.anchor or "behaviour"):
+    if config.training.anchored(model.dtype).anchor != config.training.ratio_anchor:
         _print(
             f"the base computes in {model.dtype}: the ratio is to the trainer's own probabilities, "
             "and a capped weight corrects the gap (training.anchor proximal, truncation token)"

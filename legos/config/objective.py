@@ -138,6 +138,11 @@ class ObjectiveSettings(Settings):
         return self.clip_skip_threshold
 
     @property
+    def ratio_anchor(self) -> Anchor:
+        """The policy of the ratios: ``anchor``, or the policy that sampled where it is left out."""
+        return self.anchor or "behaviour"
+
+    @property
     def corrections(self) -> Corrections:
         """The weights and masks that multiply the policy loss."""
         return Corrections(
@@ -158,11 +163,10 @@ class ObjectiveSettings(Settings):
         Args:
             dtype: the narrowest float type of the base's weights.
         """
-        if self.anchor is not None or self.truncation is not None:
-            return self.replace(anchor=self.anchor or "behaviour")
-        if dtype in ("float16", "bfloat16") and self.policy_loss in _NOISY:
+        chosen = self.anchor is not None or self.truncation is not None
+        if not chosen and dtype in ("float16", "bfloat16") and self.policy_loss in _NOISY:
             return self.replace(anchor="proximal", truncation="token")
-        return self.replace(anchor="behaviour")
+        return self.replace(anchor=self.ratio_anchor)
 
     @property
     def unread(self) -> dict[str, tuple[str, ...]]:
@@ -185,7 +189,7 @@ class ObjectiveSettings(Settings):
     @model_validator(mode="after")
     def _check_objective(self) -> Self:
         check_ratio(self.loss, self.importance_sampling)
-        check_anchor(self.anchor or "behaviour", self.truncation or "none")
+        check_anchor(self.ratio_anchor, self.corrections.truncation)
         if self.kl_coef or self.ema_kl_coef:
             check_kl_place(self.kl_estimator, self.kl_in)
         name = self.policy_loss

@@ -1,7 +1,7 @@
 """The MLX device: loads models, and makes engines and backends from them."""
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,17 +54,31 @@ class MlxDevice:
         choose_device()
         bound_memory()
 
-    def load(self, name: str, *, inline: bool = False) -> "MlxModel":
+    def load(
+        self,
+        name: str,
+        *,
+        inline: bool = False,
+        training: TrainingSize | None = None,
+        report: Callable[[str], object] | None = None,
+    ) -> "MlxModel":
         """Load a model: a folder in MLX or hub format, or a hub name.
 
-        Raises:
-            ModelError: the model is not found, a file is missing, or MLX cannot load it.
-        """
-        return MlxModel(resolve_folder(name), inline=inline)
+        Args:
+            name: folder, or name on the hub.
+            inline: run everything on the calling thread.
+            training: what will be trained; it is checked first, see ``legos.mlx.train.fits``.
+            report: receives the forecast of the memory as one line.
 
-    def check_training(self, name: str, size: TrainingSize) -> str | None:
-        """See ``legos.mlx.train.fits``."""
-        return check_training(resolve_folder(name), size)
+        Raises:
+            ModelError: the model is not found, a file is missing, MLX cannot load it, or it cannot
+                be trained in the memory of this machine.
+        """
+        folder = resolve_folder(name)
+        forecast = None if training is None else check_training(folder, training)
+        if forecast is not None and report is not None:
+            report(forecast)
+        return MlxModel(folder, inline=inline)
 
     def facts(self) -> Mapping[str, str | int | float | bool]:
         """Versions of MLX and mlx-lm, and the default device with its kind and memory."""

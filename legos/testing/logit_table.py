@@ -5,7 +5,7 @@ own loss by central finite differences. Sampling must be restricted to legal mov
 their logits are in the table.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,16 @@ STEP = 100.0  # factor of the learning rate: a logit needs larger steps than a n
 class TableDevice:
     """A device that reads only the tokenizer from a model's folder."""
 
-    def load(self, name: str, *, inline: bool = False) -> "TableModel":
-        """A model with a uniform policy; everything runs on the calling thread."""
+    def load(
+        self,
+        name: str,
+        *,
+        inline: bool = False,
+        training: TrainingSize | None = None,
+        report: Callable[[str], object] | None = None,
+    ) -> "TableModel":
+        """A model with a uniform policy; it always fits, and runs on the calling thread."""
         return TableModel(Path(name))
-
-    def check_training(self, name: str, size: TrainingSize) -> None:
-        """A table always fits."""
 
     def facts(self) -> Mapping[str, str]:
         """The version of NumPy."""
@@ -68,6 +72,7 @@ class TableModel:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tokenizer = load_tokenizer(folder)
+        self.num_vocabulary = self.tokenizer.vocab_size
         self.lora: LoraShape | None = None
         self._table: Table = {}
 

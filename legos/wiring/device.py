@@ -46,11 +46,11 @@ def find_device(name: str = "mlx") -> Device:
     return DEVICES[name]()
 
 
-def rows_on_macs(config: Mapping[str, Any], size: TrainingSize) -> Mapping[int, int]:
-    """Memory of a Mac in GB -> tokens of the longest row of a model that trains there; 0: none."""
-    from legos.mlx.train.fits import MACS_GB, longest_rows
+def rows_on_macs(config: Mapping[str, Any], size: TrainingSize) -> Sequence[int]:
+    """Tokens of the longest row of a model that trains on each Mac of ``MACS_GB``; 0: none."""
+    from legos.mlx.train.fits import longest_rows
 
-    return dict(zip(MACS_GB, longest_rows(config, size), strict=True))
+    return longest_rows(config, size)
 
 
 class DeviceChecks(Protocol):

@@ -23,7 +23,7 @@ from legos.weights.adapter import AdapterInfo
 from legos.weights.folder import read_adapter
 from legos.wiring.arena import policies_of
 from legos.wiring.device import find_device
-from legos.wiring.model import apply_lora, load_model, model_place
+from legos.wiring.model import apply_lora, model_place
 
 __all__ = ["Trainer", "step_settings", "trainer_of"]
 
@@ -91,7 +91,7 @@ class Trainer(PolicyTrainer):
                 )
             ),
             EnginePublisher(self.engine),
-            step_settings(config.anchored(model.dtype), num_vocabulary=model([0]).shape[-1]),
+            step_settings(config.anchored(model.dtype), num_vocabulary=model.num_vocabulary),
             policies=policies,
             gather=others.gather if others else None,
         )
@@ -184,10 +184,12 @@ def trainer_of(
     """
     device = find_device()
     policies = policies_of(config.arena)
-    forecast = device.check_training(model_place(config.model), _size(config, len(policies)))
-    if forecast is not None:
-        (tell or logger.info)(forecast)
-    model = load_model(config.model, inline=inline, device=device)
+    model = device.load(
+        model_place(config.model),
+        inline=inline,
+        training=_size(config, len(policies)),
+        report=tell or logger.info,
+    )
     longest = config.generation.max_tokens
     if longest is not None and longest >= model.context:
         raise ConfigError(
@@ -245,7 +247,7 @@ def step_settings(config: TrainingConfig, *, num_vocabulary: int | None = None) 
     def objective(step: int, num_steps: int) -> Objective:
         return Objective(
             loss=config.policy_loss,
-            anchor=config.anchor or "behaviour",
+            anchor=config.ratio_anchor,
             corrections=config.corrections,
             clip_low=config.clip_range,
             clip_high=config.clip_range

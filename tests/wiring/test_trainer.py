@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from legos.config.schema import RunConfig
 from legos.errors import AdapterError
+from legos.mlx import device
 from legos.weights.folder import write_adapter
 from legos.wiring.model import load_model
-from legos.wiring.trainer import Trainer
+from legos.wiring.trainer import Trainer, trainer_of
 
 
 @pytest.fixture(scope="module")
@@ -31,3 +33,24 @@ def test_the_policy_is_not_replaced_by_a_saved_adapter(trainer: Trainer, tmp_pat
         trainer.load_adapter(tmp_path, name="policy")
     with pytest.raises(AdapterError, match="nowhere"):
         trainer.load_adapter(tmp_path / "nowhere", name="old")
+
+
+def test_a_run_resolves_the_model_once_and_learns_its_vocabulary_without_a_forward_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resolved: list[str] = []
+    resolve = device.resolve_folder
+
+    def counted(name: str) -> Path:
+        resolved.append(name)
+        return resolve(name)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a forward pass")
+
+    monkeypatch.setattr(device, "resolve_folder", counted)
+    monkeypatch.setattr(device, "all_logits", refuse)
+    made = trainer_of(RunConfig(), inline=True)
+    made.close()
+    assert len(resolved) == 1
+    assert made.settings.select.num_vocabulary == made.model.num_vocabulary

@@ -11,17 +11,17 @@ from msgspec.structs import replace
 
 from legos.data.limits import EngineLimits, TrainingSize
 from legos.errors import ModelError
+from legos.mac import MACS_GB
 from legos.mlx.model.load import context_length, shapes_of
 from legos.mlx.model.machine import cache_sizes, usable_bytes, usable_of
 from legos.mlx.train.forecast import Forecast
 
-__all__ = ["MACS_GB", "check_training", "longest_rows"]
+__all__ = ["check_training", "longest_rows"]
 
 GIB = 1 << 30
 LEAST_ROW = 512  # tokens; where no such row fits, training is refused
 NEGLIGIBLE = 1 / 64  # share of the memory: smaller weights are not worth a forecast
 FOUR_BITS = 4.5 / 16  # bytes of a 4-bit copy with its scales / bytes in 16 bits
-MACS_GB = (8, 16, 24, 32, 48, 64, 96, 128)
 SMALL_MAC = 36  # GB; up to here Metal recommends two thirds of the memory, above three quarters
 
 
