@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from legos.credit.whitened import ReinforcePPCredit
     from legos.data.episode import Episode, Task
     from legos.data.message import Completion, Message, Sampling
+    from legos.errors import RunError
     from legos.loop.loop import synchronous_training_loop, training_loop
     from legos.protocols import Client, Matchmaker, Seat
     from legos.wiring.arena import make_arena
@@ -50,6 +51,7 @@ _NAMES = {
     "legos.credit.whitened": "ReinforcePPCredit",
     "legos.data.episode": "Episode Task",
     "legos.data.message": "Completion Message Sampling",
+    "legos.errors": "RunError",
     "legos.loop.loop": "synchronous_training_loop training_loop",
     "legos.protocols": "Client Matchmaker Seat",
     "legos.wiring.arena": "make_arena",
@@ -80,6 +82,7 @@ __all__ = [
     "RLOOCredit",
     "ReinforcePPCredit",
     "Reply",
+    "RunError",
     "SameViewCredit",
     "Sampling",
     "Seat",

@@ -9,6 +9,7 @@
     ├── ArenaError (RuntimeError)         an arena that cannot be found or keeps failing
     ├── PlayTimeoutError (TimeoutError)   a play that took longer than its arena allows
     ├── PlayCancelledError (RuntimeError) a play in which something that it awaited was cancelled
+    ├── RunError (RuntimeError)            a function of Table.run that exceeded a limit or died
     ├── CheckpointError (RuntimeError)    a run folder or checkpoint that cannot be written or read
     ├── EngineError (RuntimeError)        the policy's engine died or was closed; the run ends
     ├── EndpointError (ConnectionError)   an HTTP endpoint failed after its retries; one play fails
@@ -38,6 +39,7 @@ __all__ = [
     "PlayTimeoutError",
     "RecordError",
     "RequestError",
+    "RunError",
     "TrainerError",
     "did_you_mean",
 ]
@@ -77,6 +79,10 @@ class PlayTimeoutError(LegosError, TimeoutError):
 
 class PlayCancelledError(LegosError, RuntimeError):
     """A play in which something that it awaited was cancelled; the step continues without it."""
+
+
+class RunError(LegosError, RuntimeError):
+    """A function of ``Table.run`` exceeded a limit or its process died; nothing else is stopped."""
 
 
 class CheckpointError(LegosError, RuntimeError):

@@ -22,6 +22,7 @@ __all__ = [
     "checked_rewards",
     "checked_seats",
     "checked_tasks",
+    "finite",
     "number",
     "shown",
 ]
@@ -297,3 +298,15 @@ def number(value: Any) -> float:
         return math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
         return math.nan
+
+
+def finite(value: Any, call: str) -> float:
+    """Convert a value to a finite float.
+
+    Raises:
+        ValueError: it is not a finite number; the message names the call.
+    """
+    found = number(value)
+    if not math.isfinite(found):
+        raise ValueError(f"{call} is not a finite number")
+    return found

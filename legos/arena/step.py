@@ -4,7 +4,7 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Awaitable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import isasyncgen, isawaitable, iscoroutine
@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace as changed
 
+from legos.arena.calls import CallPool
 from legos.arena.checks import check_arena, checked_rewards
 from legos.arena.credited import batch_of
 from legos.arena.cursor import TaskCursor
@@ -128,6 +129,7 @@ class Stage:
 
     watch: Watch
     slots: asyncio.Semaphore  # one slot for each running play
+    calls: CallPool  # processes for ``Table.run``
     temperature: float | None = None  # temperature of trained seats; None: that of each seat
     adapters: Mapping[str, str] = field(default_factory=dict[str, str])
     """Policy -> adapter that answers for its trained seats; others keep the adapter of the seat."""
@@ -147,8 +149,14 @@ def stage_of(
         ArenaError: an attribute of the arena is invalid.
     """
     check_arena(arena)
-    with Watch(arena) as watch:
-        yield Stage(watch=watch, slots=slots, temperature=temperature, adapters=adapters or {})
+    with Watch(arena) as watch, closing(CallPool()) as calls:
+        yield Stage(
+            watch=watch,
+            slots=slots,
+            calls=calls,
+            temperature=temperature,
+            adapters=adapters or {},
+        )
 
 
 async def play_all(
@@ -256,6 +264,7 @@ def _table(stage: Stage, arena: Playable, task: Task, seed: int) -> Table:
         seed=seed,
         slots=stage.slots,
         spawn=partial(play_each, stage),
+        calls=stage.calls,
     )
 
 

@@ -1,17 +1,17 @@
 """The table: everything that a play can use, and the only way information reaches a seat."""
 
 import asyncio
-import math
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from legos.arena.answer import Reply, read_answer
-from legos.arena.checks import check_arena, check_text, checked_choices, number, shown
+from legos.arena.calls import CallLimits, CallPool
+from legos.arena.checks import check_arena, check_text, checked_choices, finite, shown
 from legos.arena.endings import Forfeit
 from legos.arena.means import RESERVED
 from legos.arena.playable import Playable
@@ -25,6 +25,7 @@ from legos.protocols import Seat
 
 __all__ = ["Table"]
 
+T = TypeVar("T")
 Spawn = Callable[[Any, Sequence[tuple[Task, int]]], Awaitable[Sequence[Episode]]]
 """Plays tasks of an arena, each with the seed of its play, under a step's limit."""
 
@@ -62,6 +63,7 @@ class Table:
         seed: int,
         slots: asyncio.Semaphore,
         spawn: Spawn,
+        calls: CallPool,
     ) -> None:
         self.task = task
         self.seats = dict(seats)
@@ -70,7 +72,9 @@ class Table:
         self._rng: random.Random | None = None
         self._children_seeds = 0
         self._slots = slots
+        self._holds_slot = True
         self._spawn = spawn
+        self._calls = calls
         self._chairs = {
             role: _Chair(
                 seat,
@@ -84,7 +88,7 @@ class Table:
         self.metrics: dict[str, float] = {}
         self.notes: list[str] = []
         self.children: list[Episode] = []
-        self.spawning = 0  # number of `spawn` calls that wait for child plays
+        self.spawning = 0  # number of calls that wait for child plays or other processes
         self.ended = False
 
     @property
@@ -217,7 +221,7 @@ class Table:
         turns = self._chair(role).turns
         if not turns:
             raise ArenaError(f"reward({role!r}, ...) before {role!r} was asked anything; ask first")
-        number = _finite(value, f"reward({role!r}, {value!r})")
+        number = finite(value, f"reward({role!r}, {value!r})")
         turns[-1] = replace(turns[-1], reward=(turns[-1].reward or 0.0) + number)
 
     def metric(self, **values: float) -> None:
@@ -233,7 +237,7 @@ class Table:
                     f"metric({name}=...) is a name that legos logs itself, as are "
                     f"{', '.join(sorted(RESERVED - {name}))}; take another one, such as my_{name}"
                 )
-            self.metrics[name] = _finite(value, f"metric({name}={value!r})")
+            self.metrics[name] = finite(value, f"metric({name}={value!r})")
 
     def note(self, text: str) -> None:
         """Add a text to the replay; no seat sees it."""
@@ -266,9 +270,43 @@ class Table:
         async with self._slot_released():
             episodes = await self._spawn(child, plays)
         if not train:
-            episodes = [_untrained(episode) for episode in episodes]
+            episodes = [episode.untrained() for episode in episodes]
         self.children.extend(episodes)
         return list(episodes)
+
+    async def run(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        timeout_s: float = 10.0,
+        memory_mb: float = 1024.0,
+        output_mb: float = 16.0,
+    ) -> T:
+        """Call a function in another process, which is killed if the call exceeds a limit.
+
+        Use it for code that may hang or crash; other plays continue meanwhile. It is no protection
+        against code that attacks the machine. A process is used for several calls.
+
+        Args:
+            function: the function, no coroutine; it and its arguments must be picklable, and a
+                function of the arena's own file is.
+            args: its arguments.
+            timeout_s: seconds that it may take, without the import of its module.
+            memory_mb: resident memory of its process and of those that it starts, MiB.
+            output_mb: what it prints, writes into one file, or returns, MiB; what it prints is
+                discarded.
+
+        Returns:
+            What the function returns.
+
+        Raises:
+            RunError: the call exceeded a limit, or its process died.
+            ArenaError: the function or an argument cannot be sent to another process.
+            Exception: what the function raises.
+        """
+        limits = CallLimits(timeout_s=timeout_s, memory_mb=memory_mb, output_mb=output_mb)
+        async with self._slot_released():
+            return await self._calls.call(function, args, limits)
 
     def rollouts(self) -> tuple[Rollout, ...]:
         """The turns of each seat so far."""
@@ -296,13 +334,17 @@ class Table:
 
     @asynccontextmanager
     async def _slot_released(self) -> AsyncGenerator[None]:
-        """Release this play's slot to its children while it waits for them."""
-        self._slots.release()
+        """Release this play's slot while it waits for child plays or for another process."""
+        if self._holds_slot:
+            self._holds_slot = False
+            self._slots.release()
         self.spawning += 1
         try:
             yield
         finally:
-            await self._slots.acquire()
+            if self.spawning == 1 and not self._holds_slot:
+                await self._slots.acquire()
+                self._holds_slot = True
             self.spawning -= 1
 
     async def _ask_once(
@@ -348,24 +390,3 @@ class Table:
 def _continuation(chair: _Chair, last: Completion, messages: tuple[Message, ...]) -> Continuation:
     """A question that continues the tokens of a seat's last answer."""
     return Continuation(last=last, messages=messages, num_new=len(messages) - chair.heard)
-
-
-def _finite(value: Any, call: str) -> float:
-    """Convert a value to a finite float.
-
-    Raises:
-        ValueError: it is not a finite number; the message names the call.
-    """
-    found = number(value)
-    if not math.isfinite(found):
-        raise ValueError(f"{call} is not a finite number")
-    return found
-
-
-def _untrained(episode: Episode) -> Episode:
-    """The same episode with all seats marked as not trained."""
-    return replace(
-        episode,
-        rollouts=tuple(replace(rollout, policy=None) for rollout in episode.rollouts),
-        children=tuple(_untrained(child) for child in episode.children),
-    )

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from legos.data.message import Completion, Message
 
@@ -72,3 +73,11 @@ class Episode(Struct, frozen=True, kw_only=True):
         """Number of sampled tokens that belong to trained adapters, children included."""
         own = sum(r.num_tokens for r in self.rollouts if r.policy)
         return own + sum(child.num_tokens for child in self.children)
+
+    def untrained(self) -> "Episode":
+        """The same episode with all seats marked as not trained, children included."""
+        return replace(
+            self,
+            rollouts=tuple(replace(rollout, policy=None) for rollout in self.rollouts),
+            children=tuple(child.untrained() for child in self.children),
+        )

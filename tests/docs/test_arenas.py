@@ -42,3 +42,10 @@ def test_named_reward_parts(play: Callable[..., TrainingBatch]) -> None:
     batch = play("Capital", answer, tasks_per_step=3, group_size=1)
     assert [e.rewards["player"] for e in batch.episodes] == [1.2, 1.0, 0.0]
     assert batch.metrics["reward_part/player/format"] == pytest.approx(1 / 3)
+
+
+def test_code_that_may_hang(play: Callable[..., TrainingBatch]) -> None:
+    answers = iter(["4 * 6", "9 ** 9 ** 9 ** 9", "4 *", "5 * 5"])
+    batch = play("Target", lambda _: next(answers), tasks_per_step=1, group_size=4)
+    assert [e.error for e in batch.episodes] == [None] * 4
+    assert [e.rewards["player"] for e in batch.episodes] == [1.0, 0.0, 0.0, 0.0]

@@ -1,0 +1,119 @@
+"""The process in which ``Table.run`` calls functions, one at a time; started by ``CallPool``.
+
+A message is its length in eight bytes and a pickle. A request is ``(sys.path, bytes of output
+allowed, peak bytes allowed for another call, pickled function and arguments)``. The answers are
+``BEGAN`` once the function is loaded, and then a kind, a value, and whether the process can be used
+again.
+"""
+
+import contextlib
+import errno
+import os
+import pickle
+import resource
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from importlib import import_module
+from typing import Any
+
+__all__ = ["BEGAN", "HEADER", "message"]
+
+HEADER = struct.Struct("!Q")
+BEGAN = b"began"
+PARENT_CHECK_S = 1.0  # seconds between two checks whether the parent lives
+
+
+def message(content: bytes) -> bytes:
+    """A message with its length."""
+    return HEADER.pack(len(content)) + content
+
+
+def _main() -> None:
+    """Answer requests until the other end of the socket is closed."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    output = tempfile.TemporaryFile()  # noqa: SIM115 - it stays open until the process ends
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    with channel.makefile("rb") as requests:
+        while header := requests.read(HEADER.size):
+            request = pickle.loads(requests.read(*HEADER.unpack(header)))
+            channel.sendall(message(_answer(channel, *request)))
+            os.ftruncate(output.fileno(), 0)
+            os.lseek(output.fileno(), 0, os.SEEK_SET)
+
+
+def _answer(
+    channel: socket.socket, paths: list[str], output: int, memory: int, call: bytes
+) -> bytes:
+    """Call the function; returns the pickled answer."""
+    sys.path[:] = paths
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (output, hard))
+    threads = threading.active_count()
+    try:
+        function, args = pickle.loads(call)
+        channel.sendall(message(BEGAN))
+        kind, value = "returned", _pickled(function(*args))
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            return pickle.dumps(("output", b"", False))
+        kind, value = "raised", _pickled_error(error)
+    if len(value) > output:
+        return pickle.dumps(("output", b"", False))
+    left = threading.active_count() > threads or _has_children()
+    return pickle.dumps((kind, value, not left and _peak_bytes() < memory))
+
+
+def _pickled(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except Exception:  # a class of the function's own file, for instance
+        cloudpickle: Any = import_module("cloudpickle")
+        return cloudpickle.dumps(value)
+
+
+def _pickled_error(error: Exception) -> bytes:
+    """An exception and its traceback as text; an exception that cannot be pickled by its text."""
+    story = "".join(traceback.format_exception(error)[-4:])
+    try:
+        pickled = _pickled((error, story))
+        pickle.loads(pickled)
+    except Exception:
+        return _pickled((RuntimeError(f"{type(error).__name__}: {error}"), story))
+    return pickled
+
+
+def _has_children() -> bool:
+    """Whether the function left processes behind."""
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _peak_bytes() -> int:
+    """Largest resident size of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS reports bytes, Linux KiB
+
+
+def _end_with_parent(parent: int) -> None:
+    """Kill this process and those that it started once its parent has ended."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_S)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError, ConnectionError):
+        _main()
