@@ -56,7 +56,7 @@ class Kuhn(Game):
         cards, bets = state
         return f"Kuhn: card {cards[self.roles.index(role)]}, bets {bets or '-'}."
 
-    def legal(self, state: tuple[str, str]) -> Sequence[str]:
+    def legal(self, state: tuple[str, str], role: str) -> Sequence[str]:
         """Pass or bet."""
         return ("p", "b")
 

@@ -53,7 +53,7 @@ class Nim(Game):
         """The pile; both seats see the same."""
         return f"Nim: {state[0]} left, last one wins."
 
-    def legal(self, state: tuple[int, int]) -> Sequence[str]:
+    def legal(self, state: tuple[int, int], role: str) -> Sequence[str]:
         """Up to three stones, as far as there are any."""
         return ("1", "2", "3")[: state[0]]
 

@@ -28,7 +28,7 @@ class Race(Game):
     def view(self, state, role):
         return f"Race to 10, now {state[0]}."
 
-    def legal(self, state):
+    def legal(self, state, role):
         return ("1", "2") if state[0] < 9 else ("1",)
 
     def play(self, state, move):

@@ -200,6 +200,7 @@ class GameArena(Arena):
         """
         super().__init__(client, **settings)
         self.game = game() if isinstance(game, type) else game
+        self._has_chance = type(self.game).chance is not Game.chance
         check_names(self.game.roles, f"roles of game {self.game.name!r}")
         self.roles = tuple(self.game.roles)
         self.forfeit_reward = self.game.forfeit_reward
@@ -220,11 +221,21 @@ class GameArena(Arena):
             yield Task(id=name, seed=seed, data=start)
 
     async def play(self, t: Table) -> Mapping[str, float]:
-        """Ask each seat in turn until the game ends."""
+        """Ask the seats that move, and draw what chance decides, until the game ends."""
         game, state = self.game, t.task.data
-        while (role := game.turn(state)) is not None:
-            legal = tuple(game.legal(state))
-            reply = await t.ask(role, game.prompt(state, role), choices=legal)
-            assert reply.move is not None, "ask returns a legal move or raises Forfeit"
-            state = game.play(state, reply.move)
+        if self._has_chance:
+            state = game.after_chance(state, t.rng)
+        while (turn := game.turn(state)) is not None:
+            if isinstance(turn, str):
+                legal = tuple(game.legal(state, turn))
+                reply = await t.ask(turn, game.prompt(state, turn), choices=legal)
+                assert reply.move is not None, "ask returns a legal move or raises Forfeit"
+                state = game.play(state, reply.move)
+            else:
+                prompts = {role: game.prompt(state, role) for role in turn}
+                legal = {role: game.legal(state, role) for role in turn}
+                replies = await t.ask_all(prompts, choices=legal)
+                state = game.play_all(state, {role: replies[role].move or "" for role in turn})
+            if self._has_chance:
+                state = game.after_chance(state, t.rng)
         return checked_rewards(game.payoff(state), self.roles, f"payoff() of game {self.name!r}")

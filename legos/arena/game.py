@@ -31,11 +31,14 @@ def split_position(text: str) -> tuple[str, tuple[str, ...]] | None:
 class Game(ABC):
     """The rules of a game as pure functions of states; the object keeps nothing between calls.
 
-    A state is any hashable value (a tuple, a frozen record); equal states are one position. All
-    chance is in the start state. A subclass annotates its methods with its own state type.
+    A state is any hashable value (a tuple, a frozen record); equal states are one position. In a
+    state, chance decides (``chance``), one role moves (``turn``, ``play``), several roles move at
+    once (``turn``, ``play_all``), or the play has ended (``turn`` is None). A subclass annotates
+    its methods with its own state type.
 
     Because the object hides no state, a game that lists its start states (``starts``) is evaluated
-    exactly: optimal play, exploitability and wins against random, without sampling error.
+    exactly: optimal play, exploitability and wins against random, without sampling error. For that,
+    no state may come back in the same play.
 
     Attributes:
         roles: the roles in a play, in seat order.
@@ -69,16 +72,22 @@ class Game(ABC):
         starts = self.starts()
         if starts is None:
             raise ArenaError(f"game {self.name!r} has no start; write start(rng), or starts()")
-        states, weights = zip(*starts, strict=True)
-        return rng.choices(states, weights)[0]
+        return _draw(starts, rng)
 
     def starts(self) -> Sequence[tuple[State, float]] | None:
         """All start states with their probabilities (sum 1); None: too many to list."""
         return None
 
+    def chance(self, state: State) -> Sequence[tuple[State, float]]:
+        """The possible next states with their probabilities (sum 1), where chance decides.
+
+        Empty (the default) in all other states. ``turn`` is not called where chance decides.
+        """
+        return ()
+
     @abstractmethod
-    def turn(self, state: State) -> str | None:
-        """The role to move; None if the play has ended."""
+    def turn(self, state: State) -> str | Sequence[str] | None:
+        """The role to move, or the roles that move at once; None if the play has ended."""
 
     @abstractmethod
     def view(self, state: State, role: str) -> str:
@@ -90,12 +99,19 @@ class Game(ABC):
         """
 
     @abstractmethod
-    def legal(self, state: State) -> Sequence[str]:
-        """The legal moves of the role to move: at least one, all different, equal for one view."""
+    def legal(self, state: State, role: str) -> Sequence[str]:
+        """The legal moves of a role to move: at least one, all different, equal for one view."""
 
-    @abstractmethod
     def play(self, state: State, move: str) -> State:
-        """The state after a legal move; the given state does not change."""
+        """The state after a legal move of the role to move; the given state does not change."""
+        raise ArenaError(f"game {self.name!r} has no play; write play(state, move)")
+
+    def play_all(self, state: State, moves: Mapping[str, str]) -> State:
+        """The state after legal moves at once, role -> move; the given state does not change."""
+        raise ArenaError(
+            f"game {self.name!r} has no play_all; write play_all(state, moves), or return one role "
+            "from turn()"
+        )
 
     @abstractmethod
     def payoff(self, state: State) -> Mapping[str, float]:
@@ -103,8 +119,19 @@ class Game(ABC):
 
     def prompt(self, state: State, role: str) -> str:
         """The prompt for the role to move: its view, then the legal moves."""
-        return position(self.view(state, role), self.legal(state))
+        return position(self.view(state, role), self.legal(state, role))
+
+    def after_chance(self, state: State, rng: random.Random) -> State:
+        """Draw until a state is reached in which chance does not decide."""
+        while outcomes := self.chance(state):
+            state = _draw(outcomes, rng)
+        return state
 
     def reference(self) -> Mapping[str, float]:
         """Known reference values for plots, such as the value under optimal play."""
         return {}
+
+
+def _draw(outcomes: Sequence[tuple[State, float]], rng: random.Random) -> State:
+    states, weights = zip(*outcomes, strict=True)
+    return rng.choices(states, weights)[0]

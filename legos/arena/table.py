@@ -172,12 +172,19 @@ class Table:
             return replace(reply, move=move, parsed=move)
         raise Forfeit(role, reason)
 
-    async def ask_all(self, prompts: Mapping[str, str], **options: Any) -> dict[str, Reply]:
+    async def ask_all(
+        self,
+        prompts: Mapping[str, str],
+        *,
+        choices: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+        **options: Any,
+    ) -> dict[str, Reply]:
         """Ask several seats at once; no seat sees the others' prompts or replies.
 
         Args:
             prompts: role -> prompt, which only this seat sees.
-            options: as for ``ask``.
+            choices: the legal answers, for all roles or role -> legal answers.
+            options: as for ``ask``, the same for all roles.
 
         Returns:
             Role -> its reply, once all have answered.
@@ -190,7 +197,8 @@ class Table:
 
         async def outcome(role: str, prompt: str) -> Reply | Exception:
             try:
-                return await self.ask(role, prompt, **options)
+                own = choices[role] if isinstance(choices, Mapping) else choices
+                return await self.ask(role, prompt, choices=own, **options)
             except Exception as error:  # raised below, once all answers are recorded
                 return error
 

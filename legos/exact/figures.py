@@ -15,7 +15,16 @@ import numpy as np
 from legos.arena.game import Game
 from legos.errors import ArenaError
 from legos.exact.graph import DecisionPoint, FloatArray, write_out
-from legos.exact.solve import SAME, cfr_plus, expected, minimax, nash_conv_of, normalised, reach
+from legos.exact.solve import (
+    SAME,
+    cfr_plus,
+    expected,
+    joint_optimum,
+    minimax,
+    nash_conv_of,
+    normalised,
+    reach,
+)
 
 __all__ = [
     "DecisionPoint",
@@ -42,6 +51,9 @@ Policy = Mapping[tuple[str, str], Mapping[str, float]]
 TARGET = 1e-4
 """Exploitability, in the unit of payoffs, below which a policy counts as optimal."""
 
+MAX_PLANS = 10_000
+"""Maximum number of plans to try for the best joint policy of a cooperative game."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -59,6 +71,8 @@ class GameReport:
     arena: str
     optimal_move_rate: float | None  # see the function of that name
     exploitability: float | None  # payoff that each seat loses on average to a best response
+    joint_value: float | None  # cooperative games: expected payoff
+    optimal_joint_value: float | None  # cooperative games: expected payoff of the best policy
     illegal_probability: float  # mean over decision points, without restriction to legal moves
     vs_random: Outcome | None  # result against uniform moves
     vs_optimal: Outcome | None  # result against ``optimal_policy``
@@ -93,16 +107,25 @@ class GameTree:
     def optimal(self) -> Policy | None:
         """The result of ``optimal_policy``, computed at the first use."""
         graph = self.graph
-        if len(graph.roles) != 2 or not graph.zero_sum:
-            return None
-        if graph.perfect_information:
+        if self.inducible:
             return self.policy(minimax(graph)[0])
+        if graph.cooperative:
+            joint = joint_optimum(graph, max_plans=MAX_PLANS)
+            return None if joint is None else self.policy(joint)
+        if not graph.duel:
+            return None
         max_rounds = min(20_000, 50_000_000 // len(graph.parent))
         found = cfr_plus(graph, target=TARGET, max_rounds=max_rounds)
         if found is None:
             logger.warning("%s: no optimal policy in %d rounds of CFR+", self.game.name, max_rounds)
             return None
         return self.policy(found)
+
+    @property
+    def inducible(self) -> bool:
+        """Whether backward induction finds the optimal moves of every decision point."""
+        graph = self.graph
+        return graph.perfect_information and (graph.duel or graph.cooperative)
 
     def policy(self, chances: FloatArray) -> Policy:
         """Convert a flat policy [P] to a mapping from decision points to move probabilities."""
@@ -152,13 +175,16 @@ def uniform_policy(game: GameTree) -> Policy:
 
 
 def optimal_policy(game: GameTree) -> Policy | None:
-    """An optimal policy of a two-player zero-sum game.
+    """An optimal policy of a game that is two-player zero-sum or cooperative.
 
     With perfect information it is uniform over the optimal moves of every decision point, computed
-    by backward induction. Otherwise it is an equilibrium with exploitability below 1e-4, by CFR+.
+    by backward induction. Otherwise it is, in a zero-sum game, an equilibrium with exploitability
+    below 1e-4, by CFR+; in a cooperative game (equal payoffs, or one role) the best joint policy,
+    by trying all plans.
 
     Returns:
-        None if the game is not two-player zero-sum, or (logged) if CFR+ did not reach the target.
+        None if the game is neither, if CFR+ did not reach the target (logged), or if there are more
+        than 10,000 plans to try.
     """
     return game.optimal
 
@@ -184,7 +210,7 @@ def outcome_shares(game: GameTree, mine: Policy, theirs: Policy) -> Outcome:
     """
     graph, shares = game.graph, np.zeros(3)
     mine_P, theirs_P = game.everywhere(mine), game.everywhere(theirs)
-    end = graph.point_of_node < 0
+    end = ~np.isin(np.arange(len(graph.start)), graph.parent)
     for role in range(len(graph.roles)):
         come = reach(graph, np.where(graph.role_of_slot == role, mine_P, theirs_P))[end]
         payoff = graph.payoffs[end, role]
@@ -213,11 +239,11 @@ def optimal_move_rate(game: GameTree, policy: Policy) -> float | None:
     the policy gives to the moves with the largest value.
 
     Returns:
-        None if the game is not two-player zero-sum with perfect information, or if no decision
-        matters.
+        None if the game is not one with perfect information that is two-player zero-sum or
+        cooperative, or if no decision matters.
     """
     graph = game.graph
-    if len(graph.roles) != 2 or not graph.zero_sum or not graph.perfect_information:
+    if not game.inducible:
         return None
     best_P, worth_P = minimax(graph)
     first = np.flatnonzero(np.diff(graph.point_of_slot, prepend=-1))
@@ -249,11 +275,18 @@ def evaluate(
         raise ArenaError(f"no illegal probability for {missing[0][0]} at {missing[0][1]!r}")
     best = game.optimal
     random = uniform_policy(game) if game.graph.zero_sum else None
+    team = game.graph.cooperative
     return GameReport(
         arena=game.game.name,
         optimal_move_rate=optimal_move_rate(game, policy),
         exploitability=exploitability(game, policy),
+        joint_value=_joint_value(game, policy) if team else None,
+        optimal_joint_value=_joint_value(game, best) if team and best else None,
         illegal_probability=sum(illegal_probability[key] for key in keys) / len(keys),
         vs_random=outcome_shares(game, policy, random) if random else None,
-        vs_optimal=outcome_shares(game, policy, best) if best else None,
+        vs_optimal=outcome_shares(game, policy, best) if best and random else None,
     )
+
+
+def _joint_value(game: GameTree, policy: Policy) -> float:
+    return float(expected(game.graph, game.everywhere(policy))[0])

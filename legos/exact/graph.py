@@ -1,7 +1,12 @@
 """Enumerate a game: every state that play can reach, as flat arrays for exact evaluation.
 
-Letters: N states, E edges (a state and one of its legal moves), D decision points, P slots (a
-decision point and one of its moves; a policy is one probability per slot), R roles.
+A node is a state in which chance decides or one role moves, or an end. Where several roles move at
+once, they move one after another, through nodes that contain the moves made so far, which their
+views do not show.
+
+Letters: N nodes, E edges (a node and one of its legal moves, or of the outcomes of chance), D
+decision points, P slots (a decision point and one of its moves; a policy is one probability per
+slot), R roles.
 """
 
 import traceback
@@ -20,7 +25,8 @@ from legos.exact.layers import IntArray, layered, node_on_cycle
 __all__ = ["DecisionPoint", "FloatArray", "GameGraph", "write_out"]
 
 FloatArray = NDArray[np.float64]
-PAIR = 2  # a start and its probability
+DUEL = 2  # roles of a duel
+PAIR = 2  # a state and its probability
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +45,14 @@ class GameGraph:
 
     roles: tuple[str, ...]
     points: tuple[DecisionPoint, ...]  # [D] in the order in which plays reach them
-    chance: FloatArray  # [N] probability that a play starts in this state
-    payoffs: FloatArray  # [N, R] payoff of each role; 0 at states that are not ends
-    point_of_node: IntArray  # [N] decision point of each state; -1 at ends
+    start: FloatArray  # [N] probability that a play starts at this node
+    payoffs: FloatArray  # [N, R] payoff of each role; 0 at nodes that are not ends
+    point_of_node: IntArray  # [N] decision point of each node; -1 where no role moves
     parent: IntArray  # [E] node that the edge leaves
     child: IntArray  # [E] node that the edge enters
-    slot: IntArray  # [E] slot of the move
-    edge_role: IntArray  # [E] index of the role that moves
+    slot: IntArray  # [E] slot of the move; -1 where chance decides
+    chance: FloatArray  # [E] probability of the outcome of chance; 1 for moves
+    edge_role: IntArray  # [E] index of the role that moves; -1 where chance decides
     point_of_slot: IntArray  # [P] ascending: the slots of one point are contiguous
     role_of_slot: IntArray  # [P] index of the role that moves
     layers: tuple[tuple[IntArray, ...], ...]  # [R] edges from the starts down: _layers_of_role
@@ -56,8 +63,18 @@ class GameGraph:
         return len(self.roles) > 1 and bool(np.allclose(self.payoffs.sum(axis=1), 0.0, atol=1e-9))
 
     @property
+    def duel(self) -> bool:
+        """Whether the game is two-player zero-sum."""
+        return len(self.roles) == DUEL and self.zero_sum
+
+    @property
+    def cooperative(self) -> bool:
+        """Whether all roles have the same payoff at every end; one role alone always has."""
+        return bool(np.allclose(self.payoffs, self.payoffs[:, :1], atol=1e-9))
+
+    @property
     def perfect_information(self) -> bool:
-        """Whether every decision point is a single state."""
+        """Whether every decision point is a single node."""
         return len(self.points) == int((self.point_of_node >= 0).sum())
 
 
@@ -69,14 +86,14 @@ def write_out(game: Game, *, max_states: int) -> GameGraph:
         max_states: maximum number of different states.
 
     Raises:
-        ArenaError: the starts are not listed or their probabilities do not sum to 1, the game is
-            too large, a state can repeat in one play, one view has different legal moves or
-            prompts, a view lacks perfect recall, or the game's code fails.
+        ArenaError: the starts are not listed, probabilities do not sum to 1, the game is too large,
+            a state can repeat in one play, one view has different legal moves or prompts, a view
+            lacks perfect recall, or the game's code fails.
     """
     try:
-        starts = _checked_starts(game)
+        starts = _starts(game)
         walk = _Walk(game)
-        walk.visit_all([state for state, _ in starts], max_states)
+        walk.visit_all(starts, max_states)
     except LegosError:
         raise
     except Exception as error:  # the game's own code may raise anything
@@ -90,18 +107,19 @@ def write_out(game: Game, *, max_states: int) -> GameGraph:
         raise ArenaError(f"game {game.name!r} ends before anyone moves; check turn()")
     point_of_slot = np.repeat(np.arange(len(points)), [len(point.legal) for point in points])
     role_of_point = np.array([game.roles.index(point.role) for point in points], dtype=np.intp)
-    edges = np.array(walk.edges, dtype=np.intp).reshape(-1, 3)
-    parent, child, slot = (np.ascontiguousarray(column) for column in edges.T)
+    parent, child, slot, chance = map(np.array, zip(*walk.edges, strict=True))
     point_of_node = np.full(num_nodes, -1, dtype=np.intp)
-    point_of_node[parent] = point_of_slot[slot]
-    chance = np.zeros(num_nodes)
-    np.add.at(chance, [walk.index[state] for state, _ in starts], [share for _, share in starts])
+    moves = slot >= 0
+    point_of_node[parent[moves]] = point_of_slot[slot[moves]]
+    start = np.zeros(num_nodes)
+    np.add.at(start, [walk.index[state] for state, _ in starts], [share for _, share in starts])
     payoffs = np.zeros((num_nodes, len(game.roles)))
     for node, row in walk.payoffs.items():
         payoffs[node] = row
     top_down = layered(parent, child, np.arange(num_nodes))
     if sum(map(len, top_down)) < len(parent):
-        state = walk.states[node_on_cycle(parent, child, top_down)]
+        at = walk.states[node_on_cycle(parent, child, top_down)]
+        state = at.state if isinstance(at, _Moving) else at
         raise ArenaError(
             f"game {game.name!r}: state {state!r} can come back in the same play, so play has no"
             " last move to reason back from; count the moves in the state, or end the play"
@@ -110,13 +128,14 @@ def write_out(game: Game, *, max_states: int) -> GameGraph:
     graph = GameGraph(
         roles=tuple(game.roles),
         points=points,
-        chance=chance,
+        start=start,
         payoffs=payoffs,
         point_of_node=point_of_node,
         parent=parent,
         child=child,
         slot=slot,
-        edge_role=role_of_slot[slot],
+        chance=chance,
+        edge_role=np.where(moves, role_of_slot[slot], -1),
         point_of_slot=point_of_slot,
         role_of_slot=role_of_slot,
         layers=tuple(
@@ -124,44 +143,41 @@ def write_out(game: Game, *, max_states: int) -> GameGraph:
             for role in range(len(game.roles))
         ),
     )
-    _check_recall(game, graph, top_down)
+    _check_recall(game, graph, top_down, walk.origins())
     return graph
 
 
-def _checked_starts(game: Game) -> Sequence[tuple[State, float]]:
+def _starts(game: Game) -> Sequence[tuple[State, float]]:
+    check_names(game.roles, f"roles of game {game.name!r}")
     starts = game.starts()
     if starts is None:
         raise ArenaError(f"game {game.name!r} does not list its starts; write starts()")
-    for start in starts:
-        if not isinstance(start, tuple) or len(start) != PAIR:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArenaError(
-                f"starts() of game {game.name!r} holds {shown(start)}; expected pairs "
-                "(state, probability)"
-            )
-    total = sum(share for _, share in starts)
-    if not all(share > 0 for _, share in starts) or not isclose(total, 1.0, abs_tol=1e-9):
-        raise ArenaError(
-            f"game {game.name!r}: the probabilities of its {len(starts)} starts sum to {total};"
-            " expected positive ones that sum to 1"
-        )
-    check_names(game.roles, f"roles of game {game.name!r}")
     return starts
 
 
+@dataclass(frozen=True, slots=True)
+class _Moving:
+    """A state in which several roles move at once, and the moves of the first of them."""
+
+    state: State
+    moves: tuple[str, ...]
+
+
 class _Walk:
-    """The states found so far; breadth first, so that decision points are in playing order."""
+    """The nodes found so far; breadth first, so that decision points are in playing order."""
 
     def __init__(self, game: Game) -> None:
         self.game = game
-        self.states: list[State] = []  # [N]
-        self.index: dict[State, int] = {}  # state -> node
+        self.states: list[State | _Moving] = []  # [N]
+        self.index: dict[State | _Moving, int] = {}  # state -> node
         self.payoffs: dict[int, tuple[float, ...]] = {}  # end node -> [R]
         self.points: dict[tuple[str, str], tuple[int, DecisionPoint]] = {}  # -> first slot, point
-        self.edges: list[tuple[int, int, int]] = []  # parent, child, slot
+        self.edges: list[tuple[int, int, int, float]] = []  # parent, child, slot, chance
         self.num_slots = 0
 
-    def visit_all(self, starts: Sequence[State], max_states: int) -> None:
-        for state in starts:
+    def visit_all(self, starts: Sequence[tuple[State, float]], max_states: int) -> None:
+        self._check_outcomes(starts, "starts()")
+        for state, _ in starts:
             self._number(state)
         node = 0
         while node < len(self.states):
@@ -173,29 +189,73 @@ class _Walk:
             self._visit(node, self.states[node])
             node += 1
 
-    def _number(self, state: State) -> int:
+    def origins(self) -> IntArray:
+        """[N] the node of the state in which a node's simultaneous moves began; mostly itself."""
+        begun = [
+            self.index[state.state] if isinstance(state, _Moving) else node
+            for node, state in enumerate(self.states)
+        ]
+        return np.array(begun, dtype=np.intp)
+
+    def _number(self, state: State | _Moving) -> int:
         node = self.index.setdefault(state, len(self.states))
         if node == len(self.states):
             self.states.append(state)
         return node
 
-    def _visit(self, node: int, state: State) -> None:
-        role = self.game.turn(state)
-        if role is None:
+    def _check_outcomes(self, outcomes: Sequence[tuple[State, float]], source: str) -> None:
+        for outcome in outcomes:
+            if not isinstance(outcome, tuple) or len(outcome) != PAIR:  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ArenaError(
+                    f"{source} of game {self.game.name!r} holds {shown(outcome)}; expected pairs "
+                    "(state, probability)"
+                )
+        total = sum(chance for _, chance in outcomes)
+        if not all(chance > 0 for _, chance in outcomes) or not isclose(total, 1.0, abs_tol=1e-9):
+            raise ArenaError(
+                f"game {self.game.name!r}: the {len(outcomes)} probabilities of {source} sum to"
+                f" {total}; expected positive ones that sum to 1"
+            )
+
+    def _visit(self, node: int, at: State | _Moving) -> None:
+        state, moves = (at.state, at.moves) if isinstance(at, _Moving) else (at, ())
+        if outcomes := self.game.chance(state):
+            self._check_outcomes(outcomes, f"chance({state!r})")
+            for after, chance in outcomes:
+                self.edges.append((node, self._number(after), -1, chance))
+            return
+        turn = self.game.turn(state)
+        if turn is None:
             self.payoffs[node] = self._payoff_row(state)
             return
-        first, point = self._point(state, role)
+        roles = self._roles(state, turn)
+        first, point = self._point(state, roles[len(moves)])
         for slot, move in enumerate(point.legal, start=first):
-            self.edges.append((node, self._number(self.game.play(state, move)), slot))
+            made = (*moves, move)
+            if isinstance(turn, str):
+                after = self.game.play(state, move)
+            elif len(made) < len(roles):
+                after = _Moving(state, made)
+            else:
+                after = self.game.play_all(state, dict(zip(roles, made, strict=True)))
+            self.edges.append((node, self._number(after), slot, 1.0))
+
+    def _roles(self, state: State, turn: str | Sequence[str]) -> Sequence[str]:
+        """The roles that move in a state."""
+        roles = (turn,) if isinstance(turn, str) else turn
+        names = self.game.roles
+        several = isinstance(roles, Sequence) and len(roles) > 0  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not several or len(set(roles)) < len(roles) or not set(roles) <= set(names):
+            raise ArenaError(
+                f"game {self.game.name!r}: turn({state!r}) is {turn!r}; expected one of {names},"
+                " several of them, each once, or None at the end"
+            )
+        return roles
 
     def _point(self, state: State, role: str) -> tuple[int, DecisionPoint]:
         name = self.game.name
-        if role not in self.game.roles:
-            raise ArenaError(
-                f"game {name!r}: turn({state!r}) is {role!r}; expected one of {self.game.roles}"
-            )
         view = self.game.view(state, role)
-        legal = checked_choices(tuple(self.game.legal(state)), role)
+        legal = checked_choices(tuple(self.game.legal(state, role)), role)
         prompt = self.game.prompt(state, role)
         point = DecisionPoint(role=role, view=view, prompt=prompt, legal=legal)
         first, known = self.points.setdefault((role, view), (self.num_slots, point))
@@ -237,14 +297,17 @@ def _layers_of_role(
     return top_down if len(names) == num_nodes else layered(parent, child, group)
 
 
-def _check_recall(game: Game, graph: GameGraph, top_down: tuple[IntArray, ...]) -> None:
+def _check_recall(
+    game: Game, graph: GameGraph, top_down: tuple[IntArray, ...], origin: IntArray
+) -> None:
     """Check perfect recall, without which backward induction would not find the best response.
 
-    All plays that reach a point must share the role's last move before it. A point with a single
-    state need not satisfy this, because the values after it do not depend on the past.
+    All plays that reach a point must share the role's last move before it. A point whose nodes have
+    one origin (a single state, or the simultaneous moves of others in it) need not satisfy this,
+    because neither the values after it nor the probabilities of its nodes depend on the past.
     """
     seats, never, unknown = np.arange(len(graph.roles)), -1, np.iinfo(np.intp).max
-    lowest = np.where(graph.chance[:, None] > 0, never, np.full(graph.payoffs.shape, unknown))
+    lowest = np.where(graph.start[:, None] > 0, never, np.full(graph.payoffs.shape, unknown))
     highest = np.full(graph.payoffs.shape, never)
     for edges in top_down:
         parent, child, slot = graph.parent[edges], graph.child[edges], graph.slot[edges, None]
@@ -257,7 +320,7 @@ def _check_recall(game: Game, graph: GameGraph, top_down: tuple[IntArray, ...]) 
     first, last = np.full(len(graph.points), unknown), np.full(len(graph.points), never)
     np.minimum.at(first, at, lowest[nodes, mover])
     np.maximum.at(last, at, highest[nodes, mover])
-    shared = np.bincount(at) > 1
+    shared = np.bincount(np.unique(np.stack([at, origin[nodes]]), axis=1)[0]) > 1
     for forgetful in np.flatnonzero(shared & (first < last))[:1].tolist():
         point = graph.points[int(forgetful)]
         raise ArenaError(

@@ -3,6 +3,9 @@
 A policy is one probability per slot, [P]. The shape letters are those of ``graph``.
 """
 
+import itertools
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +16,7 @@ __all__ = [
     "best_response",
     "cfr_plus",
     "expected",
+    "joint_optimum",
     "minimax",
     "nash_conv_of",
     "normalised",
@@ -47,9 +51,9 @@ def reach(graph: GameGraph, chances: FloatArray) -> FloatArray:
     Returns:
         [N] probabilities.
     """
-    reached = graph.chance.copy()
+    reached, taken = graph.start.copy(), _edge_chances(graph, chances)
     for edges in graph.layers[0]:
-        flow = reached[graph.parent[edges]] * chances[graph.slot[edges]]
+        flow = reached[graph.parent[edges]] * taken[edges]
         np.add.at(reached, graph.child[edges], flow)
     return reached
 
@@ -83,7 +87,7 @@ def best_response(graph: GameGraph, policy: FloatArray, role: int) -> tuple[floa
         own = edges[graph.edge_role[edges] == role]
         _choose(graph, own, weight[graph.parent[own]] * value[graph.child[own]], answer, 0.0)
         _carry_up(graph, edges, answer, value)
-    return float(graph.chance @ value), answer
+    return float(graph.start @ value), answer
 
 
 def nash_conv_of(graph: GameGraph, policy: FloatArray) -> float:
@@ -94,26 +98,58 @@ def nash_conv_of(graph: GameGraph, policy: FloatArray) -> float:
     Source: Lanctot et al., A unified game-theoretic approach, 2017, arXiv:1711.00832.
     """
     have = expected(graph, policy)
-    could = [best_response(graph, policy, role)[0] for role in range(len(graph.roles))]
+    could = [best_response(graph, policy, role)[0] for role in _roles(graph)]
     return float(sum(max(0.0, most - now) for most, now in zip(could, have, strict=True)))
 
 
 def minimax(graph: GameGraph) -> tuple[FloatArray, FloatArray]:
-    """Backward induction in a two-player zero-sum game with perfect information.
+    """Backward induction in a game with perfect information, a duel or a cooperative one.
 
     Returns:
         [P] policy that is uniform over the optimal moves of every decision point, and [P] value of
-        each move to the role that makes it, if both play optimally afterwards.
+        each move to the role that makes it, if all play optimally afterwards.
     """
-    sign = np.where(graph.edge_role == 0, 1.0, -1.0)
+    sign = np.where(graph.cooperative | (graph.edge_role == 0), 1.0, -1.0)
     value = graph.payoffs[:, 0].copy()
     policy, worth = np.zeros(len(graph.point_of_slot)), np.zeros(len(graph.point_of_slot))
     for edges in reversed(graph.layers[0]):
-        gain = sign[edges] * value[graph.child[edges]]
-        worth[graph.slot[edges]] = gain
-        _choose(graph, edges, gain, policy, SAME)
+        own = edges[graph.edge_role[edges] >= 0]
+        gain = sign[own] * value[graph.child[own]]
+        worth[graph.slot[own]] = gain
+        _choose(graph, own, gain, policy, SAME)
         _carry_up(graph, edges, policy, value)
     return policy, worth
+
+
+def joint_optimum(graph: GameGraph, *, max_plans: int) -> FloatArray | None:
+    """The best joint policy of a cooperative game, in which roles cannot see the same.
+
+    Tries every plan (a move for each decision point) of all roles but the one with the most plans,
+    which gives its best response. Some best joint policy is deterministic.
+
+    Args:
+        graph: a cooperative game.
+        max_plans: maximum number of plans to try.
+
+    Returns:
+        [P] policy, or None if there are more plans.
+    """
+    num_moves = np.bincount(graph.point_of_slot)
+    first = np.flatnonzero(np.diff(graph.point_of_slot, prepend=-1))
+    role_of_point = graph.role_of_slot[first]
+    plans = [math.prod(num_moves[role_of_point == role].tolist()) for role in _roles(graph)]
+    last = int(np.argmax(plans))
+    if math.prod(plans) // plans[last] > max_plans:
+        return None
+    others = np.flatnonzero(role_of_point != last)
+    best, found = -math.inf, np.zeros(len(graph.point_of_slot))
+    for plan in itertools.product(*(range(num) for num in num_moves[others])):
+        policy = np.zeros(len(graph.point_of_slot))
+        policy[first[others] + np.array(plan, dtype=np.intp)] = 1.0
+        value, answer = best_response(graph, policy, last)
+        if value > best:
+            best, found = value, answer
+    return found
 
 
 def cfr_plus(graph: GameGraph, *, target: float, max_rounds: int) -> FloatArray | None:
@@ -136,7 +172,7 @@ def cfr_plus(graph: GameGraph, *, target: float, max_rounds: int) -> FloatArray 
     average = np.zeros_like(regret)
     even = policy = normalised(graph, regret)
     for t in range(1, max_rounds + 1):
-        for role in (0, 1):
+        for role in _roles(graph):
             mine = graph.role_of_slot == role
             worth = _counterfactual(graph, policy, role)
             mean = _per_point(graph, policy * worth)[graph.point_of_slot]
@@ -165,7 +201,20 @@ def _counterfactual(graph: GameGraph, policy: FloatArray, role: int) -> FloatArr
 
 def _carry_up(graph: GameGraph, edges: IntArray, policy: FloatArray, value: FloatArray) -> None:
     """Add the expected value after the edges to the states that they leave, in place."""
-    np.add.at(value, graph.parent[edges], policy[graph.slot[edges]] * value[graph.child[edges]])
+    taken = _edge_chances(graph, policy, edges)
+    np.add.at(value, graph.parent[edges], taken * value[graph.child[edges]])
+
+
+def _edge_chances(
+    graph: GameGraph, policy: FloatArray, edges: IntArray | slice = slice(None)
+) -> FloatArray:
+    """[edges] probability that each edge is taken at its node, by its role or by chance."""
+    slots = graph.slot[edges]
+    return np.where(slots >= 0, policy[slots], graph.chance[edges])
+
+
+def _roles(graph: GameGraph) -> range:
+    return range(len(graph.roles))
 
 
 def _choose(

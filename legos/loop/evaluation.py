@@ -21,6 +21,8 @@ SEED = 0x5EED  # evaluations use other plays than training
 UNDEFINED = (  # figures that are not defined without enumerating the states
     "optimal_move_rate",
     "exploitability",
+    "joint_value",
+    "optimal_joint_value",
     "illegal_probability",
     "vs_random",
     "vs_optimal",

@@ -43,7 +43,7 @@ class Mine(Game):
     def view(self, state, role):
         return f"{{state}}"
 
-    def legal(self, state):
+    def legal(self, state, role):
         return ["a", "b"]
 
     def play(self, state, move):
@@ -192,7 +192,11 @@ def test_answers_that_are_never_legal_where_equal_rewards_are_left_out(
     [
         ("def payoff(self, state): pass", "", "payoff(2) of game 'mine' returned None; is a `retu"),
         ("def payoff(self, state): return {'ann': 1}", "", "for 'ann': none for 'bob'; expected a"),
-        ("def legal(self, state): return [1, 2]", "", "the choices for 'ann' hold 1, an int; exp"),
+        (
+            "def legal(self, state, role): return [1]",
+            "",
+            "the choices for 'ann' hold 1, an int; ",
+        ),
         ("", 'roles = ("ann")', "roles of game 'mine' is the text 'ann'; write (\"ann\",)"),
         (
             "def play(self, state, move): return {}[move]",

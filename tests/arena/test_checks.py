@@ -330,7 +330,7 @@ class Race(Game):
     def view(self, state: int, role: str) -> str:
         return f"{state}"
 
-    def legal(self, state: int) -> Any:
+    def legal(self, state: int, role: str) -> Any:
         return ["a"]
 
     def play(self, state: int, move: str) -> int:
@@ -345,7 +345,10 @@ class Race(Game):
     [
         ({"payoff": lambda state: None}, "payoff() of game 'race' returned None; is a `return` m"),
         ({"payoff": lambda state: {"ann": 0.0}}, "returned rewards for 'ann': none for 'bob'"),
-        ({"legal": lambda state: [1]}, "the choices for 'ann' hold 1, an int; expected texts"),
+        (
+            {"legal": lambda state, role: [1]},
+            "the choices for 'ann' hold 1, an int; expected texts",
+        ),
         ({"turn": lambda state: "ana"}, "no role 'ana' at this table; did you mean 'ann'?"),
     ],
 )

@@ -24,7 +24,7 @@ class Guess(Game):
     def view(self, state: tuple[str, str], role: str) -> str:
         return "Call it."
 
-    def legal(self, state: tuple[str, str]) -> Sequence[str]:
+    def legal(self, state: tuple[str, str], role: str) -> Sequence[str]:
         return ("heads", "tails")
 
     def play(self, state: tuple[str, str], move: str) -> tuple[str, str]:
@@ -75,6 +75,37 @@ def test_start_repeats_with_the_generator() -> None:
 def test_a_game_without_starts_has_to_write_start() -> None:
     with pytest.raises(ArenaError, match=r"'endless' has no start; write start\(rng\), or starts"):
         Endless().start(random.Random(0))
+
+
+class Roll(Endless):
+    """Two coins are thrown one after the other: state (number thrown, heads)."""
+
+    def start(self, rng: random.Random) -> tuple[int, int]:
+        return 0, 0
+
+    def chance(self, state: tuple[int, int]) -> Sequence[tuple[tuple[int, int], float]]:
+        thrown, heads = state
+        if thrown == 2:
+            return ()
+        return [((thrown + 1, heads + 1), 0.75), ((thrown + 1, heads), 0.25)]
+
+
+def test_after_chance_draws_until_chance_decides_nothing() -> None:
+    rng = random.Random(3)
+    drawn = Counter(Roll().after_chance((0, 0), rng) for _ in range(4000))
+    shares = {heads: drawn[2, heads] / 4000 for heads in range(3)}
+    assert shares == pytest.approx({0: 1 / 16, 1: 6 / 16, 2: 9 / 16}, abs=0.03)
+    assert Guess().after_chance(("heads", ""), rng) == ("heads", "")
+
+
+def test_moves_without_a_rule_name_the_method_to_write() -> None:
+    class Blank(Guess):
+        play = Game.play
+
+    with pytest.raises(ArenaError, match=r"game 'blank' has no play; write play\(state, move\)"):
+        Blank().play(("heads", ""), "heads")
+    with pytest.raises(ArenaError, match=r"has no play_all; write play_all\(state, moves\)"):
+        Guess().play_all(("heads", ""), {"caller": "heads"})
 
 
 def test_rules_that_are_not_written_are_refused() -> None:

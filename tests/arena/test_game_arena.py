@@ -3,7 +3,8 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from legos.arena.game import Game
 from legos.arena.step import play_all
 from legos.credit import GRPOCredit
 from legos.data.episode import Episode, Task
+from legos.data.message import Completion
 from legos.testing import Asked, ScriptedClient
 
 
@@ -91,7 +93,7 @@ class Many(Game):
     def view(self, state: int, role: str) -> str:
         return "go"
 
-    def legal(self, state: int) -> Sequence[str]:
+    def legal(self, state: int, role: str) -> Sequence[str]:
         return ("on",)
 
     def play(self, state: int, move: str) -> int:
@@ -128,9 +130,81 @@ def test_random_legal_play_ends_and_is_accounted_for(game: type[Game]) -> None:
         state = episode.task.data
         turns = {rollout.role: iter(rollout.turns) for rollout in episode.rollouts}
         while (role := arena.game.turn(state)) is not None:
+            assert isinstance(role, str)
             state = arena.game.play(state, next(turns[role]).move or "")
         assert arena.game.payoff(state) == episode.rewards
     assert batch.tokens_generated == sum(len(s.positions) for s in batch.samples)
+
+
+class Auction(Game):
+    """Both bid at once for a coin that is thrown after each of two rounds.
+
+    State: (bids and coins so far, whether the coin is in the air).
+    """
+
+    roles = ("ann", "bob")
+    hands: Mapping[str, Sequence[str]] = {"ann": ("1", "2"), "bob": ("2", "3", "4")}
+
+    def starts(self) -> Sequence[tuple[tuple[str, bool], float]]:
+        return [(("", True), 1.0)]
+
+    def chance(self, state: tuple[str, bool]) -> Sequence[tuple[tuple[str, bool], float]]:
+        past, in_the_air = state
+        return [((past + side, False), 0.5) for side in "ht"] if in_the_air else ()
+
+    def turn(self, state: tuple[str, bool]) -> Sequence[str] | None:
+        return ("bob", "ann") if len(state[0]) < 7 else None
+
+    def view(self, state: tuple[str, bool], role: str) -> str:
+        return f"{role}: {state[0]}"
+
+    def legal(self, state: tuple[str, bool], role: str) -> Sequence[str]:
+        return self.hands[role]
+
+    def play_all(self, state: tuple[str, bool], moves: Mapping[str, str]) -> tuple[str, bool]:
+        return state[0] + moves["ann"] + moves["bob"], True
+
+    def payoff(self, state: tuple[str, bool]) -> Mapping[str, float]:
+        return {"ann": float(state[0].count("h")), "bob": float(state[0].count("t"))}
+
+
+def last_move(asked: Asked) -> str:
+    return asked.sampling.choices[-1]
+
+
+class InPairs(ScriptedClient):
+    """Answers nobody before two have asked."""
+
+    def __init__(self, answers: Callable[[Asked], str]) -> None:
+        super().__init__(answers)
+        self._both = asyncio.Barrier(2)
+
+    async def complete(self, *asked: Any, **options: Any) -> Completion:
+        await asyncio.wait_for(self._both.wait(), timeout=30)
+        return await super().complete(*asked, **options)
+
+
+def test_roles_that_move_at_once_are_asked_before_any_has_answered() -> None:
+    client = InPairs(last_move)
+    episode = play(GameArena(Auction, client), ("", True))
+    assert episode.error is None
+    assert sum(episode.rewards.values()) == 3  # coins: at the start and after each round
+    offered = {asked.prompt[:3]: asked.sampling.choices for asked in client.asked}
+    assert offered == dict(Auction.hands)
+    seen = [asked.prompt.partition("\n")[0][5:] for asked in client.asked]
+    assert seen[0] == seen[1] in ("h", "t")
+    assert seen[2] == seen[3]
+    assert seen[2][:-1] == seen[0] + "24"
+
+
+def test_chance_in_play_follows_from_the_seed_of_the_play() -> None:
+    arena = GameArena(Auction, ScriptedClient(last_move))
+    rewards = [play(arena, ("", True), seed).rewards["ann"] for seed in range(200)]
+    assert rewards == [play(arena, ("", True), seed).rewards["ann"] for seed in range(200)]
+    counts = Counter(rewards)
+    assert [counts[heads] / 200 for heads in range(4)] == pytest.approx(
+        [1 / 8, 3 / 8, 3 / 8, 1 / 8], abs=0.1
+    )
 
 
 def test_an_arena_takes_the_games_words() -> None:

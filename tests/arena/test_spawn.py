@@ -200,7 +200,7 @@ class Countdown(Game):
     def view(self, state: tuple[int, int], role: str) -> str:
         return str(state[0])
 
-    def legal(self, state: tuple[int, int]) -> list[str]:
+    def legal(self, state: tuple[int, int], role: str) -> list[str]:
         return [str(n + 1) for n in range(min(self.most, state[0]))]
 
     def play(self, state: tuple[int, int], move: str) -> tuple[int, int]:

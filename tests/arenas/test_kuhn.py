@@ -141,7 +141,7 @@ def test_transcript() -> None:
     game, rng, lines = Kuhn(), random.Random(3), list[str]()
     state = game.start(rng)
     while (role := game.turn(state)) is not None:
-        move = rng.choice(game.legal(state))
+        move = rng.choice(game.legal(state, role))
         lines += [f"{role} | {game.prompt(state, role)} | {move}".replace("\n", " / ")]
         state = game.play(state, move)
     assert lines == [

@@ -57,7 +57,7 @@ class Foreign(Game):
     def view(self, state: tuple[int, ...], role: str) -> str:
         return self.at(state).information_state_string(self.roles.index(role))
 
-    def legal(self, state: tuple[int, ...]) -> Sequence[str]:
+    def legal(self, state: tuple[int, ...], role: str) -> Sequence[str]:
         return [str(action) for action in self.at(state).legal_actions()]
 
     def play(self, state: tuple[int, ...], move: str) -> tuple[int, ...]:

@@ -25,9 +25,9 @@ from legos.exact.solve import best_response
 
 
 class Hidden(Game):
-    """A random game: private cards, moves that some do not see, a random order of turns and ends.
+    """A random game: private cards, chance in play, moves that some do not see, moves at once.
 
-    State: (cards, moves so far as (seat, move)).
+    State: (cards, moves so far as (seat, move)); chance has the seat -1.
     """
 
     def __init__(self, seed: int, num_roles: int, *, zero_sum: bool, depth: int = 3) -> None:
@@ -42,11 +42,26 @@ class Hidden(Game):
         weights = [self._dice("deal", deal).uniform(0.1, 1.0) for deal in deals]
         return [((d, ()), w / sum(weights)) for d, w in zip(deals, weights, strict=True)]
 
-    def turn(self, state: Any) -> str | None:
+    def chance(self, state: Any) -> Sequence[tuple[Any, float]]:
+        cards, moves = state
+        dice = self._dice("chance", moves)
+        if len(moves) + 1 >= self.depth or dice.random() < 0.7:
+            return ()
+        share = dice.uniform(0.1, 0.9)
+        return [
+            ((cards, (*moves, (-1, drawn))), chance)
+            for drawn, chance in (("u", share), ("v", 1 - share))
+        ]
+
+    def turn(self, state: Any) -> str | Sequence[str] | None:
         _, moves = state
         dice = self._dice("turn", moves)
-        over = len(moves) >= self.depth or (moves and dice.random() < 0.2)
-        return None if over else dice.choice(self.roles)
+        moved = any(seat >= 0 for seat, _ in moves)
+        if len(moves) >= self.depth or (moved and dice.random() < 0.2):
+            return None
+        if dice.random() < 0.3:
+            return dice.sample(self.roles, 2)
+        return dice.choice(self.roles)
 
     def view(self, state: Any, role: str) -> str:
         cards, moves = state
@@ -58,15 +73,17 @@ class Hidden(Game):
         ]
         return f"{cards[seat]} {seen}"
 
-    def legal(self, state: Any) -> Sequence[str]:
-        role = self.turn(state)
-        assert role is not None
+    def legal(self, state: Any, role: str) -> Sequence[str]:
         return "xyz"[: self._dice("legal", role, self.view(state, role)).choice((1, 2, 2, 3))]
 
     def play(self, state: Any, move: str) -> Any:
         role = self.turn(state)
-        assert role is not None
+        assert isinstance(role, str)
         return state[0], (*state[1], (self.roles.index(role), move))
+
+    def play_all(self, state: Any, moves: Mapping[str, str]) -> Any:
+        made = tuple((self.roles.index(role), move) for role, move in moves.items())
+        return state[0], (*state[1], *made)
 
     def payoff(self, state: Any) -> Mapping[str, float]:
         dice = self._dice("payoff", state)
@@ -98,14 +115,20 @@ def by_hand(game: Game, policies: Mapping[str, Policy]) -> dict[str, float]:
     total = dict.fromkeys(game.roles, 0.0)
 
     def walk(state: Any, chance: float) -> None:
-        role = game.turn(state)
-        if role is None:
+        for after, share in game.chance(state):
+            walk(after, chance * share)
+        turn = None if game.chance(state) else game.turn(state)
+        if turn is None and not game.chance(state):
             for who, value in game.payoff(state).items():
                 total[who] += chance * value
-            return
-        moves = policies[role][role, game.view(state, role)]
-        for move in game.legal(state):
-            walk(game.play(state, move), chance * moves[move])
+        roles = [turn] if isinstance(turn, str) else turn or []
+        for moves in itertools.product(*(game.legal(state, role) for role in roles)):
+            made = dict(zip(roles, moves, strict=True))
+            share = math.prod(policies[r][r, game.view(state, r)][m] for r, m in made.items())
+            if isinstance(turn, str):
+                walk(game.play(state, moves[0]), chance * share)
+            elif made:
+                walk(game.play_all(state, made), chance * share)
 
     for state, chance in game.starts() or ():
         walk(state, chance)
