@@ -265,14 +265,15 @@ def bench(
 
 
 def arenas(*, json: Flag = False) -> None:
-    """List the arenas that --arena accepts by name.
+    """List the arenas that --arena accepts by name, with reference numbers.
 
     Args:
         json: Print one JSON object.
     """
-    from legos.apps.arenas import list_arenas
+    from legos.apps.arenas import described, list_arenas
 
-    show(list_arenas(), json=json)
+    found = list_arenas()
+    show(found if json else described(found), json=json)
 
 
 def export(

@@ -56,7 +56,10 @@ def refused(capsys: pytest.CaptureFixture[str], empty_place: Path) -> Callable[.
         (["--arena", "nmi"], ["no arena is called 'nmi'; did you mean 'nim'?"]),
         (
             ["--arena", "chess"],
-            ["no arena is called 'chess'; known: kuhn, nim", "one of your own is FILE.py:Class"],
+            [
+                "no arena is called 'chess'; known: goofspiel, kuhn, leduc",
+                "one of your own is FILE.py:Class",
+            ],
         ),
         (["--arena", "none.py:Duel"], ["there is no file none.py"]),
         (["--stepz", "3"], ["Unknown option", "--stepz", "Did you mean", "--steps?"]),

@@ -322,7 +322,9 @@ def test_serve_bench_and_arenas_call_their_functions(
         return {**figures, "meaning": "speed"}
 
     stub("bench", bench=bench, explained=explained)
-    stub("arenas", list_arenas=lambda: {"nim": "Take stones."})
+    listed = {"nim": {"about": "Take stones.", "reference": {"value": 0.5}}}
+    lines = {name: arena["about"] for name, arena in listed.items()}
+    stub("arenas", list_arenas=lambda: listed, described=lambda arenas: lines)
     assert main(["serve", "--port", "0", "--adapter", "a/v3"]) == 0
     assert main(["bench", "engine", "--seconds", "5", "--quick", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"ratios": {"engine_vs_bare": 0.9}}
@@ -330,6 +332,8 @@ def test_serve_bench_and_arenas_call_their_functions(
     assert "meaning                speed" in capsys.readouterr().out
     assert main(["arenas"]) == 0
     assert capsys.readouterr().out == "nim  Take stones.\n"
+    assert main(["arenas", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == listed
     (served, benched, _) = calls
     assert isinstance(served, dict)
     assert (served["model"], served["adapters"]) == (None, ("a/v3",))

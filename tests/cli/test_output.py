@@ -75,7 +75,7 @@ def test_json_is_all_that_a_command_prints(
         return {"found": 1}
 
     stub = ModuleType("legos.apps.arenas")
-    vars(stub)["list_arenas"] = noisy
+    vars(stub).update(list_arenas=noisy, described=lambda found: found)
     monkeypatch.setitem(sys.modules, stub.__name__, stub)
     assert main(["arenas", "--json"]) == 0
     told = capsys.readouterr()

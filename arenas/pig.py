@@ -1,0 +1,107 @@
+"""Pig: roll a die as often as you dare."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from legos import Game
+
+__all__ = ["Pig"]
+
+FACES = 6
+
+
+class State(NamedTuple):
+    """The position before or after a roll; with nothing collected, the seat has yet to roll."""
+
+    seat: int  # the seat whose turn it is
+    points: tuple[int, int]  # of each seat, without the turn
+    total: int = 0  # collected in this turn
+    rolls: bool = True  # whether the die is thrown next
+
+
+class Pig(Game):
+    """Collect points by rolling a die, and hold before a 1 comes; the first to ``goal`` wins +1.
+
+    A turn begins with a roll. A 2 to 6 is added to the total of the turn, and the seat may roll
+    again (``r``) or hold (``h``), which adds the total to its points. A 1 ends the turn with 1
+    point instead of the total. A seat whose points and total reach the goal has won.
+
+    In other rules a 1 scores nothing. Then a position could come back in the same play, and the
+    game could not be evaluated exactly by reasoning back from its ends.
+
+    The number that shows learning is the share of wins against optimal play, averaged over the
+    seats: optimal play wins half.
+    """
+
+    roles = ("first", "second")
+
+    def __init__(self, *, goal: int = 20) -> None:
+        """Set the points that win.
+
+        Raises:
+            ValueError: fewer than 2 points.
+        """
+        if goal < 2:
+            raise ValueError(f"goal is {goal}; expected at least 2 points")
+        self.goal = goal
+
+    def starts(self) -> Sequence[tuple[State, float]]:
+        """The first seat rolls."""
+        return [(State(0, (0, 0)), 1.0)]
+
+    def chance(self, state: State) -> Sequence[tuple[State, float]]:
+        """Throw the die."""
+        if not state.rolls or self._winner(state) is not None:
+            return ()
+        thrown = [
+            state._replace(total=state.total + face, rolls=False) for face in range(2, FACES + 1)
+        ]
+        return [(after, 1 / FACES) for after in (_pass_on(state, 1), *thrown)]
+
+    def turn(self, state: State) -> str | None:
+        """The seat that has rolled decides, until one has won."""
+        return None if self._winner(state) is not None else self.roles[state.seat]
+
+    def view(self, state: State, role: str) -> str:
+        """All points; both seats see the same."""
+        seat = self.roles.index(role)
+        own, rival = state.points[seat], state.points[1 - seat]
+        return f"Pig to {self.goal}: you {own}, rival {rival}, turn total {state.total}."
+
+    def legal(self, state: State, role: str) -> Sequence[str]:
+        """Roll or hold."""
+        return ("r", "h")
+
+    def play(self, state: State, move: str) -> State:
+        """Throw the die next, or keep the total and pass the die on."""
+        return state._replace(rolls=True) if move == "r" else _pass_on(state, state.total)
+
+    def payoff(self, state: State) -> Mapping[str, float]:
+        """+1 for the seat that has reached the goal, -1 for the other."""
+        winner = self._winner(state)
+        return {role: 1.0 if seat == winner else -1.0 for seat, role in enumerate(self.roles)}
+
+    def reference(self) -> Mapping[str, float]:
+        """Exact numbers of the game to 20; none for another goal."""
+        if self.goal != 20:
+            return {}
+        return {
+            "value": 0.239428,  # of the first seat when both play optimally
+            "optimal_vs_random_win": 0.807107,
+            "uniform_vs_optimal_win": 0.192893,
+            "uniform_exploitability": 0.616905,
+        }
+
+    def _winner(self, state: State) -> int | None:
+        """The seat that has reached the goal."""
+        for seat, points in enumerate(state.points):
+            if points + (state.total if seat == state.seat else 0) >= self.goal:
+                return seat
+        return None
+
+
+def _pass_on(state: State, won: int) -> State:
+    """The other seat's turn, after this one has won some points."""
+    first, second = state.points
+    points = (first + won, second) if state.seat == 0 else (first, second + won)
+    return State(1 - state.seat, points)

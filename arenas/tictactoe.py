@@ -1,0 +1,71 @@
+"""Tic-tac-toe: small enough to solve, too large to learn by heart in a hundred plays."""
+
+from collections.abc import Mapping, Sequence
+
+from legos import Game
+
+__all__ = ["TicTacToe"]
+
+LINES = ("012", "345", "678", "036", "147", "258", "048", "246")
+
+
+class TicTacToe(Game):
+    """Three in a row of nine cells wins +1, the other seat gets -1; a full board is a draw, 0.
+
+    A move is the number of a free cell, 1 to 9, row by row. Optimal play of both seats is a draw,
+    so the number that shows learning is the share of losses against optimal play.
+
+    A state is the nine cells: ``x``, ``o``, or the number of a free cell.
+    """
+
+    name = "tictactoe"
+    roles = ("x", "o")
+
+    def starts(self) -> Sequence[tuple[str, float]]:
+        """The empty board."""
+        return [("123456789", 1.0)]
+
+    def turn(self, state: str) -> str | None:
+        """The seats alternate until a row is complete or the board is full."""
+        if _winner(state) or not self.legal(state, ""):
+            return None
+        return "o" if state.count("x") > state.count("o") else "x"
+
+    def view(self, state: str, role: str) -> str:
+        """The board, and the role's own sign; both seats see the same cells."""
+        rows = "\n".join(" ".join(state[start : start + 3]) for start in (0, 3, 6))
+        return f"{rows}\nYou are {role}."
+
+    def legal(self, state: str, role: str) -> Sequence[str]:
+        """The free cells."""
+        return tuple(cell for cell in state if cell not in "xo")
+
+    def play(self, state: str, move: str) -> str:
+        """Put the sign of the role to move in the cell."""
+        role = self.turn(state)
+        assert role is not None, "play is not called at an end"
+        return state.replace(move, role)
+
+    def payoff(self, state: str) -> Mapping[str, float]:
+        """+1 for the seat with a row, -1 for the other; 0 for both without one."""
+        winner = _winner(state)
+        if winner is None:
+            return {"x": 0.0, "o": 0.0}
+        return {role: 1.0 if role == winner else -1.0 for role in self.roles}
+
+    def reference(self) -> Mapping[str, float]:
+        """Exact numbers; shares of plays, averaged over both seats."""
+        return {
+            "value": 0.0,  # of the first seat when both play optimally
+            "optimal_vs_random_win": 0.872648,
+            "uniform_vs_optimal_loss": 0.872648,
+            "uniform_optimal_move_rate": 0.404581,
+            "uniform_exploitability": 0.959830,
+        }
+
+
+def _winner(state: str) -> str | None:
+    for a, b, c in ((int(x), int(y), int(z)) for x, y, z in LINES):
+        if state[a] == state[b] == state[c]:
+            return state[a]
+    return None

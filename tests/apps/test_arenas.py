@@ -1,0 +1,40 @@
+"""The list of arenas: one line each, with the reference numbers of games."""
+
+import pytest
+
+from legos.apps.arenas import described, list_arenas
+from legos.arena.arena import Arena
+from legos.arena.game import Game
+
+
+def test_shipped_arenas_are_listed_with_reference_numbers() -> None:
+    found = list_arenas()
+    shipped = {"goofspiel", "kuhn", "leduc", "nim", "pig", "tictactoe", "tinyhanabi"}
+    assert shipped <= set(found)
+    for name in shipped:
+        assert len(found[name]["about"]) > 20
+        assert found[name]["reference"]
+    line = described(found)["nim"]
+    assert line.startswith("Take 1, 2 or 3 stones")
+    assert line.endswith(
+        "(value 0.5238, optimal_vs_random_win 0.913, uniform_optimal_move_rate 0.3448,"
+        " uniform_exploitability 0.8654)"
+    )
+
+
+def test_arenas_without_reference_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sized(Game):
+        """A game of some size."""
+
+        def __init__(self, size: int) -> None: ...
+
+    class Plain(Arena):
+        """An arena."""
+
+    known = {"sized": Sized, "plain": Plain}
+    monkeypatch.setattr("legos.apps.arenas.known_arenas", lambda: known)
+    assert list_arenas() == {
+        "sized": {"about": "A game of some size.", "reference": {}},
+        "plain": {"about": "An arena.", "reference": {}},
+    }
+    assert described(list_arenas()) == {"sized": "A game of some size.", "plain": "An arena."}
