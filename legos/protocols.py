@@ -27,6 +27,7 @@ from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = [
     "Backend",
+    "BatchClient",
     "Client",
     "CreditAssigner",
     "Deliver",
@@ -64,6 +65,34 @@ class Client(Protocol):
             EndpointError: an HTTP endpoint failed after its retries; only this play fails.
             EngineError: the engine or server of the policy has died; the run ends.
         """
+        ...
+
+
+class BatchClient(Client, Protocol):
+    """A client that also answers through a callback, so that a thousand plays need no task each."""
+
+    def prepare(self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY) -> Any | None:
+        """Prepare a question that can be asked many times, with a seed each.
+
+        Returns:
+            An argument for ``begin``; None: the request needs work that would block the event
+            loop, so ask ``complete``.
+
+        Raises:
+            RequestError: the request cannot be served.
+        """
+        ...
+
+    def begin(self, prepared: Any, seed: int, done: Callable[[Completion | Exception], Any]) -> int:
+        """Start a completion in the running event loop; ``done`` gets it, or the error, later.
+
+        Returns:
+            A number for ``cancel``.
+        """
+        ...
+
+    def cancel(self, number: int) -> None:
+        """End a completion; its ``done`` is not called."""
         ...
 
 

@@ -53,11 +53,17 @@ class Arena(Playable):
         self.temperature = temperature
         self.seed = seed
         self.cursor = TaskCursor(self)
+        self._default_seats: tuple[object, dict[str, Seat]] | None = None  # and what they depend on
 
     @property
     def name(self) -> str:
         """The arena's name in logs and records."""
         return type(self).__name__.lower()
+
+    @property
+    def pure_game(self) -> Game | None:
+        """None: each play is a coroutine of its own."""
+        return None
 
     def tasks(self, rng: random.Random) -> Iterable[Task]:
         """The tasks to play, in order; a finite sequence starts again when it ends.
@@ -88,12 +94,20 @@ class Arena(Playable):
             raise ArenaError(
                 f"arena {self.name!r} has no client; make it with {type(self).__name__}(client)"
             )
-        sampling = Sampling(temperature=self.temperature, max_tokens=self.max_tokens)
-        first = self.policies[0]
-        return {
-            role: Seat(role=role, client=self.client, name=first, adapter=first, sampling=sampling)
-            for role in self.roles
-        }
+        setting = (self.client, self.policies[0], self.temperature, self.max_tokens, *self.roles)
+        if self._default_seats is None or self._default_seats[0] != setting:
+            sampling = Sampling(temperature=self.temperature, max_tokens=self.max_tokens)
+            first = self.policies[0]
+            self._default_seats = (
+                setting,
+                {
+                    role: Seat(
+                        role=role, client=self.client, name=first, adapter=first, sampling=sampling
+                    )
+                    for role in self.roles
+                },
+            )
+        return dict(self._default_seats[1])
 
     def seated(self, task: Task, seed: int) -> Mapping[str, Seat]:
         """The seats of one play, chosen by the matchmaker.
@@ -210,6 +224,11 @@ class GameArena(Arena):
     def name(self) -> str:
         """The game's name."""
         return self.game.name
+
+    @property
+    def pure_game(self) -> Game | None:
+        """The game; None if a subclass has its own ``play``, which is then called."""
+        return self.game if type(self).play is GameArena.play else None
 
     def tasks(self, rng: random.Random) -> Iterator[Task]:
         """An infinite sequence of random start states."""

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Protocol
 
+from legos.arena.game import Game
 from legos.data.episode import Task
 from legos.data.names import POLICY
 from legos.protocols import Matchmaker, Seat
@@ -43,6 +44,11 @@ class Playable(Protocol):
     @property
     def name(self) -> str:
         """The arena's name in logs and records."""
+        ...
+
+    @property
+    def pure_game(self) -> Game | None:
+        """The game whose rules alone play; its plays advance together, and ``play`` is not used."""
         ...
 
     def tasks(self, rng: random.Random) -> Iterable[Task]:

@@ -1,26 +1,23 @@
 """The table: everything that a play can use, and the only way information reaches a seat."""
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from legos.arena.answer import Reply, read_answer
+from legos.arena.answer import Reply
 from legos.arena.calls import CallLimits, CallPool
 from legos.arena.checks import check_arena, check_text, checked_choices, finite, shown
 from legos.arena.endings import Forfeit
 from legos.arena.means import RESERVED
+from legos.arena.play_state import Chair, PlayState
 from legos.arena.playable import Playable
-from legos.arena.reward_parts import Parts
-from legos.chat.reply import split_thinking
-from legos.data.episode import Episode, Rollout, Task, Turn
-from legos.data.message import Completion, Continuation, Message, Sampling
+from legos.data.episode import Episode, Task
+from legos.data.message import Message, Sampling
 from legos.data.seeds import mix
-from legos.errors import ArenaError, did_you_mean
+from legos.errors import ArenaError
 from legos.protocols import Seat
 
 __all__ = ["Table"]
@@ -29,30 +26,9 @@ T = TypeVar("T")
 Spawn = Callable[[Any, Sequence[tuple[Task, int]]], Awaitable[Sequence[Episode]]]
 """Plays tasks of an arena, each with the seed of its play, under a step's limit."""
 
-STREAM = 1 << 32  # random numbers reserved for one seat; the next seat's start after them
 
-
-@dataclass(slots=True)
-class _Chair:
-    """The state of one seat during a play."""
-
-    seat: Seat
-    stream: int  # start of its random numbers
-    memory: list[Message]
-    turns: list[Turn]
-    last: Completion | None = None  # newest completion, if the conversation continues its tokens
-    heard: int = 0  # number of messages in the memory up to that completion
-    draws: int = 0
-    waiting: int = 0  # number of questions that are not answered yet
-
-
-class Table:
-    """The table of one play.
-
-    Attributes:
-        task: the task being played.
-        seats: role -> its seat.
-    """
+class Table(PlayState):
+    """The table of one play: ``task``, ``seats``, ``rng``, and these methods."""
 
     def __init__(
         self,
@@ -65,43 +41,12 @@ class Table:
         spawn: Spawn,
         calls: CallPool,
     ) -> None:
-        self.task = task
-        self.seats = dict(seats)
-        self._arena = arena
-        self._seed = seed
-        self._rng: random.Random | None = None
+        super().__init__(arena, task, dict(seats), seed=seed)
         self._children_seeds = 0
         self._slots = slots
         self._holds_slot = True
         self._spawn = spawn
         self._calls = calls
-        self._chairs = {
-            role: _Chair(
-                seat,
-                number * STREAM,
-                [Message("system", arena.system[role])] if role in arena.system else [],
-                [],
-            )
-            for number, (role, seat) in enumerate(seats.items(), start=1)
-        }
-        self.parts: Parts = {}
-        self.metrics: dict[str, float] = {}
-        self.notes: list[str] = []
-        self.children: list[Episode] = []
-        self.spawning = 0  # number of calls that wait for child plays or other processes
-        self.ended = False
-
-    @property
-    def waits_for(self) -> list[str]:
-        """The roles that were asked and have not answered yet."""
-        return [role for role, chair in self._chairs.items() if chair.waiting]
-
-    @property
-    def rng(self) -> random.Random:
-        """Random numbers for this play only."""
-        if self._rng is None:
-            self._rng = random.Random(self._seed)
-        return self._rng
 
     async def ask(
         self,
@@ -135,7 +80,7 @@ class Table:
             ArenaError: the role does not exist, the prompt or a choice is not text, or the play has
                 ended.
         """
-        chair = self._chair(role)
+        chair = self.chair(role)
         if self.ended:
             raise ArenaError(
                 f"ask({role!r}, ...) after the play of task {self.task.id!r} has ended; await "
@@ -146,29 +91,22 @@ class Table:
         if choices is not None and parse is not None:
             raise ArenaError(f"ask({role!r}, ...) has choices and parse; give one of them")
         legal = () if choices is None else checked_choices(choices, role)
-        base = chair.seat.sampling
-        restrict = bool(legal) and self._arena.restrict_choices
-        limit = None if restrict else base.max_tokens  # no choice is cut short
-        sampling = Sampling(
-            temperature=base.temperature,
-            max_tokens=limit if max_tokens is None else max_tokens,
-            stop=base.stop if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
-            seed=self._next_seed(chair),
-            choices=legal,
-            restrict=restrict,
+        stops = None if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+        sampling = chair.sampling(
+            self.arena, legal, seed=chair.next_seed(), max_tokens=max_tokens, stop=stops
         )
         reply, reason = await self._ask_once(chair, prompt, sampling, parse)
         if reason is None:
             return reply
-        retries = self._arena.retries if retries is None else retries
-        for _ in range(retries if self._arena.illegal == "retry" else 0):
-            sampling = replace(sampling, seed=self._next_seed(chair))
+        retries = self.arena.retries if retries is None else retries
+        for _ in range(retries if self.arena.illegal == "retry" else 0):
+            sampling = replace(sampling, seed=chair.next_seed())
             question = f"{reason} Answer again.\n{prompt}"
             reply, reason = await self._ask_once(chair, question, sampling, parse)
             if reason is None:
                 return reply
-        if self._arena.illegal == "random" and legal:
-            move = legal[self._next_seed(chair) % len(legal)]
+        if self.arena.illegal == "random" and legal:
+            move = chair.random_move(legal)
             return replace(reply, move=move, parsed=move)
         raise Forfeit(role, reason)
 
@@ -214,10 +152,10 @@ class Table:
 
     def tell(self, text: str, to: str | Sequence[str] | None = None) -> None:
         """Show a text to one seat, several, or all; it comes before their next question."""
-        roles = list(self._chairs) if to is None else [to] if isinstance(to, str) else list(to)
+        roles = list(self.chairs) if to is None else [to] if isinstance(to, str) else list(to)
         for role in roles:
             check_text(text, f"the text for {role!r}")
-            self._chair(role).memory.append(Message("user", text))
+            self.chair(role).memory.append(Message("user", text))
 
     def reward(self, role: str, value: float) -> None:
         """Give the seat's latest turn a reward, in addition to the reward of the play.
@@ -226,7 +164,7 @@ class Table:
             ArenaError: the seat has not been asked yet.
             ValueError: the reward is not a finite number.
         """
-        turns = self._chair(role).turns
+        turns = self.chair(role).turns
         if not turns:
             raise ArenaError(f"reward({role!r}, ...) before {role!r} was asked anything; ask first")
         number = finite(value, f"reward({role!r}, {value!r})")
@@ -268,13 +206,13 @@ class Table:
         Raises:
             ArenaError: ``arena`` cannot be played, or an attribute of it is invalid.
         """
-        child = self._arena.child(arena, next(iter(self.seats.values())))
+        child = self.arena.child(arena, next(iter(self.seats.values())))
         check_arena(child)
         plays: list[tuple[Task, int]] = []
         for task in [tasks] if isinstance(tasks, Task) else tasks:
             for _ in range(n):
                 self._children_seeds += 1
-                plays.append((task, mix(self._seed, self._children_seeds)))
+                plays.append((task, mix(self.seed, self._children_seeds)))
         async with self._slot_released():
             episodes = await self._spawn(child, plays)
         if not train:
@@ -316,85 +254,35 @@ class Table:
         async with self._slot_released():
             return await self._calls.call(function, args, limits)
 
-    def rollouts(self) -> tuple[Rollout, ...]:
-        """The turns of each seat so far."""
-        return tuple(
-            Rollout(
-                role=role,
-                seat=chair.seat.name,
-                policy=chair.seat.policy,
-                turns=tuple(chair.turns),
-            )
-            for role, chair in self._chairs.items()
-        )
-
-    def _chair(self, role: str) -> _Chair:
-        try:
-            return self._chairs[role]
-        except KeyError:
-            hint = did_you_mean(role, self._chairs)
-            raise ArenaError(f"no role {role!r} at this table{hint}") from None
-
-    def _next_seed(self, chair: _Chair) -> int:
-        """A seed that depends only on the play, the seat and the seat's number of draws."""
-        chair.draws += 1
-        return mix(self._seed, chair.stream + chair.draws)
-
     @asynccontextmanager
     async def _slot_released(self) -> AsyncGenerator[None]:
         """Release this play's slot while it waits for child plays or for another process."""
         if self._holds_slot:
             self._holds_slot = False
             self._slots.release()
-        self.spawning += 1
+        self.paused += 1
         try:
             yield
         finally:
-            if self.spawning == 1 and not self._holds_slot:
+            if self.paused == 1 and not self._holds_slot:
                 await self._slots.acquire()
                 self._holds_slot = True
-            self.spawning -= 1
+            self.paused -= 1
 
     async def _ask_once(
         self,
-        chair: _Chair,
+        chair: Chair,
         prompt: str,
         sampling: Sampling,
         parse: Callable[[str], Any] | None,
     ) -> tuple[Reply, str | None]:
         """Make one model call; returns the reply and why it is not legal, or None."""
-        seat = chair.seat
-        choices = sampling.choices
-        question = Message("user", prompt)
-        messages = (*chair.memory, question)
-        asked = messages if chair.last is None else _continuation(chair, chair.last, messages)
+        messages = (*chair.memory, Message("user", prompt))
         chair.waiting += 1
         try:
-            completion = await seat.client.complete(asked, sampling, adapter=seat.adapter)
+            completion = await chair.seat.client.complete(
+                chair.prompt(messages), sampling, adapter=chair.seat.adapter
+            )
         finally:
             chair.waiting -= 1
-        thinking, answer = split_thinking(completion.text)
-        move, parsed, reason = read_answer(answer, choices, parse)
-        if self._arena.remember:
-            all_read = len(chair.memory) < len(messages)  # no message arrived during the answer
-            whole = all_read and completion.prompt_ids and completion.token_ids
-            chair.memory += (question, Message("assistant", answer))
-            chair.last = completion if whole and self._arena.continue_tokens else None
-            chair.heard = len(chair.memory)
-        legal = reason is None if choices or parse else None
-        chair.turns.append(Turn(messages=messages, completion=completion, move=move, legal=legal))
-        reply = Reply(
-            text=completion.text,
-            thinking=thinking,
-            answer=answer,
-            move=move,
-            parsed=parsed,
-            truncated=completion.finish_reason == "length",
-            completion=completion,
-        )
-        return reply, reason
-
-
-def _continuation(chair: _Chair, last: Completion, messages: tuple[Message, ...]) -> Continuation:
-    """A question that continues the tokens of a seat's last answer."""
-    return Continuation(last=last, messages=messages, num_new=len(messages) - chair.heard)
+        return chair.record(self.arena, messages, completion, sampling.choices, parse)

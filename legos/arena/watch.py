@@ -5,7 +5,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,34 +13,50 @@ from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
+from legos.arena.play_state import PlayState
 from legos.arena.playable import Playable
-from legos.arena.table import Table
 from legos.errors import PlayCancelledError, PlayTimeoutError
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "Watched"]
 
 logger = logging.getLogger(__name__)
 TICK_S = 1.0  # maximum seconds between two checks
 
 
 @dataclass(slots=True, eq=False)
-class _Play:
-    """One running play."""
+class Watched:
+    """One running play.
 
-    arena: Playable
-    table: Table
-    task: "asyncio.Task[Any]"
-    age_s: float = 0.0  # seconds it ran, without the time it waited for spawned plays
-    cancels: int = 0
-    waited_for: str = ""  # what it waited for when it was cancelled
+    Attributes:
+        play: its state.
+        cancel: cancels it at its time limit, again at every check until it has ended.
+        where: names the line of the arena's own code that it is in.
+        age_s: seconds it ran, without the time it waited for spawned plays.
+        waited_for: what it waited for when it was cancelled; empty: it was not cancelled.
+    """
+
+    play: PlayState
+    cancel: Callable[[], object]
+    where: Callable[[], str]
+    age_s: float = 0.0
+    waited_for: str = ""
 
     @property
     def waits_for(self) -> str:
         """What the play waits for, for a message: a role's answer, or the arena's own code."""
-        roles = self.table.waits_for
+        roles = self.play.waits_for
         if roles:
             return f"waits for {' and '.join(map(repr, roles))} to answer"
-        return f"is in the arena's own code ({_line(_frames(self.task.get_coro()), self.arena)})"
+        return f"is in the arena's own code ({self.where()})"
+
+    def timeout(self) -> PlayTimeoutError:
+        """The error of a play that was cancelled at its time limit."""
+        limit = self.play.arena.play_timeout_s
+        return PlayTimeoutError(
+            f"the play of task {self.play.task.id!r} took longer than play_timeout_s = {limit:g} "
+            f"s and was cancelled; it {self.waited_for}. Raise play_timeout_s of the arena (None: "
+            "no limit), or ask for less: shorter replies, fewer turns"
+        )
 
 
 class Watch:
@@ -60,7 +76,7 @@ class Watch:
         self._arena = arena
         limits = [s / 4 for s in (arena.play_timeout_s, arena.report_after_s) if s is not None]
         self._tick = min(TICK_S, *limits)
-        self._plays: set[_Play] = set()
+        self._plays: set[Watched] = set()
         self._quiet_s = 0.0  # seconds since a play ended
         self._report_at = arena.report_after_s
         self._answered = True  # whether the event loop has run the last check
@@ -79,8 +95,20 @@ class Watch:
         self._over.set()
         self._thread.join()
 
+    def add(self, watched: Watched) -> None:
+        """Watch a play until ``discard``."""
+        if not self._plays:  # no other play was running
+            self._quiet_s, self._report_at = 0.0, self._arena.report_after_s
+        self._plays.add(watched)
+
+    def discard(self, watched: Watched) -> None:
+        """The play has ended."""
+        self._plays.discard(watched)
+        watched.play.ended = True
+        self._quiet_s, self._report_at = 0.0, self._arena.report_after_s
+
     @contextmanager
-    def over(self, arena: Playable, table: Table) -> Generator[None]:
+    def over(self, play: PlayState) -> Generator[None]:
         """Watch a play, which runs in the current task within the block.
 
         Raises:
@@ -89,33 +117,31 @@ class Watch:
         """
         task = asyncio.current_task()
         assert task is not None, "a play runs in a task"
-        play = _Play(arena, table, task)
-        if not self._plays:  # no other play was running
-            self._quiet_s, self._report_at = 0.0, self._arena.report_after_s
-        self._plays.add(play)
+        cancels = 0
+
+        def cancel() -> None:
+            nonlocal cancels
+            cancels += 1
+            task.cancel()
+
+        watched = Watched(play, cancel, lambda: _line(_frames(task.get_coro()), play.arena))
+        self.add(watched)
         try:
             yield
         except asyncio.CancelledError as error:
-            if task.cancelling() > play.cancels:  # it is cancelled from outside
+            if task.cancelling() > cancels:  # it is cancelled from outside
                 raise
-            if not play.cancels:
+            if not cancels:
                 raise PlayCancelledError(
                     "play() raised CancelledError, but nobody has cancelled the play: something "
                     "that it awaits was cancelled; catch asyncio.CancelledError where it awaits it"
                 ) from error
         finally:
-            self._plays.discard(play)
-            table.ended = True
-            self._quiet_s, self._report_at = 0.0, self._arena.report_after_s
-            for _ in range(play.cancels):
+            self.discard(watched)
+            for _ in range(cancels):
                 task.uncancel()
-        if play.cancels:
-            raise PlayTimeoutError(
-                f"the play of task {table.task.id!r} took longer than play_timeout_s = "
-                f"{arena.play_timeout_s:g} s and was cancelled; it {play.waited_for}. Raise "
-                f"play_timeout_s of the arena (None: no limit), or ask for less: shorter replies, "
-                "fewer turns"
-            )
+        if cancels:
+            raise watched.timeout()
 
     def _keep_time(self) -> None:
         """In the thread: schedule checks in the event loop, and log where the loop is blocked."""
@@ -145,24 +171,24 @@ class Watch:
         """In the loop: cancel plays beyond their time limit, and log if none has ended."""
         self._answered = True
         self._quiet_s += passed
-        for play in self._plays:
-            play.age_s += 0.0 if play.table.spawning else passed
-            limit = play.arena.play_timeout_s
-            if limit is not None and play.age_s > limit:
-                play.waited_for = play.waited_for or play.waits_for
-                play.cancels += 1
-                play.task.cancel()
+        for watched in tuple(self._plays):  # a cancelled play may leave at once
+            watched.age_s += 0.0 if watched.play.paused else passed
+            limit = watched.play.arena.play_timeout_s
+            if limit is not None and watched.age_s > limit:
+                watched.waited_for = watched.waited_for or watched.waits_for
+                watched.cancel()
         if self._plays and self._quiet_s >= self._report_at:
             self._report_at *= 2
-            oldest = max(self._plays, key=lambda play: (not play.table.spawning, play.age_s))
-            limit = oldest.arena.play_timeout_s
+            oldest = max(self._plays, key=lambda one: (not one.play.paused, one.age_s))
+            arena = oldest.play.arena
+            limit = arena.play_timeout_s
             logger.warning(
                 "arena %r: no play has ended for %.0f s; the oldest of %d, of task %r, has been "
                 "played for %.0f s and %s; %s",
-                oldest.arena.name,
+                arena.name,
                 self._quiet_s,
                 len(self._plays),
-                oldest.table.task.id,
+                oldest.play.task.id,
                 oldest.age_s,
                 oldest.waits_for,
                 "set play_timeout_s to cancel such plays"

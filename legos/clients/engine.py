@@ -5,7 +5,9 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from msgspec.structs import replace
 
 from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer
@@ -23,6 +25,7 @@ _SMALL = 256  # characters of choices; the memory of their trees is bounded by s
 _SMALL_TREES, _LARGE_TREES = 1024, 8
 _GRAMMARS = 32
 _Legal = tuple[ChoiceNode | None, Grammar | None]
+_Prepared = tuple[Request, Sampling]
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -59,7 +62,7 @@ class EngineClient:
         self._ends = lru_cache(maxsize=256)(self._make_ends)
         self._next = 0
         self._outbox: list[tuple[int, Request]] = []
-        self._futures: dict[int, asyncio.Future[Generated]] = {}
+        self._waiting: dict[int, asyncio.Future[Generated] | _Called] = {}
         self._news: dict[int, asyncio.Queue[Progress | None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._receive = self._deliver  # one object: the engine compares receivers
@@ -80,9 +83,47 @@ class EngineClient:
         try:
             generated = await future
         except asyncio.CancelledError:
-            self._cancel(number)
+            self.cancel(number)
             raise
         return self._completion(request, generated, sampling, started)
+
+    def prepare(
+        self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
+    ) -> _Prepared | None:
+        """Prepare a question that can be asked many times, with a seed each.
+
+        Returns:
+            An argument for ``begin``; None: making the legal answers would block the event loop.
+
+        Raises:
+            RequestError: the request cannot be served.
+        """
+        legal = self._known_legal(sampling)
+        if legal is None:
+            return None
+        return self._request(prompt, sampling, adapter, *legal, stream=False), sampling
+
+    def begin(
+        self, prepared: _Prepared, seed: int, done: Callable[[Completion | Exception], Any]
+    ) -> int:
+        """Start a completion; ``done`` gets it, or the error, in the event loop.
+
+        Returns:
+            A number for ``cancel``.
+        """
+        request, sampling = prepared
+        request = replace(request, seed=seed)
+        started = time.perf_counter()
+
+        def completion(generated: Generated) -> Completion:
+            return self._completion(request, generated, sampling, started)
+
+        return self._enqueue(request, _Called(completion, done))
+
+    def cancel(self, number: int) -> None:
+        """End a completion whose caller no longer waits; its ``done`` is not called."""
+        if self._waiting.pop(number, None) is not None:
+            self._engine.cancel([number], self._receive)
 
     async def stream(
         self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
@@ -121,7 +162,7 @@ class EngineClient:
             self._news.pop(number, None)
             future.remove_done_callback(wake)
             if not future.done():
-                self._cancel(number)
+                self.cancel(number)
 
     async def score(
         self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]], *, adapter: str = POLICY
@@ -216,32 +257,31 @@ class EngineClient:
 
     def _ask(self, request: Request) -> tuple[int, "asyncio.Future[Generated]"]:
         """Queue a request; returns its number and the future of its answer."""
+        future: asyncio.Future[Generated] = asyncio.get_running_loop().create_future()
+        return self._enqueue(request, future), future
+
+    def _enqueue(self, request: Request, answer: "asyncio.Future[Generated] | _Called") -> int:
+        """Queue a request for the submission of this turn of the loop; returns its number."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            self._loop, self._outbox, self._futures, self._news = loop, [], {}, {}
+            self._loop, self._outbox, self._waiting, self._news = loop, [], {}, {}
         if not self._outbox:
             loop.call_soon(self._flush)
-        future: asyncio.Future[Generated] = loop.create_future()
         self._next += 1
-        self._futures[self._next] = future
+        self._waiting[self._next] = answer
         self._outbox.append((self._next, request))
-        return self._next, future
-
-    def _cancel(self, number: int) -> None:
-        """End a request whose caller no longer waits."""
-        if self._futures.pop(number, None) is not None:
-            self._engine.cancel([number], self._receive)
+        return self._next
 
     def _flush(self) -> None:
         """Submit the requests of this turn of the loop whose callers still wait."""
         outbox, self._outbox = self._outbox, []
         waited: list[tuple[int, Request]] = []
         for item in outbox:
-            future = self._futures.get(item[0])
-            if future is not None and not future.done():
+            answer = self._waiting.get(item[0])
+            if answer is not None and not answer.done():
                 waited.append(item)
             else:
-                self._futures.pop(item[0], None)
+                self._waiting.pop(item[0], None)
         if not waited:
             return
         try:
@@ -261,13 +301,13 @@ class EngineClient:
                 if number in self._news:
                     self._news[number].put_nowait(result)
                 continue
-            future = self._futures.pop(number, None)
-            if future is None or future.done():
+            answer = self._waiting.pop(number, None)
+            if answer is None or answer.done():
                 continue
             if isinstance(result, Exception):
-                future.set_exception(result)
+                answer.set_exception(result)
             else:
-                future.set_result(result)
+                answer.set_result(result)
 
     def _prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, Continuation):
@@ -287,6 +327,35 @@ class EngineClient:
 
     def _make_ends(self, stop_ids: tuple[int, ...], ignore_end: bool) -> tuple[int, ...]:
         return tuple(sorted({*(() if ignore_end else self._end_ids), *stop_ids}))
+
+
+class _Called:
+    """The receiver of one answer that calls a function, where a future would wake a coroutine."""
+
+    __slots__ = ("_completion", "_done")
+
+    def __init__(
+        self,
+        completion: Callable[[Generated], Completion],
+        done: Callable[[Completion | Exception], Any],
+    ) -> None:
+        self._completion = completion
+        self._done = done
+
+    def done(self) -> bool:
+        """Whether nobody waits any more; such a receiver is removed at once instead."""
+        return False
+
+    def set_result(self, generated: Generated) -> None:
+        try:
+            completion = self._completion(generated)
+        except Exception as error:  # raised where the request was made
+            self._done(error)
+        else:
+            self._done(completion)
+
+    def set_exception(self, error: Exception) -> None:
+        self._done(error)
 
 
 class _Shared(Generic[K, V]):

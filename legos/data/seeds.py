@@ -3,20 +3,25 @@
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["mix", "uniforms"]
+__all__ = ["absorb", "mix", "uniforms"]
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 
 
+def absorb(state: int, number: int) -> int:
+    """Add an integer to a 64-bit hash state (splitmix64; Steele et al., OOPSLA 2014)."""
+    state = (state + number + GOLDEN) & MASK
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & MASK
+    return state ^ (state >> 31)
+
+
 def mix(*numbers: int) -> int:
-    """Hash integers into one 63-bit integer (splitmix64 finaliser; Steele et al., OOPSLA 2014)."""
+    """Hash integers into one 63-bit integer: the upper bits of the state that absorbed them."""
     state = 0
     for number in numbers:
-        state = (state + number + GOLDEN) & MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & MASK
-        state ^= state >> 31
+        state = absorb(state, number)
     return state >> 1
 
 

@@ -11,7 +11,8 @@ import asyncio
 from legos.arena.arena import Arena
 from legos.arena.credited import batch_of
 from legos.arena.cursor import PlannedGroup, Split
-from legos.arena.step import Stage, play_each, required_credit, stage_of
+from legos.arena.stage import Stage, stage_of
+from legos.arena.step import play_each, required_credit
 from legos.loop.buffer import Admission, Buffer, Stopped
 
 __all__ = ["Player"]

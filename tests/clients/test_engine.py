@@ -231,7 +231,7 @@ def test_an_asker_who_leaves_later_cancels_and_the_others_stay(tokenizer: ChatTo
 
     asyncio.run(ask())
     assert engine.cancelled == [engine.submissions[0][1]]
-    assert not client._futures
+    assert not client._waiting
 
 
 def test_answers_come_from_another_thread(tokenizer: ChatTokenizer) -> None:

@@ -45,7 +45,7 @@ def test_a_stream_tells_all_tokens_and_then_the_whole(tokenizer: ChatTokenizer) 
         told = tuple(x for part in parts for x in getattr(part, field))
         assert told == getattr(whole, field)
         assert len(told) == 3
-    assert not client._futures
+    assert not client._waiting
     assert not client._news
 
 
@@ -87,7 +87,7 @@ def test_a_consumer_that_leaves_cancels(tokenizer: ChatTokenizer, taken: int) ->
 
     asyncio.run(ask())
     assert len(engine.cancelled) == 1
-    assert not client._futures
+    assert not client._waiting
     assert not client._news
 
 

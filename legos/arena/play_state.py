@@ -1,0 +1,194 @@
+"""The state of one running play: its seats, their conversations, and what it records."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from legos.arena.answer import Reply, read_answer
+from legos.arena.playable import Playable
+from legos.arena.reward_parts import Parts
+from legos.chat.reply import split_thinking
+from legos.data.episode import Episode, Rollout, Task, Turn
+from legos.data.message import Completion, Continuation, Message, Prompt, Sampling
+from legos.data.seeds import absorb
+from legos.errors import ArenaError, did_you_mean
+from legos.protocols import Seat
+
+__all__ = ["Chair", "PlayState"]
+
+STREAM = 1 << 32  # random numbers reserved for one seat; the next seat's start after them
+
+
+@dataclass(slots=True)
+class Chair:
+    """The state of one seat during a play."""
+
+    seat: Seat
+    seed_state: int  # hash state that has absorbed the seed of the play
+    draws: int  # random numbers drawn so far, from the start of the seat's stream
+    memory: list[Message]
+    turns: list[Turn]
+    last: Completion | None = None  # newest completion, if the conversation continues its tokens
+    heard: int = 0  # number of messages in the memory up to that completion
+    waiting: int = 0  # number of questions that are not answered yet
+
+    def next_seed(self) -> int:
+        """A seed that depends only on the play, the seat and the seat's number of draws."""
+        self.draws += 1
+        return absorb(self.seed_state, self.draws) >> 1
+
+    def sampling(
+        self,
+        arena: Playable,
+        legal: tuple[str, ...],
+        *,
+        seed: int = 0,
+        max_tokens: int | None = None,
+        stop: tuple[str, ...] | None = None,
+    ) -> Sampling:
+        """The sampling parameters of a question.
+
+        Args:
+            arena: its settings say whether only legal answers are sampled.
+            legal: the legal answers; empty: any answer is legal.
+            seed: seed of the draws.
+            max_tokens: maximum length of the answer, tokens; None: that of the seat.
+            stop: texts that end the answer; None: those of the seat.
+        """
+        base = self.seat.sampling
+        restrict = bool(legal) and arena.restrict_choices
+        limit = None if restrict else base.max_tokens  # no choice is cut short
+        return Sampling(
+            temperature=base.temperature,
+            max_tokens=limit if max_tokens is None else max_tokens,
+            stop=base.stop if stop is None else stop,
+            seed=seed,
+            choices=legal,
+            restrict=restrict,
+        )
+
+    def random_move(self, legal: Sequence[str]) -> str:
+        """A random legal move of this seat."""
+        return legal[self.next_seed() % len(legal)]
+
+    def prompt(self, messages: tuple[Message, ...]) -> Prompt:
+        """What to ask the client: all messages, or the tokens so far and the new messages."""
+        if self.last is None:
+            return messages
+        return Continuation(last=self.last, messages=messages, num_new=len(messages) - self.heard)
+
+    def record(
+        self,
+        arena: Playable,
+        messages: tuple[Message, ...],
+        completion: Completion,
+        choices: Sequence[str],
+        parse: Callable[[str], Any] | None = None,
+    ) -> tuple[Reply, str | None]:
+        """Record the answer to a question.
+
+        Args:
+            arena: its settings say whether the seat remembers.
+            messages: the conversation that was asked; the last message is the question.
+            completion: the client's answer.
+            choices: the legal answers; empty: none are given.
+            parse: turns the answer into a value, if there are no choices.
+
+        Returns:
+            The reply, and why it is not legal, or None.
+        """
+        thinking, answer = split_thinking(completion.text)
+        move, parsed, reason = read_answer(answer, choices, parse)
+        if arena.remember:
+            all_read = len(self.memory) < len(messages)  # no message arrived during the answer
+            whole = all_read and completion.prompt_ids and completion.token_ids
+            self.memory += (messages[-1], Message("assistant", answer))
+            self.last = completion if whole and arena.continue_tokens else None
+            self.heard = len(self.memory)
+        legal = reason is None if choices or parse else None
+        self.turns.append(Turn(messages=messages, completion=completion, move=move, legal=legal))
+        reply = Reply(
+            text=completion.text,
+            thinking=thinking,
+            answer=answer,
+            move=move,
+            parsed=parsed,
+            truncated=completion.finish_reason == "length",
+            completion=completion,
+        )
+        return reply, reason
+
+
+class PlayState:
+    """What one play has recorded so far.
+
+    Attributes:
+        task: the task being played.
+        seats: role -> its seat.
+        parts: its named reward parts.
+        metrics: metrics of this play.
+        notes: texts for the replay.
+        children: episodes of the plays that this one spawned.
+        paused: number of calls that wait for something that does not count as this play's time.
+        ended: whether the play has ended, so that no seat may be asked any more.
+    """
+
+    def __init__(
+        self, arena: Playable, task: Task, seats: Mapping[str, Seat], *, seed: int
+    ) -> None:
+        self.arena = arena
+        self.task = task
+        self.seed = seed
+        self.seats = seats
+        seed_state = absorb(0, seed)
+        self.chairs = {
+            role: Chair(
+                seat,
+                seed_state,
+                number * STREAM,
+                [Message("system", arena.system[role])] if role in arena.system else [],
+                [],
+            )
+            for number, (role, seat) in enumerate(seats.items(), start=1)
+        }
+        self.parts: Parts = {}
+        self.metrics: dict[str, float] = {}
+        self.notes: list[str] = []
+        self.children: list[Episode] = []
+        self.paused = 0
+        self.ended = False
+        self._rng: random.Random | None = None
+
+    @property
+    def rng(self) -> random.Random:
+        """Random numbers for this play only."""
+        if self._rng is None:
+            self._rng = random.Random(self.seed)
+        return self._rng
+
+    @property
+    def waits_for(self) -> list[str]:
+        """The roles that were asked and have not answered yet."""
+        return [role for role, chair in self.chairs.items() if chair.waiting]
+
+    def chair(self, role: str) -> Chair:
+        """The state of a role's seat.
+
+        Raises:
+            ArenaError: no seat has this role.
+        """
+        try:
+            return self.chairs[role]
+        except KeyError:
+            hint = did_you_mean(role, self.chairs)
+            raise ArenaError(f"no role {role!r} at this table{hint}") from None
+
+    def rollouts(self) -> tuple[Rollout, ...]:
+        """The turns of each seat so far."""
+        return tuple(
+            Rollout(
+                role=role, seat=chair.seat.name, policy=chair.seat.policy, turns=tuple(chair.turns)
+            )
+            for role, chair in self.chairs.items()
+        )
