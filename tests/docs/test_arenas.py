@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from legos import GRPOCredit
+from legos import GameArena, GRPOCredit
 from legos.arena.registry import find_arena
 from legos.data.sample import TrainingBatch
+from legos.exact.figures import GameTree, exploitability, optimal_policy, uniform_policy
 from legos.testing import Asked, ScriptedClient
+from legos.wiring.arena import make_arena
 
 PAGE = (Path(__file__).parents[2] / "docs" / "arenas.md").read_text()
 PROGRAMS = {
-    re.findall(r"^class (\w+)\(Arena\)", block, re.M)[-1]: block
+    re.findall(r"^class (\w+)\((?:Arena|Game)\)", block, re.M)[-1]: block
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.S)
 }
 
@@ -42,6 +44,23 @@ def test_named_reward_parts(play: Callable[..., TrainingBatch]) -> None:
     batch = play("Capital", answer, tasks_per_step=3, group_size=1)
     assert [e.rewards["player"] for e in batch.episodes] == [1.2, 1.0, 0.0]
     assert batch.metrics["reward_part/player/format"] == pytest.approx(1 / 3)
+
+
+def test_a_game_with_chance_and_moves_at_once(tmp_path: Path) -> None:
+    """One die is better, whatever the other chooses."""
+    place = tmp_path / "throw.py"
+    place.write_text(PROGRAMS["Throw"])
+    arena = make_arena(f"{place}:Throw", ScriptedClient(lambda asked: asked.sampling.choices[0]))
+    batch = asyncio.run(arena.step())
+    assert {episode.rewards["ann"] for episode in batch.episodes} == {-1.0, 0.0, 1.0}
+    assert isinstance(arena, GameArena)
+    tree = GameTree(arena.game)
+    best = optimal_policy(tree)
+    assert best is not None
+    assert [best[role, "Throw one die or two?"]["one"] for role in ("ann", "bob")] == [
+        pytest.approx(1.0, abs=1e-3)
+    ] * 2
+    assert exploitability(tree, uniform_policy(tree)) > 0.1
 
 
 def test_code_that_may_hang(play: Callable[..., TrainingBatch]) -> None:
