@@ -42,6 +42,7 @@ PUBLIC_NAMES = {
     "RLOOCredit",
     "ReinforcePPCredit",
     "Reply",
+    "RunError",
     "SameViewCredit",
     "Sampling",
     "Seat",

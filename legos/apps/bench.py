@@ -12,6 +12,7 @@ from legos.wiring.machine import blas_hint
 __all__ = ["BENCHES", "bench", "explained"]
 
 BENCHES: Mapping[str, str] = {
+    "arenas": "plays without a model: turns, waiting plays, slow tools",
     "engine": "generation alone",
     "loop": "the whole line, from a play to the next adapter",
     "server": "generation over HTTP, and adapter swaps",

@@ -12,7 +12,6 @@ from legos.data.message import Message
 __all__ = ["Position", "Positions", "Question"]
 
 MAX_POSITIONS = 4096  # positions kept for one game
-MAX_SEATS = 16  # seats that a question is kept prepared for
 
 
 class Question:
@@ -23,20 +22,18 @@ class Question:
         self.role = role
         self.messages = (Message("user", prompt),)
         self.legal = legal
-        self._asks: dict[int, Ask] = {}  # by id of the seat, which the value keeps alive
+        self._asked: Ask | None = None
 
     def ask(self, arena: Playable, chair: Chair) -> Ask:
-        """The question to a seat without a conversation.
+        """The question to a seat without a conversation; the one for the last seat is kept.
 
         Raises:
             RequestError: the request cannot be served.
         """
-        ask = self._asks.get(id(chair.seat))
-        if ask is None:
-            if len(self._asks) >= MAX_SEATS:
-                self._asks.clear()
-            ask = Ask(chair.seat, self.messages, chair.sampling(arena, self.legal))
-            self._asks[id(chair.seat)] = ask
+        ask = self._asked
+        if ask is None or ask.seat is not chair.seat:
+            sampling = chair.sampling(arena, self.legal)
+            ask = self._asked = Ask(chair.seat, self.messages, sampling)
         return ask
 
 
@@ -63,21 +60,20 @@ class Positions:
             ArenaError: a prompt is not text, or a legal move is invalid.
         """
         try:
-            return self._positions[state]
-        except KeyError:
-            pass
+            position = self._positions.get(state)
         except TypeError:  # the state cannot be hashed, so that nothing is kept
             return self._position(state)
-        if len(self._positions) >= MAX_POSITIONS:
-            self._positions.clear()
-        position = self._positions[state] = self._position(state)
+        if position is None:
+            if len(self._positions) >= MAX_POSITIONS:
+                self._positions.clear()
+            position = self._positions[state] = self._position(state)
         return position
 
     def _position(self, state: State) -> Position:
         turn = self._game.turn(state)
-        roles = () if turn is None else (turn,) if isinstance(turn, str) else turn
-        questions = tuple(self._question(state, role) for role in roles)
-        return Position(questions, not isinstance(turn, str))
+        if isinstance(turn, str):
+            return Position((self._question(state, turn),), at_once=False)
+        return Position(tuple(self._question(state, role) for role in turn or ()), at_once=True)
 
     def _question(self, state: State, role: str) -> Question:
         legal = checked_choices(self._game.legal(state, role), role)

@@ -26,6 +26,22 @@ _BARE = "speed against mlx-lm's BatchGenerator alone"
 _STOCK = "speed of the HTTP server against mlx-lm's, 64 clients"
 
 RATIOS: Mapping[str, Mapping[str, Ratio]] = {
+    "arenas": {
+        "turn_overhead_us": Ratio(
+            "microseconds of a turn of a coroutine, beside its client", 60, at_most=True
+        ),
+        "game_vs_coroutine": Ratio(
+            "time of 1,000 plays of a game with 168 positions, against each as a coroutine",
+            0.5,
+            at_most=True,
+        ),
+        "waiting_plays_mib": Ratio(
+            "memory of 10,000 plays that wait at the same time, MiB", 1024, at_most=True
+        ),
+        "slow_tool_throughput": Ratio(
+            "speed of 64 simultaneous plays while others wait for a tool of 1 s, against none", 0.95
+        ),
+    },
     "engine": {
         "engine_vs_bare": Ratio(f"{_BARE}, 64 prompts, 64 tokens each", 0.9),
         "group_prefill_share": Ratio(

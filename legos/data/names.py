@@ -1,11 +1,14 @@
 """Names of adapters with a fixed meaning."""
 
+from functools import lru_cache
+
 __all__ = ["BASE", "POLICY", "adapter_name", "evaluated_name"]
 
 POLICY = "policy"  # the adapter that is trained, unless another name is given
 BASE = "base"  # the model without an adapter
 
 
+@lru_cache(maxsize=1024)
 def adapter_name(asked: str) -> str:
     """The name part of ``NAME`` or ``NAME@VERSION``."""
     return asked.partition("@")[0]

@@ -46,6 +46,13 @@ def test_no_ratio_is_explained_that_is_not_measured(name: str) -> None:
     assert {stem for stem in stems if stem not in source} == set()
 
 
+def test_the_bench_of_arenas_measures_every_ratio() -> None:
+    figures = bench("arenas", 2.0, quick=True)
+    assert set(figures["ratios"]) == set(RATIOS["arenas"])
+    assert all(value > 0.0 for value in figures["ratios"].values())
+    assert set(figures["turn_us"]) == {"game", "game_all_positions_different", "coroutine"}
+
+
 @pytest.mark.slow
 def test_the_loop_bench_measures_both_halves_and_the_line() -> None:
     figures = bench("loop", 6.0, quick=True)

@@ -1,0 +1,225 @@
+"""``legos bench arenas``: what plays cost beside the model, with a client that answers at once."""
+
+import asyncio
+import tracemalloc
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
+from time import perf_counter, sleep
+from typing import Any
+
+from legos.arena.arena import Arena, GameArena
+from legos.arena.game import Game
+from legos.arena.step import play_all
+from legos.arena.table import Table
+from legos.bench.rounds import Workload, medians, speed_ratio
+from legos.data.episode import Episode, Task
+from legos.data.message import Completion, Prompt, Sampling
+from legos.data.names import POLICY
+
+__all__ = ["bench_arenas"]
+
+TURNS = 8  # turns of a play
+STARTS = 21  # start positions of a game with few positions, as nim has
+MIB = 1 << 20
+
+
+def bench_arenas(work: Workload) -> Mapping[str, Any]:
+    """Measure the cost of turns, of waiting plays, and of plays whose tools are slow."""
+    num_plays = work.size(1000, 50)
+    us = 1e6 / (num_plays * TURNS)
+    few, many = _Count(STARTS), _Count(1 << 60)
+    coroutine = _seconds_of_plays(_ByCoroutine, few, num_plays)
+    pairs = work.part(0.3).in_turn(_seconds_of_plays(GameArena, few, num_plays), coroutine, least=5)
+    different = work.part(0.2).in_turn(
+        _seconds_of_plays(GameArena, many, num_plays), coroutine, least=5
+    )
+    coroutine_s = medians(pairs)[1]
+    num_waiting = work.size(10_000, 200)
+    return {
+        "turn_us": {
+            "game": medians(pairs)[0] * us,
+            "game_all_positions_different": medians(different)[0] * us,
+            "coroutine": coroutine_s * us,
+        },
+        "waiting_plays": num_waiting,
+        "ratios": {
+            "turn_overhead_us": coroutine_s * us,
+            "game_vs_coroutine": 1.0 / speed_ratio(pairs),
+            "waiting_plays_mib": _memory_of_waiting(num_waiting) / MIB,
+            "slow_tool_throughput": _slow_tool_throughput(work),
+        },
+    }
+
+
+class _Instant:
+    """A client that answers with a legal choice at once, of one token."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def complete(
+        self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
+    ) -> Completion:
+        """Answer after one turn of the event loop, as an engine does."""
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self.begin(sampling, sampling.seed, future.set_result)
+        return await future
+
+    def prepare(self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY) -> Sampling:
+        """Prepare a question."""
+        return sampling
+
+    def begin(self, prepared: Sampling, seed: int, done: Callable[[Completion], Any]) -> int:
+        """Answer in the next turn of the event loop."""
+        choices = prepared.choices
+        text = choices[seed % len(choices)]
+        answer = Completion(
+            text=text, prompt_ids=(1,), token_ids=(2,), logprobs=(-1.0,), versions=(0,)
+        )
+        asyncio.get_running_loop().call_soon(done, answer)
+        return 0
+
+    def cancel(self, number: int) -> None:
+        """Nothing waits."""
+
+
+class _Count(Game):
+    """Two roles alternate; a state is the number of turns left and the number of its start."""
+
+    roles = ("first", "second")
+
+    def __init__(self, starts: int) -> None:
+        self._starts = starts
+
+    def start(self, rng: Random) -> tuple[int, int]:
+        """One of so many starts, which have no position in common."""
+        return TURNS, rng.randrange(self._starts)
+
+    def turn(self, state: tuple[int, int]) -> str | None:
+        """The roles alternate."""
+        return self.roles[state[0] % 2] if state[0] else None
+
+    def view(self, state: tuple[int, int], role: str) -> str:
+        """The whole state."""
+        return f"{state[0]} left of {state[1]}."
+
+    def legal(self, state: tuple[int, int], role: str) -> Sequence[str]:
+        """Two moves."""
+        return ("left", "right")
+
+    def play(self, state: tuple[int, int], move: str) -> tuple[int, int]:
+        """One turn less."""
+        return state[0] - 1, state[1]
+
+    def payoff(self, state: tuple[int, int]) -> Mapping[str, float]:
+        """Nobody wins."""
+        return {"first": 0.0, "second": 0.0}
+
+
+class _ByCoroutine(GameArena):
+    """The same plays, each as a coroutine of its own."""
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        """Play as a user's arena does."""
+        return await super().play(t)
+
+
+def _seconds_of_plays(kind: type[GameArena], game: Game, number: int) -> Callable[[], float]:
+    """A measurement: the seconds of so many simultaneous plays."""
+    arena = kind(game, _Instant())
+    tasks = arena.tasks(Random(0))
+
+    def measure() -> float:
+        plays = [(next(tasks), seed) for seed in range(number)]
+        started = perf_counter()
+        _checked(asyncio.run(play_all(arena, plays, asyncio.Semaphore(number))))
+        return perf_counter() - started
+
+    return measure
+
+
+class _Waiting(Arena):
+    """Plays that have each had one turn, and wait."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(_Instant())
+        self._left = number
+        self._all = asyncio.Event()
+        self.num_bytes = 0  # memory of all plays while they wait
+
+    def tasks(self, rng: Random) -> Iterable[Task]:
+        """One task without end."""
+        while True:
+            yield Task(id="wait")
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        """Ask once, and wait for all other plays."""
+        await t.ask("player", f"{self._left}?", choices=("yes", "no"))
+        self._left -= 1
+        if not self._left:
+            self.num_bytes = tracemalloc.get_traced_memory()[0]
+            self._all.set()
+        await self._all.wait()
+        return {"player": 0.0}
+
+
+def _memory_of_waiting(number: int) -> int:
+    """Bytes of Python objects of so many plays that wait at the same time."""
+    arena = _Waiting(number)
+    plays = [(Task(id=str(seed)), seed) for seed in range(number)]
+    tracemalloc.start()
+    try:
+        _checked(asyncio.run(play_all(arena, plays, asyncio.Semaphore(number))))
+    finally:
+        tracemalloc.stop()
+    return arena.num_bytes
+
+
+class _Tools(Arena):
+    """Plays of one turn; the tasks "slow" call a tool that takes a while."""
+
+    def __init__(self, slow_s: float) -> None:
+        super().__init__(_Instant())
+        self._slow_s = slow_s
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        """Ask, and call the tool."""
+        await t.ask("player", "?", choices=("yes", "no"))
+        await asyncio.sleep(0.004)  # the time of a model
+        if t.task.id == "slow":
+            await t.run(sleep, self._slow_s)
+        return {"player": 0.0}
+
+
+def _slow_tool_throughput(work: Workload) -> float:
+    """Speed of 64 simultaneous plays while every 64th play waits for a slow tool, over none."""
+    slow_s = work.size(1.0, 0.2)
+    number = int(slow_s * 64 / 0.004 / 4)
+    arena = _Tools(slow_s)
+
+    def seconds(slow: str) -> float:
+        ids = ("fast" if n % 64 or n > number // 2 else slow for n in range(number))
+        plays = [(Task(id=name), seed) for seed, name in enumerate(ids)]
+        fast = [play for play in plays if play[0].id == "fast"]
+
+        async def play() -> float:
+            slots = asyncio.Semaphore(64)
+            others = [one for one in plays if one[0].id != "fast"]
+            waiting = asyncio.create_task(play_all(arena, others, slots)) if others else None
+            started = perf_counter()
+            _checked(await play_all(arena, fast, slots))
+            took = perf_counter() - started
+            if waiting is not None:
+                _checked(await waiting)
+            return took
+
+        return asyncio.run(play())
+
+    pairs = work.part(0.3).in_turn(lambda: seconds("slow"), lambda: seconds("fast"), least=3)
+    return speed_ratio(pairs)
+
+
+def _checked(episodes: Sequence[Episode]) -> None:
+    """Check that every play has ended, so that the figures are those of plays."""
+    failed = [episode.error for episode in episodes if episode.error]
+    assert not failed, failed[0]
