@@ -69,6 +69,8 @@ class GamePlays:
         self._ended = 0
         self._running: set[_GamePlay] = set()
         self._all_ended = asyncio.Event()
+        if not plays:
+            self._all_ended.set()
 
     async def run(self) -> list[Episode]:
         """Play to the end; returns the episodes in the order of the plays.

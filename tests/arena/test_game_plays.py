@@ -192,6 +192,10 @@ def run(arena: GameArena, group: Sequence[tuple[Task, int]], slots: int) -> list
     return asyncio.run(play_all(arena, group, asyncio.Semaphore(slots)))
 
 
+def test_no_plays_end_at_once() -> None:
+    assert run(GameArena(Count, Counting()), [], 1) == []
+
+
 def test_no_more_plays_run_than_there_are_slots() -> None:
     client = Counting()
     episodes = run(GameArena(Count, client), plays(20), 3)
