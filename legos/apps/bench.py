@@ -1,7 +1,8 @@
 """``legos bench``: speed and memory, as ratios to a bare loop of the same work."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from legos.bench.ratios import RATIOS
@@ -21,26 +22,31 @@ BENCHES: Mapping[str, str] = {
 """Name -> what is measured; each is a module of ``legos.bench``."""
 
 
-def bench(name: str, seconds: float, *, quick: bool = False) -> Mapping[str, Any]:
+def bench(
+    name: str, seconds: float, *, quick: bool = False, peers: Sequence[Path] = ()
+) -> Mapping[str, Any]:
     """Run one bench.
 
     Args:
         name: one of ``BENCHES``.
         seconds: time to measure, roughly.
         quick: measure smaller workloads in fewer rounds, to see whether the bench runs.
+        peers: programs of other servers; only the bench ``server`` compares with them.
 
     Returns:
         Figures. ``ratios`` can be compared between machines; ``targets`` has the meaning of each
         ratio, its target, and whether the target is met (None: not measured).
 
     Raises:
-        ConfigError: there is no such bench.
+        ConfigError: there is no such bench, or it does not compare with other programs.
     """
     if name not in BENCHES:
         raise ConfigError(f"no bench is called {name!r}{did_you_mean(name, BENCHES)}")
+    if peers and name != "server":
+        raise ConfigError(f"--peer needs the bench 'server', and came with {name!r}")
     module = importlib.import_module(f"legos.bench.{name}")
     measure: Callable[[Workload], Mapping[str, Any]] = getattr(module, f"bench_{name}")
-    figures = measure(Workload(seconds, quick))
+    figures = measure(Workload(seconds, quick, tuple(peers)))
     targets = {
         ratio: RATIOS[name][ratio].verdict(value) for ratio, value in figures["ratios"].items()
     }

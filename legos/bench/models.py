@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from legos.builtin.files import ModelShape, random_weights, write_model
+from legos.builtin.vocabulary import CHARACTERS, TOKENS, token_id
 from legos.weights.adapter import Adapter
 
 __all__ = ["MODELS", "random_adapter", "write_bench_model"]
@@ -25,6 +26,9 @@ MODELS = {
 def write_bench_model(name: str, folder: Path) -> Path:
     """Write a bench model; its tokenizer gets as many tokens as the model has rows.
 
+    Its greedy answers are plain text that never ends, because the logits of all other tokens are 0,
+    and the largest of so many random ones is not. So they have the same length and cost everywhere.
+
     Args:
         name: one of ``MODELS``.
         folder: created if it does not exist.
@@ -33,7 +37,11 @@ def write_bench_model(name: str, folder: Path) -> Path:
         The folder.
     """
     shape = MODELS[name]
-    write_model(folder, shape, random_weights(shape, np.random.default_rng(0)))
+    weights = dict(random_weights(shape, np.random.default_rng(0)))
+    plain = [token_id(character) for character in CHARACTERS]
+    weights["lm_head.weight"][: min(plain)] = 0.0
+    weights["lm_head.weight"][max(plain) + 1 : len(TOKENS)] = 0.0
+    write_model(folder, shape, weights)
     file = folder / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
     vocabulary: dict[str, int] = tokenizer["model"]["vocab"]

@@ -1,22 +1,32 @@
-"""Servers in separate processes, and clients that put load on them."""
+"""Servers in separate processes: ours, mlx-lm's, and other programs' from their environments."""
 
-import asyncio
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 
-from legos.errors import EngineError
+from legos.errors import ConfigError, EngineError
 
-__all__ = ["Body", "clients", "drop_command", "running", "serve_command", "stock_command"]
+__all__ = [
+    "PEERS",
+    "ROWS",
+    "Server",
+    "drop_command",
+    "peer_command",
+    "running",
+    "serve_command",
+    "servers_of",
+    "stock_command",
+]
 
-Body = dict[str, Any]
-ATTEMPTS = 100
+ROWS = 32  # completions that each server decodes together
+START_S = 300.0
 _DROP = """
 import sys, uvicorn
 async def drop(scope, receive, send):
@@ -27,6 +37,38 @@ async def drop(scope, receive, send):
 uvicorn.run(drop, port=int(sys.argv[1]), lifespan="off", log_level="warning")
 """
 """A server that reads a request body and discards it."""
+
+PEERS: Mapping[str, Sequence[str]] = {
+    "mlx-openai-server": (
+        *("launch", "--model-type", "lm", "--model-path", "{model}", "--host", "127.0.0.1"),
+        *("--max-concurrency", "{rows}", "--no-log-file", "--log-level", "WARNING"),
+    ),
+    "rapid-mlx": ("serve", "{model}", "--max-num-seqs", "{rows}", "--log-level", "WARNING"),
+    "vllm-mlx": (
+        *("serve", "{model}", "--continuous-batching", "--max-num-seqs", "{rows}"),
+        *("--host", "127.0.0.1"),
+    ),
+}
+"""Program of another server -> its arguments; ``{rows}`` completions are decoded together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that runs in a process of its own."""
+
+    url: str
+    pid: int
+
+    def resident_bytes(self) -> int:
+        """Memory of the process and of those that it started, as they are now."""
+        listed = subprocess.run(
+            ("ps", "-A", "-o", "pid=,ppid=,rss="), capture_output=True, text=True, check=True
+        )
+        rows = [tuple(map(int, line.split())) for line in listed.stdout.splitlines()]
+        family = {self.pid}
+        for _ in rows:  # at most one generation for each process
+            family |= {pid for pid, parent, _ in rows if parent in family}
+        return 1024 * sum(kilobytes for pid, _, kilobytes in rows if pid in family)
 
 
 def serve_command(folder: str, *, rows: int) -> list[str]:
@@ -43,24 +85,52 @@ def stock_command(folder: str, *, rows: int) -> list[str]:
     ]
 
 
+def peer_command(program: Path, folder: str, *, rows: int) -> list[str]:
+    """Command line of another server, which is installed in an environment of its own.
+
+    Raises:
+        ConfigError: the program does not exist, or its arguments are not known.
+    """
+    arguments = PEERS.get(program.name)
+    if arguments is None:
+        raise ConfigError(f"peer {program.name!r} is not known; expected {', '.join(PEERS)}")
+    if not program.is_file():
+        raise ConfigError(f"peer {program} does not exist; give the path of the installed program")
+    return [str(program), *(text.format(model=folder, rows=rows) for text in arguments)]
+
+
+@contextmanager
+def servers_of(folder: Path, programs: Sequence[Path] = ()) -> Generator[Mapping[str, Server]]:
+    """Within the block, our server, mlx-lm's and other programs serve one model.
+
+    Args:
+        folder: the model.
+        programs: other servers, each installed in an environment of its own.
+    """
+    commands = {
+        "legos": serve_command(str(folder), rows=ROWS),
+        "mlx-lm": stock_command(str(folder), rows=ROWS),
+        **{path.name: peer_command(path, str(folder), rows=ROWS) for path in programs},
+    }
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(running(line)) for name, line in commands.items()}
+
+
 def drop_command() -> list[str]:
     """Command line of a server that discards request bodies; its only argument is the port."""
     return [sys.executable, "-c", _DROP]
 
 
 @contextmanager
-def running(command: Sequence[str], *, health: str = "/health") -> Generator[str]:
+def running(command: Sequence[str], *, health: str = "/health") -> Generator[Server]:
     """Within the block, a server runs in a separate process.
 
     Args:
         command: its command line without the port.
         health: a path that answers once the server is ready.
 
-    Yields:
-        The address of the server.
-
     Raises:
-        EngineError: the server did not answer within two minutes.
+        EngineError: the server did not answer within five minutes.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -71,7 +141,7 @@ def running(command: Sequence[str], *, health: str = "/health") -> Generator[str
     url = f"http://127.0.0.1:{port}"
     try:
         _wait_until_ready(url + health, process)
-        yield url
+        yield Server(url, process.pid)
     finally:
         process.terminate()
         try:
@@ -82,7 +152,7 @@ def running(command: Sequence[str], *, health: str = "/health") -> Generator[str
 
 
 def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
             if httpx.get(url, timeout=2).status_code < 500:
@@ -90,48 +160,3 @@ def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
         except httpx.HTTPError:
             time.sleep(0.1)
     raise EngineError(f"the server at {url} did not start (exit code {process.poll()})")
-
-
-@contextmanager
-def clients(url: str) -> Generator[Callable[[Sequence[Body]], float]]:
-    """Within the block, many clients ask a server over connections that stay open.
-
-    Args:
-        url: address of the server.
-
-    Yields:
-        A function that sends bodies to ``POST /v1/completions`` at once and returns completion
-        tokens per second. It raises ``EngineError`` where the server refuses a request.
-    """
-    limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
-    http = httpx.AsyncClient(base_url=url, timeout=300, limits=limits)
-
-    async def load(bodies: Sequence[Body]) -> float:
-        started = time.perf_counter()
-        tokens = await asyncio.gather(*(_ask(http, body) for body in bodies))
-        return sum(tokens) / (time.perf_counter() - started)
-
-    with asyncio.Runner() as runner:
-        try:
-            yield lambda bodies: runner.run(load(bodies))
-        finally:
-            runner.run(http.aclose())
-
-
-async def _ask(http: httpx.AsyncClient, body: Body) -> int:
-    """Completion tokens of one answer.
-
-    A request is sent again where the server closes the connection: mlx-lm's accepts few at a time.
-    """
-    for _ in range(ATTEMPTS):
-        try:
-            response = await http.post("/v1/completions", json=body)
-        except httpx.NetworkError:
-            await asyncio.sleep(0.02)
-            continue
-        if response.status_code != 200:
-            raise EngineError(
-                f"{http.base_url} answered {response.status_code}: {response.text[:200]}"
-            )
-        return response.json()["usage"]["completion_tokens"]
-    raise EngineError(f"{http.base_url} closed the connection {ATTEMPTS} times")

@@ -86,11 +86,41 @@ RATIOS: Mapping[str, Mapping[str, Ratio]] = {
         ),
     },
     "server": {
-        "server_vs_bare": Ratio(f"{_BARE} and without HTTP, 64 clients, 5 M parameters", 0.75),
-        "server_vs_bare_40m": Ratio("the same with 40 M parameters", 0.9),
+        "server_vs_engine": Ratio(
+            "speed over HTTP against the engine alone, 64 clients, 5 M parameters", 0.95
+        ),
+        "server_vs_engine_40m": Ratio("the same with 40 M parameters", 0.95),
         "server_vs_mlx_lm": Ratio(f"{_STOCK}, requests with seeds", 2),
         "server_vs_mlx_lm_unseeded": Ratio(f"{_STOCK}, different temperatures, no seeds", 1),
-        "server_vs_mlx_lm_unseeded_40m": Ratio("the same with 40 M parameters", 1),
+        "concurrency_monotone": Ratio(
+            "total speed at 1, 2, 4, 8, 16 and 32 streams, the smallest ratio of neighbours", 0.97
+        ),
+        "fairness_spread": Ratio(
+            "time of the last of 32 equal streams against the first, less 1", 0.1, at_most=True
+        ),
+        "mixed_prompts_vs_sequential": Ratio(
+            "time of a long, a middle and a short prompt at once, against one by one",
+            1.1,
+            at_most=True,
+        ),
+        "first_token_vs_allowed": Ratio(
+            "time to the first token while another stream is decoded, against 1.5 times the time "
+            "alone plus one decode step of that stream",
+            1,
+            at_most=True,
+        ),
+        **{
+            f"streams_{n}_vs_best": Ratio(
+                f"speed with {n} streams, 40 M parameters, against the fastest other server", 1
+            )
+            for n in (1, 8, 32)
+        },
+        "first_token_vs_best": Ratio(
+            "time to the first token, against the fastest other server", 1, at_most=True
+        ),
+        "memory_vs_best": Ratio(
+            "memory of the process, against the smallest other server", 1, at_most=True
+        ),
         "swap_vs_loopback_copy": Ratio(
             "time to load an adapter of about 20 MB over HTTP, against only sending its bytes",
             3,

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 __all__ = ["Workload", "medians", "speed_ratio"]
@@ -17,6 +18,7 @@ class Workload:
 
     seconds: float  # time to measure, roughly
     quick: bool = False  # True: less work in each measurement, and fewer rounds
+    peers: tuple[Path, ...] = ()  # programs of other projects to compare with
 
     def part(self, share: float) -> "Workload":
         """The same workload in a share of the time."""
@@ -29,26 +31,41 @@ class Workload:
     def in_turn(
         self, ours: Callable[[], T], theirs: Callable[[], T], *, least: int = 2, most: int = 1 << 31
     ) -> list[tuple[T, T]]:
-        """Measure both in turn, after one round of warm-up.
+        """Measure both in turn; see ``rounds``.
 
         Args:
             ours: measures the kit once.
             theirs: measures what the kit is compared with once.
-            least: smallest number of rounds, however long they take; 1 where the bench is quick.
+            least: smallest number of rounds.
             most: largest number of rounds.
 
         Returns:
             (ours, theirs) of each round.
         """
+        return [(a, b) for a, b in self.rounds([ours, theirs], least=least, most=most)]
+
+    def rounds(
+        self, calls: Sequence[Callable[[], T]], *, least: int = 2, most: int = 1 << 31
+    ) -> list[list[T]]:
+        """Make the calls in turn, round after round, after one round of warm-up.
+
+        Args:
+            calls: each measures one thing once.
+            least: smallest number of rounds, however long they take; 1 where the bench is quick.
+            most: largest number of rounds.
+
+        Returns:
+            [rounds][calls] results.
+        """
         least, started = self.size(least, 1), time.perf_counter()
-        ours()
-        theirs()
-        pairs: list[tuple[T, T]] = []
-        while len(pairs) < least or (
-            len(pairs) < most and time.perf_counter() - started < self.seconds
+        for call in calls:
+            call()
+        found: list[list[T]] = []
+        while len(found) < least or (
+            len(found) < most and time.perf_counter() - started < self.seconds
         ):
-            pairs.append((ours(), theirs()))
-        return pairs
+            found.append([call() for call in calls])
+        return found
 
 
 def medians(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:

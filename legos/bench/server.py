@@ -1,4 +1,4 @@
-"""``legos bench server``: the HTTP server against a bare loop, and against mlx-lm's own server.
+"""``legos bench server``: the HTTP server against its engine, and against other servers.
 
 The servers run in separate processes and the clients in this one, on the same cores.
 """
@@ -15,73 +15,120 @@ from typing import Any
 
 import httpx
 
-from legos.bench.engine_bench import EngineBench
+from legos.bench.clients import Body, clients, speed
+from legos.bench.engine_bench import EngineBench, numbered_requests
 from legos.bench.models import write_bench_model
-from legos.bench.peers import (
-    Body,
-    clients,
-    drop_command,
-    running,
-    serve_command,
-    stock_command,
-)
+from legos.bench.peers import ROWS, Server, drop_command, running, servers_of
+from legos.bench.peers_in_turn import measure_servers, ratios_to_best
 from legos.bench.rounds import Workload, medians
+from legos.bench.streams import CHAT, Streams, growth
 from legos.data.limits import EngineLimits
 from legos.data.names import BASE, POLICY
 from legos.weights.adapter import pack_adapter
+from legos.wiring.device import Row
+from legos.wiring.machine import quiet_collector
 
 __all__ = ["bench_server"]
 
-CLIENTS, ROWS, PROMPT = 64, 32, 64
+CLIENTS, PROMPT = 64, 64
 
 
 def bench_server(work: Workload) -> Mapping[str, Any]:
     """Measure; starting the servers takes more than the time of the workload."""
-    tokens, tokens_40m = work.size((64, 24), (16, 8))  # completion tokens of each request
-    twelfth = work.part(1 / 12)
+    quiet_collector()  # as the server does
     with tempfile.TemporaryDirectory() as root:
         small = write_bench_model("5m", Path(root) / "small")
         large = write_bench_model("40m", Path(root) / "large")
-        speeds = {
-            "server_vs_bare": _against_bare(small, work.part(1 / 2), tokens),
-            "server_vs_bare_40m": _against_bare(large, work.part(1 / 4), tokens_40m),
-            "server_vs_mlx_lm": _against_stock(small, twelfth, tokens, seeded=True),
-            "server_vs_mlx_lm_unseeded": _against_stock(small, twelfth, tokens, seeded=False),
-            "server_vs_mlx_lm_unseeded_40m": _against_stock(
-                large, twelfth, tokens_40m, seeded=False
-            ),
-        }
-        swap = _swaps(large, work.part(1 / 4))
+        with servers_of(small) as servers:
+            speeds, streams = _small(small, servers, work.part(2 / 3))
+        with servers_of(large, work.peers) as servers:
+            tokens = work.size(24, 8)
+            ours = servers["legos"]
+            speeds["server_vs_engine_40m"] = _against_engine(large, ours, work.part(1 / 8), tokens)
+            figures = measure_servers(large, servers, work.part(1 / 8), tokens=tokens)
+            swap = _swaps(large, ours, work.part(1 / 12))
+    best = ratios_to_best(figures)
     return {
-        "tokens_per_s": {
-            name: {"legos": ours, "other": theirs} for name, (ours, theirs) in speeds.items()
-        },
+        "tokens_per_s": {name: {"legos": us, "other": them} for name, (us, them) in speeds.items()},
+        **streams["figures"],
+        "servers": figures,
         **swap,
         "ratios": {
-            **{name: ours / theirs for name, (ours, theirs) in speeds.items()},
+            **{name: us / them for name, (us, them) in speeds.items()},
+            **streams["ratios"],
+            "streams_1_vs_best": best["tokens_per_s_1"],
+            "streams_8_vs_best": best["tokens_per_s_8"],
+            "streams_32_vs_best": best["tokens_per_s_32"],
+            "first_token_vs_best": best["first_token_s"],
+            "memory_vs_best": best["memory_mb"],
             "swap_vs_loopback_copy": swap["swap_s"] / swap["loopback_copy_s"],
         },
     }
 
 
-def _against_bare(folder: Path, work: Workload, tokens: int) -> tuple[float, float]:
-    """Tokens per second over HTTP with 64 clients and log-probabilities, and of a bare loop."""
+Speeds = dict[str, tuple[float, float]]
+"""Name of a ratio -> our tokens per second, and those of what we are compared with."""
+
+
+def _small(
+    folder: Path, servers: Mapping[str, Server], work: Workload
+) -> tuple[Speeds, Mapping[str, Mapping[str, Any]]]:
+    """Speeds, and the figures of several streams, with the model of 5 M parameters."""
+    tokens, quarter = work.size(64, 16), work.part(1 / 4)
+    speeds = {
+        "server_vs_engine": _against_engine(folder, servers["legos"], quarter, tokens),
+        "server_vs_mlx_lm": _against_stock(servers, quarter, tokens // 4, seeded=True),
+        "server_vs_mlx_lm_unseeded": _against_stock(servers, quarter, tokens, seeded=False),
+    }
+    return speeds, _streams(servers["legos"], quarter, tokens)
+
+
+def _against_engine(
+    folder: Path, server: Server, work: Workload, tokens: int
+) -> tuple[float, float]:
+    """Tokens per second of 64 requests over HTTP, and of the same requests without a server."""
     seeds = count()
     with (
         closing(EngineBench(folder, EngineLimits(max_rows=ROWS))) as bench,
-        running(serve_command(str(folder), rows=ROWS)) as url,
-        clients(url) as load,
+        clients(server.url) as ask,
     ):
-        prompts = bench.prompts(CLIENTS, PROMPT)
+
+        def prompts() -> list[Row]:
+            return bench.prompts(CLIENTS, PROMPT, seed=next(seeds))  # in no prefix cache
+
+        def engine() -> float:
+            requests = numbered_requests(prompts(), tokens, BASE, stream=False)
+            return CLIENTS * tokens / bench.run(requests)
+
         pairs = work.in_turn(
-            lambda: load([_by_ids(p, tokens, next(seeds)) for p in prompts]),
-            lambda: CLIENTS * tokens / bench.bare(prompts, max_tokens=tokens),
+            lambda: speed(ask([_by_ids(p, tokens, n) for n, p in enumerate(prompts())])), engine
         )
         return medians(pairs)
 
 
+def _streams(server: Server, work: Workload, tokens: int) -> Mapping[str, Mapping[str, Any]]:
+    """Figures and ratios of several streams at our server."""
+    with clients(server.url, CHAT) as ask:
+        streams = Streams(ask, work.part(1 / 3), tokens)
+        speeds, spread = streams.scaling()
+        mixed = streams.mixed()
+        alone_s, busy_s, step_s = streams.first_token()
+    return {
+        "figures": {
+            "tokens_per_s_of_streams": speeds,
+            "first_token_s": {"alone": alone_s, "with_another": busy_s, "step": step_s},
+        },
+        "ratios": {
+            "concurrency_monotone": growth(list(speeds.values())),
+            "fairness_spread": spread,
+            "mixed_prompts_vs_sequential": mixed,
+            "first_token_vs_allowed": busy_s / (1.5 * alone_s + step_s),
+        },
+    }
+
+
 def _against_stock(
-    folder: Path, work: Workload, tokens: int, *, seeded: bool
+    servers: Mapping[str, Server], work: Workload, tokens: int, *, seeded: bool
 ) -> tuple[float, float]:
     """Tokens per second of requests with different sampling, here and with mlx-lm's server.
 
@@ -100,43 +147,36 @@ def _against_stock(
             for n in range(CLIENTS)
         ]
 
-    with (
-        running(serve_command(str(folder), rows=ROWS)) as our_url,
-        running(stock_command(str(folder), rows=ROWS)) as their_url,
-        clients(our_url) as ours,
-        clients(their_url) as theirs,
-    ):
-        rounds = count(), count()  # both servers get the same requests, each once
+    first = 500 * seeded  # both servers get the same requests, each once
+    rounds = count(first), count(first)
+    with clients(servers["legos"].url) as ours, clients(servers["mlx-lm"].url) as theirs:
         pairs = work.in_turn(
-            lambda: ours(bodies(next(rounds[0]))),
-            lambda: theirs(bodies(next(rounds[1]))),
+            lambda: speed(ours(bodies(next(rounds[0])))),
+            lambda: speed(theirs(bodies(next(rounds[1])))),
             least=1 if seeded else 2,
         )
         return medians(pairs)
 
 
-def _swaps(folder: Path, work: Workload) -> dict[str, float]:
+def _swaps(folder: Path, server: Server, work: Workload) -> dict[str, float]:
     """Time to load about 20 MB over HTTP, to discard them, and of ``/health`` meanwhile."""
     with closing(EngineBench(folder, EngineLimits(), rank=56)) as bench:
         data = pack_adapter(bench.adapter(POLICY))
-    path = "/adapters/load?name=policy&version=2"
+    load = f"{server.url}/adapters/load?name=policy&version=2"
     octets = {"content-type": "application/octet-stream"}
-    with (
-        running(serve_command(str(folder), rows=ROWS)) as ours,
-        running(drop_command(), health="/") as drop,
-    ):
 
-        def post(url: str) -> float:
-            started = time.perf_counter()
-            httpx.post(url, content=data, headers=octets, timeout=60).raise_for_status()
-            return time.perf_counter() - started
+    def post(url: str) -> float:
+        started = time.perf_counter()
+        httpx.post(url, content=data, headers=octets, timeout=60).raise_for_status()
+        return time.perf_counter() - started
 
-        seconds = work.seconds / 4
+    seconds = work.seconds / 4
+    with running(drop_command(), health="/") as drop:
         swap_s, copy_s = medians(
-            work.part(1 / 2).in_turn(lambda: post(ours + path), lambda: post(drop))
+            work.part(1 / 2).in_turn(lambda: post(load), lambda: post(drop.url))
         )
-        waits = asyncio.run(_health_waits(ours, lambda: post(ours + path), seconds))
-        alone = asyncio.run(_health_waits(ours, lambda: time.sleep(0.05), seconds))
+    waits = asyncio.run(_health_waits(server.url, lambda: post(load), seconds))
+    alone = asyncio.run(_health_waits(server.url, lambda: time.sleep(0.05), seconds))
     return {
         "adapter_mb": len(data) / 1e6,
         "swap_s": swap_s,
@@ -168,14 +208,13 @@ async def _health_waits(url: str, work: Callable[[], object], seconds: float) ->
     return waits
 
 
-def _by_ids(prompt: tuple[int, ...], tokens: int, seed: int) -> Body:
+def _by_ids(prompt: Row, tokens: int, seed: int) -> Body:
     return {
         "prompt": list(prompt),
         "max_tokens": tokens,
         "temperature": 1.0,
         "seed": seed,
-        "logprobs": 0,
         "model": BASE,
-        "return_token_ids": True,
-        "ignore_eos": True,  # as the bare loop does
+        "return_token_ids": True,  # with their log-probabilities, as training needs
+        "ignore_eos": True,  # as the engine's requests, which have no end tokens
     }

@@ -12,6 +12,7 @@ from typing import Any
 __all__ = [
     "ASSISTANT",
     "BOS",
+    "CHARACTERS",
     "CHAT_TEMPLATE",
     "END",
     "PAD",

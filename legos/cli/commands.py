@@ -247,7 +247,13 @@ def chat(
 
 
 def bench(
-    name: str = "loop", /, *, seconds: float = 60.0, quick: Flag = False, json: Flag = False
+    name: str = "loop",
+    /,
+    *,
+    seconds: float = 60.0,
+    quick: Flag = False,
+    peer: Several = (),
+    json: Flag = False,
 ) -> None:
     """Measure the speed of one part of legos against a bare loop of the same work.
 
@@ -255,12 +261,14 @@ def bench(
         name: What to measure: engine, loop, server or train.
         seconds: Time to measure, roughly, in seconds.
         quick: Measure smaller workloads in fewer rounds: the ratios are rough.
+        peer: Path of another program's server (mlx-openai-server, rapid-mlx or vllm-mlx) that is
+            installed in an environment of its own, for legos bench server; once for each program.
         json: Print one JSON object.
     """
     from legos.apps.bench import bench as run
     from legos.apps.bench import explained
 
-    figures = run(name, seconds, quick=quick)
+    figures = run(name, seconds, quick=quick, peers=[Path(path) for path in peer])
     show(figures if json else explained(figures), json=json)
 
 

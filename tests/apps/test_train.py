@@ -121,8 +121,8 @@ def test_the_commands_at_the_end_fit_the_model_and_the_arena(
     assert longer[2:] == ["legos", "train", "--resume", "runs/nim-1", "--steps", "2"]
     assert main(evaluate[3:]) == 0
     assert main(longer[3:]) == 0
-    with running([sys.executable, "-m", *serve[2:]]) as url:
-        live = httpx.get(f"{url}/adapters/version").json()["adapters"]
+    with running([sys.executable, "-m", *serve[2:]]) as server:
+        live = httpx.get(f"{server.url}/adapters/version").json()["adapters"]
     newest = read_steps(Path("runs/nim-1/metrics.jsonl"))[-1]["policy_version"]
     assert [one["version"] for one in live if one["name"] == "policy"] == [newest]
 

@@ -2,6 +2,7 @@
 
 import inspect
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,11 @@ from legos.errors import ConfigError
 def test_an_unknown_bench_is_named() -> None:
     with pytest.raises(ConfigError, match="'loops'; did you mean 'loop'"):
         bench("loops", 1.0)
+
+
+def test_peers_are_only_for_the_servers_bench() -> None:
+    with pytest.raises(ConfigError, match="--peer needs the bench 'server', and came with 'loop'"):
+        bench("loop", 1.0, peers=[Path("vllm-mlx")])
 
 
 def test_each_ratio_has_its_meaning_its_target_and_a_verdict(

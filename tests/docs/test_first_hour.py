@@ -67,8 +67,8 @@ def ask_the_server(command: str) -> None:
     said = io.StringIO()
     assert json.dumps(Kuhn().prompt(("KJ", ""), "first")) in program
     serving = running([sys.executable, "-m", "legos", *shlex.split(command)])
-    with serving as url, redirect_stdout(said):
-        exec(program.replace("http://localhost:8000", url), {})
+    with serving as server, redirect_stdout(said):
+        exec(program.replace("http://localhost:8000", server.url), {})
     assert said.getvalue().strip() in ("p", "b")
 
 

@@ -28,7 +28,7 @@ def urls(folder: str) -> Iterator[Mapping[str, str]]:
         running(serve_command(folder, rows=8)) as ours,
         running(stock_command(folder, rows=8)) as theirs,
     ):
-        yield {"legos": ours, "mlx_lm": theirs}
+        yield {"legos": ours.url, "mlx_lm": theirs.url}
 
 
 def post(url: str, path: str, body: Mapping[str, Any]) -> httpx.Response:
@@ -77,6 +77,6 @@ def test_an_empty_prompt_harms_nobody_else(folder: str, urls: Mapping[str, str])
     assert post(urls["legos"], "/v1/chat/completions", chat("And now?")).status_code == 200
     with running(stock_command(folder, rows=8)) as theirs:
         with pytest.raises(httpx.RemoteProtocolError):
-            post(theirs, "/v1/completions", empty)
-        assert "thread died" in post(theirs, "/v1/chat/completions", chat("And now?")).text
-        assert httpx.get(theirs + "/health").status_code == 503
+            post(theirs.url, "/v1/completions", empty)
+        assert "thread died" in post(theirs.url, "/v1/chat/completions", chat("And now?")).text
+        assert httpx.get(theirs.url + "/health").status_code == 503
