@@ -5,12 +5,13 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from msgspec.structs import replace
 
 from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer
+from legos.clients.shared import Shared
 from legos.data.choices import ChoiceNode, choice_tree
 from legos.data.message import Completion, Continuation, Message, Prompt, Sampling, messages_or_ids
 from legos.data.names import POLICY
@@ -24,10 +25,9 @@ _SHORT = 32  # tokens; longer completions rarely repeat, and caching them takes 
 _SMALL = 256  # characters of choices; the memory of their trees is bounded by size times number
 _SMALL_TREES, _LARGE_TREES = 1024, 8
 _GRAMMARS = 32
+_GATHERED = 64  # requests
 _Legal = tuple[ChoiceNode | None, Grammar | None]
 _Prepared = tuple[Request, Sampling]
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class EngineClient:
@@ -46,16 +46,16 @@ class EngineClient:
         Args:
             engine: the engine that answers.
             tokenizer: the tokenizer of its model.
-            use_threads: build grammars, large trees of choices and the tokens of scores on threads,
-                which servers need because their loop has other requests to serve. The order in
-                which requests reach the engine then depends on the threads.
+            use_threads: for servers, whose loop has other requests to serve: build grammars, large
+                trees of choices and the tokens of scores on threads, and submit the requests of a
+                burst together. The order in which they reach the engine depends on the threads.
         """
         self._engine = engine
         self._tokenizer = tokenizer
         self._use_threads = use_threads
         self._small_trees = lru_cache(maxsize=_SMALL_TREES)(self._make_tree)
-        self._large_trees = _Shared(self._make_tree, _LARGE_TREES, use_threads=use_threads)
-        self._grammars = _Shared(self._make_grammar, _GRAMMARS, use_threads=use_threads)
+        self._large_trees = Shared(self._make_tree, _LARGE_TREES, use_threads=use_threads)
+        self._grammars = Shared(self._make_grammar, _GRAMMARS, use_threads=use_threads)
         self._stops = lru_cache(maxsize=256)(partial(stop_test, tokenizer.decode))
         self._short_text = lru_cache(maxsize=65536)(tokenizer.decode)
         self._end_ids = tokenizer.end_ids
@@ -266,11 +266,24 @@ class EngineClient:
         if loop is not self._loop:
             self._loop, self._outbox, self._waiting, self._news = loop, [], {}, {}
         if not self._outbox:
-            loop.call_soon(self._flush)
+            loop.call_soon(self._gather if self._use_threads else self._flush)
         self._next += 1
         self._waiting[self._next] = answer
         self._outbox.append((self._next, request))
         return self._next
+
+    def _gather(self, before: int = 0, quiet_turns: int = 0) -> None:
+        """Submit when no request has come for two turns of the loop, or as soon as there are many.
+
+        A server reads the requests of a burst in several turns. Rows that start in one forward pass
+        also end together, and make room for the next ones together.
+        """
+        now = len(self._outbox)
+        quiet_turns = quiet_turns + 1 if now == before else 0
+        if quiet_turns < 2 and now < _GATHERED:
+            asyncio.get_running_loop().call_soon(self._gather, now, quiet_turns)
+        else:
+            self._flush()
 
     def _flush(self) -> None:
         """Submit the requests of this turn of the loop whose callers still wait."""
@@ -356,39 +369,3 @@ class _Called:
 
     def set_exception(self, error: Exception) -> None:
         self._done(error)
-
-
-class _Shared(Generic[K, V]):
-    """A cache of values that are slow to make; simultaneous requests for one share its making."""
-
-    def __init__(self, make: Callable[[K], V], size: int, *, use_threads: bool) -> None:
-        """Make an empty cache.
-
-        Args:
-            make: makes the value of a key; it may take seconds.
-            size: number of values kept.
-            use_threads: make values on threads.
-        """
-        self._make = make
-        self._size = size
-        self._use_threads = use_threads
-        self._values: dict[K, asyncio.Future[V]] = {}  # in the order of their last use
-
-    async def get(self, key: K) -> V:
-        """The value of a key; raises what ``make`` raises."""
-        loop = asyncio.get_running_loop()
-        made = self._values.pop(key, None)
-        if made is None or (not made.done() and made.get_loop() is not loop):
-            if self._use_threads:
-                made = loop.run_in_executor(None, self._make, key)
-            else:
-                made = loop.create_future()
-                made.set_result(self._make(key))
-        self._values[key] = made
-        if len(self._values) > self._size:
-            del self._values[next(iter(self._values))]
-        try:
-            return await asyncio.shield(made)  # other requests may wait for it
-        except Exception:
-            self._values.pop(key, None)
-            raise

@@ -6,7 +6,7 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -312,8 +312,10 @@ def test_serve_bench_and_arenas_call_their_functions(
     def serve(**options: object) -> None:
         calls.append(options)
 
-    def bench(name: str, seconds: float, *, quick: bool) -> Mapping[str, object]:
-        calls.append((name, seconds, quick))
+    def bench(
+        name: str, seconds: float, *, quick: bool, peers: Sequence[Path]
+    ) -> Mapping[str, object]:
+        calls.append((name, seconds, quick, peers))
         return {"ratios": {"engine_vs_bare": 0.9}}
 
     stub("serve", serve=serve)
@@ -326,7 +328,8 @@ def test_serve_bench_and_arenas_call_their_functions(
     lines = {name: arena["about"] for name, arena in listed.items()}
     stub("arenas", list_arenas=lambda: listed, described=lambda arenas: lines)
     assert main(["serve", "--port", "0", "--adapter", "a/v3"]) == 0
-    assert main(["bench", "engine", "--seconds", "5", "--quick", "--json"]) == 0
+    options = ["--seconds", "5", "--quick", "--json", "--peer", "a/rapid-mlx"]
+    assert main(["bench", "server", *options]) == 0
     assert json.loads(capsys.readouterr().out) == {"ratios": {"engine_vs_bare": 0.9}}
     assert main(["bench"]) == 0
     assert "meaning                speed" in capsys.readouterr().out
@@ -339,7 +342,7 @@ def test_serve_bench_and_arenas_call_their_functions(
     assert (served["model"], served["adapters"]) == (None, ("a/v3",))
     assert (served["host"], served["port"]) == ("127.0.0.1", 0)
     assert served["options"].api_key is None
-    assert benched == ("engine", 5.0, True)
+    assert benched == ("server", 5.0, True, [Path("a/rapid-mlx")])
 
 
 BOOLEANS = [

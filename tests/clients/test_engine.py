@@ -184,6 +184,27 @@ def test_what_is_asked_in_one_turn_of_the_loop_is_one_submission(tokenizer: Chat
     assert len({n for numbers in engine.submissions for n in numbers}) == 51
 
 
+@pytest.mark.parametrize(
+    ("use_threads", "asked", "sizes"),
+    [(True, 5, [5]), (True, 100, [64, 36]), (False, 5, [1] * 5)],
+    ids=["a server's burst", "a long burst", "without a server"],
+)
+def test_a_server_submits_the_requests_of_successive_turns_together(
+    tokenizer: ChatTokenizer, use_threads: bool, asked: int, sizes: Sequence[int]
+) -> None:
+    engine = Engine(lambda request: ids(tokenizer, "yes"))
+    client = EngineClient(engine, tokenizer, use_threads=use_threads)
+
+    async def ask_in_turns() -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(asked):
+                group.create_task(client.complete((5, 6), Sampling(max_tokens=4)))
+                await asyncio.sleep(0)
+
+    asyncio.run(ask_in_turns())
+    assert [len(numbers) for numbers in engine.submissions] == sizes
+
+
 def test_a_submission_that_fails_is_told_to_all_who_asked(tokenizer: ChatTokenizer) -> None:
     engine = Engine()
     engine.broken = True
