@@ -35,7 +35,7 @@ class Pig(Game):
 
     roles = ("first", "second")
 
-    def __init__(self, *, goal: int = 20) -> None:
+    def __init__(self, *, goal: int = 10) -> None:
         """Set the points that win.
 
         Raises:
@@ -66,7 +66,7 @@ class Pig(Game):
         """All points; both seats see the same."""
         seat = self.roles.index(role)
         own, rival = state.points[seat], state.points[1 - seat]
-        return f"Pig to {self.goal}: you {own}, rival {rival}, turn total {state.total}."
+        return f"Pig: you {own}, rival {rival}, turn {state.total}."
 
     def legal(self, state: State, role: str) -> Sequence[str]:
         """Roll or hold."""
@@ -82,14 +82,14 @@ class Pig(Game):
         return {role: 1.0 if seat == winner else -1.0 for seat, role in enumerate(self.roles)}
 
     def reference(self) -> Mapping[str, float]:
-        """Exact numbers of the game to 20; none for another goal."""
-        if self.goal != 20:
+        """Exact numbers of the game to 10; none for another goal."""
+        if self.goal != 10:
             return {}
         return {
-            "value": 0.239428,  # of the first seat when both play optimally
-            "optimal_vs_random_win": 0.807107,
-            "uniform_vs_optimal_win": 0.192893,
-            "uniform_exploitability": 0.616905,
+            "value": 0.424275,  # of the first seat when both play optimally
+            "optimal_vs_random_win": 0.739251,
+            "uniform_vs_optimal_win": 0.260749,
+            "uniform_exploitability": 0.478501,
         }
 
     def _winner(self, state: State) -> int | None:

@@ -7,6 +7,7 @@
     ├── RecordError (ValueError)          a record (turn, sample, batch) that contradicts itself
     ├── RequestError (ValueError)         one generation request that cannot be served
     ├── ArenaError (RuntimeError)         an arena that cannot be found or keeps failing
+    │   └── GameSizeError                 a game with too many states to be evaluated exactly
     ├── PlayTimeoutError (TimeoutError)   a play that took longer than its arena allows
     ├── PlayCancelledError (RuntimeError) a play in which something that it awaited was cancelled
     ├── RunError (RuntimeError)            a function of Table.run that exceeded a limit or died
@@ -33,6 +34,7 @@ __all__ = [
     "DeviceError",
     "EndpointError",
     "EngineError",
+    "GameSizeError",
     "LegosError",
     "ModelError",
     "PlayCancelledError",
@@ -71,6 +73,10 @@ class RequestError(LegosError, ValueError):
 
 class ArenaError(LegosError, RuntimeError):
     """An arena that cannot be found, or whose plays keep failing."""
+
+
+class GameSizeError(ArenaError):
+    """A game that has too many states to be evaluated exactly; it can be evaluated by play."""
 
 
 class PlayTimeoutError(LegosError, TimeoutError):

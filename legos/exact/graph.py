@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from legos.arena.checks import check_names, checked_choices, checked_rewards, shown
 from legos.arena.game import Game, State
-from legos.errors import ArenaError, LegosError
+from legos.errors import ArenaError, GameSizeError, LegosError
 from legos.exact.layers import IntArray, layered, node_on_cycle
 
 __all__ = ["DecisionPoint", "FloatArray", "GameGraph", "write_out"]
@@ -86,9 +86,10 @@ def write_out(game: Game, *, max_states: int) -> GameGraph:
         max_states: maximum number of different states.
 
     Raises:
-        ArenaError: the starts are not listed, probabilities do not sum to 1, the game is too large,
-            a state can repeat in one play, one view has different legal moves or prompts, a view
-            lacks perfect recall, or the game's code fails.
+        GameSizeError: the game has more states.
+        ArenaError: the starts are not listed, probabilities do not sum to 1, a state can repeat in
+            one play, one view has different legal moves or prompts, a view lacks perfect recall, or
+            the game's code fails.
     """
     try:
         starts = _starts(game)
@@ -182,7 +183,7 @@ class _Walk:
         node = 0
         while node < len(self.states):
             if len(self.states) > max_states:
-                raise ArenaError(
+                raise GameSizeError(
                     f"game {self.game.name!r} has more than {max_states} states; make it smaller,"
                     " or raise max_states where memory and time allow"
                 )

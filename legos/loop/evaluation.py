@@ -1,6 +1,7 @@
 """Evaluate a policy: exactly where all states of the game can be enumerated, otherwise by play."""
 
 import asyncio
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any, cast
@@ -11,12 +12,13 @@ from legos.arena.means import play_figures, with_children
 from legos.arena.step import play_all, warn_of
 from legos.data.message import Message
 from legos.data.names import POLICY
-from legos.errors import ArenaError
+from legos.errors import ArenaError, GameSizeError
 from legos.exact.figures import GameReport, GameTree, decision_points, evaluate
 from legos.protocols import Scorer
 
 __all__ = ["ArenaEvaluation", "flat_figures"]
 
+logger = logging.getLogger(__name__)
 SEED = 0x5EED  # evaluations use other plays than training
 UNDEFINED = (  # figures that are not defined without enumerating the states
     "optimal_move_rate",
@@ -45,7 +47,7 @@ class ArenaEvaluation:
         temperature: float | None = None,
         concurrency: int = 256,
     ) -> None:
-        """Enumerate the states of the arena's game, if it lists its start states.
+        """Enumerate the states of the arena's game, if it lists its starts and is not too large.
 
         Args:
             arena: the arena to evaluate on.
@@ -56,7 +58,7 @@ class ArenaEvaluation:
             concurrency: maximum number of these plays at the same time.
 
         Raises:
-            ArenaError: the game is inconsistent, or has too many states to enumerate.
+            ArenaError: the game is inconsistent.
         """
         self._arena = arena
         self._scorer = scorer
@@ -68,6 +70,8 @@ class ArenaEvaluation:
         if isinstance(arena, GameArena) and arena.game.starts() is not None:
             try:
                 self._tree = GameTree(arena.game)
+            except GameSizeError as error:
+                logger.warning("evaluated by play, not exactly: %s", error)
             except ArenaError as error:
                 error.add_note("a game whose starts() returns None is evaluated by play instead")
                 raise

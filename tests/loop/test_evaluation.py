@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
-from legos.arena.arena import Arena
+from arenas.goofspiel import Goofspiel
+from legos.arena.arena import Arena, GameArena
 from legos.arena.endings import Forfeit, Void
+from legos.arena.game import Game
 from legos.arena.table import Table
 from legos.data.episode import Task
+from legos.exact.figures import GameTree
 from legos.loop.evaluation import ArenaEvaluation, flat_figures
 from legos.protocols import Seat
 from legos.testing import Asked, ScriptedClient
@@ -57,6 +60,24 @@ def evaluated(arena: Quiz, **settings: Any) -> dict[str, Any]:
 async def plain(t: Table) -> Mapping[str, float]:
     reply = await t.ask("answerer", t.task.id)
     return {"asker": -1.0, "answerer": float(reply.answer)}
+
+
+def test_a_game_with_too_many_states_is_evaluated_by_play(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class First(ScriptedClient):
+        score = Answering.score
+
+    def tree(game: Game) -> GameTree:
+        return GameTree(game, max_states=20)
+
+    monkeypatch.setattr("legos.loop.evaluation.GameTree", tree)
+    client = First(lambda asked: asked.sampling.choices[0])
+    evaluation = ArenaEvaluation(GameArena(Goofspiel(cards=4, seats=3), client), client, plays=5)
+    assert not evaluation.exact
+    figures = asyncio.run(evaluation.figures())
+    assert (figures["plays"], figures["exploitability"]) == (5, None)
+    assert "evaluated by play, not exactly: game 'goofspiel' has more than 20" in caplog.text
 
 
 @pytest.mark.parametrize(("plays", "num_tasks"), [(10, 3), (64, 1), (2, 3)])
