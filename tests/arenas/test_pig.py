@@ -8,6 +8,7 @@ from game_plays import transcript
 from arenas.pig import Pig, State
 from legos.exact.figures import (
     GameTree,
+    Policy,
     decision_points,
     expected_payoffs,
     exploitability,
@@ -16,7 +17,7 @@ from legos.exact.figures import (
     uniform_policy,
 )
 
-GOAL = 10
+GOAL, FACES = 10, 2
 
 
 @cache
@@ -38,8 +39,8 @@ def wins(own: int, rival: int, total: int, mine: str, theirs: str) -> float:
 def roll(own: int, rival: int, total: int, mine: str, theirs: str) -> float:
     """Chance that the one who throws the die now wins."""
     lost_turn = 1.0 if own + 1 >= GOAL else 1 - roll(rival, own + 1, 0, theirs, mine)
-    kept = [wins(own, rival, total + face, mine, theirs) for face in range(2, 7)]
-    return (lost_turn + sum(kept)) / 6
+    kept = [wins(own, rival, total + face, mine, theirs) for face in range(2, FACES + 1)]
+    return (lost_turn + sum(kept)) / FACES
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def tree() -> GameTree:
 
 
 def test_a_throw_of_the_die() -> None:
-    game = Pig(goal=12)
+    game = Pig(goal=12, faces=6)
     thrown = game.chance(State(0, (3, 7), total=4))
     assert [chance for _, chance in thrown] == pytest.approx([1 / 6] * 6)
     assert [after for after, _ in thrown] == [
@@ -83,7 +84,7 @@ def test_points_and_total_that_reach_the_goal_win(state: State, first: int) -> N
 
 def test_both_seats_see_the_same(tree: GameTree) -> None:
     points = decision_points(tree)
-    assert len({point.prompt for point in points}) < len(points) == 556
+    assert len({point.prompt for point in points}) < len(points) == 268
 
 
 def test_reference_numbers(tree: GameTree) -> None:
@@ -97,6 +98,13 @@ def test_reference_numbers(tree: GameTree) -> None:
     assert outcome_shares(tree, best, uniform).win == pytest.approx(won)
     assert reference["optimal_vs_random_win"] == pytest.approx(won, abs=1e-6)
     assert reference["uniform_vs_optimal_win"] == pytest.approx(1 - won, abs=1e-6)
+    for name, hold_at in (("always_roll", GOAL), ("hold_at_4", 4)):
+        policy: Policy = {
+            (p.role, p.view): {"h" if int(p.view.split()[-1][:-1]) >= hold_at else "r": 1.0}
+            for p in decision_points(tree)
+        }
+        share = outcome_shares(tree, policy, best).win
+        assert reference[f"{name}_vs_optimal_win"] == pytest.approx(share, abs=1e-6)
     found = exploitability(tree, uniform)
     assert reference["uniform_exploitability"] == pytest.approx(found, abs=1e-6)
     assert Pig(goal=12).reference() == {}
@@ -105,10 +113,12 @@ def test_reference_numbers(tree: GameTree) -> None:
 def test_a_goal_has_points() -> None:
     with pytest.raises(ValueError, match="goal is 1; expected at least 2 points"):
         Pig(goal=1)
+    with pytest.raises(ValueError, match="faces is 1; expected at least 2"):
+        Pig(faces=1)
 
 
 def test_transcript() -> None:
-    lines, payoffs = transcript(Pig(goal=12), 1)
+    lines, payoffs = transcript(Pig(goal=12, faces=6), 1)
     assert lines == [
         "first | Pig: you 0, rival 0, turn 6. / Moves: r h | r",
         "first | Pig: you 0, rival 0, turn 8. / Moves: r h | h",
