@@ -42,7 +42,8 @@ def evaluate_run(
     config = resolve(run=config_file, overrides=overrides).config
     check_options(config.arena, config.play.options)
     with loaded(config.model, [weights], config.generation.limits()) as live:
-        client = EngineClient(live.engine, live.handle.tokenizer)
+        handle = live.handle
+        client = EngineClient(live.engine, handle.tokenizer, tool_format=lambda: handle.tool_format)
         arena = make_arena(
             config.arena, client, play=config.play, generation=config.generation, seed=config.seed
         )

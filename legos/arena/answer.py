@@ -6,9 +6,9 @@ from typing import Any
 from msgspec import Struct
 
 from legos.chat.reply import parse_move
-from legos.data.message import Completion
+from legos.data.message import Completion, ToolCall
 
-__all__ = ["Reply", "read_answer"]
+__all__ = ["UNREADABLE", "Reply", "read_answer"]
 
 UNREADABLE = (
     ValueError,
@@ -31,6 +31,7 @@ class Reply(Struct, frozen=True, kw_only=True):
     parsed: Any  # what `parse` returned
     truncated: bool  # True: the token limit cut the reply off
     completion: Completion
+    tool_calls: tuple[ToolCall, ...] = ()  # calls of tools before this answer
 
 
 def read_answer(

@@ -10,6 +10,7 @@ from legos.arena.game import Game
 from legos.arena.matchmaker import ArenaSeats
 from legos.arena.playable import Playable, Rewards
 from legos.arena.step import play_step
+from legos.arena.store import Stores
 from legos.arena.table import Table
 from legos.data.episode import Task
 from legos.data.message import Sampling
@@ -53,6 +54,7 @@ class Arena(Playable):
         self.temperature = temperature
         self.seed = seed
         self.cursor = TaskCursor(self)
+        self.stores = Stores()
         self._default_seats: tuple[object, dict[str, Seat]] | None = None  # and what they depend on
 
     @property
@@ -155,6 +157,7 @@ class Arena(Playable):
                 f"spawn() got {shown(thing)}; expected an Arena or a Game, or the class of one"
             )
         arena.temperature = seat.sampling.temperature
+        arena.stores = self.stores
         return arena
 
     async def step(self, concurrency: int = 8) -> TrainingBatch:
@@ -171,12 +174,13 @@ class Arena(Playable):
         return await play_step(self, self.cursor, self.credit_assigner, concurrency)
 
     def state(self) -> dict[str, Any]:
-        """The state that a resumed run needs: the task position, credit and matchmaker state."""
+        """The state that a resumed run needs: the task position, credit, matchmaker and stores."""
         credit = self.credit_assigner.state() if self.credit_assigner else {}
         return {
             "cursor": self.cursor.state(),
             "credit": credit,
             "matchmaker": self.matchmaker.state(),
+            "stores": self.stores.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -185,6 +189,7 @@ class Arena(Playable):
         if self.credit_assigner:
             self.credit_assigner.restore(state["credit"])
         self.matchmaker.restore(state["matchmaker"])
+        self.stores.restore(state["stores"])
 
 
 class GameArena(Arena):

@@ -21,6 +21,10 @@ RESERVED = frozenset(
         "token_breaks",
         "forfeit",
         "illegal",
+        "judge_first",
+        "judge_agreement",
+        "judge_right",
+        "judge_unclear",
     }
 )
 """Names of numbers that are counted for every arena; an arena's own have other names."""

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from legos.arena.answer import Reply, read_answer
@@ -29,9 +29,20 @@ class Chair:
     draws: int  # random numbers drawn so far, from the start of the seat's stream
     memory: list[Message]
     turns: list[Turn]
+    remembers: bool  # whether questions and answers are kept in the memory
     last: Completion | None = None  # newest completion, if the conversation continues its tokens
     heard: int = 0  # number of messages in the memory up to that completion
     waiting: int = 0  # number of questions that are not answered yet
+    tools: str | None = None  # tools that the tokens of the conversation describe
+
+    def remembering(self) -> "Chair":
+        """The same seat with a conversation of its own, which keeps questions and answers."""
+        return replace(self, memory=list(self.memory), remembers=True)
+
+    def afresh(self) -> "Chair":
+        """The same seat with only its system message, and without a memory of what it is asked."""
+        system = [message for message in self.memory[:1] if message.role == "system"]
+        return replace(self, memory=system, remembers=False, last=None)
 
     def next_seed(self) -> int:
         """A seed that depends only on the play, the seat and the seat's number of draws."""
@@ -86,10 +97,10 @@ class Chair:
         choices: Sequence[str],
         parse: Callable[[str], Any] | None = None,
     ) -> tuple[Reply, str | None]:
-        """Record the answer to a question.
+        """Record the answer to a question, or a call of tools before it.
 
         Args:
-            arena: its settings say whether the seat remembers.
+            arena: its settings say whether conversations continue their tokens.
             messages: the conversation that was asked; the last message is the question.
             completion: the client's answer.
             choices: the legal answers; empty: none are given.
@@ -98,12 +109,14 @@ class Chair:
         Returns:
             The reply, and why it is not legal, or None.
         """
+        calls = completion.tool_calls
+        parse = None if calls else parse
         thinking, answer = split_thinking(completion.text)
         move, parsed, reason = read_answer(answer, choices, parse)
-        if arena.remember:
+        if self.remembers:
             all_read = len(self.memory) < len(messages)  # no message arrived during the answer
             whole = all_read and completion.prompt_ids and completion.token_ids
-            self.memory += (messages[-1], Message("assistant", answer))
+            self.memory += (messages[-1], Message("assistant", answer, calls))
             self.last = completion if whole and arena.continue_tokens else None
             self.heard = len(self.memory)
         legal = reason is None if choices or parse else None
@@ -149,6 +162,7 @@ class PlayState:
                 number * STREAM,
                 [Message("system", arena.system[role])] if role in arena.system else [],
                 [],
+                arena.remember,
             )
             for number, (role, seat) in enumerate(seats.items(), start=1)
         }

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Protocol
 
 from legos.arena.game import Game
+from legos.arena.store import Stores
 from legos.data.episode import Task
 from legos.data.names import POLICY
 from legos.protocols import Matchmaker, Seat
@@ -40,6 +41,7 @@ class Playable(Protocol):
     recommended: Mapping[str, object] = {}  # recommended settings, dotted names
     seed: int  # seed of tasks and plays
     matchmaker: Matchmaker  # decides who sits in which seat
+    stores: Stores  # what plays keep for later plays
 
     @property
     def name(self) -> str:

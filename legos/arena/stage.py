@@ -12,6 +12,7 @@ from legos.arena.checks import check_arena
 from legos.arena.game import Game
 from legos.arena.playable import Playable
 from legos.arena.positions import Positions
+from legos.arena.store import Stores
 from legos.arena.watch import Watch
 from legos.data.episode import Task
 from legos.protocols import Seat
@@ -26,6 +27,7 @@ class Stage:
         watch: watches the plays for their time limits.
         slots: one slot for each running play.
         calls: processes for ``Table.run``.
+        stores: stores that plays use; None: those of each arena.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Stage:
         *,
         temperature: float | None = None,
         adapters: Mapping[str, str] | None = None,
+        stores: Stores | None = None,
     ) -> None:
         """Prepare the resources.
 
@@ -45,10 +48,12 @@ class Stage:
             calls: processes for ``Table.run``.
             temperature: temperature of trained seats; None: that of each seat.
             adapters: policy -> adapter that answers for its trained seats; None: that of each seat.
+            stores: stores that plays use; None: those of each arena.
         """
         self.watch = watch
         self.slots = slots
         self.calls = calls
+        self.stores = stores
         self._temperature = temperature
         self._adapters = adapters or {}
         self._positions: dict[tuple[int, int], Positions] = {}  # by id; the values keep the objects
@@ -86,6 +91,7 @@ def stage_of(
     *,
     temperature: float | None = None,
     adapters: Mapping[str, str] | None = None,
+    stores: Stores | None = None,
 ) -> Generator[Stage]:
     """Within the block, plays of an arena can run, under its time limits.
 
@@ -94,4 +100,4 @@ def stage_of(
     """
     check_arena(arena)
     with Watch(arena) as watch, closing(CallPool()) as calls:
-        yield Stage(watch, slots, calls, temperature=temperature, adapters=adapters)
+        yield Stage(watch, slots, calls, temperature=temperature, adapters=adapters, stores=stores)

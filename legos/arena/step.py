@@ -14,6 +14,7 @@ from legos.arena.means import with_children
 from legos.arena.outcome import episode_after, episode_of, rewards_of
 from legos.arena.playable import Playable
 from legos.arena.stage import Stage, stage_of
+from legos.arena.store import Stores
 from legos.arena.table import Table
 from legos.data.episode import Episode, Task
 from legos.data.sample import TrainingBatch
@@ -107,6 +108,7 @@ async def play_all(
     *,
     temperature: float | None = None,
     adapters: Mapping[str, str] | None = None,
+    stores: Stores | None = None,
 ) -> list[Episode]:
     """Play tasks, each with the seed of its play; returns the episodes in the same order.
 
@@ -117,12 +119,13 @@ async def play_all(
         temperature: temperature of trained seats, also in spawned plays; None: that of each seat.
         adapters: policy -> adapter that answers for its trained seats, also in spawned plays;
             None: that of each seat.
+        stores: stores that plays use, spawned ones too; None: those of each arena.
 
     Raises:
         ArenaError: an attribute of the arena is invalid, or a play breaks the rules for plays.
         EngineError: the engine has died.
     """
-    with stage_of(arena, slots, temperature=temperature, adapters=adapters) as stage:
+    with stage_of(arena, slots, temperature=temperature, adapters=adapters, stores=stores) as stage:
         return await play_each(stage, arena, plays)
 
 
@@ -171,6 +174,7 @@ async def _play_one(stage: Stage, arena: Playable, task: Task, seed: int) -> Epi
                 slots=stage.slots,
                 spawn=partial(play_each, stage),
                 calls=stage.calls,
+                stores=stage.stores or arena.stores,
             )
             with stage.watch.over(table):
                 returned = await _awaitable(arena.play(table), source)

@@ -1,8 +1,7 @@
 """The table: everything that a play can use, and the only way information reaches a seat."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -11,9 +10,13 @@ from legos.arena.answer import Reply
 from legos.arena.calls import CallLimits, CallPool
 from legos.arena.checks import check_arena, check_text, checked_choices, finite, shown
 from legos.arena.endings import Forfeit
+from legos.arena.judge import JudgeTally, Verdict, comparison, verdict_of
 from legos.arena.means import RESERVED
 from legos.arena.play_state import Chair, PlayState
 from legos.arena.playable import Playable
+from legos.arena.slot import Slot
+from legos.arena.store import Store, Stores
+from legos.arena.tools import Tool, Toolbox, ToolRounds
 from legos.data.episode import Episode, Task
 from legos.data.message import Message, Sampling
 from legos.data.seeds import mix
@@ -40,13 +43,15 @@ class Table(PlayState):
         slots: asyncio.Semaphore,
         spawn: Spawn,
         calls: CallPool,
+        stores: Stores,
     ) -> None:
         super().__init__(arena, task, dict(seats), seed=seed)
         self._children_seeds = 0
-        self._slots = slots
-        self._holds_slot = True
+        self._slot = Slot(slots, self)
         self._spawn = spawn
         self._calls = calls
+        self._stores = stores
+        self._judged = JudgeTally()
 
     async def ask(
         self,
@@ -56,6 +61,8 @@ class Table(PlayState):
         choices: Sequence[str] | None = None,
         parse: Callable[[str], Any] | None = None,
         retries: int | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_rounds: int = 8,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
     ) -> Reply:
@@ -69,6 +76,8 @@ class Table(PlayState):
                 ValueError, LookupError (KeyError, IndexError), TypeError, AttributeError,
                 ArithmeticError, RecursionError; any other error fails the play.
             retries: number of times to ask again with the reason, if illegal moves are retried.
+            tools: functions with typed parameters that the model may call before it answers.
+            tool_rounds: maximum number of replies that call tools.
             max_tokens: maximum length of this reply, tokens.
             stop: a text that ends the reply, or several.
 
@@ -95,14 +104,19 @@ class Table(PlayState):
         sampling = chair.sampling(
             self.arena, legal, seed=chair.next_seed(), max_tokens=max_tokens, stop=stops
         )
-        reply, reason = await self._ask_once(chair, prompt, sampling, parse)
+        ask = self._ask_once
+        if tools is not None:
+            toolbox = Toolbox(tools, role, choices)
+            sampling = replace(sampling, tools=toolbox.described)
+            ask = ToolRounds(toolbox, tool_rounds, self._slot, ask)
+        reply, reason = await ask(chair, Message("user", prompt), sampling, parse)
         if reason is None:
             return reply
         retries = self.arena.retries if retries is None else retries
         for _ in range(retries if self.arena.illegal == "retry" else 0):
             sampling = replace(sampling, seed=chair.next_seed())
-            question = f"{reason} Answer again.\n{prompt}"
-            reply, reason = await self._ask_once(chair, question, sampling, parse)
+            question = Message("user", f"{reason} Answer again.\n{prompt}")
+            reply, reason = await ask(chair, question, sampling, parse)
             if reason is None:
                 return reply
         if self.arena.illegal == "random" and legal:
@@ -213,7 +227,7 @@ class Table(PlayState):
             for _ in range(n):
                 self._children_seeds += 1
                 plays.append((task, mix(self.seed, self._children_seeds)))
-        async with self._slot_released():
+        async with self._slot.released(paused=True):
             episodes = await self._spawn(child, plays)
         if not train:
             episodes = [episode.untrained() for episode in episodes]
@@ -251,33 +265,63 @@ class Table(PlayState):
             Exception: what the function raises.
         """
         limits = CallLimits(timeout_s=timeout_s, memory_mb=memory_mb, output_mb=output_mb)
-        async with self._slot_released():
+        async with self._slot.released(paused=True):
             return await self._calls.call(function, args, limits)
 
-    @asynccontextmanager
-    async def _slot_released(self) -> AsyncGenerator[None]:
-        """Release this play's slot while it waits for child plays or for another process."""
-        if self._holds_slot:
-            self._holds_slot = False
-            self._slots.release()
-        self.paused += 1
-        try:
-            yield
-        finally:
-            if self.paused == 1 and not self._holds_slot:
-                await self._slots.acquire()
-                self._holds_slot = True
-            self.paused -= 1
+    async def judge(
+        self,
+        role: str,
+        question: str,
+        one: str,
+        other: str,
+        *,
+        both_orders: bool = True,
+        truth: float | None = None,
+        max_tokens: int | None = None,
+    ) -> Verdict:
+        """Let a seat compare two answers; it sees nothing else, and the play logs ``JudgeTally``.
+
+        Args:
+            role: the role that judges.
+            question: what the answers are compared by.
+            one: an answer.
+            other: another answer.
+            both_orders: ask twice, with each answer shown first, because judges favour a place.
+            truth: the known score of ``one``, to measure the judge.
+            max_tokens: maximum length of a reply, tokens.
+
+        Returns:
+            The score of ``one``, whether both orders agree, and the replies.
+        """
+        for text in (question, one, other):
+            check_text(text, f"what {role!r} is to judge")
+        chair, replies = self.chair(role), list[Reply]()
+        for first, second in ((one, other), (other, one))[: 1 + both_orders]:
+            prompt = Message("user", comparison(question, first, second))
+            sampling = chair.sampling(self.arena, (), seed=chair.next_seed(), max_tokens=max_tokens)
+            async with self._slot.released(paused=False):
+                reply, _ = await self._ask_once(chair.afresh(), prompt, sampling, None)
+            replies.append(reply)
+        verdict, shown_first = verdict_of(replies)
+        self.metrics |= self._judged.add(verdict, shown_first, truth)
+        return verdict
+
+    def store(self, name: str, *, limit: int | None = None) -> Store:
+        """What plays keep for later plays, part of the checkpoint: key -> JSON value, oldest first.
+
+        Plays of an evaluation change a copy. Above ``limit`` keys the oldest are removed.
+        """
+        return self._stores.get(name, limit)
 
     async def _ask_once(
         self,
         chair: Chair,
-        prompt: str,
+        question: Message,
         sampling: Sampling,
         parse: Callable[[str], Any] | None,
     ) -> tuple[Reply, str | None]:
         """Make one model call; returns the reply and why it is not legal, or None."""
-        messages = (*chair.memory, Message("user", prompt))
+        messages = (*chair.memory, question)
         chair.waiting += 1
         try:
             completion = await chair.seat.client.complete(

@@ -20,6 +20,7 @@ __all__ = ["ChatTokenizer", "load_tokenizer"]
 
 logger = logging.getLogger(__name__)
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer.tiktoken")
+_TAIL = 8  # number of last prompt tokens that are searched for an opening <think>
 _REMEMBERED_PROMPTS = 2048
 _REMEMBERED_CHARACTERS = 4096  # a longer chat is rarely asked twice, and its ids take memory
 
@@ -147,6 +148,12 @@ class ChatTokenizer:
         """Whether a text is the name of a special token, which ``decode`` leaves out."""
         return text in self._controls
 
+    def opens_thinking(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether a prompt ends with an opening <think>, so that the answer begins as thinking."""
+        if not self.knows_thinking:
+            return False
+        return self.decode(prompt_ids[-_TAIL:], controls=True).rstrip().endswith("<think>")
+
     def definition(self) -> str:
         """Return the tokenizer's vocabulary, merges and rules as the text of a tokenizer.json.
 
@@ -162,7 +169,14 @@ class ChatTokenizer:
     @cached_property
     def continues(self) -> bool:
         """Whether the chat template can render what is new alone, after the tokens of an answer."""
-        new = (Message("user", "new"),)
+        return self._continues_with(Message("user", "new"))
+
+    @cached_property
+    def continues_tools(self) -> bool:
+        """Whether the same holds for the result of a tool call."""
+        return self._continues_with(Message("tool", "new", tool_call_id="call00001"))
+
+    def _continues_with(self, *new: Message) -> bool:
         try:
             one, other = map(self._render, probes(new))
         except ModelError:
@@ -193,22 +207,31 @@ class ChatTokenizer:
                 "conversations go on in the tokens as sampled, unless play.continue_tokens is false"
             )
 
-    def render(self, prompt: Sequence[Message] | Continuation) -> tuple[int, ...]:
+    def render(
+        self, prompt: Sequence[Message] | Continuation, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[int, ...]:
         """Return the prompt of a chat, up to where the assistant's next message begins.
 
         What a user or system message says cannot end it: a control token spelled out in it is
         broken by a space. An assistant's own words stand as they are. A conversation that goes on
         keeps its tokens, where the chat template allows it.
 
+        Args:
+            prompt: the messages.
+            tools: tools that may be called; the tokens of a conversation that goes on have them.
+
         Raises:
             ModelError: the model's chat template refuses these messages, or there are none.
         """
         if isinstance(prompt, Continuation):
-            if self.continues:
+            results = any(message.role == "tool" for message in prompt.new)
+            if self.continues and (not results or self.continues_tools):
                 after = self._after if _is_long(prompt.new) else self._remember_after
                 return extended(prompt.last, after(prompt.new))
             prompt = prompt.messages
         chat = tuple(prompt)
+        if tools:
+            return self.render_chat([_template_fields(message) for message in chat], tools)
         return self._render(chat) if _is_long(chat) else self._remember(chat)
 
     def render_chat(
@@ -291,13 +314,21 @@ def _template_fields(message: Message) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
             }
             for call in message.tool_calls
         ]
     if message.tool_call_id is not None:
         fields["tool_call_id"] = message.tool_call_id
     return fields
+
+
+def _arguments(text: str) -> Any:
+    """The arguments of a call as an object; as text where the model wrote no JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _auto_tokenizer() -> Any:

@@ -7,9 +7,18 @@ from typing import Any, cast
 
 from msgspec import Struct
 
+from legos.chat.parts import Part
 from legos.data.message import ToolCall
 
-__all__ = ["PLAIN_TOOLS", "ToolFormat", "call_schema", "called", "parse_calls", "plain_messages"]
+__all__ = [
+    "PLAIN_TOOLS",
+    "ToolFormat",
+    "call_schema",
+    "called",
+    "plain_messages",
+    "read_parts",
+    "with_ids",
+]
 
 logger = logging.getLogger(__name__)
 JsonObject = Mapping[str, Any]
@@ -67,7 +76,39 @@ def plain_messages(messages: Sequence[JsonObject], tools: Sequence[JsonObject]) 
     return plain
 
 
-def parse_calls(
+def with_ids(calls: Sequence[ToolCall], seed: int) -> tuple[ToolCall, ...]:
+    """Calls with ids of nine digits, as Mistral's template wants; the same seed gives the same."""
+    return tuple(
+        ToolCall(call.name, call.arguments, f"{(seed + number) % 10**9:09d}")
+        for number, call in enumerate(calls)
+    )
+
+
+def read_parts(
+    parts: Sequence[Part], form: ToolFormat | None, tools: Sequence[JsonObject]
+) -> tuple[str, str, tuple[ToolCall, ...]]:
+    """Content, thinking and tool calls of a parsed reply; text that is no tool call is content.
+
+    Args:
+        parts: parts of the reply.
+        form: format of tool calls; None: the reply has none.
+        tools: tools that may be called, in the format of OpenAI's API.
+    """
+    content, thinking = "", ""
+    calls: tuple[ToolCall, ...] = ()
+    for kind, text in parts:
+        if kind == "thinking":
+            thinking += text
+        elif kind == "text" or form is None:
+            content += text
+        elif (found := _parse_calls(form, text, tools)) is None:
+            content += f"{form.start}{text}{form.end}"
+        else:
+            calls += found
+    return content, thinking, calls
+
+
+def _parse_calls(
     form: ToolFormat, text: str, tools: Sequence[JsonObject]
 ) -> tuple[ToolCall, ...] | None:
     """The tool calls in a text between the marks, or None if it has none."""

@@ -7,8 +7,16 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from legos.chat.tools import with_ids
 from legos.clients.requests import Dialect, Target, split_adapter
-from legos.data.message import Alternatives, Completion, FinishReason, Generated, Sampling
+from legos.data.message import (
+    Alternatives,
+    Completion,
+    FinishReason,
+    Generated,
+    Sampling,
+    ToolCall,
+)
 from legos.errors import AdapterError, EndpointError, RequestError
 
 __all__ = ["completion_of", "dialect_of", "ids_of", "scores_of", "text_of_event"]
@@ -30,9 +38,19 @@ class _Models(Struct):
     data: list[_Listed]
 
 
+class _Function(Struct):
+    name: str
+    arguments: str = ""
+
+
+class _Call(Struct):
+    function: _Function
+
+
 class _Message(Struct):
     content: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[_Call] | None = None
 
 
 class _Choice(Struct):
@@ -128,6 +146,7 @@ def completion_of(
         adapter=target.adapter,
         elapsed_s=elapsed_s,
         filtered=sampling.filters is not None or sampling.json_schema is not None,
+        tool_calls=_calls(choice, sampling.seed) if sampling.tools is not None else (),
     )
 
 
@@ -177,8 +196,15 @@ def _text(choice: _Choice) -> str:
     content = message.content or ""
     if not message.reasoning_content:
         return content
-    closed = "</think>" if content or choice.finish_reason != "length" else ""
+    closed = "</think>" if content or message.tool_calls or choice.finish_reason != "length" else ""
     return f"<think>{message.reasoning_content}{closed}{content}"
+
+
+def _calls(choice: _Choice, seed: int) -> tuple[ToolCall, ...]:
+    """The tool calls of an answer; servers give them random ids."""
+    calls = (choice.message.tool_calls if choice.message else None) or ()
+    named = [ToolCall(call.function.name, call.function.arguments) for call in calls]
+    return with_ids(named, seed)
 
 
 def _sampled(choice: _Choice, sampling: Sampling, target: Target) -> Generated:

@@ -4,16 +4,28 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
+from legos.chat.calls import read_reply, reply_decoder
 from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer
+from legos.chat.tools import PLAIN_TOOLS, ToolFormat
+from legos.clients.called import Called
 from legos.clients.shared import Shared
 from legos.data.choices import ChoiceNode, choice_tree
-from legos.data.message import Completion, Continuation, Message, Prompt, Sampling, messages_or_ids
+from legos.data.message import (
+    Completion,
+    Continuation,
+    Message,
+    Prompt,
+    Sampling,
+    ToolCall,
+    messages_or_ids,
+)
 from legos.data.names import POLICY
 from legos.data.request import Generated, Grammar, Progress, Request, Result
 from legos.errors import RequestError
@@ -39,19 +51,28 @@ class EngineClient:
     """
 
     def __init__(
-        self, engine: Engine, tokenizer: ChatTokenizer, *, use_threads: bool = False
+        self,
+        engine: Engine,
+        tokenizer: ChatTokenizer,
+        *,
+        tool_format: Callable[[], ToolFormat] = lambda: PLAIN_TOOLS,
+        use_threads: bool = False,
     ) -> None:
         """Make a client.
 
         Args:
             engine: the engine that answers.
             tokenizer: the tokenizer of its model.
+            tool_format: returns the format in which the model writes tool calls; called once, when
+                a request has tools.
             use_threads: for servers, whose loop has other requests to serve: build grammars, large
                 trees of choices and the tokens of scores on threads, and submit the requests of a
                 burst together. The order in which they reach the engine depends on the threads.
         """
         self._engine = engine
         self._tokenizer = tokenizer
+        self._tool_format = cache(tool_format)
+        self._tools = lru_cache(maxsize=64)(msgspec.json.decode)
         self._use_threads = use_threads
         self._small_trees = lru_cache(maxsize=_SMALL_TREES)(self._make_tree)
         self._large_trees = Shared(self._make_tree, _LARGE_TREES, use_threads=use_threads)
@@ -62,7 +83,7 @@ class EngineClient:
         self._ends = lru_cache(maxsize=256)(self._make_ends)
         self._next = 0
         self._outbox: list[tuple[int, Request]] = []
-        self._waiting: dict[int, asyncio.Future[Generated] | _Called] = {}
+        self._waiting: dict[int, asyncio.Future[Generated] | Called] = {}
         self._news: dict[int, asyncio.Queue[Progress | None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._receive = self._deliver  # one object: the engine compares receivers
@@ -118,7 +139,7 @@ class EngineClient:
         def completion(generated: Generated) -> Completion:
             return self._completion(request, generated, sampling, started)
 
-        return self._enqueue(request, _Called(completion, done))
+        return self._enqueue(request, Called(completion, done))
 
     def cancel(self, number: int) -> None:
         """End a completion whose caller no longer waits; its ``done`` is not called."""
@@ -215,7 +236,7 @@ class EngineClient:
         if limit is None:
             raise RequestError("max_tokens is None and there are no choices; give a number")
         return Request(
-            prompt_ids=self._prompt_ids(prompt),
+            prompt_ids=self._prompt_ids(prompt, sampling),
             max_tokens=limit,
             temperature=sampling.temperature,
             seed=sampling.seed,
@@ -238,6 +259,11 @@ class EngineClient:
         token_ids = generated.token_ids
         decode = self._short_text if len(token_ids) <= _SHORT else self._tokenizer.decode
         text = decode(token_ids)
+        if sampling.stop:
+            text = cut_at_stop(text, sampling.stop)
+        calls: tuple[ToolCall, ...] = ()
+        if sampling.tools is not None:
+            text, calls = self._read_calls(request, token_ids, sampling) or (text, ())
         return Completion(  # each field by name: `asdict` would take as long as all the rest
             token_ids=token_ids,
             logprobs=generated.logprobs,
@@ -246,13 +272,14 @@ class EngineClient:
             alternatives=generated.alternatives,
             legal=generated.legal,
             finish_reason=generated.finish_reason,
-            text=cut_at_stop(text, sampling.stop) if sampling.stop else text,
+            text=text,
             prompt_ids=request.prompt_ids,
             restricted=sampling.restrict,
             temperature=sampling.temperature,
             adapter=request.adapter,
             elapsed_s=time.perf_counter() - started,
             filtered=request.filters is not None or request.grammar is not None,
+            tool_calls=calls,
         )
 
     def _ask(self, request: Request) -> tuple[int, "asyncio.Future[Generated]"]:
@@ -260,7 +287,7 @@ class EngineClient:
         future: asyncio.Future[Generated] = asyncio.get_running_loop().create_future()
         return self._enqueue(request, future), future
 
-    def _enqueue(self, request: Request, answer: "asyncio.Future[Generated] | _Called") -> int:
+    def _enqueue(self, request: Request, answer: "asyncio.Future[Generated] | Called") -> int:
         """Queue a request for the submission of this turn of the loop; returns its number."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
@@ -322,11 +349,25 @@ class EngineClient:
             else:
                 answer.set_result(result)
 
-    def _prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
+    def _prompt_ids(self, prompt: Prompt, sampling: Sampling) -> tuple[int, ...]:
+        tools = () if sampling.tools is None else self._tools(sampling.tools)
         if isinstance(prompt, Continuation):
-            return self._tokenizer.render(prompt)
+            return self._tokenizer.render(prompt, tools)
         messages, ids = messages_or_ids(prompt)
-        return ids or self._tokenizer.render(messages)
+        return ids or self._tokenizer.render(messages, tools)
+
+    def _read_calls(
+        self, request: Request, token_ids: tuple[int, ...], sampling: Sampling
+    ) -> tuple[str, tuple[ToolCall, ...]] | None:
+        """The text of a reply without its tool calls, and the calls; None if it has no call."""
+        form, tokenizer = self._tool_format(), self._tokenizer
+        return read_reply(
+            cut_at_stop(reply_decoder(tokenizer, form)(token_ids), sampling.stop),
+            self._tools(sampling.tools or "[]"),
+            form,
+            thinking=tokenizer.opens_thinking(request.prompt_ids),
+            seed=sampling.seed,
+        )
 
     def _make_tree(self, choices: tuple[str, ...]) -> ChoiceNode:
         return choice_tree(
@@ -340,32 +381,3 @@ class EngineClient:
 
     def _make_ends(self, stop_ids: tuple[int, ...], ignore_end: bool) -> tuple[int, ...]:
         return tuple(sorted({*(() if ignore_end else self._end_ids), *stop_ids}))
-
-
-class _Called:
-    """The receiver of one answer that calls a function, where a future would wake a coroutine."""
-
-    __slots__ = ("_completion", "_done")
-
-    def __init__(
-        self,
-        completion: Callable[[Generated], Completion],
-        done: Callable[[Completion | Exception], Any],
-    ) -> None:
-        self._completion = completion
-        self._done = done
-
-    def done(self) -> bool:
-        """Whether nobody waits any more; such a receiver is removed at once instead."""
-        return False
-
-    def set_result(self, generated: Generated) -> None:
-        try:
-            completion = self._completion(generated)
-        except Exception as error:  # raised where the request was made
-            self._done(error)
-        else:
-            self._done(completion)
-
-    def set_exception(self, error: Exception) -> None:
-        self._done(error)

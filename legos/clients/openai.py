@@ -102,7 +102,7 @@ class OpenAIClient:
         started = time.perf_counter()
         target = await self._target(adapter)
         if isinstance(prompt, Continuation):
-            prompt = await self._prompt(prompt, target)
+            prompt = await self._prompt(prompt, target, tools=sampling.tools is not None)
         path, body = request_of(prompt, sampling, target)
 
         def read(answer: bytes) -> Completion:
@@ -174,10 +174,13 @@ class OpenAIClient:
         await self.aclose()
 
     async def _prompt(
-        self, prompt: Continuation, target: Target
+        self, prompt: Continuation, target: Target, *, tools: bool
     ) -> Sequence[Message] | Sequence[int]:
-        """The tokens of a conversation and of its new messages, or all messages."""
-        if target.dialect == "openai":
+        """The tokens of a conversation and of its new messages, or all messages.
+
+        vLLM reads tool calls only in the answers to messages.
+        """
+        if target.dialect == "openai" or (tools and target.dialect == "vllm"):
             return prompt.messages
         after = self._after.get(prompt.new)
         if after is None:

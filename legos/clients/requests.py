@@ -62,7 +62,8 @@ def request_of(
         RequestError: this kind of server cannot do what is asked.
     """
     messages, ids = messages_or_ids(prompt)
-    dialect, chat = target.dialect, not ids
+    dialect = target.dialect
+    chat = not ids or (dialect == "legos" and sampling.tools is not None)
     if dialect == "openai" and not chat:
         raise RequestError(
             "this server takes no token ids, only messages; serve the model with `legos serve`"
@@ -78,7 +79,12 @@ def request_of(
             "with `legos serve`"
         )
     body: dict[str, Any] = {"model": target.model, "temperature": sampling.temperature}
-    body |= {"messages": chat_fields(messages)} if chat else {"prompt": ids}
+    if messages:
+        body["messages"] = chat_fields(messages)
+    else:
+        body["prompt_token_ids" if chat else "prompt"] = ids
+    if sampling.tools is not None:
+        body["tools"] = msgspec.json.decode(sampling.tools)
     if sampling.max_tokens is not None:
         body["max_tokens"] = sampling.max_tokens
     if sampling.stop:

@@ -141,6 +141,7 @@ class Sampling(Draws, frozen=True, kw_only=True):
     stop_ids: tuple[int, ...] = ()  # token ids that end the completion, besides the model's own
     ignore_end: bool = False  # True: the model's end tokens do not end the completion
     json_schema: str | None = None  # a JSON schema, as text, that the completion must satisfy
+    tools: str | None = None  # tools that may be called, a JSON list in OpenAI's format
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -194,6 +195,7 @@ class Completion(Generated, frozen=True, kw_only=True):
     adapter: str = POLICY  # adapter that sampled it
     elapsed_s: float = 0.0  # time from submission to the last token, seconds
     filtered: bool = False  # True: sampled with filters or a grammar, so never trained on
+    tool_calls: tuple[ToolCall, ...] = ()  # calls in its tokens, which are not in the text
 
     def __post_init__(self) -> None:
         """Check the lengths of the per-token fields.

@@ -133,6 +133,7 @@ class ArenaEvaluation:
             asyncio.Semaphore(self._concurrency),
             temperature=self._temperature,
             adapters=adapters,
+            stores=arena.stores.copy(),
         )
         self.tokens_generated += sum(episode.num_tokens for episode in episodes)
         warn_of(episodes, where="in an evaluation ")

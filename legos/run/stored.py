@@ -83,6 +83,9 @@ def episode_to_json(episode: Episode) -> dict[str, Any]:
                     {
                         "asked": turn.messages[-1].content,
                         "said": turn.completion.text,
+                        "tool_calls": [
+                            [call.name, call.arguments] for call in turn.completion.tool_calls
+                        ],
                         "move": turn.move,
                         "token_ids": list(turn.completion.token_ids),
                         "logprobs": [round(lp, 5) for lp in turn.completion.logprobs],

@@ -1,9 +1,12 @@
 """A client that answers from a script, for plays without a model."""
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from legos.chat.calls import read_reply
 from legos.chat.continuation import extended
 from legos.data.choices import ChoiceNode, choice_tree
 from legos.data.message import Completion, Continuation, Message, Prompt, Sampling, messages_or_ids
@@ -34,7 +37,8 @@ class ScriptedClient:
     """Answers from a list, in order, or from a function of the request.
 
     A token is a character's code point, and 0 ends an answer; every token has the same made-up
-    log-probability, so its plays can be trained on.
+    log-probability, so its plays can be trained on. Tools are called with JSON between
+    ``<tool_call>`` and ``</tool_call>``.
 
     Attributes:
         asked: every request so far, in order.
@@ -77,6 +81,9 @@ class ScriptedClient:
         await asyncio.sleep(0)
         if not self._trainable:
             return Completion(text=text, adapter=adapter)
+        tools: list[Any] = json.loads(sampling.tools or "[]")
+        read = read_reply(text, tools, seed=sampling.seed) if tools else None
+        said, calls = read or (text[: sampling.max_tokens], ())
         whole = (*map(ord, text), END)
         token_ids = whole[: sampling.max_tokens]
         return Completion(
@@ -84,12 +91,13 @@ class ScriptedClient:
             token_ids=token_ids,
             logprobs=(LOGPROB,) * len(token_ids),
             versions=(self.version,) * len(token_ids),
-            text=text[: sampling.max_tokens],
+            text=said,
             finish_reason="stop" if len(token_ids) == len(whole) else "length",
             legal=_legal(sampling.choices, token_ids) if sampling.choices else (),
             restricted=sampling.restrict,
             temperature=sampling.temperature,
             adapter=adapter,
+            tool_calls=calls,
         )
 
     def _answer(self, asked: Asked) -> str:

@@ -140,7 +140,8 @@ class Trainer(PolicyTrainer):
 
     def client(self) -> EngineClient:
         """A client of the engine in this process."""
-        return EngineClient(self.engine, self.model.tokenizer)
+        model = self.model
+        return EngineClient(self.engine, model.tokenizer, tool_format=lambda: model.tool_format)
 
     async def tokens_generated(self, policy: str = POLICY) -> int:
         """Number of tokens that the engine has sampled for a policy, also in cancelled requests.

@@ -1,6 +1,7 @@
 """Every program of the page on writing arenas plays."""
 
 import asyncio
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -68,3 +69,31 @@ def test_code_that_may_hang(play: Callable[..., TrainingBatch]) -> None:
     batch = play("Target", lambda _: next(answers), tasks_per_step=1, group_size=4)
     assert [e.error for e in batch.episodes] == [None] * 4
     assert [e.rewards["player"] for e in batch.episodes] == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_tools(play: Callable[..., TrainingBatch]) -> None:
+    def answer(asked: Asked) -> str:
+        results = [message.content for message in asked.messages if message.role == "tool"]
+        name, arguments = [
+            ("price", {"thing": asked.messages[0].content.split()[5]}),
+            ("multiply", {"a": 4, "b": results[0] if results else 0}),
+            ("", {}),
+        ][len(results)]
+        made = json.dumps({"name": name, "arguments": arguments})
+        return f"<tool_call>{made}</tool_call>" if name else results[1]
+
+    batch = play("Shop", answer, tasks_per_step=3, group_size=1)
+    assert [e.error for e in batch.episodes] == [None] * 3
+    assert [e.rewards["player"] for e in batch.episodes] == [0.98] * 3
+
+
+def test_a_judge_and_a_store(play: Callable[..., TrainingBatch]) -> None:
+    def answer(asked: Asked) -> str:
+        if "Which answer" in asked.prompt:
+            return "[B]" if "Answer A:\n\n" in asked.prompt else "[A]"
+        return f"the {asked.prompt.split()[3]}"
+
+    batch = play("Best", answer, tasks_per_step=3, group_size=1)
+    assert [e.rewards["writer"] for e in batch.episodes] == [1.0] * 3
+    assert batch.metrics["arena/judge_agreement"] == 1.0
+    assert {sample.role for sample in batch.samples} == {"writer"}

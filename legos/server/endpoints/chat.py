@@ -25,8 +25,6 @@ __all__ = ["chat_router", "render_prompt"]
 
 logger = logging.getLogger("legos.server")
 
-TAIL = 8  # number of last prompt tokens that are searched for an opening <think>
-
 
 def chat_router(service: Service) -> APIRouter:
     """The endpoint."""
@@ -101,7 +99,7 @@ async def _asked(service: Service, body: ChatBody) -> tuple[Asked, Manner]:
         json_schema=call_schema(tools) if forced else None,
     )
     manner = Manner(
-        thinking=_opens_thinking(service, prompt) and sampling.json_schema is None,
+        thinking=service.tokenizer.opens_thinking(prompt) and sampling.json_schema is None,
         tools=tuple(tools),
         form=service.tools if tools else None,
         forced=forced,
@@ -152,11 +150,3 @@ class _ChatReply:
         body = self._body
         logprobs = chat_logprobs(sampled, self._text_of, raw=body.raw) if body.logprobs else None
         return {"logprobs": logprobs, **token_fields(sampled, body)}
-
-
-def _opens_thinking(service: Service, prompt: tuple[int, ...]) -> bool:
-    """Whether the prompt ends with an opening <think>, so that the answer begins as thinking."""
-    tokenizer = service.tokenizer
-    if not tokenizer.knows_thinking:
-        return False
-    return tokenizer.decode(prompt[-TAIL:], controls=True).rstrip().endswith("<think>")

@@ -7,11 +7,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from legos.chat.calls import reply_decoder
 from legos.chat.incremental import TextStream
 from legos.chat.parts import Part, ReplyParser
 from legos.chat.stops import cut_at_stop
 from legos.chat.tokenizer import ChatTokenizer
-from legos.chat.tools import ToolFormat, called, parse_calls
+from legos.chat.tools import ToolFormat, called, read_parts
 from legos.data.message import Completion, ToolCall
 from legos.data.request import Progress
 
@@ -36,11 +37,9 @@ class ReplyReader:
     """
 
     def __init__(self, tokenizer: ChatTokenizer, manner: Manner) -> None:
-        self._tokenizer = tokenizer
         self._manner = manner
         form = manner.form
-        # Tool marks that are control tokens appear only in text decoded with control tokens.
-        self._controls = form is not None and tokenizer.is_control(form.start)
+        self._decode = reply_decoder(tokenizer, form)
         self._text = TextStream(self._decode, manner.stop)
         marks = None if form is None or manner.forced else (form.start, form.end)
         self._parser = ReplyParser(thinking=manner.thinking, tool_marks=marks)
@@ -53,9 +52,7 @@ class ReplyReader:
 
     def finish(self, completion: Completion) -> dict[str, Any]:
         """End the reply; returns the parts that were not returned yet."""
-        text = completion.text
-        if self._controls:
-            text = cut_at_stop(self._decode(completion.token_ids), self._manner.stop)
+        text = cut_at_stop(self._decode(completion.token_ids), self._manner.stop)
         if self._manner.forced:
             call = _forced_call(text)
             return {"content": text} if call is None else {"tool_calls": [self._call(call)]}
@@ -68,26 +65,10 @@ class ReplyReader:
             return "tool_calls"
         return completion.finish_reason
 
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        if not self._controls:
-            return self._tokenizer.decode(token_ids)
-        ends = self._tokenizer.end_ids
-        return self._tokenizer.decode([t for t in token_ids if t not in ends], controls=True)
-
     def _fields(self, parts: Sequence[Part]) -> dict[str, Any]:
         """The fields of a message that have a value; text that is no tool call is content."""
-        content, thinking = "", ""
-        calls: list[dict[str, Any]] = []
-        form = self._manner.form
-        for kind, text in parts:
-            if kind == "thinking":
-                thinking += text
-            elif kind == "text" or form is None:
-                content += text
-            elif (found := parse_calls(form, text, self._manner.tools)) is None:
-                content += f"{form.start}{text}{form.end}"
-            else:
-                calls += map(self._call, found)
+        content, thinking, found = read_parts(parts, self._manner.form, self._manner.tools)
+        calls = [self._call(call) for call in found]
         fields = {"content": content, "reasoning_content": thinking, "tool_calls": calls}
         return {name: value for name, value in fields.items() if value}
 

@@ -1,0 +1,40 @@
+"""The slot of one play among the concurrent plays."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from legos.arena.play_state import PlayState
+
+__all__ = ["Slot"]
+
+
+class Slot:
+    """A slot that a play holds, except while it waits for something outside."""
+
+    def __init__(self, slots: asyncio.Semaphore, play: PlayState) -> None:
+        self._slots = slots
+        self._play = play
+        self._held = True
+        self._waits = 0
+
+    @asynccontextmanager
+    async def released(self, *, paused: bool) -> AsyncGenerator[None]:
+        """Within the block, another play can use the slot.
+
+        Args:
+            paused: whether the wait does not count as the play's own time.
+        """
+        if self._held:
+            self._held = False
+            self._slots.release()
+        self._waits += 1
+        self._play.paused += paused
+        try:
+            yield
+        finally:
+            if self._waits == 1 and not self._held:  # the last of several simultaneous waits
+                await self._slots.acquire()
+                self._held = True
+            self._waits -= 1
+            self._play.paused -= paused

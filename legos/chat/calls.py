@@ -1,0 +1,49 @@
+"""Read a whole reply that may call tools; the server's streams use the same parser."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from legos.chat.parts import ReplyParser
+from legos.chat.tokenizer import ChatTokenizer
+from legos.chat.tools import PLAIN_TOOLS, ToolFormat, read_parts, with_ids
+from legos.data.message import ToolCall
+
+__all__ = ["read_reply", "reply_decoder"]
+
+
+def reply_decoder(
+    tokenizer: ChatTokenizer, form: ToolFormat | None
+) -> Callable[[Sequence[int]], str]:
+    """Decodes a reply so that the marks around tool calls are in its text.
+
+    Marks that are control tokens appear only in text decoded with control tokens.
+    """
+    if form is None or not tokenizer.is_control(form.start):
+        return tokenizer.decode
+    ends = tokenizer.end_ids
+    return lambda ids: tokenizer.decode([t for t in ids if t not in ends], controls=True)
+
+
+def read_reply(
+    text: str,
+    tools: Sequence[Mapping[str, Any]],
+    form: ToolFormat = PLAIN_TOOLS,
+    *,
+    thinking: bool = False,
+    seed: int = 0,
+) -> tuple[str, tuple[ToolCall, ...]] | None:
+    """The text of a reply without its tool calls, and the calls; None if it has no call.
+
+    Args:
+        text: the reply, as ``reply_decoder`` decodes it.
+        tools: tools that may be called, in the format of OpenAI's API.
+        form: format in which the model writes tool calls.
+        thinking: whether the prompt ended inside thinking.
+        seed: the ids of the calls derive from it.
+    """
+    parser = ReplyParser(thinking=thinking, tool_marks=(form.start, form.end))
+    content, thought, calls = read_parts([*parser.push(text), *parser.finish()], form, tools)
+    if not calls:
+        return None
+    said = f"<think>{thought}</think>{content}" if thought else content
+    return said, with_ids(calls, seed)
