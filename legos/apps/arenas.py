@@ -1,13 +1,16 @@
-"""``legos arenas``: the arenas that are known by name, and their reference numbers."""
+"""``legos arenas``: the arenas that are known by name, their reference numbers, and checks."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from legos.arena.game import Game
 from legos.arena.registry import known_arenas
+from legos.errors import ConfigError
+from legos.testing import Finding, ScriptedClient, check_arena
+from legos.wiring.arena import make_arena
 
-__all__ = ["described", "list_arenas"]
+__all__ = ["check_by_name", "checked", "described", "list_arenas"]
 
 
 def list_arenas() -> Mapping[str, Mapping[str, Any]]:
@@ -28,6 +31,31 @@ def described(arenas: Mapping[str, Mapping[str, Any]]) -> Mapping[str, str]:
         numbers = ", ".join(f"{key} {value:.4g}" for key, value in arena["reference"].items())
         lines[name] = f"{arena['about']} ({numbers})" if numbers else arena["about"]
     return lines
+
+
+def check_by_name(name: str, *, plays: int, seed: int) -> list[Finding]:
+    """Check an arena by playing it with scripted players, without a model.
+
+    Args:
+        name: name of the arena, as ``--arena`` takes it.
+        plays: number of plays of each player.
+        seed: seed of tasks and plays.
+
+    Raises:
+        ArenaError: the arena is not found or cannot be played; the message says what to write.
+        ConfigError: there is no play.
+    """
+    if plays < 1:
+        raise ConfigError(f"plays is {plays}; expected at least 1")
+    return check_arena(make_arena(name, ScriptedClient([])), plays=plays, seed=seed)
+
+
+def checked(findings: Sequence[Finding], *, plain: bool) -> Mapping[str, Any]:
+    """Name of each check -> its result, as one line for people or as JSON values."""
+    marks = {True: "ok", False: "FAILED", None: "-"}
+    if plain:
+        return {each.name: f"{marks[each.passed]:<7}{each.text}" for each in findings}
+    return {each.name: {"passed": each.passed, "text": each.text} for each in findings}
 
 
 def _reference(kind: type) -> Mapping[str, float]:

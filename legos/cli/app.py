@@ -11,6 +11,7 @@ from cyclopts import App, CycloptsError
 from cyclopts.exceptions import UnusedCliTokensError
 
 from legos.cli import commands
+from legos.cli.arenas import arenas
 from legos.cli.help import EVERYTHING, BriefHelp
 from legos.cli.output import results_alone
 from legos.cli.runs import runs
@@ -45,7 +46,7 @@ def _make_app(*, brief: bool) -> App:
         commands.doctor,
         runs,
         commands.bench,
-        commands.arenas,
+        arenas,
     ):
         app.command(command)
     return app

@@ -21,7 +21,7 @@ from legos.data.limits import DecodeAhead
 from legos.data.names import POLICY
 from legos.errors import ConfigError
 
-__all__ = ["arenas", "bench", "chat", "doctor", "evaluate", "export", "serve", "train"]
+__all__ = ["bench", "chat", "doctor", "evaluate", "export", "serve", "train"]
 
 Several = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 Key = Annotated[str | None, Parameter(env_var="LEGOS_API_KEY", show_env_var=True)]
@@ -258,7 +258,7 @@ def bench(
     """Measure the speed of one part of legos against a bare loop of the same work.
 
     Args:
-        name: What to measure: engine, loop, server or train.
+        name: What to measure: arenas, engine, loop, server or train.
         seconds: Time to measure, roughly, in seconds.
         quick: Measure smaller workloads in fewer rounds: the ratios are rough.
         peer: Path of another program's server (mlx-openai-server, rapid-mlx or vllm-mlx) that is
@@ -270,18 +270,6 @@ def bench(
 
     figures = run(name, seconds, quick=quick, peers=[Path(path) for path in peer])
     show(figures if json else explained(figures), json=json)
-
-
-def arenas(*, json: Flag = False) -> None:
-    """List the arenas that --arena accepts by name, with reference numbers.
-
-    Args:
-        json: Print one JSON object.
-    """
-    from legos.apps.arenas import described, list_arenas
-
-    found = list_arenas()
-    show(found if json else described(found), json=json)
 
 
 def export(

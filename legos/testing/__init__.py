@@ -1,6 +1,7 @@
 """Test doubles for every protocol, for our tests and for users' tests."""
 
 from legos.testing.backend import FakeBackend, FakePublisher, FakeTracker, optimiser_step
+from legos.testing.check_arena import Finding, check_arena
 from legos.testing.client import Asked, ScriptedClient
 from legos.testing.engine import FakeEngine, echo
 from legos.testing.matchmaker import FakeMatchmaker
@@ -15,10 +16,12 @@ __all__ = [
     "FakeMatchmaker",
     "FakePublisher",
     "FakeTracker",
+    "Finding",
     "HttpAnswer",
     "HttpAsked",
     "ScriptedClient",
     "ScriptedServer",
+    "check_arena",
     "echo",
     "make_episode",
     "make_sample",

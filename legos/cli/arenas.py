@@ -1,0 +1,40 @@
+"""``legos arenas``: list arenas, or check one."""
+
+from cyclopts import App
+
+from legos.cli.output import Flag, show
+
+__all__ = ["arenas"]
+
+FAILED = 1
+arenas = App(name="arenas", help="List the arenas that are known by name, or check one.")
+
+
+@arenas.default
+def list_all(*, json: Flag = False) -> None:
+    """List the arenas that --arena accepts by name, with reference numbers.
+
+    Args:
+        json: Print one JSON object.
+    """
+    from legos.apps.arenas import described, list_arenas
+
+    found = list_arenas()
+    show(found if json else described(found), json=json)
+
+
+@arenas.command
+def check(name: str, /, *, plays: int = 64, seed: int = 0, json: Flag = False) -> int:
+    """Play an arena with scripted players and report what is wrong; exit code 1 if anything is.
+
+    Args:
+        name: Name of an arena, FILE.py:Class, or package.module:Class.
+        plays: Number of plays of each player.
+        seed: Seed of tasks and plays.
+        json: Print one JSON object.
+    """
+    from legos.apps.arenas import check_by_name, checked
+
+    findings = check_by_name(name, plays=plays, seed=seed)
+    show(checked(findings, plain=not json), json=json)
+    return FAILED if any(finding.passed is False for finding in findings) else 0
