@@ -40,6 +40,7 @@ COLUMNS = (
     Column("evaluated", "eval/reward_mean", "+.3f", 1),
     Column("optimal", "eval/optimal_move_rate", ".4f", 1),
     Column("exploitability", "eval/exploitability", ".4f", 1),
+    Column("joint value", "eval/joint_value", ".3f", 1),
     Column("win v random", "eval/vs_random_win", ".3f", 2),
 )
 

@@ -79,7 +79,7 @@ def test_a_view_shows_nothing_of_the_other_card(tree: GameTree) -> None:
 
 
 def test_reference_numbers(tree: GameTree) -> None:
-    """The value and uniform play's exploitability are those of the literature, and of OpenSpiel."""
+    """Recomputed by CFR+ and by best responses."""
     reference, best = Leduc().reference(), optimal_policy(tree)
     assert best is not None
     assert exploitability(tree, best) < 1e-4
