@@ -32,6 +32,9 @@ def tokenizer(tiny_models: Mapping[str, Path]) -> ChatTokenizer:
     return load_tokenizer(tiny_models["llama"])
 
 
+PLAYS = 80
+
+
 class ByCoroutine(GameArena):
     """The same plays, each as a coroutine of its own."""
 
@@ -94,6 +97,7 @@ def answer(asked: Asked) -> str:
 
 def episodes_of(kind: type[GameArena], game: Game, **settings: Any) -> list[Episode]:
     arena = kind(game, ScriptedClient(answer), credit_assigner=GRPOCredit(), seed=3)
+    arena.tasks_per_step = PLAYS
     for name, value in settings.items():
         setattr(arena, name, value)
     batch = asyncio.run(arena.step(concurrency=64))
@@ -120,7 +124,7 @@ def test_plays_are_those_of_coroutines(game: Game, settings: Mapping[str, Any]) 
         settings = {"system": {game.roles[1]: "Be brief."}}
     together = episodes_of(GameArena, game, **settings)
     alone = episodes_of(ByCoroutine, game, **settings)
-    assert len(together) == 256
+    assert len(together) == PLAYS
     assert [e.failure for e in together] == [e.failure for e in alone]
     for one, other in zip(together, alone, strict=True):
         assert without_error(one) == without_error(other)
