@@ -31,7 +31,8 @@ def bench(
         name: one of ``BENCHES``.
         seconds: time to measure, roughly.
         quick: measure smaller workloads in fewer rounds, to see whether the bench runs.
-        peers: programs of other servers; only the bench ``server`` compares with them.
+        peers: programs of other servers, or Pythons with other trainers; only the benches
+            ``server`` and ``train`` compare with them.
 
     Returns:
         Figures. ``ratios`` can be compared between machines; ``targets`` has the meaning of each
@@ -42,8 +43,8 @@ def bench(
     """
     if name not in BENCHES:
         raise ConfigError(f"no bench is called {name!r}{did_you_mean(name, BENCHES)}")
-    if peers and name != "server":
-        raise ConfigError(f"--peer needs the bench 'server', and came with {name!r}")
+    if peers and name not in ("server", "train"):
+        raise ConfigError(f"--peer needs the bench 'server' or 'train', and came with {name!r}")
     module = importlib.import_module(f"legos.bench.{name}")
     measure: Callable[[Workload], Mapping[str, Any]] = getattr(module, f"bench_{name}")
     figures = measure(Workload(seconds, quick, tuple(peers)))

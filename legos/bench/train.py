@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,34 +31,44 @@ DEEP = replace(SMALL, layers=16)
 WIDE = ModelShape(hidden=64, layers=1, heads=2, kv_heads=2, intermediate=128, vocab=150_000)
 HEADED = replace(SMALL, vocab=32_000)
 BUDGETS = (512, 1024, 2048, 4096)  # padded tokens of a micro-batch
-NOT_INSTALLED = (
-    "mlx-lm-lora is not installed; 'uv run --with mlx-lm-lora legos bench train' measures it "
-    "(on Linux --with 'mlx[cpu]' as well)"
-)
+ROWS = (1, 2, 4, 8)  # rows of a micro-batch of another trainer
+NO_PEER = "no other trainer was given with --peer; see docs/log.md"
 
 
 def bench_train(work: Workload) -> Mapping[str, Any]:
     """Run every comparison; every figure is the median of one to five rounds.
 
     Returns:
-        ``ratios``, which can be compared between machines, and the reasons of missing ones.
+        ``ratios``, which can be compared between machines, the reasons of missing ones, and in
+        ``trainers`` the speed and memory of the kit as ratios to each other trainer.
     """
     quiet_collector()
-    share_cores(2)
+    threads = share_cores(2)
     ratios: dict[str, float | None] = {}
+    trainers: dict[str, Mapping[str, Any]] = {}
     with tempfile.TemporaryDirectory() as root:
-        for case in _CASES:
-            ratios |= case(_TrainCase(Path(root) / case.__name__, work.part(1 / len(_CASES))))
-    missing = {name: NOT_INSTALLED for name, ratio in ratios.items() if ratio is None}
-    return {"ratios": ratios, "not_measured": missing}
+        for measure in _CASES:
+            name = measure.__name__.strip("_")
+            case = _TrainCase(Path(root) / name, work.part(1 / len(_CASES)), threads)
+            ratios |= measure(case)
+            if case.trainers:
+                trainers[name] = case.trainers
+    missing = {name: NO_PEER for name, ratio in ratios.items() if ratio is None}
+    return {"ratios": ratios, "trainers": trainers, "not_measured": missing}
 
 
 class _TrainCase:
-    """Random rows and the benches of one comparison; the rows do not depend on other cases."""
+    """Random rows and the benches of one comparison; the rows do not depend on other cases.
 
-    def __init__(self, folder: Path, work: Workload) -> None:
+    Attributes:
+        trainers: name of each other trainer -> the kit's speed and memory as ratios to it.
+    """
+
+    def __init__(self, folder: Path, work: Workload, threads: int) -> None:
         self.folder = folder
         self.work = work
+        self.threads = threads
+        self.trainers: Mapping[str, Any] = {}
         self._rng = random.Random(folder.name)
 
     def bench(self, shape: ModelShape, **settings: Any) -> TrainBench:
@@ -70,6 +81,12 @@ class _TrainCase:
         """Unrelated rows of ``low`` to ``high`` tokens; a share of each is the prompt."""
         lengths = [self._rng.randint(low, high) for _ in range(count)]
         return [(self.tokens(length), int(length * prompt)) for length in lengths]
+
+    def group(self) -> list[Split]:
+        """Eight completions of one prompt."""
+        length, answer = self.work.size((512, 64), (256, 32))
+        prompt = self.tokens(length)
+        return [((*prompt, *self.tokens(answer)), length) for _ in range(8)]
 
     def fastest(self, sizes: Sequence[int], update: Callable[[int], Cost]) -> int:
         """The micro-batch size, in padded tokens or in rows, with the fastest update."""
@@ -88,6 +105,27 @@ class _TrainCase:
         blocks = _blocks(rows, block)
         return self.in_turn(lambda: bench.step(rows), lambda: bench.bare(blocks, pad_to=pad_to))
 
+    def against_fastest(self, shape: ModelShape, rows: Sequence[Split]) -> Pairs | None:
+        """The kit's step, and that of the fastest other trainer; None where none is given.
+
+        Both sides compute as many tokens or rows at once as is fastest for them.
+        """
+        if not self.work.peers:
+            return None
+        kit = {budget: self.bench(shape, micro_batch_tokens=budget) for budget in BUDGETS}
+        ours = kit[self.fastest(BUDGETS, lambda budget: kit[budget].step(rows))]
+        found: dict[str, Pairs] = {}
+        for python in self.work.peers:
+            with ours.other_trainer(python, threads=self.threads) as other:
+                count = self.fastest(ROWS, partial(other.step, rows))
+                pairs = self.in_turn(lambda: ours.step(rows), partial(other.step, rows, count))
+                found[f"{other.name}, {count} rows at once"] = pairs
+        self.trainers = {
+            name: {"speed": _speed(pairs), "memory": _memory(pairs)}
+            for name, pairs in found.items()
+        }
+        return min(found.values(), key=_speed)
+
 
 def _dense(case: _TrainCase) -> Ratios:
     """Unrelated rows of 64 to 512 tokens, against the fastest bare update sorted by length."""
@@ -105,42 +143,24 @@ def _dense(case: _TrainCase) -> Ratios:
     return {"dense_vs_bare": _speed(pairs), "dense_memory_vs_bare": _memory(pairs)}
 
 
-def _mlx_lm_lora(case: _TrainCase) -> Ratios:
-    """The same kind of rows with a vocabulary of 32,000, against mlx-lm-lora's step.
+def _dense_trainers(case: _TrainCase) -> Ratios:
+    """Unrelated rows and a vocabulary of 32,000, against other trainers."""
+    rows = case.rows(case.work.size(12, 4), 64, 512, prompt=0.75)
+    pairs = case.against_fastest(HEADED, sorted(rows, key=lambda row: len(row[0])))
+    if pairs is None:
+        return dict.fromkeys(("train_vs_fastest", "train_memory_vs_fastest"))
+    return {"train_vs_fastest": _speed(pairs), "train_memory_vs_fastest": _memory(pairs)}
 
-    Both run with their default micro-batches, and with the fastest ones.
-    """
-    name = "train_vs_mlx_lm_lora"
-    rows = sorted(case.rows(12, 64, 512, prompt=0.75), key=lambda row: len(row[0]))
-    device = case.bench(HEADED)
-    if device.peer([rows[:1]]) is None:
-        return dict.fromkeys((name, f"{name}_memory", f"{name}_fastest"))
-    kit = {budget: case.bench(HEADED, micro_batch_tokens=budget) for budget in BUDGETS}
 
-    def ours(budget: int) -> Cost:
-        return kit[budget].step(rows)
-
-    def theirs(count: int) -> Cost:
-        cost = device.peer(_blocks(rows, count))
-        assert cost is not None, "it was installed a moment ago"
-        return cost
-
-    our_best, their_best = case.fastest(BUDGETS, ours), case.fastest((1, 2, 4), theirs)
-    usual = case.in_turn(lambda: ours(4096), lambda: theirs(4))
-    fastest = case.in_turn(lambda: ours(our_best), lambda: theirs(their_best))
-    return {
-        name: _speed(usual),
-        f"{name}_memory": _memory(usual),
-        f"{name}_fastest": _speed(fastest),
-    }
+def _group_trainers(case: _TrainCase) -> Ratios:
+    """Eight completions of one prompt, against other trainers."""
+    pairs = case.against_fastest(SMALL, case.group())
+    return {"group_vs_fastest": None if pairs is None else _speed(pairs)}
 
 
 def _group(case: _TrainCase) -> Ratios:
     """Eight completions of 64 tokens to one prompt of 512, against one padded row each."""
-    length, answer = case.work.size((512, 64), (256, 32))
-    prompt = case.tokens(length)
-    rows = [((*prompt, *case.tokens(answer)), length) for _ in range(8)]
-    pairs = case.against_bare(SMALL, rows, block=8)
+    pairs = case.against_bare(SMALL, case.group(), block=8)
     return {"group_vs_padded": _speed(pairs), "group_memory_vs_padded": _memory(pairs)}
 
 
@@ -193,7 +213,8 @@ def _scaling(case: _TrainCase) -> Ratios:
 
 _CASES: Sequence[Callable[[_TrainCase], Ratios]] = (
     _dense,
-    _mlx_lm_lora,
+    _dense_trainers,
+    _group_trainers,
     _group,
     _mixed,
     _trie,

@@ -1,7 +1,11 @@
 """Optimiser steps of the kit, and bare updates on the same model, with their time and memory."""
 
+import json
+import os
+import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +15,13 @@ import numpy as np
 from legos.builtin.files import ModelShape, random_weights, write_model
 from legos.data.batch import normalisation_weights
 from legos.data.step import BackendConfig, Update
+from legos.errors import TrainerError
 from legos.losses.objective import Objective
 from legos.testing.records import make_sample
 from legos.wiring.device import Split, device_checks
 from legos.wiring.model import apply_lora, load_model
 
-__all__ = ["Cost", "TrainBench"]
+__all__ = ["Cost", "OtherTrainer", "TrainBench"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +70,79 @@ class TrainBench:
         """One bare update, its padding done before the clock starts."""
         return self._measured(self._checks.bare_update(blocks, pad_to=pad_to))
 
-    def peer(self, blocks: Sequence[Sequence[Split]]) -> Cost | None:
-        """One step of mlx-lm-lora; None where it is not installed."""
-        update = self._checks.peer_update(blocks)
-        return None if update is None else self._measured(update)
+    @contextmanager
+    def other_trainer(self, python: Path, *, threads: int) -> Generator["OtherTrainer"]:
+        """Within the block, another trainer runs on the same model.
+
+        Args:
+            python: Python of the environment in which it is installed.
+            threads: number of its BLAS threads.
+        """
+        other = OtherTrainer(self._checks.peer_command(python), threads)
+        try:
+            yield other
+        finally:
+            other.close()
 
     def _measured(self, call: Callable[[], object]) -> Cost:
         """Run a call whose arrays are evaluated when it returns."""
         started = time.perf_counter()
         peak = self._checks.peak_bytes(call)
         return Cost(seconds=time.perf_counter() - started, peak_bytes=peak)
+
+
+class OtherTrainer:
+    """A trainer of another project in a separate process.
+
+    Attributes:
+        name: name of the project.
+    """
+
+    def __init__(self, command: Sequence[str], threads: int) -> None:
+        """Start the process and wait until it has loaded the model.
+
+        Args:
+            command: its command line; see ``DeviceChecks.peer_command``.
+            threads: number of its BLAS threads.
+
+        Raises:
+            TrainerError: it ends, because no trainer is installed there or it cannot be run.
+        """
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": f"{threads}"},
+        )
+        self.name: str = command[0]
+        self.name = self._answer()
+
+    def step(self, rows: Sequence[Split], count: int) -> Cost:
+        """One optimiser step, ``count`` rows at a time.
+
+        Raises:
+            TrainerError: the process ends.
+        """
+        assert self._process.stdin is not None, "a pipe"
+        self._process.stdin.write(json.dumps({"rows": rows, "count": count}) + "\n")
+        self._process.stdin.flush()
+        return Cost(**self._answer())
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None, "a pipe"
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            self.close()
+            raise TrainerError(
+                f"{self.name} ended with code {code} (its message is above); "
+                "--peer needs the Python of an environment with mlx-lm-lora, mlx-tune or "
+                "inductive-mlxrl"
+            )
+        return json.loads(line)

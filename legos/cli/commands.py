@@ -262,7 +262,9 @@ def bench(
         seconds: Time to measure, roughly, in seconds.
         quick: Measure smaller workloads in fewer rounds: the ratios are rough.
         peer: Path of another program's server (mlx-openai-server, rapid-mlx or vllm-mlx) that is
-            installed in an environment of its own, for legos bench server; once for each program.
+            installed in an environment of its own, for legos bench server; for legos bench train,
+            Python of an environment with another trainer (mlx-lm-lora, mlx-tune or
+            inductive-mlxrl). Once for each program.
         json: Print one JSON object.
     """
     from legos.apps.bench import bench as run

@@ -1,6 +1,7 @@
 """The table of devices, the only place that names them, and the checks of each."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from legos.data.limits import TrainingSize
@@ -81,8 +82,11 @@ class DeviceChecks(Protocol):
         """Make a minimal optimiser step; a block is padded to its longest row or to ``pad_to``."""
         ...
 
-    def peer_update(self, blocks: Sequence[Sequence[Split]]) -> Callable[[], None] | None:
-        """Make mlx-lm-lora's optimiser step on the same blocks; None where it is not installed."""
+    def peer_command(self, python: Path) -> Sequence[str]:
+        """Command line that makes steps with the trainer installed for another Python.
+
+        It prints the trainer's name and then, for every line that it reads, what its step cost.
+        """
         ...
 
     def step(

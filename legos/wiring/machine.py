@@ -33,10 +33,15 @@ def quiet_collector() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-def share_cores(parts: int) -> None:
+def share_cores(parts: int) -> int:
     """Limit the BLAS threads of each of ``parts`` parts of the program that compute at once.
 
     By default every part starts as many threads as there are cores, and idle threads spin: two
     parts on two cores took nearly twice as long. It has no effect without such a BLAS (macOS).
+
+    Returns:
+        The number of threads of each part.
     """
-    threadpool_limits(limits=max((os.cpu_count() or 1) // parts, 1), user_api="blas")
+    threads = max((os.cpu_count() or 1) // parts, 1)
+    threadpool_limits(limits=threads, user_api="blas")
+    return threads

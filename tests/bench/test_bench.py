@@ -16,8 +16,10 @@ def test_an_unknown_bench_is_named() -> None:
         bench("loops", 1.0)
 
 
-def test_peers_are_only_for_the_servers_bench() -> None:
-    with pytest.raises(ConfigError, match="--peer needs the bench 'server', and came with 'loop'"):
+def test_peers_are_only_for_two_benches() -> None:
+    with pytest.raises(
+        ConfigError, match="needs the bench 'server' or 'train', and came with 'loop'"
+    ):
         bench("loop", 1.0, peers=[Path("vllm-mlx")])
 
 

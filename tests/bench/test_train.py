@@ -1,8 +1,20 @@
 """The train bench ends, holds the figures that it promises, and meets those that noise cannot."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from legos.apps.bench import bench
+from legos.bench.train_bench import OtherTrainer
+from legos.errors import TrainerError
+from legos.mlx.checks import peer_trainer
+
+
+def test_a_python_without_another_trainer_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, peer_trainer.__file__, str(tmp_path)]
+    with pytest.raises(TrainerError, match="ended with code 1 .* --peer needs the Python of an"):
+        OtherTrainer(command, 1)
 
 
 @pytest.mark.slow
@@ -22,9 +34,9 @@ def test_the_train_bench_measures_every_ratio() -> None:
         "checkpoint_memory_vs_plain",
         "checkpoint_vs_plain",
         "token_scaling_exponent",
-        "train_vs_mlx_lm_lora",
-        "train_vs_mlx_lm_lora_memory",
-        "train_vs_mlx_lm_lora_fastest",
+        "train_vs_fastest",
+        "train_memory_vs_fastest",
+        "group_vs_fastest",
     }
     assert [name for name, ratio in ratios.items() if ratio is None] == list(
         figures["not_measured"]

@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 
 from legos.data.batch import normalisation_weights
 from legos.losses.objective import Objective
-from legos.mlx.checks.mlx_lm_lora_step import mlx_lm_lora_gradients
+from legos.mlx.checks.peer_trainer import mlx_lm_lora_gradients
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
 from legos.mlx.train.packing import StepSamples
@@ -35,7 +35,7 @@ def test_one_step_has_the_gradients_of_mlx_lm_lora(tmp_path: Path) -> None:
         for name, array in lora_arrays(model).items()
     }
     set_lora_arrays(model, moved)
-    theirs = dict(tree_flatten(mlx_lm_lora_gradients(model, ROWS, ADVANTAGES)))
+    theirs = dict(tree_flatten(mlx_lm_lora_gradients(model, ROWS, ADVANTAGES, 2)))
     samples = [
         make_sample(tokens, positions=range(prompt, len(tokens)), advantages=advantage)
         for (tokens, prompt), advantage in zip(ROWS, ADVANTAGES, strict=True)
