@@ -13,7 +13,7 @@ from legos.mlx.checks import peer_trainer
 
 def test_a_python_without_another_trainer_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, peer_trainer.__file__, str(tmp_path)]
-    with pytest.raises(TrainerError, match="ended with code 1 .* --peer needs the Python of an"):
+    with pytest.raises(TrainerError, match=r"ended with code 1 .* --peer needs the Python of an"):
         OtherTrainer(command, 1)
 
 
