@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from legos.arena.arena import Arena, GameArena
     from legos.arena.endings import Draw, Forfeit, Void
     from legos.arena.game import Game
+    from legos.arena.rows import hold_out, read_tasks
     from legos.arena.table import Table
     from legos.clients.openai import OpenAIClient
     from legos.config.schema import TrainingConfig
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from legos.data.message import Completion, Message, Sampling
     from legos.errors import RunError
     from legos.loop.loop import synchronous_training_loop, training_loop
-    from legos.protocols import Client, Matchmaker, Seat
+    from legos.protocols import Client, Matchmaker, RewardModel, Seat
     from legos.wiring.arena import make_arena
     from legos.wiring.evaluate import evaluate
     from legos.wiring.model import apply_lora, disable_lora, load_model
@@ -36,6 +37,7 @@ _NAMES = {
     "legos.arena.arena": "Arena GameArena",
     "legos.arena.endings": "Draw Forfeit Void",
     "legos.arena.game": "Game",
+    "legos.arena.rows": "hold_out read_tasks",
     "legos.arena.table": "Table",
     "legos.clients.openai": "OpenAIClient",
     "legos.config.schema": "TrainingConfig",
@@ -53,7 +55,7 @@ _NAMES = {
     "legos.data.message": "Completion Message Sampling",
     "legos.errors": "RunError",
     "legos.loop.loop": "synchronous_training_loop training_loop",
-    "legos.protocols": "Client Matchmaker Seat",
+    "legos.protocols": "Client Matchmaker RewardModel Seat",
     "legos.wiring.arena": "make_arena",
     "legos.wiring.evaluate": "evaluate",
     "legos.wiring.model": "apply_lora disable_lora load_model",
@@ -82,6 +84,7 @@ __all__ = [
     "RLOOCredit",
     "ReinforcePPCredit",
     "Reply",
+    "RewardModel",
     "RunError",
     "SameViewCredit",
     "Sampling",
@@ -95,9 +98,11 @@ __all__ = [
     "apply_lora",
     "disable_lora",
     "evaluate",
+    "hold_out",
     "load_model",
     "make_arena",
     "make_credit",
+    "read_tasks",
     "synchronous_training_loop",
     "training_loop",
 ]

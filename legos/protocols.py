@@ -34,6 +34,7 @@ __all__ = [
     "Engine",
     "Matchmaker",
     "Publisher",
+    "RewardModel",
     "Scorer",
     "Seat",
     "Seating",
@@ -311,6 +312,26 @@ class CreditAssigner(Protocol):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what ``state`` returned."""
+        ...
+
+
+class RewardModel(Protocol):
+    """Scores completions; one that is written once serves any arena.
+
+    Code that may hang is called through ``Table.run(model.score, [prompt], [completion],
+    [answer])``, for which the model must be picklable.
+    """
+
+    def score(
+        self, prompts: Sequence[str], completions: Sequence[str], answers: Sequence[Any]
+    ) -> Sequence[float]:
+        """[N] rewards of N completions.
+
+        Args:
+            prompts: [N] what was asked.
+            completions: [N] what was answered, without thinking.
+            answers: [N] the known answers.
+        """
         ...
 
 

@@ -77,6 +77,14 @@ class Arena(Playable):
             f"arena {self.name!r} has no tasks; write tasks(self, rng), which yields them"
         )
 
+    def held_out(self, rng: random.Random) -> Iterable[Task] | None:
+        """Tasks of evaluations, which are never trained on; None: those of ``tasks``.
+
+        Args:
+            rng: the only source of randomness; every evaluation gets the same.
+        """
+        return None
+
     async def play(self, t: Table) -> Rewards:
         """Play one task at the table and return role -> reward.
 

@@ -115,15 +115,25 @@ def check_names(given: object, what: str) -> None:
         raise ArenaError(f"{what} is {given!r}; expected one name or more, each once")
 
 
-def checked_tasks(arena: Playable, rng: random.Random) -> Iterator[Task]:
+def checked_tasks(arena: Playable, rng: random.Random, *, held_out: bool = False) -> Iterator[Task]:
     """The arena's tasks, in order.
 
+    Args:
+        arena: the arena.
+        rng: the source of randomness.
+        held_out: give the held-out tasks, if the arena has some.
+
     Raises:
-        ArenaError: ``tasks`` failed, or yields anything but tasks.
+        ArenaError: ``tasks`` or ``held_out`` failed, or yields anything but tasks.
     """
     source = f"tasks() of arena {arena.name!r}"
     try:
-        for task in _iterable(arena.tasks(rng), source):
+        given = arena.held_out(rng) if held_out else None
+        if given is None:
+            given = arena.tasks(rng)
+        else:
+            source = f"held_out() of arena {arena.name!r}"
+        for task in _iterable(given, source):
             _check_task(task, source)
             yield task
     except LegosError:

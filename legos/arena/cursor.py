@@ -132,9 +132,10 @@ class TaskCursor:
 
 
 def plays_from(arena: Playable, seed: int, number: int) -> list[tuple[Task, int]]:
-    """The first plays of an arena under a separate seed, one of each task.
+    """The first plays of an evaluation under a separate seed, one of each held-out task.
 
-    A finite list of tasks starts again. No cursor moves, so every evaluation has the same plays.
+    An arena that holds no tasks out is evaluated on its ``tasks``. A finite list of tasks starts
+    again. No cursor moves, so every evaluation has the same plays.
 
     Args:
         arena: the arena to play.
@@ -144,16 +145,16 @@ def plays_from(arena: Playable, seed: int, number: int) -> list[tuple[Task, int]
     Raises:
         ArenaError: ``tasks`` failed, or yields no tasks.
     """
-    tasks = islice(_stream(arena, skip=0, seed=seed), number)
+    tasks = islice(_stream(arena, skip=0, seed=seed, held_out=True), number)
     return [(task, mix(seed, index)) for index, task in enumerate(tasks)]
 
 
-def _stream(arena: Playable, *, skip: int, seed: int) -> Iterator[Task]:
+def _stream(arena: Playable, *, skip: int, seed: int, held_out: bool = False) -> Iterator[Task]:
     """Tasks of epoch 0, 1, ... without the first ``skip``."""
     epoch = 0
     while True:
         empty = True
-        for task in checked_tasks(arena, random.Random(mix(seed, epoch))):
+        for task in checked_tasks(arena, random.Random(mix(seed, epoch)), held_out=held_out):
             empty = False
             if skip:
                 skip -= 1

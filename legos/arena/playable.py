@@ -57,6 +57,10 @@ class Playable(Protocol):
         """The tasks to play, in order; a finite list starts again when it ends."""
         ...
 
+    def held_out(self, rng: random.Random) -> Iterable[Task] | None:
+        """Tasks of evaluations; None: those of ``tasks``."""
+        ...
+
     def seated(self, task: Task, seed: int) -> Mapping[str, Seat]:
         """The seats of one play, chosen by the matchmaker."""
         ...

@@ -97,3 +97,15 @@ def test_a_judge_and_a_store(play: Callable[..., TrainingBatch]) -> None:
     assert [e.rewards["writer"] for e in batch.episodes] == [1.0] * 3
     assert batch.metrics["arena/judge_agreement"] == 1.0
     assert {sample.role for sample in batch.samples} == {"writer"}
+
+
+def test_questions_from_a_file(
+    play: Callable[..., TrainingBatch], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def answer(asked: Asked) -> str:
+        return str(2 * int(asked.prompt.split()[0]))
+
+    batch = play("Sums", answer, tasks_per_step=2, group_size=1)
+    assert [e.rewards["player"] for e in batch.episodes] == [1.0, 1.0]

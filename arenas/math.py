@@ -1,0 +1,154 @@
+"""Maths problems of a file, with known answers."""
+
+import random
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from importlib import import_module
+from typing import Any
+
+from legos import Arena, RunError, Table, Task, hold_out, read_tasks
+
+__all__ = ["Math", "MathReward", "answer_of"]
+
+_NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+_SAID = re.compile(r"the (?:final )?answer is:?\s*(.+)", re.IGNORECASE)
+
+
+def answer_of(text: str, *, strict: bool = False) -> str | None:
+    r"""The final answer in a text: the last ``\boxed{}``, or what follows the last ``####``.
+
+    Args:
+        text: a solution, or the reference of a data set.
+        strict: False: also take what follows "the answer is", or else the last number.
+    """
+    if (boxed := _boxed(text)) is not None:
+        return boxed
+    if "####" in text:
+        return text.rpartition("####")[2].strip().partition("\n")[0]
+    if strict:
+        return None
+    if said := _SAID.findall(text):
+        return said[-1].strip().rstrip(".")
+    numbers = _NUMBER.findall(text)
+    return numbers[-1] if numbers else None
+
+
+def _boxed(text: str) -> str | None:
+    r"""The content of the last ``\boxed{}``, whose braces may be nested."""
+    start = text.rfind("\\boxed{")
+    depth = 0
+    for index in range(start + 6, len(text) if start >= 0 else 0):
+        depth += {"{": 1, "}": -1}.get(text[index], 0)
+        if not depth:
+            return text[start + 7 : index].strip()
+    return None
+
+
+def _same_number(one: str, other: str) -> bool:
+    """Whether two texts are the same number."""
+    try:
+        first, second = (Fraction(re.sub(r"[$,\s%]", "", text)) for text in (one, other))
+    except (ValueError, ZeroDivisionError):
+        return one.strip() == other.strip()
+    return first == second
+
+
+class MathReward:
+    """1 for a completion whose answer equals the reference, otherwise 0.
+
+    Equal numbers and equal texts are equal; otherwise math-verify compares expressions. It may
+    hang, so call ``score`` through ``Table.run``.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        """Say whether only marked answers count."""
+        self.strict = strict
+
+    def score(
+        self, prompts: Sequence[str], completions: Sequence[str], answers: Sequence[str]
+    ) -> list[float]:
+        """[N] rewards of N completions."""
+        pairs = zip(completions, answers, strict=True)
+        return [float(self._right(completion, answer)) for completion, answer in pairs]
+
+    def _right(self, completion: str, answer: str) -> bool:
+        found = answer_of(completion, strict=self.strict)
+        if found is None:
+            return False
+        return _same_number(found, answer) or self._equal(found, answer)
+
+    @staticmethod
+    def _equal(found: str, answer: str) -> bool:
+        try:
+            library: Any = import_module("math_verify")  # an optional package, slow to import
+        except ImportError:
+            return False
+        known, said = (library.parse(f"${text}$", parsing_timeout=None) for text in (answer, found))
+        return bool(library.verify(known, said, timeout_seconds=None))
+
+
+class Math(Arena):
+    r"""Solve a problem of a data set; the answer stands in ``\boxed{}`` or after ``####``.
+
+    The rows have a question and an answer, as GSM8K has; a tenth of them is held out for
+    evaluations. ``arena/unclear`` counts answers that could not be checked in time. The number
+    that shows learning is ``reward_part_player/correct`` on the held-out rows.
+    """
+
+    reward_weights: Mapping[str, float] = {"correct": 1.0, "format": 0.1}
+    max_tokens = 512
+    check_s = 10.0  # seconds in which an answer must be compared with the known one
+
+    def __init__(
+        self,
+        client: Any = None,
+        *,
+        data: str = "openai/gsm8k:main",
+        question: str = "question",
+        answer: str = "answer",
+        limit: int | None = None,
+        held_out: float = 0.1,
+        strict: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Read the data set.
+
+        Args:
+            client: client of the seat.
+            data: a .jsonl or .parquet file, or a name of the hub.
+            question: field with the problem.
+            answer: field with the answer, or with a solution that ends with it.
+            limit: maximum number of rows.
+            held_out: share of rows that are evaluated and never trained on.
+            strict: whether only a marked answer counts.
+            kwargs: settings of every arena.
+        """
+        super().__init__(client, **kwargs)
+        rows = read_tasks(data, fields=(question, answer), limit=limit)
+        self._trained, self._held_out = hold_out(rows, held_out)
+        self._question, self._answer = question, answer
+        self._reward = MathReward(strict=strict)
+
+    def tasks(self, rng: random.Random) -> Iterable[Task]:
+        """The rows that are not held out, in random order."""
+        return rng.sample(self._trained, len(self._trained))
+
+    def held_out(self, rng: random.Random) -> Iterable[Task] | None:
+        """The rows that are held out; none: evaluate on the others."""
+        return self._held_out or None
+
+    async def play(self, t: Table) -> Mapping[str, Mapping[str, float]]:
+        """One answer."""
+        problem, known = t.task.data[self._question], t.task.data[self._answer]
+        prompt = f"{problem}\nReason step by step, and put the final answer in \\boxed{{}}."
+        said = (await t.ask("player", prompt)).answer
+        gold = answer_of(str(known)) or str(known)
+        try:
+            score = self._reward.score
+            [right] = await t.run(score, [prompt], [said], [gold], timeout_s=self.check_s)
+        except RunError:
+            right = 0.0
+            t.metric(unclear=1.0)
+        marked = answer_of(said, strict=True) is not None
+        return {"player": {"correct": right, "format": float(marked)}}

@@ -1,0 +1,134 @@
+"""Tasks from the rows of JSON lines, Parquet files and data sets of the hub."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+from legos.data.episode import Task
+from legos.errors import ArenaError
+
+__all__ = ["hold_out", "read_tasks"]
+
+INSTALL = "install it with: uv pip install 'legos[datasets]'"
+
+
+def read_tasks(
+    source: str | Path,
+    *,
+    fields: Sequence[str] = (),
+    split: str = "train",
+    limit: int | None = None,
+) -> list[Task]:
+    """The rows of a data set as tasks; a task's id is the row's place, its data is the row.
+
+    Args:
+        source: a file of JSON lines (``.jsonl``), a ``.parquet`` file, or a name of the hub,
+            ``NAME`` or ``NAME:CONFIG``.
+        fields: fields that every row must have.
+        split: split of a data set of the hub.
+        limit: maximum number of rows; None: all.
+
+    Raises:
+        ArenaError: the data set or a needed package is not found, or a row is malformed; the
+            message gives its file and line.
+    """
+    path = Path(source)
+    if path.suffix == ".jsonl":
+        rows = _json_lines(path)
+    elif path.suffix == ".parquet":
+        rows = _parquet(path)
+    else:
+        rows = _hub(str(source), split)
+    tasks: list[Task] = []
+    for place, row in islice(rows, limit):
+        missing = [field for field in fields if field not in row]
+        if missing:
+            raise ArenaError(
+                f"{place}: the row has no {missing[0]!r}; it has {', '.join(row) or 'no field'}"
+            )
+        tasks.append(Task(id=place, data=row))
+    if not tasks:
+        raise ArenaError(f"{source} has no rows")
+    return tasks
+
+
+def hold_out(tasks: Iterable[Task], share: float) -> tuple[list[Task], list[Task]]:
+    """Split tasks into those to train on and those held out for evaluations.
+
+    The digest of a task's data decides, so a task stays on its side when others are added, and two
+    tasks with equal data are on one side.
+
+    Args:
+        tasks: the tasks, with JSON values as data.
+        share: share of tasks that are held out, 0 to 1.
+    """
+    if not 0.0 <= share < 1.0:
+        raise ArenaError(f"the share of held-out tasks is {share}; expected 0 or more, below 1")
+    trained: list[Task] = []
+    held_out: list[Task] = []
+    for task in tasks:
+        text = json.dumps(task.data, sort_keys=True, default=str)
+        digest = hashlib.sha256(text.encode()).digest()
+        side = held_out if int.from_bytes(digest[:8]) < share * 2**64 else trained
+        side.append(task)
+    return trained, held_out
+
+
+def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    place = f"{path}:{number}"
+                    yield place, _row(line, place)
+    except OSError as error:
+        raise ArenaError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _row(line: bytes, place: str) -> Mapping[str, Any]:
+    try:
+        row: object = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ArenaError(f"{place}: the row is no JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise ArenaError(f"{place}: the row is {row!r:.80}; expected a JSON object")
+    return cast("Mapping[str, Any]", row)
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if not path.is_file():
+        raise ArenaError(f"{path} cannot be read: there is no such file")
+    reader = _package("pyarrow.parquet", f"reading {path}")
+    number = 0
+    try:
+        for batch in reader.ParquetFile(path).iter_batches():
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path}:{number}", row
+    except (ValueError, OSError) as error:  # what pyarrow's errors derive from
+        raise ArenaError(f"{path}: row {number + 1} cannot be read: {error}") from error
+
+
+def _hub(name: str, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    datasets = _package("datasets", f"reading {name!r} from the hub")
+    repository, _, config = name.partition(":")
+    try:
+        rows = datasets.load_dataset(repository, config or None, split=split)
+    except Exception as error:  # the library raises whatever its parts do
+        raise ArenaError(
+            f"data set {name!r} cannot be loaded: {error}; expected a .jsonl or .parquet file, or "
+            "a name of the hub such as openai/gsm8k:main"
+        ) from error
+    for number, row in enumerate(rows):
+        yield f"{name}/{split}:{number}", row
+
+
+def _package(module: str, what: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ArenaError(f"{what} needs {module.partition('.')[0]}; {INSTALL}") from error

@@ -1,0 +1,149 @@
+"""Tasks from files: what a malformed row is called, and a split that stays as it is."""
+
+import asyncio
+import json
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from legos import Arena, GRPOCredit, Task, hold_out, read_tasks
+from legos.arena import rows
+from legos.errors import ArenaError
+from legos.loop.evaluation import ArenaEvaluation
+from legos.testing import ScriptedClient
+
+ROWS = [{"question": f"{n}+{n}?", "answer": str(2 * n)} for n in range(40)]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "sums.jsonl"
+    path.write_text("\n\n".join(map(json.dumps, ROWS)))
+    return path
+
+
+def test_each_row_of_a_file_is_a_task_named_by_its_place(file: Path) -> None:
+    tasks = read_tasks(file, fields=("question", "answer"))
+    assert [task.data for task in tasks] == ROWS
+    assert [task.id for task in tasks[:2]] == [f"{file}:1", f"{file}:3"]
+    assert len(read_tasks(file, limit=7)) == 7
+
+
+def test_parquet_gives_the_same_rows(tmp_path: Path) -> None:
+    path = tmp_path / "sums.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+    tasks = read_tasks(path)
+    assert [task.data for task in tasks] == ROWS
+    assert tasks[0].id == f"{path}:1"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "sums.jsonl:2: the row is no JSON: Expecting property name"),
+        ("[1]", "sums.jsonl:2: the row is [1]; expected a JSON object"),
+        ('{"question": "?"}', "sums.jsonl:2: the row has no 'answer'; it has question"),
+        ("{}", "sums.jsonl:2: the row has no 'question'; it has no field"),
+    ],
+)
+def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "sums.jsonl"
+    path.write_text(f"{json.dumps(ROWS[0])}\n{line}\n")
+    with pytest.raises(ArenaError) as raised:
+        read_tasks(path, fields=("question", "answer"))
+    assert message in str(raised.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ArenaError, match=r"none\.jsonl cannot be read: No such file"):
+        read_tasks(tmp_path / "none.jsonl")
+    with pytest.raises(ArenaError, match=r"none\.parquet cannot be read: there is no such file"):
+        read_tasks(tmp_path / "none.parquet")
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    with pytest.raises(ArenaError, match=r"empty\.jsonl has no rows"):
+        read_tasks(empty)
+    broken = tmp_path / "broken.parquet"
+    broken.write_text("no parquet")
+    with pytest.raises(ArenaError, match=r"broken\.parquet: row 1 cannot be read"):
+        read_tasks(broken)
+
+    def missing(name: str) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr(rows, "import_module", missing)
+    with pytest.raises(ArenaError, match=r"broken\.parquet needs pyarrow; install it with: uv pip"):
+        read_tasks(broken)
+    with pytest.raises(ArenaError, match="reading 'org/name' from the hub needs datasets; install"):
+        read_tasks("org/name")
+
+
+def test_the_split_depends_on_the_rows_alone(file: Path) -> None:
+    tasks = read_tasks(file)
+    trained, held_out = hold_out(tasks, 0.3)
+    assert len(trained) + len(held_out) == 40
+    assert 4 <= len(held_out) <= 20
+    random.Random(0).shuffle(tasks)
+    again = hold_out(tasks[:30], 0.3)[1]
+    assert {task.id for task in again} <= {task.id for task in held_out}
+    assert hold_out(tasks, 0.0) == (tasks, [])
+    with pytest.raises(ArenaError, match=r"share of held-out tasks is 1\.0; expected 0 or more"):
+        hold_out(tasks, 1.0)
+
+
+class Sums(Arena):
+    """Plays the rows of a file; remembers which."""
+
+    tasks_per_step = 8
+    group_size = 1
+
+    def __init__(self, file: Path, share: float) -> None:
+        super().__init__(ScriptedClient(lambda _: "a"), credit_assigner=GRPOCredit())
+        self.trained, self.evaluated = hold_out(read_tasks(file), share)
+        self.played: list[str] = []
+
+    def tasks(self, rng: random.Random) -> Iterable[Task]:
+        return rng.sample(self.trained, len(self.trained))
+
+    def held_out(self, rng: random.Random) -> Iterable[Task] | None:
+        return self.evaluated or None
+
+    async def play(self, t: Any) -> Any:
+        await t.ask("player", t.task.data["question"])
+        self.played.append(t.task.id)
+        return {"player": 0.0}
+
+
+def test_what_is_held_out_is_evaluated_and_never_trained_on(file: Path) -> None:
+    arena = Sums(file, 0.3)
+    for _ in range(10):
+        asyncio.run(arena.step())
+    held_out = {task.id for task in arena.evaluated}
+    assert set(arena.played) == {task.id for task in arena.trained}
+    arena.played.clear()
+    client: Any = arena.client
+    asyncio.run(ArenaEvaluation(arena, client, plays=2 * len(held_out)).figures())
+    assert set(arena.played) == held_out
+
+
+def test_without_held_out_tasks_an_evaluation_plays_the_others(file: Path) -> None:
+    arena = Sums(file, 0.0)
+    client: Any = arena.client
+    asyncio.run(ArenaEvaluation(arena, client, plays=5).figures())
+    assert len(arena.played) == 5
+
+
+def test_bad_held_out_tasks_are_refused(file: Path) -> None:
+    class Wrong(Sums):
+        def held_out(self, rng: random.Random) -> Any:
+            return ["a"]
+
+    arena = Wrong(file, 0.1)
+    client: Any = arena.client
+    with pytest.raises(ArenaError, match=r"held_out\(\) of arena 'wrong' yielded 'a', a str"):
+        asyncio.run(ArenaEvaluation(arena, client, plays=5).figures())

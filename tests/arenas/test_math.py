@@ -1,0 +1,105 @@
+"""Maths: answers in their forms, rewards, held-out rows."""
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from misbehaving import hang
+
+from arenas.math import Math, MathReward, answer_of
+from legos import GRPOCredit
+from legos.data.sample import TrainingBatch
+from legos.testing import Asked, ScriptedClient
+
+
+@pytest.mark.parametrize(
+    ("text", "strict", "lenient"),
+    [
+        (r"so \boxed{\frac{1}{2}} it is", r"\frac{1}{2}", r"\frac{1}{2}"),
+        (r"\boxed{1} or \boxed{2}", "2", "2"),
+        ("48/2 = 24\n#### 72\nmore", "72", "72"),
+        ("The answer is 1,234.", None, "1,234"),
+        ("3 apples and 4 pears make 7", None, "7"),
+        (r"cut off \boxed{12", None, "12"),
+        ("no idea", None, None),
+    ],
+)
+def test_answers_are_found_in_their_forms(
+    text: str, strict: str | None, lenient: str | None
+) -> None:
+    assert answer_of(text, strict=True) == strict
+    assert answer_of(text) == lenient
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "reward"),
+    [
+        (r"\boxed{72}", "72", 1.0),
+        ("#### 1,000", "1000", 1.0),
+        ("the answer is $72.0", "72", 1.0),
+        (r"\boxed{\frac{1}{2}}", "1/2", 1.0),
+        (r"\boxed{x^2 + 2x + 1}", "(x+1)^2", 1.0),
+        (r"\boxed{73}", "72", 0.0),
+        (r"\boxed{1/0}", "72", 0.0),
+        ("", "72", 0.0),
+    ],
+)
+def test_rewards(completion: str, answer: str, reward: float) -> None:
+    assert MathReward().score(["?"], [completion], [answer]) == [reward]
+
+
+def test_strict_rewards_need_a_marked_answer() -> None:
+    assert MathReward(strict=True).score(["?"] * 2, ["72", "#### 72"], ["72"] * 2) == [0.0, 1.0]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "gsm.jsonl"
+    rows = [{"question": f"{n} + 1?", "answer": f"one more\n#### {n + 1}"} for n in range(30)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def solve(asked: Asked) -> str:
+    """Right in a box for even numbers, right as a plain number for odd ones."""
+    number = int(asked.prompt.split()[0])
+    return f"so \\boxed{{{number + 1}}}" if number % 2 == 0 else f"it is {number + 1}"
+
+
+def step(arena: Any) -> TrainingBatch:
+    return asyncio.run(arena.step())
+
+
+def test_problems_of_a_file(file: Path) -> None:
+    arena = Math(ScriptedClient(solve), data=str(file), credit_assigner=GRPOCredit())
+    arena.tasks_per_step, arena.group_size = 4, 1
+    batch = step(arena)
+    assert [e.error for e in batch.episodes] == [None] * 4
+    for episode in batch.episodes:
+        even = int(episode.task.data["question"].split()[0]) % 2 == 0
+        assert episode.parts == {"player": {"correct": 1.0, "format": float(even)}}
+        assert episode.rewards == {"player": 1.0 + 0.1 * even}
+    held_out = list(arena.held_out(random.Random(0)) or ())
+    trained = list(arena.tasks(random.Random(0)))
+    assert len(held_out) + len(trained) == 30
+    assert {task.id for task in held_out}.isdisjoint(task.id for task in trained)
+
+
+class Hanging:
+    """A checker that never returns."""
+
+    def score(self, *_: Any) -> list[float]:
+        hang()
+        return [1.0]
+
+
+def test_a_check_that_hangs_is_a_wrong_answer(file: Path) -> None:
+    arena = Math(ScriptedClient(solve), data=str(file), credit_assigner=GRPOCredit())
+    arena.tasks_per_step, arena.group_size, arena.check_s = 1, 1, 0.3
+    vars(arena)["_reward"] = Hanging()
+    batch = step(arena)
+    assert batch.episodes[0].parts["player"]["correct"] == 0.0
+    assert batch.metrics["arena/unclear"] == 1.0
