@@ -98,6 +98,8 @@ def test_the_figures_of_nim_are_those_of_the_run(
         "policy_version",
         "optimal_move_rate",
         "exploitability",
+        "joint_value",
+        "optimal_joint_value",
         "illegal_probability",
         "vs_random",
         "vs_optimal",

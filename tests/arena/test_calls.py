@@ -316,12 +316,16 @@ def test_a_play_gives_its_place_back_while_it_waits() -> None:
 @pytest.mark.parametrize("slots", [1, 2])
 def test_several_calls_of_one_play_hold_one_place(slots: int) -> None:
     running, most = 0, 0
+    full = asyncio.Event()
 
     async def play(t: Table) -> None:
         nonlocal running, most
         await asyncio.gather(*(t.run(abs, -n) for n in range(3)))
         running += 1
         most = max(most, running)
+        if running == slots:
+            full.set()
+        await asyncio.wait_for(full.wait(), timeout=60)
         await asyncio.sleep(0.05)
         running -= 1
 

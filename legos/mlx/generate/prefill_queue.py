@@ -79,6 +79,11 @@ class PrefillQueue:
     def __bool__(self) -> bool:
         return bool(self._last or self._longer or self._underway)
 
+    @property
+    def lives(self) -> set[LiveAdapter]:
+        """The weights of the block in progress, also of rows whose sequences were all removed."""
+        return {live for live, _ in self._underway.waiting} if self._underway else set()
+
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence under its tokens, and release the bytes that it has reserved."""
         self.budget.give_back(sequence)

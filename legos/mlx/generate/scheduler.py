@@ -152,8 +152,9 @@ class Scheduler:
         self.tidy(inside)
 
     def tidy(self, inside: Collection[SequenceState]) -> None:
-        """Free weights that no sequence or score uses, and the prefixes computed with them."""
-        self.adapters.free_unused({sequence.live for sequence in inside} | self._scores.lives)
+        """Free weights that nothing uses, and the prefixes computed with them."""
+        used = {sequence.live for sequence in inside} | self._scores.lives | self._waiting.lives
+        self.adapters.free_unused(used)
         self._prefixes.keep_only(self.adapters.epochs)
         if not self._busy:
             self._prefixes.sweep()

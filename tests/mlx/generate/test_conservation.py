@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from legos.data.request import Generated, Progress, Request
 from legos.errors import EngineError, RequestError
@@ -87,6 +88,20 @@ def test_a_lost_request_is_an_error_and_not_a_silent_wait(
     one.tick()
     assert isinstance(one.error(2), EngineError)
     assert one.ask([LONG])
+
+
+def test_weights_stay_while_a_block_is_prefilled_with_them(room: Room) -> None:
+    """A block has a row of the policy, which is cancelled, and one of a rival, which goes on."""
+    one = room("llama", in_flight="pin", prefill_tokens=4, chunk_tokens=3)
+    one.make_live(one.adapter(1, name="policy"))
+    one.make_live(one.adapter(2, name="rival"))
+    one.submit({0: LONG, 1: replace(LONG, adapter="rival")})
+    one.tick()
+    one.cancel(0)
+    one.make_live(one.adapter(0, name="policy"))
+    while one.worker.tick():
+        pass
+    assert isinstance(one.answers[1][-1], Generated)
 
 
 ASK = st.builds(
