@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
 from legos.arena.checks import check_arena, check_names, checked_rewards, checked_seats, shown
@@ -245,11 +246,19 @@ class GameArena(Arena):
 
     def tasks(self, rng: random.Random) -> Iterator[Task]:
         """An infinite sequence of random start states."""
-        listed = self.game.starts() is not None
+        listed = self.game.starts()
+        own_start = type(self.game).start is not Game.start
+        if listed is None or own_start:
+            while True:
+                seed = rng.getrandbits(63)
+                start = self.game.start(random.Random(seed))
+                name = f"{self.name}/{seed if listed is None else repr(start)}"
+                yield Task(id=name, seed=seed, data=start)
+        starts = [(f"{self.name}/{start!r}", start) for start, _ in listed]
+        bounds = list(accumulate(weight for _, weight in listed))
         while True:
             seed = rng.getrandbits(63)
-            start = self.game.start(random.Random(seed))
-            name = f"{self.name}/{start!r}" if listed else f"{self.name}/{seed}"
+            name, start = random.Random(seed).choices(starts, cum_weights=bounds)[0]
             yield Task(id=name, seed=seed, data=start)
 
     async def play(self, t: Table) -> Mapping[str, float]:

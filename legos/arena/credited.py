@@ -126,11 +126,16 @@ def _per_turn(
 
 def _untrainable(rollout: Rollout) -> str | None:
     """The reason why a rollout's completions cannot be trained on, or None."""
-    said = [turn.completion for turn in rollout.turns]
-    if any(adapter_name(adapter) != rollout.policy for adapter in {s.adapter for s in said}):
-        return "wrong_adapter"
-    if any(s.filtered for s in said):
+    filtered = missing = False
+    checked = None  # the adapter of the last completion, which most completions share
+    for turn in rollout.turns:
+        said = turn.completion
+        if said.adapter != checked:
+            checked = said.adapter
+            if adapter_name(checked) != rollout.policy:
+                return "wrong_adapter"
+        filtered = filtered or said.filtered
+        missing = missing or not said.trainable
+    if filtered:
         return "sampling_filters"
-    if not all(s.trainable for s in said):
-        return "no_logprobs"
-    return None
+    return "no_logprobs" if missing else None

@@ -60,7 +60,7 @@ class Sample(Struct, frozen=True, kw_only=True):
                 f"positions {self.positions[0]}..{self.positions[-1]} leave "
                 f"1..{len(self.token_ids) - 1}"
             )
-        if any(map(le, self.positions[1:], self.positions)):
+        if num_chosen > 1 and any(map(le, self.positions[1:], self.positions)):
             raise RecordError(f"positions {self.positions} do not increase")
         if not 0 < self.temperature < math.inf:
             raise RecordError(
@@ -199,7 +199,7 @@ def _sample_of_turns(
     truncated = False
     for said, advantage in run:
         start, count = len(said.prompt_ids), len(said.token_ids)
-        positions += tuple(range(start, start + count))
+        positions += (start,) if count == 1 else tuple(range(start, start + count))
         logprobs += said.logprobs
         versions += said.versions
         advantages += (advantage,) * count
