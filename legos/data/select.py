@@ -40,6 +40,8 @@ class Selection:
         """
         removed: Counter[str] = Counter()
         foreign = _foreign(batch, self.num_vocabulary)
+        if not (foreign or self.overlong or self.zero_advantage):
+            return batch, removed
         alive = _alive(batch) if self.zero_advantage else set[Group]()
         kept: list[Sample] = []
         for sample in batch.samples:
