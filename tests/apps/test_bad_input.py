@@ -57,7 +57,7 @@ def refused(capsys: pytest.CaptureFixture[str], empty_place: Path) -> Callable[.
         (
             ["--arena", "chess"],
             [
-                "no arena is called 'chess'; known: goofspiel, kuhn, leduc",
+                "no arena is called 'chess'; known: countdown, goofspiel, kuhn",
                 "one of your own is FILE.py:Class",
             ],
         ),
