@@ -6,7 +6,7 @@ from legos.apps.bench import bench
 from legos.bench.ratios import RATIOS
 
 
-@pytest.mark.slow
+@pytest.mark.servers
 @pytest.mark.timeout(900)  # minutes where other programs run
 def test_the_server_bench_measures_every_ratio() -> None:
     figures = bench("server", 4.0, quick=True)
