@@ -1,23 +1,19 @@
 """Conversations of a real model: one sample each, whose tokens are exactly those sampled."""
 
 import asyncio
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from here_and_http import here_and_http
 
-from legos import Arena, OpenAIClient, RAECredit, Task, apply_lora, load_model
+from legos import Arena, OpenAIClient, RAECredit, Task
 from legos.arena.table import Table
 from legos.builtin.vocabulary import END, token_id
-from legos.clients.engine import EngineClient
 from legos.data.message import Completion
 from legos.data.sample import TrainingBatch
 from legos.protocols import Client
-from legos.server.app import make_app
-from legos.server.service import Service
-from legos.testing import serving, write_tiny_model
 
 STRIPS = (  # as Qwen3's: thinking of former turns is left out, and a line ends every turn
     "{%- for m in messages %}"
@@ -57,21 +53,8 @@ class Talk(Arena):
 @pytest.fixture(scope="module")
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Client]]:
     """One engine, asked in this process and over HTTP."""
-    folder = write_tiny_model(tmp_path_factory.mktemp("thinker"))
-    file = folder / "tokenizer_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": STRIPS}))
-    model = load_model(folder)
-    apply_lora(model)
-    engine = model.make_engine()
-    engine.load_adapter(model.base_adapter()).result()
-    here = EngineClient(engine, model.tokenizer)
-    service = Service(
-        here, engine, model.tokenizer, model="tiny", context=model.context, lora_scale=1.0
-    )
-    with serving(make_app(service)) as url:
-        yield {"engine": here, "http": OpenAIClient(url)}
-    engine.close()
-    model.close()
+    with here_and_http(tmp_path_factory.mktemp("thinker"), STRIPS) as found:
+        yield found
 
 
 def played(arena: Arena) -> TrainingBatch:

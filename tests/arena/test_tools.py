@@ -8,24 +8,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from here_and_http import here_and_http
 from misbehaving import hang
 from msgspec.structs import replace
 from pydantic import Field
 
-from legos import Arena, GRPOCredit, OpenAIClient, Task, apply_lora, load_model
+from legos import Arena, GRPOCredit, OpenAIClient, Task
 from legos.arena.step import play_all
 from legos.arena.table import Table
 from legos.arena.tools import LONGEST_RESULT, Toolbox
-from legos.clients.engine import EngineClient
 from legos.data.episode import Episode
 from legos.data.message import Completion, Prompt, Sampling
 from legos.data.sample import TrainingBatch
 from legos.errors import ArenaError, EndpointError
 from legos.protocols import Client
 from legos.run.stored import episode_to_json
-from legos.server.app import make_app
-from legos.server.service import Service
-from legos.testing import Asked, ScriptedClient, serving, write_tiny_model
+from legos.testing import Asked, ScriptedClient
 
 
 def add(a: int, b: Annotated[int, Field(description="second")] = 2) -> int:
@@ -331,21 +329,8 @@ def clients(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[str, Client]]:
     """One engine, asked in this process and over HTTP."""
-    folder = write_tiny_model(tmp_path_factory.mktemp("caller"))
-    file = folder / "tokenizer_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": request.param}))
-    model = load_model(folder)
-    apply_lora(model)
-    engine = model.make_engine()
-    engine.load_adapter(model.base_adapter()).result()
-    here = EngineClient(engine, model.tokenizer)
-    service = Service(
-        here, engine, model.tokenizer, model="tiny", context=model.context, lora_scale=1.0
-    )
-    with serving(make_app(service)) as url:
-        yield {"engine": here, "http": OpenAIClient(url)}
-    engine.close()
-    model.close()
+    with here_and_http(tmp_path_factory.mktemp("caller"), request.param) as found:
+        yield found
 
 
 def talked(client: Client) -> TrainingBatch:
