@@ -45,7 +45,7 @@ class Table(PlayState):
         calls: CallPool,
         stores: Stores,
     ) -> None:
-        super().__init__(arena, task, dict(seats), seed=seed)
+        super().__init__(arena, task, seats, seed=seed)
         self._children_seeds = 0
         self._slot = Slot(slots, self)
         self._spawn = spawn
