@@ -228,7 +228,6 @@ class GameArena(Arena):
         """
         super().__init__(client, **settings)
         self.game = game() if isinstance(game, type) else game
-        self._has_chance = type(self.game).chance is not Game.chance
         check_names(self.game.roles, f"roles of game {self.game.name!r}")
         self.roles = tuple(self.game.roles)
         self.forfeit_reward = self.game.forfeit_reward
@@ -264,7 +263,7 @@ class GameArena(Arena):
     async def play(self, t: Table) -> Mapping[str, float]:
         """Ask the seats that move, and draw what chance decides, until the game ends."""
         game, state = self.game, t.task.data
-        if self._has_chance:
+        if game.has_chance:
             state = game.after_chance(state, t.rng)
         while (turn := game.turn(state)) is not None:
             if isinstance(turn, str):
@@ -277,6 +276,6 @@ class GameArena(Arena):
                 legal = {role: game.legal(state, role) for role in turn}
                 replies = await t.ask_all(prompts, choices=legal)
                 state = game.play_all(state, {role: replies[role].move or "" for role in turn})
-            if self._has_chance:
+            if game.has_chance:
                 state = game.after_chance(state, t.rng)
         return checked_rewards(game.payoff(state), self.roles, f"payoff() of game {self.name!r}")

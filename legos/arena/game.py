@@ -85,6 +85,11 @@ class Game(ABC):
         """
         return ()
 
+    @property
+    def has_chance(self) -> bool:
+        """Whether the class writes ``chance``; otherwise only ``start`` is random."""
+        return type(self).chance is not Game.chance
+
     @abstractmethod
     def turn(self, state: State) -> str | Sequence[str] | None:
         """The role to move, or the roles that move at once; None if the play has ended."""

@@ -61,7 +61,7 @@ class GamePlays:
         self._stage = stage
         self._arena = arena
         self._game = game
-        self._has_chance = type(game).chance is not Game.chance
+        self._has_chance = game.has_chance
         self._positions = stage.positions(arena, game)
         self._plays = plays
         self._queue = CompletionQueue[_Turn]()
