@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
-from legos.arena.checks import check_arena, check_names, checked_rewards, checked_seats, shown
+from legos.arena.checks import check_attributes, check_names, checked_rewards, checked_seats, shown
 from legos.arena.cursor import TaskCursor
 from legos.arena.game import Game
 from legos.arena.matchmaker import ArenaSeats
@@ -179,7 +179,7 @@ class Arena(Playable):
             ArenaError: there is no credit assigner or no task, an attribute is invalid, a play
                 breaks the rules for plays, or every play failed.
         """
-        check_arena(self)
+        check_attributes(self)
         return await play_step(self, self.cursor, self.credit_assigner, concurrency)
 
     def state(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from legos.errors import ArenaError, LegosError, did_you_mean
 from legos.protocols import Seat
 
 __all__ = [
-    "check_arena",
+    "check_attributes",
     "check_names",
     "check_text",
     "checked_choices",
@@ -41,7 +41,7 @@ def shown(value: object) -> str:
     return text if value is None else f"{text}, {article} {kind}"
 
 
-def check_arena(arena: Playable) -> None:
+def check_attributes(arena: Playable) -> None:
     """Check the attributes and methods of an arena.
 
     Raises:

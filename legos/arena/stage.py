@@ -8,7 +8,7 @@ from dataclasses import replace
 from msgspec.structs import replace as changed
 
 from legos.arena.calls import CallPool
-from legos.arena.checks import check_arena
+from legos.arena.checks import check_attributes
 from legos.arena.game import Game
 from legos.arena.playable import Playable
 from legos.arena.positions import Positions
@@ -98,6 +98,6 @@ def stage_of(
     Raises:
         ArenaError: an attribute of the arena is invalid.
     """
-    check_arena(arena)
+    check_attributes(arena)
     with Watch(arena) as watch, closing(CallPool()) as calls:
         yield Stage(watch, slots, calls, temperature=temperature, adapters=adapters, stores=stores)

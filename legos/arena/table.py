@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from legos.arena.answer import Reply
 from legos.arena.calls import CallLimits, CallPool
-from legos.arena.checks import check_arena, check_text, checked_choices, finite, shown
+from legos.arena.checks import check_attributes, check_text, checked_choices, finite, shown
 from legos.arena.endings import Forfeit
 from legos.arena.judge import JudgeTally, Verdict, comparison, verdict_of
 from legos.arena.means import RESERVED
@@ -221,7 +221,7 @@ class Table(PlayState):
             ArenaError: ``arena`` cannot be played, or an attribute of it is invalid.
         """
         child = self.arena.child(arena, next(iter(self.seats.values())))
-        check_arena(child)
+        check_attributes(child)
         plays: list[tuple[Task, int]] = []
         for task in [tasks] if isinstance(tasks, Task) else tasks:
             for _ in range(n):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from legos.arena.arena import Arena, GameArena
-from legos.arena.checks import check_arena
+from legos.arena.checks import check_attributes
 from legos.arena.game import Game
 from legos.arena.registry import find_arena
 from legos.config.schema import GenerationConfig, PlayConfig
@@ -68,7 +68,7 @@ def make_arena(
         raise ArenaError(
             f"arena {name!r} cannot be made with {given}: {type(error).__name__}: {error}{hint}"
         ) from error
-    check_arena(arena)
+    check_attributes(arena)
     if play.credit is not None and arena.credit_assigner is not common["credit_assigner"]:
         raise ConfigError(
             f"play.credit is {play.credit!r} but arena {name!r} brings the rule "
