@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 from legos.errors import CheckpointError
@@ -23,8 +24,9 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 def hold(folder: Path) -> Generator[bool]:
     """Lock a run folder until the block ends; the folder is made if it does not exist.
 
-    The operating system releases the lock when the process ends for any reason. The lock file is
-    removed only at the end of the block, so an unlocked file shows that a process was killed.
+    The operating system releases the lock when the process ends for any reason; a process that was
+    forked from it does not keep the lock. The lock file is removed only at the end of the block, so
+    an unlocked file shows that a process was killed.
 
     Yields:
         Whether a killed process left its lock file.
@@ -39,18 +41,27 @@ def hold(folder: Path) -> Generator[bool]:
         try:
             left_behind = os.fstat(descriptor).st_size > 0
             os.truncate(descriptor, 0)
-            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+            os.write(descriptor, _holder().encode())
         except BaseException:
             path.unlink()
             os.close(descriptor)
             raise
+    held = [descriptor]
+
+    def release_in_child() -> None:
+        while held:
+            os.close(held.pop())
+
+    os.register_at_fork(after_in_child=release_in_child)
     try:
         yield left_behind
     finally:
-        with suppress(OSError):
-            if _stands_at(path, descriptor):
-                path.unlink()
-        os.close(descriptor)
+        if held:
+            held.clear()
+            with suppress(OSError):
+                if _stands_at(path, descriptor):
+                    path.unlink()
+            os.close(descriptor)
 
 
 def check_unheld(folder: Path) -> bool:
@@ -76,6 +87,12 @@ def check_unheld(folder: Path) -> bool:
         os.close(descriptor)
 
 
+def _holder() -> str:
+    """This process and the time, for the message of another process."""
+    now = datetime.now().isoformat(sep=" ", timespec="seconds")
+    return f"process {os.getpid()} on {socket.gethostname()} has trained in it since {now}"
+
+
 def _locked(path: Path) -> int:
     """File descriptor of the locked file at a path; the file is made if it does not exist."""
     while True:
@@ -99,11 +116,11 @@ def _lock(descriptor: int, path: Path, kind: int) -> None:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.read(descriptor, 500).decode(errors="replace") or "another process"
+        holder = os.read(descriptor, 500).decode(errors="replace") or "another process trains in it"
         run = path.parent
         raise CheckpointError(
-            f"{run} is in use: {holder} trains in it; wait until it ends or stop it, and then go "
-            f"on with --resume {run}; for another run, choose another --out"
+            f"{run} is in use: {holder}; wait until it ends or stop it, and then go on with "
+            f"--resume {run}; for another run, choose another --out"
         ) from None
     except OSError as error:
         if error.errno not in _UNSUPPORTED:

@@ -23,6 +23,15 @@ with hold(Path(sys.argv[1])):
     time.sleep(60)
 """
 
+FORK = """
+    import os
+    worker = os.fork()
+    if worker == 0:
+        time.sleep(60)
+        os._exit(0)
+    print(worker, flush=True)
+"""
+
 
 @contextmanager
 def holder(folder: Path) -> Iterator["subprocess.Popen[str]"]:
@@ -52,7 +61,8 @@ def test_a_second_process_is_refused_by_name_until_the_first_is_killed(tmp_path:
         for refused in (lambda: hold(tmp_path).__enter__(), lambda: check_unheld(tmp_path)):
             with pytest.raises(CheckpointError, match="is in use") as caught:
                 refused()
-            assert f"process {process.pid} on {socket.gethostname()}" in str(caught.value)
+            named = f"process {process.pid} on {socket.gethostname()} has trained in it since 20"
+            assert named in str(caught.value)
             assert f"go on with --resume {tmp_path}" in str(caught.value)
             assert "another --out" in str(caught.value)
         os.kill(process.pid, signal.SIGKILL)
@@ -105,3 +115,23 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
     with pytest.raises(CheckpointError, match=r"\.lock cannot be written: .*--out"), hold(tmp_path):
         pytest.fail("it was held")
+
+
+def test_a_process_that_was_forked_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """A worker of a data loader may outlive the killed run by minutes."""
+    code = HOLD.replace('    print("held", flush=True)', FORK)
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        try:
+            with pytest.raises(CheckpointError, match="is in use"):
+                check_unheld(tmp_path)
+            process.kill()
+            process.wait()
+            os.kill(worker, 0)  # it lives
+            with hold(tmp_path) as left_behind:
+                assert left_behind
+        finally:
+            os.kill(worker, signal.SIGKILL)
+            process.kill()
