@@ -33,8 +33,8 @@ from legos.loop.evaluation import flat_figures
 from legos.mac import awake, has_battery, on_battery
 from legos.protocols import Tracker
 from legos.run.checkpoint import checkpoints
-from legos.run.find import find_run, split_place
-from legos.run.folder import FAILS_AGAIN, RUNS, RunFolder, fresh_folder
+from legos.run.find import find_run, fresh_folder, split_place
+from legos.run.folder import FAILS_AGAIN, RUNS, RunFolder
 from legos.run.run import Run, RunSettings
 from legos.track import ConsoleTracker, JsonlTracker, ManyTrackers, WandbTracker
 from legos.wiring.arena import check_options, make_arena

@@ -12,10 +12,11 @@ from safetensors import SafetensorError
 
 from legos.errors import CheckpointError, LegosError
 
-__all__ = ["clear_unfinished", "refusals_named", "write_file", "write_folder"]
+__all__ = ["check_writable", "clear_unfinished", "refusals_named", "write_file", "write_folder"]
 
 _REFUSALS = (OSError, RuntimeError, SafetensorError)  # MLX and safetensors raise their own errors
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_ALLOW = "let this user write there, or choose another --out"
 _MAKE_ROOM = "free some space or choose another --out"
 
 
@@ -70,6 +71,16 @@ def clear_unfinished(parent: Path) -> None:
             path.rename(original)
 
 
+def check_writable(folder: Path) -> None:
+    """Check that this user may write in a folder, without writing.
+
+    Raises:
+        PermissionError: no.
+    """
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+
 @contextmanager
 def refusals_named(path: Path) -> Generator[None]:
     """Within the block, convert file errors to one that names the path and says what to do.
@@ -83,7 +94,7 @@ def refusals_named(path: Path) -> Generator[None]:
         if isinstance(error, LegosError):
             raise
         not_allowed = isinstance(error, OSError) and error.errno in _NOT_ALLOWED
-        advice = "choose an --out where you may write" if not_allowed else _MAKE_ROOM
+        advice = _ALLOW if not_allowed else _MAKE_ROOM
         raise CheckpointError(f"{path} cannot be written: {error}; {advice}") from error
 
 

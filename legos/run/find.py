@@ -1,4 +1,4 @@
-"""Find runs and adapters by the names that a user gives."""
+"""Find runs and adapters by the names that a user gives, and a name for a new run."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from legos.errors import CheckpointError
 from legos.run.folder import CONFIG, RUNS, RunFolder
 from legos.weights.folder import is_adapter_folder
 
-__all__ = ["find_adapter", "find_run", "split_place"]
+__all__ = ["find_adapter", "find_run", "fresh_folder", "split_place"]
 
 
 def find_run(text: str | Path, parent: Path = RUNS, *, purpose: str = "") -> RunFolder:
@@ -49,3 +49,24 @@ def split_place(text: str) -> tuple[str, str | None]:
     """Split ``RUN@STEP`` into run and step; the step is None if not given."""
     run, at, step = text.rpartition("@")
     return (run, step) if at and "/" not in step else (text, None)
+
+
+def fresh_folder(parent: Path, name: str) -> Path:
+    """Make ``parent/name-1``, ``-2``, ...: the first that does not exist.
+
+    Raises:
+        CheckpointError: the folder cannot be made.
+    """
+    number = 1
+    while True:
+        place = parent / f"{name}-{number}"
+        try:
+            place.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot make the run folder {place}: {error}; choose another place with --out"
+            ) from error
+        else:
+            return place

@@ -21,7 +21,13 @@ from typing import Any
 
 from legos.data.episode import Episode
 from legos.errors import ArenaError, CheckpointError, ConfigError, RecordError, RequestError
-from legos.files.atomic import clear_unfinished, refusals_named, write_file, write_folder
+from legos.files.atomic import (
+    check_writable,
+    clear_unfinished,
+    refusals_named,
+    write_file,
+    write_folder,
+)
 from legos.files.lines import has_step_lines, rewind_lines
 from legos.run.checkpoint import checkpoint_at, checkpoints, newest_whole, numbered, read_state
 from legos.run.lock import check_unheld, hold
@@ -30,7 +36,7 @@ from legos.track.jsonl import append_whole, read_metrics
 from legos.weights.adapter import Adapter
 from legos.weights.folder import write_adapter
 
-__all__ = ["CONFIG", "FAILS_AGAIN", "RUNS", "RunFolder", "fresh_folder"]
+__all__ = ["CONFIG", "FAILS_AGAIN", "RUNS", "RunFolder"]
 
 RUNS = Path("runs")  # default folder of runs
 BEST = "best"
@@ -59,20 +65,22 @@ class RunFolder:
         return has_step_lines(self.metrics)
 
     def check_free(self) -> None:
-        """Check that a new run can use this folder without mixing with another; writes nothing.
+        """Check that a new run can write here without mixing with another; writes nothing.
 
         The remains of a run that was killed before its first checkpoint are accepted.
 
         Raises:
-            CheckpointError: a run or a part of one is already there, or the path is not a folder.
+            CheckpointError: a run or a part of one is already there, the path is not a folder, or
+                this user may not write there.
         """
         with refusals_named(self.path):
-            for place in (self.path, *self.path.parents):
-                if place.exists() and not place.is_dir():
-                    raise CheckpointError(
-                        f"--out is {self.path} but {place} is a file; give the folder of a run, "
-                        f"such as {RUNS / 'mine'}"
-                    )
+            place = next(each for each in (self.path, *self.path.parents) if each.exists())
+            if not place.is_dir():
+                raise CheckpointError(
+                    f"--out is {self.path} but {place} is a file; give the folder of a run, "
+                    f"such as {RUNS / 'mine'}"
+                )
+            check_writable(place)
             self._refuse_parts(left_behind=check_unheld(self.path))
 
     @contextmanager
@@ -374,24 +382,3 @@ class RunFolder:
             elif part != but:
                 with suppress(OSError):
                     part.unlink()
-
-
-def fresh_folder(parent: Path, name: str) -> Path:
-    """Make ``parent/name-1``, ``-2``, ...: the first that does not exist.
-
-    Raises:
-        CheckpointError: the folder cannot be made.
-    """
-    number = 1
-    while True:
-        place = parent / f"{name}-{number}"
-        try:
-            place.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot make the run folder {place}: {error}; choose another place with --out"
-            ) from error
-        else:
-            return place

@@ -126,7 +126,7 @@ def test_two_writers_of_one_place_do_not_disturb_each_other(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("number", "advice"),
-    [(errno.EROFS, "choose an --out where you may write"), (errno.ENOSPC, "free some space")],
+    [(errno.EROFS, "let this user write there"), (errno.ENOSPC, "free some space")],
 )
 def test_the_advice_is_that_of_the_refusal(number: int, advice: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=advice):
