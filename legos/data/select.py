@@ -1,7 +1,7 @@
 """Select the samples of a batch to train on, and count the tokens of those left out."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from legos.data.sample import Sample, TrainingBatch
 
-__all__ = ["KEEP_ALL", "Selection"]
+__all__ = ["KEEP_ALL", "Selection", "only"]
 
 Tokens = tuple[int, ...]
 Group = tuple[str, str]
@@ -53,14 +53,25 @@ class Selection:
                 removed["zero_advantage"] += len(sample.positions)
             else:
                 kept.append(sample)
-        if not removed:
-            return batch, removed
-        tokens = sum(len(sample.positions) for sample in kept)
-        left = replace(batch, samples=tuple(kept), tokens_generated=tokens, tokens_discarded={})
-        return left, removed
+        return (_of(batch, kept) if removed else batch), removed
 
 
 KEEP_ALL = Selection()
+
+
+def only(batch: TrainingBatch, keep: Callable[[Sample], bool]) -> tuple[TrainingBatch, int]:
+    """The batch with only some samples, and the number of tokens of the others."""
+    kept = [sample for sample in batch.samples if keep(sample)]
+    if len(kept) == len(batch.samples):
+        return batch, 0
+    left = _of(batch, kept)
+    return left, sum(len(sample.positions) for sample in batch.samples) - left.tokens_generated
+
+
+def _of(batch: TrainingBatch, samples: Sequence[Sample]) -> TrainingBatch:
+    """The batch with only these samples and their tokens."""
+    tokens = sum(len(sample.positions) for sample in samples)
+    return replace(batch, samples=tuple(samples), tokens_generated=tokens, tokens_discarded={})
 
 
 def _foreign(batch: TrainingBatch, num_vocabulary: int | None) -> set[Tokens]:

@@ -19,11 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec.structs import replace
-
 from legos.arena.step import warn_of
 from legos.data.sample import Sample, TrainingBatch
-from legos.data.select import KEEP_ALL, Selection
+from legos.data.select import KEEP_ALL, Selection, only
 from legos.loop.failures import MAX_FAILED_SHARE, FailureWindow
 from legos.loop.ledger import Ledger
 
@@ -291,10 +289,7 @@ class Buffer:
         self, batch: TrainingBatch, reason: str, keep: Callable[[Sample], bool]
     ) -> TrainingBatch:
         """The batch with only some samples; the tokens of the others are filtered for a reason."""
-        kept = tuple(sample for sample in batch.samples if keep(sample))
-        if len(kept) == len(batch.samples):
-            return batch
-        tokens = sum(len(sample.positions) for sample in kept)
-        every = sum(len(sample.positions) for sample in batch.samples)
-        self._ledger.filtered[reason] += every - tokens
-        return replace(batch, samples=kept, tokens_generated=tokens, tokens_discarded={})
+        kept, tokens = only(batch, keep)
+        if tokens:
+            self._ledger.filtered[reason] += tokens
+        return kept

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -15,7 +16,7 @@ from legos.arena.means import merged_metrics
 from legos.data.batch import LossNormalisation, normalisation_weights
 from legos.data.names import POLICY
 from legos.data.sample import Sample, TrainingBatch
-from legos.data.select import KEEP_ALL, Selection
+from legos.data.select import KEEP_ALL, Selection, only
 from legos.data.step import PassResult, Update
 from legos.errors import TrainerError
 from legos.loop.ledger import Ledger
@@ -125,13 +126,17 @@ class PolicyTrainer:
     def train_step(self, batch: TrainingBatch) -> Metrics:
         """Make one optimiser step on one batch of any size; blocks until it is done.
 
-        If the step fails, the ledger does not change.
+        Samples of a later version than this trainer's are left out ("future"). If the step fails,
+        the ledger does not change.
 
         Raises:
             TrainerError: no sample is left to train on.
         """
         started = time.perf_counter()
-        kept, left_out = self.settings.select(batch)
+        selected, found = self.settings.select(batch)
+        live = self.versions
+        kept, future = only(selected, lambda s: s.newest_version <= live.get(s.policy, math.inf))
+        left_out = {**found, **({"future": future} if future else {})}
         samples = self._gather(kept.samples, self.version).result()
         routed = self._routed(samples, left_out)
         passes = [self._forward_backward(*each).result() for each in routed.items()]

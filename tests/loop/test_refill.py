@@ -138,6 +138,16 @@ def test_a_single_step_leaves_out_the_same() -> None:
         trained.train_step(batch(DEAD))
 
 
+def test_a_single_step_leaves_out_what_a_later_policy_has_sampled() -> None:
+    trained = trainer()
+    later = make_sample((1, 2, 3), positions=(1, 2), versions=(0, 1), group="live")
+    metrics = trained.train_step(batch(LIVE, later))
+    assert (metrics["tokens_trained"], metrics["filtered/future_tokens"]) == (2, 2)
+    assert metrics["staleness_max"] == 0
+    metrics = trained.train_step(batch(later))  # sampled by the live version now
+    assert (metrics["tokens_trained"], metrics["filtered/future_tokens"]) == (4, 2)
+
+
 def test_tokens_of_another_tokenizer_are_filtered_by_name() -> None:
     select = Selection(overlong=False, zero_advantage=False, num_vocabulary=10)
     trained = trainer(select=select)
