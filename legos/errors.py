@@ -7,7 +7,8 @@
     ├── RecordError (ValueError)          a record (turn, sample, batch) that contradicts itself
     ├── RequestError (ValueError)         one generation request that cannot be served
     ├── ArenaError (RuntimeError)         an arena that cannot be found or keeps failing
-    │   └── GameSizeError                 a game with too many states to be evaluated exactly
+    │   ├── GameSizeError                 a game with too many states to be evaluated exactly
+    │   └── RewardError                   a reward that is not a finite number; one play fails
     ├── PlayTimeoutError (TimeoutError)   a play that took longer than its arena allows
     ├── PlayCancelledError (RuntimeError) a play in which something that it awaited was cancelled
     ├── RunError (RuntimeError)            a function of Table.run that exceeded a limit or died
@@ -41,6 +42,7 @@ __all__ = [
     "PlayTimeoutError",
     "RecordError",
     "RequestError",
+    "RewardError",
     "RunError",
     "TrainerError",
     "did_you_mean",
@@ -77,6 +79,10 @@ class ArenaError(LegosError, RuntimeError):
 
 class GameSizeError(ArenaError):
     """A game that has too many states to be evaluated exactly; it can be evaluated by play."""
+
+
+class RewardError(ArenaError):
+    """A reward that is not a finite number, as a judge may cause; the step continues without it."""
 
 
 class PlayTimeoutError(LegosError, TimeoutError):

@@ -6,12 +6,13 @@ import random
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from numbers import Number
 from typing import Any, cast, get_args
 
 from legos.arena.answer import Reply
 from legos.arena.playable import IllegalMove, Playable
 from legos.data.episode import Task
-from legos.errors import ArenaError, LegosError, did_you_mean
+from legos.errors import ArenaError, LegosError, RewardError, did_you_mean
 from legos.protocols import Seat
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "checked_tasks",
     "finite",
     "number",
+    "refusal_of",
     "shown",
 ]
 
@@ -263,7 +265,8 @@ def checked_rewards(returned: Any, roles: Sequence[str], source: str) -> dict[st
         source: the function that returned it, for the message.
 
     Raises:
-        ArenaError: it is not a mapping from each role to a finite number.
+        RewardError: a reward is None or a number that is not finite.
+        ArenaError: it is not a mapping from each role to a number.
     """
     given = cast("Mapping[str, Any]", returned if isinstance(returned, Mapping) else {})
     if len(given) != len(roles):
@@ -276,11 +279,16 @@ def checked_rewards(returned: Any, roles: Sequence[str], source: str) -> dict[st
         if not math.isfinite(reward):
             parts = isinstance(given[role], Mapping)
             hint = ", or reward_weights in the arena: part -> weight" if parts else ""
-            raise ArenaError(
+            raise refusal_of(given[role])(
                 f"{source} gives {role!r} the reward {shown(given[role])}; expected a finite "
                 f"number{hint}"
             )
     return rewards
+
+
+def refusal_of(reward: object) -> type[ArenaError]:
+    """The error for a reward that is not a finite number: one of another type ends the run."""
+    return RewardError if reward is None or isinstance(reward, Number) else ArenaError
 
 
 def _unlike(returned: Any, roles: Sequence[str]) -> str:

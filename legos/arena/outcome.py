@@ -17,6 +17,7 @@ from legos.errors import (
     EngineError,
     LegosError,
     PlayTimeoutError,
+    RewardError,
     did_you_mean,
 )
 
@@ -34,7 +35,8 @@ def rewards_of(play: PlayState, returned: Any, source: str) -> dict[str, float]:
         source: the function that returned it, for the message.
 
     Raises:
-        ArenaError: it is not a mapping from each role to a finite number, or to its parts.
+        RewardError: a reward is None or a number that is not finite.
+        ArenaError: it is not a mapping from each role to a number, or to its parts.
     """
     arena = play.arena
     if arena.reward_weights:
@@ -91,7 +93,7 @@ def episode_after(
             raised, ending = error, _cause(error)
     if isinstance(ending, EngineError):
         raise ending from None
-    if isinstance(ending, ArenaError):
+    if isinstance(ending, ArenaError) and not isinstance(ending, RewardError):
         where = f"in a play of task {task.id!r} of arena {arena.name!r}"
         ending.add_note(f"{where}\n{_own_line(raised)}".rstrip())
         raise ending from None

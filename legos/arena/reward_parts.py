@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, cast
 
-from legos.arena.checks import number, shown
+from legos.arena.checks import number, refusal_of, shown
 from legos.errors import ArenaError, did_you_mean
 
 __all__ = ["Parts", "weighted"]
@@ -25,7 +25,8 @@ def weighted(returned: Any, weights: Mapping[str, float], source: str) -> tuple[
         The same mapping with a number for each role, and the parts of the roles that have some.
 
     Raises:
-        ArenaError: a part has no weight, or its value is not a finite number.
+        RewardError: a value is None or a number that is not finite.
+        ArenaError: a part has no weight, or its value is not a number.
     """
     if not isinstance(returned, Mapping):
         return returned, {}
@@ -55,7 +56,7 @@ def _checked(
             )
         checked[part] = number(value)
         if not math.isfinite(checked[part]):
-            raise ArenaError(
+            raise refusal_of(value)(
                 f"{source} gives {role!r} the value {shown(value)}, for the reward part {part!r}; "
                 "expected a finite number"
             )

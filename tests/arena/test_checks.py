@@ -10,6 +10,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 from legos.arena.arena import Arena, GameArena
@@ -83,9 +84,6 @@ EXPECTED = "expected a reward for each role: return {'ann': 0.0, 'bob': 0.0}"
             {"ann": "1.0", "bob": 0.0},
             "gives 'ann' the reward '1.0', a str; expected a finite number",
         ),
-        ({"ann": None, "bob": 0.0}, "gives 'ann' the reward None; expected a finite number"),
-        ({"ann": float("nan"), "bob": 0.0}, "gives 'ann' the reward nan, a float; expected a fin"),
-        ({"ann": 10**400, "bob": 0.0}, "an int; expected a finite number"),
     ],
     ids=repr,
 )
@@ -94,6 +92,33 @@ def test_rewards(rewards: Any, message: str) -> None:
     assert told.endswith("\nin a play of task 't0' of arena 'duel'")
     assert message in told
     assert "legos/arena" not in told  # the person's lines alone
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (None, "gives 'ann' the reward None; expected a finite number"),
+        (float("nan"), "gives 'ann' the reward nan, a float; expected a finite number"),
+        (np.float32("inf"), "a float32; expected a finite number"),
+        (10**400, "an int; expected a finite number"),
+    ],
+    ids=repr,
+)
+def test_a_reward_that_is_not_finite_fails_its_play_alone(reward: Any, message: str) -> None:
+    """A judge may cause it, in one answer of many; where all plays fail, the step says why."""
+
+    async def play(t: Table) -> Any:
+        await t.ask("ann", "?")
+        return {"ann": 1.0 if t.task.id == "t0" else reward, "bob": 0.0}
+
+    batch = step(Duel(play))
+    assert [episode.failure for episode in batch.episodes] == [None, None, "failed", "failed"]
+    error = batch.episodes[2].error or ""
+    assert error.startswith("RewardError: play() of arena 'duel' gives 'ann' the reward ")
+    assert message in error
+    told = refusal(Duel(returning({"ann": reward, "bob": 0.0})))
+    assert told.startswith("4 of 4 plays of arena 'duel' failed")
+    assert message in told
 
 
 @pytest.mark.parametrize(

@@ -99,11 +99,23 @@ def test_parts_are_in_evaluations_and_in_what_is_kept() -> None:
             "reward_weights; did you mean 'correct'?",
         ),
         ({3: 1.0}, "the reward part 3, which has no weight in the arena's reward_weights; known: "),
+        ({"correct": "1"}, "the value '1', a str, for the reward part 'correct'"),
+    ],
+)
+def test_a_bad_part_is_refused_by_name(reward: Any, message: str) -> None:
+    with pytest.raises(ArenaError) as raised:
+        step(Graded({"writer": reward, "judge": 0.0}))
+    assert str(raised.value).startswith("play() of arena 'graded' gives 'writer' the ")
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
         (
             {"correct": math.nan},
             "gives 'writer' the value nan, a float, for the reward part 'correct'; expected a fin",
         ),
-        ({"correct": "1"}, "the value '1', a str, for the reward part 'correct'"),
         ({"correct": None}, "the value None, for the reward part 'correct'"),
         (
             {"correct": 1e308, "format": 1e309},
@@ -112,11 +124,11 @@ def test_parts_are_in_evaluations_and_in_what_is_kept() -> None:
         ({"correct": 1.7e308, "format": 1.7e308}, "gives 'writer' the reward inf"),
     ],
 )
-def test_a_bad_part_is_refused_by_name(reward: Any, message: str) -> None:
-    with pytest.raises(ArenaError) as raised:
-        step(Graded({"writer": reward, "judge": 0.0}))
-    assert str(raised.value).startswith("play() of arena 'graded' gives 'writer' the ")
-    assert message in str(raised.value)
+def test_a_part_that_is_not_finite_fails_its_play_alone(reward: Any, message: str) -> None:
+    first, second = step(Graded({"writer": reward, "judge": 0.0}, Draw())).episodes
+    assert (first.failure, second.failure) == ("failed", None)
+    assert (first.error or "").startswith("RewardError: play() of arena 'graded' gives 'writer' ")
+    assert message in (first.error or "")
 
 
 def test_a_missing_role_is_refused_as_without_parts() -> None:
