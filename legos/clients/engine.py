@@ -38,6 +38,7 @@ _SMALL = 256  # characters of choices; the memory of their trees is bounded by s
 _SMALL_TREES, _LARGE_TREES = 1024, 8
 _GRAMMARS = 32
 _GATHERED = 64  # requests
+_LONG = 1 << 20  # characters of a prompt, which would block the event loop for a second
 _Legal = tuple[ChoiceNode | None, Grammar | None]
 _Prepared = tuple[Request, Sampling]
 
@@ -98,8 +99,7 @@ class EngineClient:
             EngineError: the engine died or was closed.
         """
         started = time.perf_counter()
-        legal = self._known_legal(sampling) or await self._made_legal(sampling)
-        request = self._request(prompt, sampling, adapter, *legal, stream=False)
+        request = await self._prepared(prompt, sampling, adapter, stream=False)
         number, future = self._ask(request)
         try:
             generated = await future
@@ -114,13 +114,13 @@ class EngineClient:
         """Prepare a question that can be asked many times, with a seed each.
 
         Returns:
-            An argument for ``begin``; None: making the legal answers would block the event loop.
+            An argument for ``begin``; None: it would block the event loop, so ask ``complete``.
 
         Raises:
             RequestError: the request cannot be served.
         """
         legal = self._known_legal(sampling)
-        if legal is None:
+        if legal is None or _is_long(prompt):
             return None
         return self._request(prompt, sampling, adapter, *legal, stream=False), sampling
 
@@ -162,8 +162,7 @@ class EngineClient:
             EngineError: the engine died or was closed.
         """
         started = time.perf_counter()
-        legal = self._known_legal(sampling) or await self._made_legal(sampling)
-        request = self._request(prompt, sampling, adapter, *legal, stream=True)
+        request = await self._prepared(prompt, sampling, adapter, stream=True)
         number, future = self._ask(request)
         news = self._news[number] = asyncio.Queue()
 
@@ -220,6 +219,14 @@ class EngineClient:
         choices, schema = sampling.choices, sampling.json_schema
         tree = await self._large_trees.get(choices) if choices else None
         return tree, None if schema is None else await self._grammars.get(schema)
+
+    async def _prepared(
+        self, prompt: Prompt, sampling: Sampling, adapter: str, *, stream: bool
+    ) -> Request:
+        """The request as the engine receives it; what takes long is made on a thread."""
+        legal = self._known_legal(sampling) or await self._made_legal(sampling)
+        make = partial(self._request, prompt, sampling, adapter, *legal, stream=stream)
+        return await asyncio.to_thread(make) if _is_long(prompt) else make()
 
     def _request(
         self,
@@ -381,3 +388,12 @@ class EngineClient:
 
     def _make_ends(self, stop_ids: tuple[int, ...], ignore_end: bool) -> tuple[int, ...]:
         return tuple(sorted({*(() if ignore_end else self._end_ids), *stop_ids}))
+
+
+def _is_long(prompt: Prompt) -> bool:
+    """Whether rendering a prompt takes so long that it needs a thread."""
+    given = prompt.messages if isinstance(prompt, Continuation) else prompt
+    if not given or not isinstance(given[0], Message):
+        return False
+    texts = [str(each.content) for each in given if isinstance(each, Message)]  # not checked yet
+    return sum(map(len, texts)) > _LONG

@@ -79,6 +79,29 @@ def test_a_chat_becomes_a_request_and_its_answer_a_completion(tokenizer: ChatTok
     )
 
 
+def test_the_event_loop_goes_on_while_a_long_prompt_is_rendered(
+    tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+
+    def render(*_: object) -> tuple[int, ...]:
+        assert goes_on.wait(20), "the event loop waited"
+        return (5,)
+
+    monkeypatch.setattr(ChatTokenizer, "render", render)
+    client = EngineClient(Engine(lambda request: ids(tokenizer, "a")), tokenizer)
+    chat = (Message("system", "Be brief."), Message("user", "x" * (1 << 20)))
+
+    async def ask() -> Completion:
+        asking = asyncio.ensure_future(client.complete(chat, Sampling(max_tokens=2)))
+        await asyncio.sleep(0.01)
+        goes_on.set()
+        return await asking
+
+    assert client.prepare(chat, Sampling(max_tokens=2)) is None
+    assert asyncio.run(ask()).prompt_ids == (5,)
+
+
 def test_token_ids_are_asked_as_they_are(tokenizer: ChatTokenizer) -> None:
     engine = Engine(echo)
     completion = asyncio.run(
