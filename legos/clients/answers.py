@@ -1,7 +1,7 @@
 """Read the answers of OpenAI-compatible servers: the tokens that they report, or text alone."""
 
 from collections.abc import Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -65,6 +65,17 @@ class _Choice(Struct):
     alternatives: tuple[Alternatives, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     logprobs: Any = None
+
+
+class _TokenLogprob(Struct):
+    logprob: float
+
+
+class _Logprobs(Struct):
+    """vLLM's log-probabilities: of each token in ``content`` of chats, or of completions."""
+
+    content: list[_TokenLogprob] | None = None
+    token_logprobs: tuple[float, ...] | None = None
 
 
 class _Answer(Struct):
@@ -189,10 +200,17 @@ def _decoded(body: bytes | str, kind: type[AnswerT]) -> AnswerT:
 
 
 def _text(choice: _Choice) -> str:
-    """The whole text; thinking that the server split off is put back between its tags."""
+    """The whole text; thinking that the server split off is put back between its tags.
+
+    Raises:
+        EndpointError: there is neither text nor a token nor a call of a tool.
+    """
     message = choice.message
-    if message is None:
-        return choice.text or ""
+    if message is None or not (message.reasoning_content or message.tool_calls):
+        text = choice.text if message is None else message.content
+        if text is None and choice.token_ids is None:
+            raise EndpointError("the server's answer cannot be read: its text is null")
+        return text or ""
     content = message.content or ""
     if not message.reasoning_content:
         return content
@@ -236,11 +254,15 @@ def _sampled(choice: _Choice, sampling: Sampling, target: Target) -> Generated:
 
 
 def _vllm_logprobs(given: Any) -> tuple[float, ...] | None:
-    """The log-probability of every token, from the format of chats or of completions."""
-    if not isinstance(given, Mapping):
-        return None
-    fields = cast("Mapping[str, Any]", given)
-    if fields.get("token_logprobs") is not None:
-        return tuple(fields["token_logprobs"])
-    content = fields.get("content")
-    return None if content is None else tuple(entry["logprob"] for entry in content)
+    """The log-probability of every token; None: there are none.
+
+    Raises:
+        EndpointError: they cannot be read.
+    """
+    try:
+        found = msgspec.convert(given or {}, _Logprobs)
+    except msgspec.ValidationError as error:
+        raise EndpointError(f"the server's log-probabilities cannot be read: {error}") from error
+    if found.token_logprobs is not None or found.content is None:
+        return found.token_logprobs
+    return tuple(token.logprob for token in found.content)

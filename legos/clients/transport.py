@@ -17,6 +17,7 @@ __all__ = ["LOOPBACK", "Transport", "api_root", "server_root"]
 
 T = TypeVar("T")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_TOO_SLOW = (httpx.ReadTimeout, TimeoutError)  # no byte came in time, or not the last one
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
 
 
@@ -115,14 +116,18 @@ class Transport:
         while True:
             wait: str | None = None
             try:
-                answer = await self._pool().request(method, address, content=body, headers=headers)
+                async with self._pool().stream(
+                    method, address, content=body, headers=headers
+                ) as answer:
+                    async with asyncio.timeout(self._timeout_s):
+                        found = await answer.aread()
                 if answer.status_code < 300:
-                    return read(answer.content)
-                failure: LegosError = _refusal(answer.status_code, answer.content, address)
+                    return read(found)
+                failure: LegosError = _refusal(answer.status_code, found, address)
                 again = answer.status_code == 429 or answer.status_code >= 500
                 wait = answer.headers.get("retry-after")
-            except httpx.HTTPError as error:
-                failure, again = self._unreachable(error), not isinstance(error, httpx.ReadTimeout)
+            except (httpx.HTTPError, TimeoutError) as error:
+                failure, again = self._unreachable(error), not isinstance(error, _TOO_SLOW)
             except EndpointError as error:
                 failure, again = error, True
             if attempt == self._retries or not again:
@@ -174,13 +179,13 @@ class Transport:
 
     async def _pause(self, attempt: int, retry_after: str | None) -> None:
         """Wait as long as the server asks, or else twice as long each time, with random jitter."""
-        asked = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
-        pause = FIRST_PAUSE_S * 2**attempt if retry_after is None else asked
+        number = retry_after is not None and retry_after.isdecimal()
+        pause = float(retry_after or 0) if number else FIRST_PAUSE_S * 2**attempt
         await asyncio.sleep(min(pause, LONGEST_PAUSE_S) * self._jitter.uniform(1.0, 1.25))
 
     def _unreachable(self, error: Exception) -> EndpointError:
         cause = f"{type(error).__name__}: {error}".rstrip(": ")
-        if isinstance(error, httpx.ReadTimeout):
+        if isinstance(error, _TOO_SLOW):
             return EndpointError(
                 f"{self.url} gave no answer within {self._timeout_s:g} s; "
                 "give a larger timeout_s, or shorter completions"

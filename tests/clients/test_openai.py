@@ -240,6 +240,31 @@ def test_vllm_names_tell_the_version() -> None:
     assert known.logprobs == (-0.5, -2.0)
 
 
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        {"content": [{"token": "a"}, {"token": "b"}]},
+        {"content": [{"logprob": None}, {"logprob": -1.0}]},
+        {"token_logprobs": [None, -1.0]},
+        {"content": "none"},
+        [-0.5, -2.0],
+    ],
+)
+def test_log_probabilities_that_cannot_be_read_are_asked_for_again(
+    logprobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legos.clients.transport.FIRST_PAUSE_S", 0.0)
+    broken = {"message": {"content": "ab"}, "token_ids": [7, 8], "logprobs": logprobs}
+    script = ScriptedServer(
+        lambda asked: vllm(asked) if len(script.asked) == 2 else HttpAnswer({"choices": [broken]})
+    )
+    script.models = {"data": [{"id": "policy@1", "owned_by": "vllm"}]}
+    with serving(script) as url:
+        assert asyncio.run(ask(url)).logprobs == (-0.5, -2.0)
+        with pytest.raises(EndpointError, match="the server's log-probabilities cannot be read"):
+            asyncio.run(ask(url, retries=0))
+
+
 def test_one_client_serves_several_event_loops() -> None:
     with serving(ScriptedServer(lambda asked: HttpAnswer(ANSWER), models=OURS)) as url:
         client = OpenAIClient(f"{url}/v1")

@@ -96,6 +96,21 @@ def test_what_may_work_the_next_time_is_asked_again(
         assert asyncio.run(ask(url)).text == "hi"
 
 
+@pytest.mark.parametrize("choice", [{"text": None}, {"message": {"content": None}}, {}])
+def test_an_answer_without_a_text_is_asked_for_again(
+    choice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legos.clients.transport.FIRST_PAUSE_S", 0.0)
+    answers = [HttpAnswer({"choices": [choice]}), HttpAnswer({"choices": [{"text": "hi"}]})]
+    with serving(ScriptedServer(lambda asked: answers.pop(0))) as url:
+        assert asyncio.run(ask(url, dialect="openai", model="judge")).text == "hi"
+    with (
+        serving(ScriptedServer(lambda asked: HttpAnswer({"choices": [choice]}))) as url,
+        pytest.raises(EndpointError, match="cannot be read: its text is null"),
+    ):
+        asyncio.run(ask(url, dialect="openai", model="judge", retries=0))
+
+
 def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -120,6 +135,28 @@ def test_a_slow_answer_is_told_apart() -> None:
         pytest.raises(EndpointError, match=r"no answer within 0\.2 s"),
     ):
         asyncio.run(ask(url, timeout_s=0.2))
+
+
+def test_an_answer_that_comes_byte_by_byte_has_the_same_limit() -> None:
+    async def drip(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"1000")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for _ in range(60):
+            await send({"type": "http.response.body", "body": b" ", "more_body": True})
+            await asyncio.sleep(0.02)
+
+    with (
+        serving(drip) as url,
+        pytest.raises(EndpointError, match=r"no answer within 0\.5 s"),
+    ):
+        asyncio.run(ask(url, timeout_s=0.5, dialect="legos"))
+
+
+def test_a_pause_that_is_no_number_is_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("legos.clients.transport.FIRST_PAUSE_S", 0.0)
+    answers = [HttpAnswer(b"", 503, [("retry-after", "\u00b2")]), HttpAnswer(ANSWER)]
+    with serving(ScriptedServer(lambda asked: answers.pop(0), models=OURS)) as url:
+        assert asyncio.run(ask(url)).text == "hi"
 
 
 def test_a_cancelled_question_is_taken_back() -> None:

@@ -64,14 +64,18 @@ def trainer() -> PolicyTrainer:
     return PolicyTrainer(FakeBackend(), FakePublisher(), settings)
 
 
-def train(reply: Any, *, steps: int) -> tuple[PolicyTrainer, list[Mapping[str, Any]]]:
+def train(
+    reply: Any, *, steps: int, timeout_s: float = 60.0
+) -> tuple[PolicyTrainer, list[Mapping[str, Any]]]:
     made, seen = trainer(), list[Mapping[str, Any]]()
 
     async def after_step(metrics: Mapping[str, Any], batches: Any) -> None:
         seen.append(metrics)
 
     async def go(url: str) -> None:
-        async with OpenAIClient(f"{url}/v1", dialect="openai", model="judge", retries=0) as judge:
+        async with OpenAIClient(
+            f"{url}/v1", dialect="openai", model="judge", retries=0, timeout_s=timeout_s
+        ) as judge:
             arena = Judged(judge, made)
             await asyncio.wait_for(training_loop(arena, made, steps, after_step=after_step), 60)
 
@@ -81,9 +85,13 @@ def train(reply: Any, *, steps: int) -> tuple[PolicyTrainer, list[Mapping[str, A
 
 
 BROKEN = [
+    HttpAnswer(b"", 500),
+    HttpAnswer(b"bad gateway", 502),
     HttpAnswer(b"", 503),
     HttpAnswer(b"<html>"),
     HttpAnswer({"choices": []}),
+    HttpAnswer(b'{"choices": [{"message": {"content": NaN}}]}'),
+    HttpAnswer({"choices": [{"message": {"content": None}}]}),
     HttpAnswer(b'{"choices"', cut=True),
 ]
 
@@ -103,6 +111,35 @@ def test_a_run_goes_on_through_a_judge_that_fails_half_of_its_calls() -> None:
         assert metrics["arena/endpoint_failed"] == metrics["arena/failed"]
         assert 4.0 <= metrics["arena/failed"] <= 12.0  # about half of 16, of two batches at once
     assert made.ledger.discarded["endpoint"] > 0
+    made.ledger.check(queued=0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (None, "endpoint"),  # the client waits until its time limit
+        (HttpAnswer({"choices": [{"message": {"content": "NaN"}}]}), "failed"),
+        (HttpAnswer({"choices": [{"message": {"content": "no number"}}]}), "failed"),
+    ],
+)
+def test_a_run_goes_on_without_the_plays_whose_judge_gave_no_score(
+    answer: HttpAnswer | None, kind: str
+) -> None:
+    calls = count()
+
+    def reply(asked: HttpAsked) -> HttpAnswer | None:
+        number = next(calls)
+        if number % 4 == 3:
+            return answer
+        return HttpAnswer({"choices": [{"message": {"content": str(number % 3)}}]})
+
+    made, seen = train(reply, steps=2, timeout_s=60.0 if answer else 2.0)
+    assert made.step == 2
+    assert sum(metrics["arena/failed"] for metrics in seen) > 0
+    for metrics in seen:
+        of_endpoint = metrics["arena/failed"] if kind == "endpoint" else 0.0
+        assert metrics["arena/endpoint_failed"] == of_endpoint
+    assert made.ledger.discarded[kind] > 0
     made.ledger.check(queued=0)
 
 
