@@ -199,12 +199,18 @@ class GamePlays:
         self._end(play.index, episode_after(raised, self._arena, play.task, play.seed, play))
 
     def _leave(self, play: _GamePlay) -> None:
-        """Give back what a running play holds."""
+        """Give back what a running play holds.
+
+        A play, its turns and its watch refer to each other. They are separated here, so that Python
+        frees them at once; as cycles, all plays of several steps would wait for its collector.
+        """
         self._running.discard(play)
         for turn in play.turns:
             self._queue.cancel(turn)
+        play.turns = []
         if play.watched is not None:
             self._stage.watch.discard(play.watched)
+            play.watched = None
         self._stage.slots.release()
 
     def _end(self, index: int, episode: Episode) -> None:

@@ -143,7 +143,6 @@ class PlayState:
         metrics: metrics of this play.
         notes: texts for the replay.
         children: episodes of the plays that this one spawned.
-        paused: number of calls that wait for something that does not count as this play's time.
         ended: whether the play has ended, so that no seat may be asked any more.
     """
 
@@ -170,9 +169,13 @@ class PlayState:
         self.metrics: dict[str, float] = {}
         self.notes: list[str] = []
         self.children: list[Episode] = []
-        self.paused = 0
         self.ended = False
         self._rng: random.Random | None = None
+
+    @property
+    def paused(self) -> bool:
+        """Whether the play waits for something that does not count as its own time."""
+        return False
 
     @property
     def rng(self) -> random.Random:

@@ -4,17 +4,19 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from legos.arena.play_state import PlayState
-
 __all__ = ["Slot"]
 
 
 class Slot:
-    """A slot that a play holds, except while it waits for something outside."""
+    """A slot that a play holds, except while it waits for something outside.
 
-    def __init__(self, slots: asyncio.Semaphore, play: PlayState) -> None:
+    Attributes:
+        paused: number of waits that do not count as the play's own time.
+    """
+
+    def __init__(self, slots: asyncio.Semaphore) -> None:
+        self.paused = 0
         self._slots = slots
-        self._play = play
         self._held = True
         self._waits = 0
 
@@ -29,7 +31,7 @@ class Slot:
             self._held = False
             self._slots.release()
         self._waits += 1
-        self._play.paused += paused
+        self.paused += paused
         try:
             yield
         finally:
@@ -37,4 +39,4 @@ class Slot:
                 await self._slots.acquire()
                 self._held = True
             self._waits -= 1
-            self._play.paused -= paused
+            self.paused -= paused

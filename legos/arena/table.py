@@ -47,11 +47,16 @@ class Table(PlayState):
     ) -> None:
         super().__init__(arena, task, seats, seed=seed)
         self._children_seeds = 0
-        self._slot = Slot(slots, self)
+        self._slot = Slot(slots)
         self._spawn = spawn
         self._calls = calls
         self._stores = stores
         self._judged = JudgeTally()
+
+    @property
+    def paused(self) -> bool:
+        """Whether the play waits for something that does not count as its own time."""
+        return self._slot.paused > 0
 
     async def ask(
         self,

@@ -1,6 +1,7 @@
 """Plays of a pure game advance together; they must be the plays that coroutines would play."""
 
 import asyncio
+import gc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,25 @@ def test_plays_are_those_of_coroutines(game: Game, settings: Mapping[str, Any]) 
     for one, other in zip(together, alone, strict=True):
         assert without_error(one) == without_error(other)
         assert last_line(one) == last_line(other)
+
+
+@pytest.mark.parametrize("kind", [GameArena, ByCoroutine])
+def test_plays_that_have_ended_are_freed_at_once(kind: type[GameArena]) -> None:
+    """As cycles they would wait for Python's collector, which then frees several steps at once."""
+    arena = kind(Nim(), ScriptedClient(answer), credit_assigner=GRPOCredit(), seed=3)
+    arena.tasks_per_step = PLAYS
+
+    async def garbage() -> int:
+        await arena.step(concurrency=64)
+        gc.collect()
+        await arena.step(concurrency=64)
+        return gc.collect()
+
+    gc.disable()
+    try:
+        assert asyncio.run(garbage()) < PLAYS / 4
+    finally:
+        gc.enable()
 
 
 def without_error(episode: Episode) -> Episode:
