@@ -31,7 +31,7 @@ from legos.data.request import Progress, Request, Result
 from legos.errors import DeviceError, EngineError, RequestError
 from legos.mlx.generate.scheduler import Outcome, Scheduler
 from legos.mlx.generate.score import Score
-from legos.mlx.generate.sequences import SequenceState, refusal
+from legos.mlx.generate.sequences import RequestCheck, SequenceState
 from legos.mlx.model.faults import clear_device, explained, is_fault
 from legos.mlx.model.worker import InlineWorker, Worker, answer
 from legos.protocols import Deliver
@@ -76,8 +76,7 @@ class MlxEngine:
         """
         self._worker = worker
         self._model = model
-        self._num_vocabulary = num_vocabulary
-        self._context = context
+        self._check = RequestCheck(num_vocabulary=num_vocabulary, context=context)
         limits = limits or EngineLimits()
         make = partial(Scheduler, num_vocabulary=num_vocabulary, limits=limits, clock=worker.clock)
         self._scheduler = worker.call(make, model).result()
@@ -331,9 +330,7 @@ class MlxEngine:
         try:
             if sequence is not None:
                 sequence.live = self._scheduler.adapters.find(request.adapter)
-            return refusal(
-                request, num_vocabulary=self._num_vocabulary, context=self._context + room
-            )
+            return self._check.refusal(request, room=room)
         except RequestError as error:
             return str(error)
         except Exception as error:  # one bad request never stops the engine

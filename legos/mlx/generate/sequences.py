@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from legos.data.choices import ChoiceNode
 from legos.data.message import Alternatives, FinishReason
@@ -14,20 +15,44 @@ from legos.mlx.generate.adapter_table import LiveAdapter
 from legos.mlx.generate.sampling.filters import Recipe, Seen
 from legos.protocols import Deliver
 
-__all__ = ["UNBENT", "SequenceState", "refusal"]
+__all__ = ["UNBENT", "RequestCheck", "SequenceState"]
 
 UNBENT = (1.0, None)  # the setting that samples the model's own distribution
 
 
-def refusal(request: Request, *, num_vocabulary: int, context: int) -> str | None:
-    """Why a model cannot serve a request, or None.
+class RequestCheck:
+    """Checks requests; plays in one position ask the same one again, with another seed.
 
-    Args:
-        request: the request.
-        num_vocabulary: vocabulary size; token ids must be below it.
-        context: maximum number of prompt and completion tokens together.
+    A request that equals the last valid one except for its seed is valid too. Checking them all
+    would take a third of the engine's own time in small games.
     """
-    return next(_complaints(request, num_vocabulary, context), None)
+
+    def __init__(self, *, num_vocabulary: int, context: int) -> None:
+        """Make a check for a model.
+
+        Args:
+            num_vocabulary: vocabulary size; token ids must be below it.
+            context: maximum number of prompt and completion tokens together.
+        """
+        self._num_vocabulary = num_vocabulary
+        self._context = context
+        self._valid: Request | None = None
+
+    def refusal(self, request: Request, *, room: int = 0) -> str | None:
+        """Why the model cannot serve a request, or None; ``room`` is added to the context."""
+        if self._equals_valid(request):
+            return None
+        found = _complaints(request, self._num_vocabulary, self._context + room)
+        reason = next(found, None)
+        if reason is None and not room:
+            self._valid = request
+        return reason
+
+    def _equals_valid(self, request: Request) -> bool:
+        valid = self._valid
+        if valid is None or not 0 <= request.seed < 1 << 64:
+            return False
+        return replace(request, seed=valid.seed) == valid
 
 
 def _complaints(request: Request, num_vocabulary: int, context: int) -> Iterator[str]:

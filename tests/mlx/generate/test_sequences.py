@@ -7,13 +7,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from legos.data.choices import choice_tree
 from legos.data.message import Filters
 from legos.data.request import Generated, Progress, Request
 from legos.errors import EngineError, RequestError
 from legos.mlx.generate.sampling.sampler import Sampler
-from legos.mlx.generate.sequences import SequenceState, refusal
+from legos.mlx.generate.sequences import RequestCheck, SequenceState
 
 Room = Callable[..., Any]
 LIMITS: Mapping[str, Any] = {"num_vocabulary": 358, "context": 100}
@@ -23,7 +24,7 @@ FILTERED = Filters(
 
 
 def complaint(**fields: Any) -> str | None:
-    return refusal(Request(prompt_ids=(1,), max_tokens=3, **fields), **LIMITS)
+    return RequestCheck(**LIMITS).refusal(Request(prompt_ids=(1,), max_tokens=3, **fields))
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,33 @@ def test_too_many_alternatives_are_refused(number: int) -> None:
 
 def test_good_requests_are_not_refused() -> None:
     assert complaint(filters=FILTERED, num_alternatives=64, raw_logprobs=True) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"seed": 7}, None),
+        ({"seed": -1}, "seed is -1"),
+        ({"prompt_ids": (358,)}, "holds token 358"),
+        ({"max_tokens": 99}, None),
+        ({"max_tokens": 100}, "exceed the context of 100"),
+    ],
+)
+def test_only_a_new_seed_is_as_valid_as_the_last_request(
+    changed: Mapping[str, Any], words: str | None
+) -> None:
+    check = RequestCheck(**LIMITS)
+    valid = Request(prompt_ids=(1,), max_tokens=3, seed=1)
+    assert check.refusal(valid) is None
+    found = check.refusal(replace(valid, **changed))
+    assert found is None if words is None else words in str(found)
+
+
+def test_room_for_a_longer_request_does_not_make_it_valid_without() -> None:
+    check = RequestCheck(**LIMITS)
+    longest = Request(prompt_ids=(1,), max_tokens=100)
+    assert check.refusal(longest, room=1) is None
+    assert "exceed the context of 100" in str(check.refusal(longest))
 
 
 class Only:
