@@ -213,5 +213,5 @@ def with_children(episodes: Iterable[Episode]) -> Iterable[Episode]:
 def _means(parts: Sequence[tuple[float, float]]) -> RewardMeans:
     if not parts:
         return {}
-    play, turns = fmean(p for p, _ in parts), fmean(t for _, t in parts)
+    play, turns = fmean([p for p, _ in parts]), fmean([t for _, t in parts])
     return {"reward": play + turns, "play_reward": play, "turn_rewards": turns}

@@ -12,6 +12,7 @@ of chosen tokens of a sample, K maximum number of legal tokens of a logit positi
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -186,6 +187,9 @@ def make_batch(
         out[mask] = np.fromiter(chain.from_iterable(values), dtype, int(lengths.sum()))
         return out
 
+    def field(name: str, dtype: type[ScalarT]) -> NDArray[ScalarT]:
+        return fill(map(attrgetter(name), samples), dtype)
+
     found: dict[_LogitPosition, int] = {}  # in order of first use
     used = [
         found.setdefault((at, legal, sample.restricted, sample.temperature), len(found))
@@ -212,9 +216,9 @@ def make_batch(
         logit_index=logit_index,
         target=fill((map(s.token_ids.__getitem__, s.positions) for s in samples), np.int32),
         mask=mask,
-        behaviour_logprob=fill([s.logprobs for s in samples], np.float32),
-        version=fill([s.versions for s in samples], np.int32),
-        advantage=fill([s.advantages for s in samples], np.float32),
+        behaviour_logprob=field("logprobs", np.float32),
+        version=field("versions", np.int32),
+        advantage=field("advantages", np.float32),
         weight=np.array(weights, np.float32)[:, None] * mask,
         reference_logprob=fill(given, np.float32) if references else None,
     )

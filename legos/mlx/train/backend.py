@@ -30,7 +30,7 @@ from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import check_fits, lora_arrays, set_lora_arrays
 from legos.mlx.model.spans import Spans
 from legos.mlx.model.worker import Worker
-from legos.mlx.train.packing import StepSamples
+from legos.mlx.train.packing import StepSamples, per_sample
 from legos.mlx.train.prefix_sharing.backward import Found
 from legos.mlx.train.reference import Lora, Reference, other_lora
 from legos.mlx.train.step_gradients import StepGradients
@@ -221,7 +221,7 @@ class MlxBackend:
             loss=found.loss,
             sums=tuple(found.sums.tolist()),
             grad_norm=norm,
-            logprobs=np.split(found.logprobs, np.cumsum(counts)[:-1]),
+            logprobs=per_sample(found.logprobs, counts),
             row_limit=limit,
             peak_bytes=mx.get_peak_memory(),
         )
@@ -239,7 +239,7 @@ class MlxBackend:
                 found = self._gradients.logprobs(samples, within)
             else:
                 found = self._gradients.logprobs(samples)
-        return np.split(found, np.cumsum([len(sample.positions) for sample in samples])[:-1])
+        return per_sample(found, [len(sample.positions) for sample in samples])
 
     def _optim_step(self, update: Update, name: str) -> int:
         policy = self._use(name)

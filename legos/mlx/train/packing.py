@@ -7,6 +7,7 @@ batch of samples for each pass.
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,9 @@ from legos.data.sample import Sample
 from legos.mlx.train.prefix_sharing.plan import Pass
 from legos.mlx.train.prefix_sharing.trie import Trie
 
-__all__ = ["StepRows", "StepSamples", "pass_batch", "probe_samples", "step_rows"]
+__all__ = ["StepRows", "StepSamples", "pass_batch", "per_sample", "probe_samples", "step_rows"]
 
+Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 Tokens = tuple[int, ...]
 
@@ -127,3 +129,14 @@ def pass_batch(step: StepSamples, rows: StepRows, trie: Trie, one: Pass) -> tupl
         read_at,
     )
     return batch, members
+
+
+def per_sample(values: Floats, counts: Sequence[int]) -> list[Floats]:
+    """Split [N] values of the chosen tokens of S samples into the values of each sample.
+
+    Args:
+        values: [N] one value per chosen token, sample by sample.
+        counts: [S] number of chosen tokens of each sample.
+    """
+    ends = accumulate(counts)
+    return [values[end - count : end] for count, end in zip(counts, ends, strict=True)]
