@@ -1,9 +1,8 @@
 """Convert named float arrays to safetensors bytes and back, with texts in the header."""
 
-import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -17,7 +16,17 @@ __all__ = ["Floats", "pack_tensors", "unpack_tensors"]
 Floats = NDArray[np.float32]
 
 _HEADER_SIZE_BYTES = 8  # bytes of the little-endian header size, before the JSON header
+_MOST_HEADER_BYTES = 1 << 24  # a tensor takes about 150 bytes of the header
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    """One tensor in the header of a safetensors file."""
+
+    dtype: str
+    shape: tuple[_Size, ...]
+    data_offsets: tuple[_Size, _Size]
 
 
 def pack_tensors(arrays: Mapping[str, Any], texts: Mapping[str, str]) -> bytes:
@@ -46,40 +55,47 @@ def unpack_tensors(data: bytes | bytearray) -> tuple[dict[str, Floats], dict[str
     view = memoryview(data)
     size = int.from_bytes(view[:_HEADER_SIZE_BYTES], "little")
     body = view[_HEADER_SIZE_BYTES + size :]
-    if _HEADER_SIZE_BYTES + size > len(view):
+    if _HEADER_SIZE_BYTES + size > len(view) or size > _MOST_HEADER_BYTES:
         raise AdapterError(
-            f"{len(data)} bytes cannot be read as safetensors: the header is cut off; "
-            "send the file whole"
+            f"{len(data)} bytes cannot be read as safetensors: the header is cut off, or larger "
+            f"than {_MOST_HEADER_BYTES} bytes; send the file whole"
         )
+    text = view[_HEADER_SIZE_BYTES : _HEADER_SIZE_BYTES + size]
     try:
-        header: Any = json.loads(bytes(view[_HEADER_SIZE_BYTES : _HEADER_SIZE_BYTES + size]))
-        texts: dict[str, str] = msgspec.convert(header.pop("__metadata__", {}), dict[str, str])
-        arrays = {name: _floats(name, tensor, body) for name, tensor in header.items()}
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        if isinstance(error, AdapterError):
-            raise
+        header = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        texts = msgspec.json.decode(header.pop("__metadata__", b"{}"), type=dict[str, str])
+        tensors = {name: msgspec.json.decode(raw, type=_Tensor) for name, raw in header.items()}
+    except (ValueError, RecursionError) as error:
         raise AdapterError(
-            f"{len(data)} bytes cannot be read as safetensors: {error!r}; send the file whole"
+            f"{len(data)} bytes cannot be read as safetensors: {error}; send the file whole"
         ) from error
-    return arrays, texts
-
-
-def _floats(name: str, tensor: Mapping[str, Any], body: memoryview) -> Floats:
-    kind, shape = tensor["dtype"], tuple(tensor["shape"])
-    if kind not in _ITEM_BYTES:
-        raise AdapterError(f"tensor {name} has type {kind}; expected F32, F16 or BF16")
-    begin, end = tensor["data_offsets"]
-    raw = body[begin:end]
-    expected = math.prod(shape) * _ITEM_BYTES[kind]
-    if begin < 0 or min(shape, default=0) < 0 or len(raw) != end - begin or len(raw) != expected:
+    total = sum(_num_bytes(name, tensor) for name, tensor in tensors.items())
+    if total > len(body):  # a small file of many overlapping tensors would fill the memory
         raise AdapterError(
-            f"tensor {name} of shape {shape} needs {expected} bytes and has {len(raw)}; "
+            f"the tensors take {total} bytes, and the file has {len(body)} for them; send the "
+            "whole safetensors file, in which no tensors overlap"
+        )
+    return {name: _floats(name, tensor, body) for name, tensor in tensors.items()}, texts
+
+
+def _num_bytes(name: str, tensor: _Tensor) -> int:
+    if tensor.dtype not in _ITEM_BYTES:
+        raise AdapterError(f"tensor {name} has type {tensor.dtype}; expected F32, F16 or BF16")
+    return math.prod(tensor.shape) * _ITEM_BYTES[tensor.dtype]
+
+
+def _floats(name: str, tensor: _Tensor, body: memoryview) -> Floats:
+    begin, end = tensor.data_offsets
+    raw, expected = body[begin:end], _num_bytes(name, tensor)
+    if len(raw) != expected:
+        raise AdapterError(
+            f"tensor {name} of shape {tensor.shape} needs {expected} bytes and has {len(raw)}; "
             "send the whole safetensors file"
         )
-    if kind == "F32":
+    if tensor.dtype == "F32":
         flat = np.require(np.frombuffer(raw, np.float32), requirements="A")
-    elif kind == "F16":
+    elif tensor.dtype == "F16":
         flat = np.frombuffer(raw, np.float16).astype(np.float32)
     else:  # the upper half of a float32
         flat = (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return flat.reshape(shape)
+    return flat.reshape(tensor.shape)

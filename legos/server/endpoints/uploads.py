@@ -9,11 +9,10 @@ from binascii import a2b_base64
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 from pydantic import ValidationError
 
 from legos.errors import AdapterError
-from legos.server.middleware.bodies import broken
+from legos.server.middleware.bodies import parse_json
 from legos.server.problems import Problem, invalid
 from legos.server.schemas.adapters import AdapterUpload
 from legos.server.service import Service
@@ -25,6 +24,7 @@ __all__ = ["adapter_of", "read_json_upload"]
 
 _WEIGHTS_KEY = re.compile(rb'"weights"\s*:\s*"')
 _PIECE = 1 << 20  # base64 characters decoded in one call; a multiple of 4
+_MOST_OTHERS = 1 << 20  # bytes of all fields besides the weights
 
 
 def read_json_upload(body: bytearray) -> tuple[AdapterUpload, bytearray]:
@@ -33,35 +33,43 @@ def read_json_upload(body: bytearray) -> tuple[AdapterUpload, bytearray]:
     Raises:
         Problem: the body is not valid JSON, or its weights are not valid base64.
     """
-    found = _WEIGHTS_KEY.search(body)
-    end = -1 if found is None else body.find(b'"', found.end())
-    if found is None or end < 0 or body.find(b"\\", found.end(), end) >= 0:
-        upload = _fields(body)
-        return upload, _unbase64((upload.weights or "").encode())
-    upload = _fields(body[: found.end()] + body[end:])  # the same object with empty weights
-    if upload.weights != "":
-        raise Problem(400, "weights must be a field of the outermost object", param="weights")
-    return upload, _unbase64(memoryview(body)[found.end() : end])
-
-
-def _fields(body: bytearray) -> AdapterUpload:
+    key = _WEIGHTS_KEY.search(body, 0, _MOST_OTHERS)
+    if key is None:
+        weights, others = bytearray(), body
+    else:
+        weights, end = _unbase64(body, key.end())
+        others = body[: key.end()] + body[end:]  # the same object with empty weights
+    if len(others) > _MOST_OTHERS:
+        raise Problem(413, f"the fields besides weights take more than {_MOST_OTHERS} bytes")
     try:
-        return AdapterUpload.model_validate(msgspec.json.decode(body), strict=True)
+        upload = AdapterUpload.model_validate(parse_json(others), strict=True)
     except ValidationError as error:
         raise invalid(error, AdapterUpload.model_fields) from error
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise broken(body, error) from error
+    if upload.weights != ("" if key else None):
+        raise Problem(400, "weights must be a field of the outermost object", param="weights")
+    return upload, weights
 
 
-def _unbase64(text: bytes | memoryview) -> bytearray:
-    """Decode base64 in pieces."""
-    decoded = bytearray()
-    try:
-        for start in range(0, len(text), _PIECE):
-            decoded += a2b_base64(text[start : start + _PIECE], strict_mode=True)
-    except ValueError as error:
-        raise Problem(400, "weights are no base64", param="weights") from error
-    return decoded
+def _unbase64(body: bytearray, start: int) -> tuple[bytearray, int]:
+    """Decode a JSON string of base64, in pieces.
+
+    Returns:
+        The bytes, and the index of the string's closing quote, or of the end of the body.
+    """
+    decoded, left = bytearray(), b""
+    for at in range(start, len(body), _PIECE):
+        piece = body[at : at + _PIECE]
+        end = piece.find(b'"')
+        text = (left + (piece if end < 0 else piece[:end])).replace(b"\\/", b"/")
+        whole = len(text) if end >= 0 else (len(text) - 1) // 4 * 4  # the last may be half a \/
+        try:
+            decoded += a2b_base64(text[:whole], strict_mode=True)
+        except ValueError as error:
+            raise Problem(400, "weights are no base64", param="weights") from error
+        if end >= 0:
+            return decoded, at + end
+        left = text[whole:]
+    return decoded, len(body)
 
 
 def adapter_of(upload: AdapterUpload, weights: bytearray, service: Service) -> Adapter:

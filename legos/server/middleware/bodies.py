@@ -15,15 +15,15 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from legos.server.problems import GoneError, Problem, invalid
+from legos.server.problems import Problem, invalid
 
-__all__ = ["JsonRoute", "broken", "parse_json"]
+__all__ = ["JsonRoute", "parse_json"]
 
 LONG = 1 << 15  # bytes; parsing more takes longer than about a millisecond
-MOST = {b"[": 1 << 16, b"{": 1 << 16, b":": 1 << 18, b'"': 1 << 19}  # maximum counts in one body
+MOST = {b"{": 1 << 14, b"[": 1 << 16, b":": 1 << 18, b",": 1 << 19, b'"': 1 << 19}
+"""Maximum counts of the marks of JSON in one body."""
 MOST_FIELDS = 1024  # maximum number of fields of one object
 DEEPEST = 64  # maximum nesting depth of objects and lists
 _BYTE = re.compile(r"(?P<reason>.*) \(byte (?P<byte>\d+)\)")
@@ -44,8 +44,6 @@ class JsonRoute(APIRoute):
             try:
                 await parsed.parse()
                 return await handle(parsed)
-            except ClientDisconnect as error:
-                raise GoneError from error
             except RequestValidationError as error:
                 raise invalid(error, body.model_fields) from error
 
@@ -94,7 +92,7 @@ def parse_json(data: bytes | bytearray) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise broken(data, error) from error
+        raise _broken(data, error) from error
     if not isinstance(value, dict):
         kind = type(value).__name__
         raise Problem(400, f"the body is a JSON value of type {kind}; expected an object")
@@ -103,7 +101,7 @@ def parse_json(data: bytes | bytearray) -> dict[str, Any]:
     return fields
 
 
-def broken(data: bytes | bytearray, error: Exception) -> Problem:
+def _broken(data: bytes | bytearray, error: Exception) -> Problem:
     """The error that explains why, and at which position, a body is not valid JSON.
 
     Args:
