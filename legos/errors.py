@@ -126,7 +126,7 @@ class DeviceError(EngineError, TrainerError):
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest known word, or else the list of all."""
     names = sorted(known)
-    near = difflib.get_close_matches(word, names, n=1)
+    near = difflib.get_close_matches(word[:100], names, n=1)  # slow for a long word
     if near:
         return f"; did you mean {near[0]!r}?"
     return f"; known: {', '.join(names)}"

@@ -35,10 +35,10 @@ __all__ = ["EngineClient"]
 
 _SHORT = 32  # tokens; longer completions rarely repeat, and caching them takes memory
 _SMALL = 256  # characters of choices; the memory of their trees is bounded by size times number
-_SMALL_TREES, _LARGE_TREES = 1024, 8
-_GRAMMARS = 32
+_SMALL_TREES, _LARGE_TREES, _GRAMMARS = 1024, 8, 32
 _GATHERED = 64  # requests
 _LONG = 1 << 20  # characters of a prompt, which would block the event loop for a second
+_RESOLVED = 16_384  # tokens; to decode more takes longer than about 5 milliseconds
 _Legal = tuple[ChoiceNode | None, Grammar | None]
 _Prepared = tuple[Request, Sampling]
 
@@ -80,7 +80,6 @@ class EngineClient:
         self._grammars = Shared(self._make_grammar, _GRAMMARS, use_threads=use_threads)
         self._stops = lru_cache(maxsize=256)(partial(stop_test, tokenizer.decode))
         self._short_text = lru_cache(maxsize=65536)(tokenizer.decode)
-        self._end_ids = tokenizer.end_ids
         self._ends = lru_cache(maxsize=256)(self._make_ends)
         self._next = 0
         self._outbox: list[tuple[int, Request]] = []
@@ -329,10 +328,9 @@ class EngineClient:
                 waited.append(item)
             else:
                 self._waiting.pop(item[0], None)
-        if not waited:
-            return
         try:
-            self._engine.submit(waited, self._receive)
+            if waited:
+                self._engine.submit(waited, self._receive)
         except Exception as error:  # raised where the request was made
             self._resolve([(number, error) for number, _ in waited])
 
@@ -343,7 +341,12 @@ class EngineClient:
                 self._loop.call_soon_threadsafe(self._resolve, results)
 
     def _resolve(self, results: Sequence[tuple[int, Result]]) -> None:
-        for number, result in results:
+        """Pass results on; after long ones, the loop does other work before it passes on more."""
+        tokens = 0
+        for index, (number, result) in enumerate(results):
+            if tokens > _RESOLVED:
+                self._deliver(results[index:])
+                break
             if isinstance(result, Progress):
                 if number in self._news:
                     self._news[number].put_nowait(result)
@@ -353,8 +356,9 @@ class EngineClient:
                 continue
             if isinstance(result, Exception):
                 answer.set_exception(result)
-            else:
-                answer.set_result(result)
+                continue
+            answer.set_result(result)
+            tokens += len(result.token_ids)
 
     def _prompt_ids(self, prompt: Prompt, sampling: Sampling) -> tuple[int, ...]:
         tools = () if sampling.tools is None else self._tools(sampling.tools)
@@ -377,9 +381,7 @@ class EngineClient:
         )
 
     def _make_tree(self, choices: tuple[str, ...]) -> ChoiceNode:
-        return choice_tree(
-            [self._tokenizer.encode(choice) for choice in choices], end_ids=self._tokenizer.end_ids
-        )
+        return choice_tree(map(self._tokenizer.encode, choices), end_ids=self._tokenizer.end_ids)
 
     def _make_grammar(self, schema: str) -> Grammar:
         from legos.chat.grammar import json_grammar  # slow to import, and rarely needed
@@ -387,7 +389,7 @@ class EngineClient:
         return json_grammar(schema, self._tokenizer)
 
     def _make_ends(self, stop_ids: tuple[int, ...], ignore_end: bool) -> tuple[int, ...]:
-        return tuple(sorted({*(() if ignore_end else self._end_ids), *stop_ids}))
+        return tuple(sorted({*(() if ignore_end else self._tokenizer.end_ids), *stop_ids}))
 
 
 def _is_long(prompt: Prompt) -> bool:
@@ -395,5 +397,4 @@ def _is_long(prompt: Prompt) -> bool:
     given = prompt.messages if isinstance(prompt, Continuation) else prompt
     if not given or not isinstance(given[0], Message):
         return False
-    texts = [str(each.content) for each in given if isinstance(each, Message)]  # not checked yet
-    return sum(map(len, texts)) > _LONG
+    return sum(len(str(each.content)) for each in given if isinstance(each, Message)) > _LONG

@@ -28,7 +28,7 @@ __all__ = [
     "messages_or_ids",
 ]
 
-MAX_ALTERNATIVES = 64  # maximum number of most probable tokens recorded at one position
+MAX_ALTERNATIVES = 20  # maximum number of most probable tokens recorded at one position
 MAX_BIAS = 1000.0  # maximum logit bias; beyond it, float32 keeps too few digits of the logit
 MIN_TEMPERATURE = 1e-3  # below it, float32 logits overflow in the division
 
@@ -112,7 +112,7 @@ class Draws(Struct, frozen=True, kw_only=True):
     seed: int = 0  # 64 bits; a draw depends only on (seed, position), not on the batch
     restrict: bool = False  # True: only the legal answers (``choices``) can be sampled
     filters: Filters | None = None  # None: no change besides the temperature
-    num_alternatives: int = 0  # 0 to 64; number of most probable tokens recorded per position
+    num_alternatives: int = 0  # 0 to 20; number of most probable tokens recorded per position
     raw_logprobs: bool = False  # True: also record the log-probabilities of the model itself
 
     def complaints(self) -> Iterator[str]:

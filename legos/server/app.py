@@ -4,6 +4,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse
 
 from legos.errors import LegosError
@@ -31,6 +32,14 @@ _ROUTERS = {
     state_router: "state",
     text_router: "texts",
 }
+_ERRORS = (
+    RequestValidationError,
+    HTTPException,
+    ClientDisconnect,
+    LegosError,
+    UnicodeEncodeError,
+    Exception,
+)
 _PROBLEMS = (400, 401, 404, 413, 429, 503, 504)
 
 
@@ -44,7 +53,7 @@ def make_app(service: Service) -> FastAPI:
         responses={status: {"model": ProblemAnswer} for status in _PROBLEMS},
     )
     app.state.service = service
-    for error in (RequestValidationError, HTTPException, LegosError, UnicodeEncodeError, Exception):
+    for error in _ERRORS:
         app.add_exception_handler(error, handle)
     for make_router, tag in _ROUTERS.items():
         app.include_router(make_router(service), tags=[tag])

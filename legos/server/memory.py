@@ -7,6 +7,7 @@ hundreds of megabytes that models and other programs need.
 import asyncio
 import ctypes
 import gc
+import threading
 
 __all__ = ["MemoryRelease"]
 
@@ -36,7 +37,7 @@ class MemoryRelease:
         loop = asyncio.get_running_loop()
         self._due = loop.call_later(PAUSE_S, self._release) if self._more else None
         self._more = False
-        loop.run_in_executor(None, _release)
+        threading.Thread(target=_release).start()  # the loop's threads may have ended already
 
 
 def _release() -> None:

@@ -9,6 +9,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from legos.errors import (
@@ -118,6 +119,8 @@ def problem_of(error: BaseException) -> Problem:
         return invalid(error)
     message = str(error)
     match error:
+        case ClientDisconnect():
+            problem = GoneError()
         case HTTPException():
             problem = Problem(error.status_code, str(error.detail), headers=error.headers)
         case AdapterError() | RequestError() if "not live" in message:

@@ -294,6 +294,34 @@ def test_answers_come_from_another_thread(tokenizer: ChatTokenizer) -> None:
     assert [c.token_ids for c in asyncio.run(ask())] == [(n + 1,) for n in range(20)]
 
 
+def test_long_answers_that_come_together_leave_the_loop_time(tokenizer: ChatTokenizer) -> None:
+    """Between them the loop does other work, such as answering ``/health``."""
+    engine = Engine(hold=True)
+    client = EngineClient(engine, tokenizer)
+    others: list[int] = []  # number of answers each time that other work is done
+
+    async def ask() -> None:
+        loop = asyncio.get_running_loop()
+        asked = [
+            asyncio.ensure_future(client.complete([n + 1], Sampling(max_tokens=10_000)))
+            for n in range(8)
+        ]
+        await submitted()
+        long = Generated(token_ids=(5,) * 10_000, logprobs=(-1.0,) * 10_000, versions=(0,) * 10_000)
+
+        def work() -> None:
+            others.append(sum(one.done() for one in asked))
+            if others[-1] < len(asked):
+                loop.call_soon(work)
+
+        loop.call_soon(client._deliver, [(number, long) for number, _, _ in engine.held])
+        loop.call_soon(work)
+        await asyncio.gather(*asked)
+
+    asyncio.run(ask())
+    assert {2, 4, 6} <= set(others)
+
+
 def test_answers_after_the_loop_has_gone_harm_nobody(tokenizer: ChatTokenizer) -> None:
     engine = Engine(hold=True)
     client = EngineClient(engine, tokenizer)

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -54,19 +53,19 @@ def chat_router(service: Service) -> APIRouter:
 async def render_prompt(
     service: Service, prompt: ChatPrompt, tools: Sequence[Any]
 ) -> tuple[int, ...]:
-    """The token ids of a chat's prompt; a long one is rendered on a thread."""
+    """The token ids of a chat's prompt; a long one, or one with tools, is rendered on a thread."""
     tokenizer = service.tokenizer
     if not prompt.messages:
         raise Problem(400, "messages is empty; expected at least one", param="messages")
     plain = prompt.plain()
-    if plain is not None:
-        render = partial(tokenizer.render, plain)
-    else:
+    if plain is None:
         variables = prompt.chat_template_kwargs
-        render = partial(tokenizer.render_chat, prompt.checked(), tools, variables)
-    if sum(len(message.text) for message in prompt.messages) > LONG:
-        return await asyncio.to_thread(render)
-    return render()
+        return await asyncio.to_thread(
+            lambda: tokenizer.render_chat(prompt.checked(), tools, variables)
+        )
+    if sum(len(message.content) for message in plain) > LONG:
+        return await asyncio.to_thread(tokenizer.render, plain)
+    return tokenizer.render(plain)
 
 
 async def _asked(service: Service, body: ChatBody) -> tuple[Asked, Manner]:

@@ -4,6 +4,7 @@ Both completion endpoints use this; what differs between them is the ``Reply`` t
 every answer.
 """
 
+import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -18,12 +19,15 @@ from starlette.responses import Response
 from legos.data.message import Completion, Sampling
 from legos.data.request import Progress
 from legos.server.endpoints.event_stream import Emit, EventStream
+from legos.server.problems import Problem
 from legos.server.schemas.sampling import SamplingFields, with_seed
 from legos.server.service import Service, together
 
 __all__ = ["Asked", "Fields", "Reply", "respond"]
 
 Fields = Mapping[str, Any]
+LONG_ANSWER = 4096  # tokens and alternatives; a larger answer is encoded on a thread
+MOST_ALTERNATIVES = 1 << 19  # maximum number of alternatives that one request may ask for
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -78,9 +82,11 @@ async def respond(
         reply: makes the ``Reply`` of an answer from its index.
 
     Raises:
-        Problem: the queue is full, the request timed out, or the client disconnected.
+        Problem: too many alternatives, the queue is full, the request timed out, or the client
+            disconnected.
         LegosError: an answer cannot be sampled.
     """
+    _check_alternatives(asked)
     envelope = {
         "id": f"{prefix}-{uuid.uuid4().hex}",
         "object": kind[body.stream or False],
@@ -109,12 +115,32 @@ async def respond(
     if body.stream:
         return EventStream(service, stream)
     completions = await _complete_all(service, request, asked)
-    choices = [
-        {"index": index, **reply(index).whole(completion)}
-        for index, completion in enumerate(completions)
-    ]
-    answer = {**envelope, "choices": choices, "usage": _usage(asked, completions), **prompt}
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    def encoded() -> bytes:
+        choices = [
+            msgspec.Raw(msgspec.json.encode({"index": index, **reply(index).whole(completion)}))
+            for index, completion in enumerate(completions)
+        ]
+        answer = {**envelope, "choices": choices, "usage": _usage(asked, completions), **prompt}
+        return msgspec.json.encode(answer)
+
+    size = sum(len(one.token_ids) + sum(map(len, one.alternatives)) for one in completions)
+    answer = await asyncio.to_thread(encoded) if size > LONG_ANSWER else encoded()
+    return Response(answer, media_type="application/json")
+
+
+def _check_alternatives(asked: Asked) -> None:
+    """Reject a request for more alternatives than memory should hold."""
+    tokens = sum(one.num_alternatives * (one.max_tokens or 0) for one in asked.samplings)
+    total = tokens * asked.num_answers
+    if total > MOST_ALTERNATIVES:
+        raise Problem(
+            400,
+            f"up to {total} alternatives are requested (answers times max_tokens times "
+            f"top_logprobs); expected at most {MOST_ALTERNATIVES}; give a smaller max_tokens, n or "
+            "top_logprobs",
+            param="max_tokens",
+        )
 
 
 async def _complete_all(service: Service, request: Request, asked: Asked) -> Sequence[Completion]:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
+import msgspec
+
 from legos.data.message import Completion, Tokens
 from legos.server.schemas.sampling import SamplingFields
 
@@ -24,12 +26,12 @@ def chat_logprobs(sampled: Tokens, text_of: TokenText, *, raw: bool) -> dict[str
         text_of: the text of a token.
         raw: report the log-probabilities of the model itself.
     """
-    content: list[dict[str, Any]] = []
+    content: list[msgspec.Raw] = []  # in pieces, because one call holds the interpreter's lock
     for index, (token, logprob) in enumerate(_pairs(sampled, raw=raw)):
         others = sampled.alternatives[index] if sampled.alternatives else ()
         entry = _entry(token, logprob, text_of)
         entry["top_logprobs"] = [_entry(other, value, text_of) for other, value in others]
-        content.append(entry)
+        content.append(msgspec.Raw(msgspec.json.encode(entry)))
     return {"content": content, "refusal": None}
 
 

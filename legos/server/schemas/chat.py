@@ -15,6 +15,7 @@ from legos.server.schemas.schema import ONE_ERROR, Body, Ids
 __all__ = ["ChatBody", "ChatMessage", "ChatPrompt", "MadeCall"]
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+MOST_ARGUMENTS = 1 << 18  # characters of the arguments of one tool call
 _OWN_VARIABLES = {"messages", "tools", "documents", "add_generation_prompt", "tokenize"}
 
 
@@ -29,7 +30,7 @@ class CalledFunction(Body):
     """What was called."""
 
     name: str
-    arguments: str = Field(description="A JSON object, as text.")
+    arguments: str = Field(max_length=MOST_ARGUMENTS, description="A JSON object, as text.")
 
 
 class MadeCall(Body):

@@ -27,7 +27,7 @@ BROKEN = [
     (b"  ", 400, ["empty", "expected a JSON object"]),
     (b"[" * 60_000, 400, ["nested too deeply"]),
     (b'{"a":' * 65 + b"1" + b"}" * 65, 400, ["nested too deeply", "at most 64"]),
-    (b"{" * 70_000, 413, ["65536"]),
+    (b"{" * 70_000, 413, ["16384"]),
 ]
 
 

@@ -1,0 +1,30 @@
+"""Freed memory is returned to the system after large requests."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from legos.server import memory
+
+
+def test_a_release_that_is_due_at_the_end_fails_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop's own threads end before its last callbacks run."""
+    failed: list[dict[str, Any]] = []
+    monkeypatch.setattr(memory, "PAUSE_S", 0.0)
+
+    async def end() -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        monkeypatch.setattr(memory, "_release", lambda: loop.call_soon_threadsafe(ended.set))
+
+        def fail(_: object, context: dict[str, Any]) -> None:
+            failed.append(context)
+            ended.set()
+
+        loop.set_exception_handler(fail)
+        await loop.shutdown_default_executor()
+        memory.MemoryRelease().after(memory.LARGE)
+        await ended.wait()
+
+    asyncio.run(end())
+    assert not failed
