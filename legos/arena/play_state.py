@@ -1,8 +1,9 @@
 """The state of one running play: its seats, their conversations, and what it records."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from legos.arena.answer import Reply, read_answer
@@ -30,6 +31,7 @@ class Chair:
     memory: list[Message]
     turns: list[Turn]
     remembers: bool  # whether questions and answers are kept in the memory
+    answered: Iterator[int]  # numbers the answers of all seats
     last: Completion | None = None  # newest completion, if the conversation continues its tokens
     heard: int = 0  # number of messages in the memory up to that completion
     waiting: int = 0  # number of questions that are not answered yet
@@ -120,7 +122,15 @@ class Chair:
             self.last = completion if whole and arena.continue_tokens else None
             self.heard = len(self.memory)
         legal = reason is None if choices or parse else None
-        self.turns.append(Turn(messages=messages, completion=completion, move=move, legal=legal))
+        self.turns.append(
+            Turn(
+                messages=messages,
+                completion=completion,
+                move=move,
+                legal=legal,
+                order=next(self.answered),
+            )
+        )
         reply = Reply(
             text=completion.text,
             thinking=thinking,
@@ -153,7 +163,7 @@ class PlayState:
         self.task = task
         self.seed = seed
         self.seats = seats
-        seed_state = absorb(0, seed)
+        seed_state, answered = absorb(0, seed), count()
         self.chairs = {
             role: Chair(
                 seat,
@@ -162,6 +172,7 @@ class PlayState:
                 [Message("system", arena.system[role])] if role in arena.system else [],
                 [],
                 arena.remember,
+                answered,
             )
             for number, (role, seat) in enumerate(seats.items(), start=1)
         }

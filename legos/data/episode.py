@@ -27,6 +27,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     move: str | None = None  # the parsed move, if the answer was legal
     reward: float | None = None  # reward of this turn only
     legal: bool | None = None  # whether the answer was legal; None if any answer is legal
+    order: int = 0  # number of answers of all seats in the play before this one
 
 
 class Rollout(Struct, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from legos.run.checkpoint import read_state, write_checkpoint
 from legos.run.evaluations import Evaluation, Evaluations, Figures, Outputs
 from legos.run.folder import RunFolder
 from legos.run.power import mains_power
-from legos.run.stored import batches_from_json, batches_to_json
+from legos.run.stored import batches_from_json, batches_to_json, kept_episodes
 from legos.weights.adapter import Adapter
 
 __all__ = ["Run", "RunSettings"]
@@ -284,7 +284,7 @@ class Run:
             self._folder.write_batches(step, self._record(batches))
         episodes = [episode for batch in batches for episode in batch.episodes]
         if settings.episodes_kept:
-            self._folder.add_episodes(step, episodes[: settings.episodes_kept])
+            self._folder.add_episodes(step, kept_episodes(episodes, settings.episodes_kept))
         due = settings.checkpoint_every and step % settings.checkpoint_every == 0
         late = self._clock() - self._saved >= settings.checkpoint_seconds
         if (due or late or step in self._evaluations.kept_steps) and not last:

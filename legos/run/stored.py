@@ -10,7 +10,7 @@ from msgspec.structs import fields, replace
 from legos.data.episode import Episode
 from legos.data.sample import Sample, TrainingBatch
 
-__all__ = ["batches_from_json", "batches_to_json", "episode_to_json"]
+__all__ = ["batches_from_json", "batches_to_json", "episode_to_json", "kept_episodes"]
 
 logger = logging.getLogger(__name__)
 _FIELDS = tuple(field.name for field in fields(Sample))
@@ -19,7 +19,7 @@ _FIELDS = tuple(field.name for field in fields(Sample))
 def batches_to_json(
     batches: Sequence[TrainingBatch], *, num_episodes: int = 0
 ) -> list[dict[str, Any]]:
-    """Samples and metrics of batches, and the first ``num_episodes`` episodes of each."""
+    """Samples and metrics of batches, and the ``kept_episodes`` of each."""
     return [
         {
             "samples": [[getattr(sample, name) for name in _FIELDS] for sample in batch.samples],
@@ -28,11 +28,16 @@ def batches_to_json(
             "num_tasks": batch.num_tasks,
             "episodes": [
                 msgspec.to_builtins(_without_data(episode), enc_hook=float)  # NumPy's floats
-                for episode in batch.episodes[:num_episodes]
+                for episode in kept_episodes(batch.episodes, num_episodes)
             ],
         }
         for batch in batches
     ]
+
+
+def kept_episodes(episodes: Sequence[Episode], number: int) -> list[Episode]:
+    """The first episodes and all that failed; none if the number is 0."""
+    return [e for index, e in enumerate(episodes) if number and (index < number or e.error)]
 
 
 def batches_from_json(stored: Sequence[Mapping[str, Any]]) -> list[TrainingBatch]:
@@ -68,9 +73,11 @@ def episode_to_json(episode: Episode) -> dict[str, Any]:
         "arena": episode.arena,
         "task": episode.task.id,
         "seed": episode.task.seed,
+        "play_seed": episode.seed,
         "rewards": dict(episode.rewards),
         "reward_parts": {role: dict(parts) for role, parts in episode.parts.items()},
         "error": episode.error,
+        "failure": episode.failure,
         "void": episode.void,
         "notes": list(episode.notes),
         "metrics": dict(episode.metrics),
@@ -87,6 +94,10 @@ def episode_to_json(episode: Episode) -> dict[str, Any]:
                             [call.name, call.arguments] for call in turn.completion.tool_calls
                         ],
                         "move": turn.move,
+                        "legal": turn.legal,
+                        "reward": turn.reward,
+                        "order": turn.order,
+                        "finish_reason": turn.completion.finish_reason,
                         "token_ids": list(turn.completion.token_ids),
                         "logprobs": [round(lp, 5) for lp in turn.completion.logprobs],
                         "versions": list(turn.completion.versions),

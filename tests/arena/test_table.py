@@ -139,8 +139,11 @@ def test_simultaneous_questions_are_all_asked_before_any_is_answered() -> None:
         await t.ask_all({"ann": "again?", "bob": "again?"})
 
     room = Room(play, {role: answer(role) for role in ROLES})
-    assert room.go().error is None
+    episode = room.go()
+    assert episode.error is None
     assert order == ["bob", "ann", "ann", "bob"]
+    turns = sorted((turn.order, each.role) for each in episode.rollouts for turn in each.turns)
+    assert turns == list(enumerate(order))
     assert "bob" not in room.heard("ann")
     assert "ann" not in room.heard("bob")
 

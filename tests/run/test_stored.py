@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from legos.data.episode import Task
 from legos.data.sample import TrainingBatch
-from legos.run.stored import batches_from_json, batches_to_json, episode_to_json
+from legos.run.stored import batches_from_json, batches_to_json, episode_to_json, kept_episodes
 from legos.testing import make_episode, make_sample, random_samples
 
 
@@ -40,6 +40,19 @@ def test_what_is_booked_already_is_not_generated_again() -> None:
     assert again.tokens_generated == len(sample.positions)
     assert not again.tokens_discarded
     assert not again.episodes
+
+
+def test_the_first_plays_and_all_that_failed_are_kept() -> None:
+    plays = [make_episode({"player": float(n)}) for n in range(6)]
+    for failed in (1, 4):
+        plays[failed] = replace(plays[failed], error="no")
+    kept = kept_episodes(plays, 2)
+    assert kept == [plays[0], plays[1], plays[4]]
+    assert kept_episodes(kept, 2) == kept
+    assert kept_episodes(plays, 0) == []
+    batch = TrainingBatch(samples=(), episodes=tuple(plays), tokens_generated=0)
+    [again] = batches_from_json(batches_to_json([batch], num_episodes=2))
+    assert [episode.rewards["player"] for episode in again.episodes] == [0.0, 1.0, 4.0]
 
 
 def test_plays_of_what_waits_come_back_as_they_are_written() -> None:
