@@ -1,4 +1,6 @@
-"""``legos arenas``: list arenas, or check one."""
+"""``legos arenas``: list arenas, check one, or begin a new one."""
+
+from pathlib import Path
 
 from cyclopts import App
 
@@ -7,7 +9,7 @@ from legos.cli.output import Flag, show
 __all__ = ["arenas"]
 
 FAILED = 1
-arenas = App(name="arenas", help="List the arenas that are known by name, or check one.")
+arenas = App(name="arenas", help="List the arenas that are known by name, check or begin one.")
 
 
 @arenas.default
@@ -38,3 +40,22 @@ def check(name: str, /, *, plays: int = 64, seed: int = 0, json: Flag = False) -
     findings = check_by_name(name, plays=plays, seed=seed)
     show(checked(findings, plain=not json), json=json)
     return FAILED if any(finding.passed is False for finding in findings) else 0
+
+
+@arenas.command
+def new(name: str, /, *, to: Path = Path()) -> None:
+    """Write NAME.py, a small game to change into one's own, and its test test_NAME.py.
+
+    Args:
+        name: Name of the game, such as rps.
+        to: Folder of the files.
+    """
+    from legos.apps.starter import write_starter
+
+    game, test, arena = write_starter(name, to)
+    show(
+        f"wrote {game} and {test}; change the rules, and try\n"
+        f"  uv run legos arenas check {arena}\n"
+        f"  uv run legos play {arena} --against random\n"
+        f"  uv run legos train --arena {arena}\n"
+    )
