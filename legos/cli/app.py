@@ -14,6 +14,7 @@ from legos.cli import commands
 from legos.cli.arenas import arenas
 from legos.cli.help import EVERYTHING, BriefHelp
 from legos.cli.output import results_alone
+from legos.cli.play import play, watch
 from legos.cli.runs import runs
 from legos.errors import LegosError
 
@@ -42,6 +43,8 @@ def _make_app(*, brief: bool) -> App:
     for command in (
         commands.serve,
         commands.chat,
+        play,
+        watch,
         commands.export,
         commands.doctor,
         runs,

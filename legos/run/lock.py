@@ -13,7 +13,7 @@ from pathlib import Path
 from legos.errors import CheckpointError
 from legos.files.atomic import refusals_named
 
-__all__ = ["check_unheld", "hold"]
+__all__ = ["check_unheld", "hold", "is_held"]
 
 logger = logging.getLogger(__name__)
 LOCK = ".lock"
@@ -85,6 +85,15 @@ def check_unheld(folder: Path) -> bool:
         return True
     finally:
         os.close(descriptor)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether another process trains in a folder; nothing is written."""
+    try:
+        check_unheld(folder)
+    except CheckpointError:
+        return True
+    return False
 
 
 def _holder() -> str:

@@ -1,7 +1,6 @@
 """Check an arena by playing it with scripted players, before a model plays it."""
 
 import asyncio
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,11 +12,12 @@ from msgspec import Struct
 
 from legos.arena.arena import Arena, GameArena
 from legos.arena.cursor import plays_from
-from legos.arena.game import Game, split_position
+from legos.arena.game import Game
 from legos.arena.matchmaker import ArenaSeats
 from legos.arena.step import play_all
 from legos.data.episode import Episode, Task
 from legos.errors import ArenaError
+from legos.exact.bots import optimal_move
 from legos.exact.figures import (
     GameTree,
     Policy,
@@ -268,13 +268,7 @@ def _optimal(
 
     def player(role: str, _: int) -> Answer:
         def answer(asked: Asked) -> str:
-            found = split_position(asked.prompt)
-            view = found[0] if found else asked.prompt
-            moves = best.get((role, view))
-            if moves is None:
-                raise ArenaError(f"no optimal move for {role!r} at {view!r}; is prompt() changed?")
-            rng = random.Random(asked.sampling.seed)
-            return rng.choices(list(moves), list(moves.values()))[0]
+            return optimal_move(best, role, asked.prompt, seed=asked.sampling.seed)
 
         return answer
 

@@ -20,7 +20,10 @@ from legos.config.resolve import ResolvedConfig, knobs, read_config
 from legos.errors import ModelError
 
 Stub = Callable[..., None]
-COMMANDS = ["train", "eval", "serve", "chat", "export", "doctor", "runs", "bench", "arenas"]
+COMMANDS = [
+    *("train", "eval", "serve", "chat", "play", "watch", "export", "doctor", "runs", "bench"),
+    "arenas",
+]
 Trained = list[tuple[ResolvedConfig, Path | None]]
 
 

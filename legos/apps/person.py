@@ -1,0 +1,84 @@
+"""A person in a seat, who reads questions and writes answers in the terminal."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+from legos.arena.endings import Void
+from legos.data.message import Completion, Continuation, Message, Prompt, Sampling, messages_or_ids
+from legos.data.names import POLICY
+
+__all__ = ["LEFT", "Person", "Terminal"]
+
+LEFT = "the person at the terminal has left"
+
+
+class Terminal:
+    """Lines of a terminal or a pipe, for one person at a time."""
+
+    def __init__(self, source: TextIO, say: Callable[[str], object]) -> None:
+        """Take where lines are read from, and a function that shows a text."""
+        self._source = source
+        self._asking = asyncio.Lock()
+        self.say = say
+
+    async def answer(self, question: str, choices: Sequence[str]) -> str:
+        """Ask until the answer is one of the choices, if there are any.
+
+        Raises:
+            Void: the input has ended.
+        """
+        async with self._asking:
+            self.say(question)
+            while True:
+                line = await self._line()
+                if not line:
+                    raise Void(LEFT)
+                said = line.strip()
+                move = next((c for c in choices if c.lower() == said.lower()), None)
+                if move is not None or not choices:
+                    return move or said
+                self.say(f"{said!r} is not one of: {', '.join(choices)}")
+
+    async def _line(self) -> str:
+        """The next line; the event loop goes on while the person thinks."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[str] = loop.create_future()
+
+        def read() -> None:
+            line = self._source.readline()
+            loop.call_soon_threadsafe(lambda: future.cancelled() or future.set_result(line))
+
+        threading.Thread(target=read, name="terminal").start()
+        return await future
+
+
+class Person:
+    """The client of one role that a person plays."""
+
+    def __init__(self, role: str, terminal: Terminal) -> None:
+        """Take the role, and the terminal at which the person sits."""
+        self._role = role
+        self._terminal = terminal
+
+    async def complete(
+        self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
+    ) -> Completion:
+        """Show what is new in the conversation and read the answer.
+
+        Raises:
+            Void: the input has ended.
+        """
+        asked = prompt.messages if isinstance(prompt, Continuation) else messages_or_ids(prompt)[0]
+        text = "\n".join(message.content for message in _unread(asked))
+        question = f"\nYou are {self._role}.\n{text}"
+        return Completion(
+            text=await self._terminal.answer(question, sampling.choices), adapter=adapter
+        )
+
+
+def _unread(messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages after the person's last answer."""
+    answers = [index for index, each in enumerate(messages) if each.role == "assistant"]
+    return messages[answers[-1] + 1 if answers else 0 :]

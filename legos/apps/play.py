@@ -1,0 +1,218 @@
+"""``legos play``: play an arena in the terminal, with anybody in any seat."""
+
+import asyncio
+import random
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TextIO
+from urllib.parse import urldefrag
+
+from legos.apps.adapters import loaded, named_adapter
+from legos.apps.person import Person, Terminal
+from legos.apps.transcript import answer_of, ending, heading, turns_of
+from legos.arena.arena import Arena, GameArena
+from legos.arena.cursor import plays_from
+from legos.arena.matchmaker import ArenaSeats
+from legos.arena.step import play_all
+from legos.clients.engine import EngineClient
+from legos.clients.openai import OpenAIClient
+from legos.config.schema import GenerationConfig, PlayConfig
+from legos.data.episode import Episode, Task
+from legos.data.limits import EngineLimits
+from legos.data.names import BASE, POLICY
+from legos.errors import ArenaError, ConfigError, did_you_mean
+from legos.exact.bots import OptimalBot, RandomBot
+from legos.exact.figures import GameTree, Policy, optimal_policy
+from legos.protocols import Client, Seat, Seating
+from legos.run.stored import episode_to_json
+from legos.wiring.arena import make_arena
+
+__all__ = ["Players", "play"]
+
+ME, RANDOM, OPTIMAL = "me", "random", "optimal"
+FAILED = 1
+URLS = ("http://", "https://")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Players:
+    """Who sits at the table, as a user names them: me, random, optimal, base, RUN or a URL."""
+
+    seats: Mapping[str, str]  # role -> who
+    against: str = BASE  # who sits in the other trained seats, except the first if nobody is "me"
+    model: str | None = None  # base model; None: that of the adapters
+    api_key: str | None = None  # key of the URLs
+
+    def of(self, roles: Sequence[str], free: Sequence[str]) -> dict[str, str]:
+        """Role -> who, for all roles that are named or free.
+
+        Args:
+            roles: the roles of the arena.
+            free: those for which the arena does not bring a player of its own.
+
+        Raises:
+            ConfigError: a named role is not one of the arena.
+        """
+        for role in self.seats:
+            if role not in roles:
+                raise ConfigError(f"--seat names the role {role!r}{did_you_mean(role, roles)}")
+        left = [role for role in free if role not in self.seats]
+        mine = left[:1] if ME not in self.seats.values() else []
+        return {**dict.fromkeys(left, self.against), **dict.fromkeys(mine, ME), **self.seats}
+
+
+class _Cast(ArenaSeats):
+    """The arena's seats with other clients in some of them."""
+
+    def __init__(self, players: Mapping[str, tuple[str, Client, str]]) -> None:
+        """Take role -> (name of the player, client, adapter)."""
+        self._players = players
+
+    def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
+        """The seats of a play; none of them is trained."""
+        cast: dict[str, Seat] = {}
+        for role, seat in super().seats(arena, task, seed).items():
+            cast[role] = replace(seat, trainable=False)
+            if role in self._players:
+                name, client, adapter = self._players[role]
+                cast[role] = replace(cast[role], name=name, client=client, adapter=adapter)
+        return cast
+
+
+def play(
+    name: str,
+    players: Players,
+    *,
+    settings: PlayConfig,
+    plays: int,
+    seed: int | None,
+    temperature: float,
+    thinking: bool,
+    say: Callable[[str], object],
+    source: TextIO | None = None,
+) -> int:
+    """Play an arena; with a person at the table only what that person may know is shown.
+
+    Args:
+        name: name of the arena, as ``--arena`` takes it.
+        players: who sits where.
+        settings: settings of the arena.
+        plays: number of plays.
+        seed: seed of tasks and plays; None: a random one.
+        temperature: sampling temperature of models.
+        thinking: show what models think, in plays without a person.
+        say: shows a text.
+        source: where a person writes; None: standard input.
+
+    Returns:
+        Exit code: 0, or 1 if a play failed.
+
+    Raises:
+        LegosError: the arena, an adapter, a model or a seat is not valid.
+    """
+    if plays < 1:
+        raise ConfigError(f"plays is {plays}; expected at least 1")
+    generation = GenerationConfig(temperature=temperature)
+    arena = make_arena(name, _Nobody(), play=settings, generation=generation)
+    arena.play_timeout_s, arena.report_after_s = None, float("inf")  # a person may think for hours
+    seed = random.getrandbits(32) if seed is None else seed
+    planned = plays_from(arena, seed, plays)
+    free = [role for role, seat in arena.seats(planned[0][0]).items() if seat.policy is not None]
+    who = players.of(arena.roles, free)
+    terminal = Terminal(sys.stdin if source is None else source, say)
+    with asyncio.Runner() as runner, _cast(arena, players, who, terminal, runner) as cast:
+        arena.matchmaker = cast
+        failed = False
+        for planned_play in planned:
+            [episode] = runner.run(play_all(arena, [planned_play], asyncio.Semaphore(1)))
+            for text in _told(episode, who, thinking=thinking):
+                say(text)
+            failed = failed or episode.error is not None
+            if episode.void and ME in who.values():
+                break
+    return FAILED if failed else 0
+
+
+def _told(episode: Episode, who: Mapping[str, str], *, thinking: bool) -> Iterator[str]:
+    """What is shown after a play: all of it, or how it ended for a person."""
+    stored = episode_to_json(episode)
+    if ME not in who.values():
+        yield f"\n{heading(stored)}"
+        yield from turns_of(stored, thinking=thinking)
+    elif not episode.void:
+        for seat in stored["seats"]:
+            if who.get(seat["role"]) != ME and seat["turns"]:
+                said = ", ".join(answer_of(turn) for turn in seat["turns"])
+                yield f"{seat['role']} ({seat['seat']}) said: {said}"
+    yield ending(stored)
+
+
+@contextmanager
+def _cast(
+    arena: Arena,
+    players: Players,
+    who: Mapping[str, str],
+    terminal: Terminal,
+    runner: asyncio.Runner,
+) -> Generator[_Cast]:
+    """Within the block, the players of the roles can be asked; the rest ask the model."""
+    named = {role: one for role, one in who.items() if not one.startswith(URLS)}
+    adapters = {
+        role: named_adapter(one, name=f"seat{number}")
+        for number, (role, one) in enumerate(named.items())
+        if one not in (ME, RANDOM, OPTIMAL, BASE)
+    }
+    best: Policy = _optimal_policy(arena) if OPTIMAL in named.values() else {}
+    seated: dict[str, tuple[str, Client, str]] = {}
+    for role, one in who.items():
+        if one == ME:
+            seated[role] = ME, Person(role, terminal), POLICY
+        elif one == RANDOM:
+            seated[role] = RANDOM, RandomBot(), POLICY
+        elif one == OPTIMAL:
+            seated[role] = OPTIMAL, OptimalBot(role, best), POLICY
+        elif role not in named:
+            url, fragment = urldefrag(one)
+            client = OpenAIClient(url, api_key=players.api_key, model=fragment or None)
+            seated[role] = one, client, fragment or POLICY
+    try:
+        if len(seated) == len(arena.roles):
+            yield _Cast(seated)
+            return
+        with loaded(players.model, [*adapters.values()], EngineLimits()) as live:
+            handle = live.handle
+            arena.client = client = EngineClient(
+                live.engine, handle.tokenizer, tool_format=lambda: handle.tool_format
+            )
+            for role in who.keys() - seated.keys():
+                seated[role] = who[role], client, adapters[role].name if role in adapters else BASE
+            yield _Cast(seated)
+    finally:
+        for _, client, _ in seated.values():
+            if isinstance(client, OpenAIClient):
+                runner.run(client.aclose())
+
+
+def _optimal_policy(arena: Arena) -> Policy:
+    """An optimal policy of the arena's game.
+
+    Raises:
+        ArenaError: the arena is no game, or an optimal policy of it cannot be computed.
+    """
+    policy = optimal_policy(GameTree(arena.game)) if isinstance(arena, GameArena) else None
+    if policy is None:
+        raise ArenaError(
+            f"no optimal player of arena {arena.name!r} can be computed; seat another one, such as "
+            f"--seat {arena.roles[-1]}={RANDOM}"
+        )
+    return policy
+
+
+class _Nobody:
+    """The client of seats before the players are known; it is never asked."""
+
+    async def complete(self, *_: Any, **__: Any) -> Any:
+        """Refuse."""
+        raise ArenaError("nobody sits there")

@@ -1,0 +1,56 @@
+"""A stored play as text, one turn after the other."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from legos.chat.reply import split_thinking
+
+__all__ = ["answer_of", "ending", "heading", "turns_of"]
+
+Stored = Mapping[str, Any]
+"""An episode as ``episode_to_json`` writes it."""
+
+
+def heading(episode: Stored) -> str:
+    """What was played, and who sat where."""
+    step = f"step {episode['step']}, " if "step" in episode else ""
+    seats = ", ".join(f"{seat['role']}: {seat['seat']}" for seat in episode["seats"])
+    return f"{step}{episode['arena']}, task {episode['task']} ({seats})"
+
+
+def turns_of(episode: Stored, *, thinking: bool = False) -> Iterator[str]:
+    """Each turn in the order of the answers: what the seat was asked, and what it said.
+
+    Args:
+        episode: the play.
+        thinking: show the thinking too.
+    """
+    turns: list[tuple[Stored, Stored]] = [
+        (seat, turn) for seat in episode["seats"] for turn in seat["turns"]
+    ]
+    for seat, turn in sorted(turns, key=lambda each: each[1]["order"]):
+        asked = "\n".join(f"    {line}" for line in turn["asked"].splitlines())
+        said = turn["said"].strip() if thinking else answer_of(turn)
+        notes = [*(f"calls {name}({given})" for name, given in turn["tool_calls"])]
+        notes += [f"reward {turn['reward']:+g}"] if turn["reward"] is not None else []
+        notes += ["not legal"] if turn["legal"] is False else []
+        note = f"  [{'; '.join(notes)}]" if notes else ""
+        yield f"{asked}\n{seat['role']}> {said}{note}"
+
+
+def answer_of(turn: Stored) -> str:
+    """The answer of a turn without its thinking."""
+    return split_thinking(turn["said"])[1]
+
+
+def ending(episode: Stored) -> str:
+    """How the play ended: its rewards, or why there are none."""
+    lines: Sequence[str] = [*episode["notes"]]
+    if episode["error"]:
+        lines = [*lines, f"failed: {episode['error'].strip()}"]
+    elif not episode["void"]:
+        rewards = ", ".join(f"{role} {value:+g}" for role, value in episode["rewards"].items())
+        lines = [*lines, f"rewards: {rewards}"]
+    if episode["children"]:
+        lines = [*lines, f"spawned plays: {len(episode['children'])}"]
+    return "\n".join(lines)

@@ -1,0 +1,183 @@
+"""``legos play``: a person, bots, adapters and servers in the seats of real arenas."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legos.apps.play import Players, play
+from legos.cli import main
+from legos.config.schema import PlayConfig
+from legos.errors import ArenaError
+from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving
+
+TALK = """
+from legos import Arena, Task
+
+
+class Talk(Arena):
+    roles = ("host", "guest")
+    system = {"host": "You are kind."}
+
+    def tasks(self, rng):
+        yield Task(id="only")
+
+    async def play(self, t):
+        first = await t.ask("host", "Greet the guest.")
+        reply = await t.ask("guest", f"The host says: {first.answer}")
+        last = await t.ask("host", f"The guest says: {reply.answer}")
+        return {"host": float(len(last.answer)), "guest": 0.0}
+"""
+
+
+@pytest.fixture(autouse=True)
+def empty_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("talk.py").write_text(TALK)
+
+
+def played(arena: str, lines: str = "", **options: Any) -> tuple[int, str]:
+    """Play with a person who writes these lines; returns the exit code and what is shown."""
+    told: list[str] = []
+    given: dict[str, Any] = {
+        "settings": PlayConfig(),
+        "plays": 1,
+        "seed": 3,
+        "temperature": 1.0,
+        "thinking": False,
+        **options,
+    }
+    players = given.pop("players")
+    code = play(arena, players, say=told.append, source=io.StringIO(lines), **given)
+    return code, "\n".join(told)
+
+
+def test_a_person_plays_against_optimal_play() -> None:
+    players = Players(seats={}, against="optimal")
+    code, told = played("nim", "1\nfour\n 2 \n3\n1\n", players=players)
+    assert code == 0
+    assert told.startswith("\nYou are first.\nNim: 15 left, last one wins.\nMoves: 1 2 3\n")
+    assert told.count("You are first.") == 4  # with the answers of the other in between
+    assert "'four' is not one of: 1, 2, 3" in told
+    assert told.endswith("second (optimal) said: 2, 2, 1, 3\nrewards: first -1, second +1")
+
+
+def test_a_person_sees_no_card_of_the_other() -> None:
+    players = Players(seats={"second": "me", "first": "random"})
+    _, told = played("kuhn", "p\np\np\n", players=players, seed=5)
+    asked, said, _ = told.partition("first (random) said")
+    assert asked.count("card ") == asked.count("You are second.") > 0
+    assert said
+    assert "card" not in told.removeprefix(asked)
+
+
+def test_the_same_seed_gives_the_same_plays_of_bots() -> None:
+    players = Players(seats={"first": "random", "second": "random"})
+    told = [played("nim", players=players, plays=3, seed=seed)[1] for seed in (1, 1, 2)]
+    assert told[0] == told[1] != told[2]
+    assert told[0].count("rewards: ") == told[0].count("(first: random, second: random)") == 3
+
+
+def test_the_first_free_seat_is_the_persons() -> None:
+    of = Players(seats={"b": "random"}, against="optimal").of
+    assert of("abc", "abc") == {"a": "me", "b": "random", "c": "optimal"}
+    assert of("abc", "ab") == {"a": "me", "b": "random"}  # the arena brings a player for c
+    me = Players(seats={"b": "me"}, against="base")
+    assert me.of("abc", "abc") == {"a": "base", "b": "me", "c": "base"}
+    everybody = Players(seats=dict.fromkeys("abc", "random"))
+    assert everybody.of("abc", "abc") == dict.fromkeys("abc", "random")
+
+
+def test_a_server_answers_and_its_thinking_is_hidden() -> None:
+    def reply(asked: HttpAsked) -> HttpAnswer:
+        content = f"<think>hm</think>hello to {len(asked.body['messages'])}"
+        return HttpAnswer({"choices": [{"message": {"content": content}}]})
+
+    server = ScriptedServer(reply, models={"data": [{"id": "big"}, {"id": "small"}]})
+    with serving(server) as url:
+        players = Players(seats={"host": f"{url}/v1#small", "guest": "me"}, api_key="secret")
+        code, told = played("talk.py:Talk", "good day\n", players=players)
+        both = Players(seats={"host": f"{url}/v1", "guest": f"{url}/v1#small"})
+        _, shown = played("talk.py:Talk", players=both, thinking=True)
+    assert code == 0
+    assert "You are guest.\nThe host says: hello to 2" in told
+    assert told.endswith(
+        f"({url}/v1#small) said: hello to 2, hello to 4\nrewards: host +10, guest +0"
+    )
+    assert "hm" not in told
+    first, second = server.asked[:2]
+    assert (first.body["model"], first.headers["authorization"]) == ("small", "Bearer secret")
+    assert second.body["messages"][-1]["content"] == "The guest says: good day"
+    assert server.asked[2].body["model"] == "big"  # the first that is listed
+    assert "host> <think>hm</think>hello to 2" in shown
+    order = [shown.index(text) for text in ("Greet", "The host says", "The guest says")]
+    assert order == sorted(order)
+
+
+def test_a_server_that_fails_fails_the_play(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("legos.clients.transport.FIRST_PAUSE_S", 0.0)
+    with serving(ScriptedServer(lambda asked: HttpAnswer(b"no money", 500))) as url:
+        code, told = played("nim", "1\n", players=Players(seats={}, against=f"{url}/v1"))
+    assert code == 1
+    assert "failed: EndpointError" in told
+    assert "no money" in told
+
+
+def test_the_built_in_model_plays_without_an_adapter() -> None:
+    players = Players(seats={"first": "random", "second": "base"})
+    code, told = played("nim", players=players, plays=2, settings=PlayConfig(illegal="random"))
+    assert code == 0
+    assert told.count("rewards: ") == 2
+    assert "(first: random, second: base)" in told
+
+
+def test_the_end_of_the_input_ends_the_plays() -> None:
+    code, told = played("nim", "", players=Players(seats={}, against="random"), plays=3)
+    assert code == 0
+    assert told.endswith("void: the person at the terminal has left")
+    assert told.count("You are first.") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nim", "--seat", "first"], "--seat is 'first'; expected ROLE=WHO, such as first=me"),
+        (["nim", "--seat", "frist=me"], "names the role 'frist'; did you mean 'first'?"),
+        (["nim", "--against", "nobody"], "nobody holds no run and no adapter"),
+        (["nim", "--plays", "0"], "plays is 0; expected at least 1"),
+        (["nmi"], "no arena is called 'nmi'; did you mean 'nim'?"),
+        (["nim", "--play.options.largst", "9"], "takes no option 'largst'"),
+        (["talk.py:Talk", "--against", "optimal"], "no optimal player of arena 'talk' can be com"),
+        (["nim", "--against", "http://"], "base_url 'http:"),
+    ],
+)
+def test_what_cannot_be_seated_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["play", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_random_bot_needs_choices() -> None:
+    players = Players(seats=dict.fromkeys(("host", "guest"), "random"))
+    with pytest.raises(ArenaError, match="a random bot was asked a question without choices"):
+        played("talk.py:Talk", players=players)
+
+
+def test_a_person_who_thinks_can_be_interrupted() -> None:
+    command = [sys.executable, "-m", "legos", "play", "nim", "--against", "optimal"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while "Moves:" not in process.stdout.readline():
+            pass
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr.read() == "interrupted\n"

@@ -1,0 +1,148 @@
+"""``legos watch``: plays as they are written, and one of them turn by turn."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from legos.apps.watch import replay, watch
+from legos.cli import main
+from legos.data.episode import Episode, Rollout, Task, Turn
+from legos.data.message import Completion, Message, ToolCall
+from legos.errors import CheckpointError
+from legos.run.folder import RunFolder
+from legos.run.lock import hold
+from legos.testing import make_episode
+
+
+def turn(asked: str, said: str, order: int, **fields: Any) -> Turn:
+    calls = fields.pop("tool_calls", ())
+    completion = Completion(text=said, tool_calls=calls)
+    return Turn(messages=(Message("user", asked),), completion=completion, order=order, **fields)
+
+
+def rollout(role: str, *turns: Turn) -> Rollout:
+    return Rollout(role=role, seat="bot", policy=None, turns=turns)
+
+
+def episode(number: int) -> Episode:
+    ann = rollout("ann", turn("One?", "<think>x</think>1", 0), turn("Three?", "3", 2, reward=0.5))
+    call = ToolCall("add", '{"a": 1}')
+    bob = rollout("bob", turn("Two?\nNow!", "2", 1, legal=False, tool_calls=(call,)))
+    return Episode(
+        arena="sums",
+        task=Task(id=f"t{number}"),
+        rollouts=(ann, bob),
+        rewards={"ann": 1.0, "bob": -1.5},
+        notes=("bob forfeits",),
+    )
+
+
+PLAY = """\
+{number}: step {step}, sums, task t{number} (ann: bot, bob: bot)
+    One?
+ann> 1
+    Two?
+    Now!
+bob> 2  [calls add({{"a": 1}}); not legal]
+    Three?
+ann> 3  [reward +0.5]
+bob forfeits
+rewards: ann +1, bob -1.5"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.config.write_text("seed = 1\n")
+    return folder
+
+
+def write(folder: RunFolder, *numbers: int) -> None:
+    for number in numbers:
+        folder.add_episodes(10 * number, [episode(number)])
+
+
+def test_the_newest_plays_are_shown(run: RunFolder) -> None:
+    write(run, 1, 2, 3)
+    told: list[str] = []
+    watch(str(run.path), last=2, thinking=False, say=told.append)
+    assert told == ["\n" + PLAY.format(number=n, step=10 * n) for n in (2, 3)]
+
+
+def test_a_run_without_plays_shows_nothing(run: RunFolder) -> None:
+    told: list[str] = []
+    watch(str(run.path), last=2, thinking=False, say=told.append)
+    assert told == []
+
+
+def test_plays_are_shown_as_a_run_writes_them_until_it_ends(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legos.apps.watch.LOOK_S", 0.01)
+    told: list[str] = []
+    seen = {number: threading.Event() for number in (1, 2, 3)}
+
+    def say(text: str) -> None:
+        told.append(text)
+        seen[len(told)].set()
+
+    def follow() -> None:
+        watch(str(run.path), last=9, thinking=False, say=say)
+
+    watching = threading.Thread(target=follow)
+    with hold(run.path):
+        write(run, 1)
+        watching.start()
+        assert seen[1].wait(20)
+        with run.episodes.open("a") as file:  # half a line is not shown
+            file.write('{"step": 20')
+        run.episodes.write_bytes(run.episodes.read_bytes()[: -len('{"step": 20')])
+        write(run, 2)
+        assert seen[2].wait(20)
+        assert watching.is_alive()
+        write(run, 3)
+    watching.join(20)
+    assert told == ["\n" + PLAY.format(number=n, step=10 * n) for n in (1, 2, 3)]
+
+
+def test_one_play_is_replayed_turn_by_turn(run: RunFolder) -> None:
+    write(run, 1, 2)
+    told: list[str] = []
+    replay(str(run.path), -1, thinking=True, say=told.append, pause=lambda: told.append("(Enter)"))
+    assert told[0] == "2: step 20, sums, task t2 (ann: bot, bob: bot)"
+    assert told[1:4] == ["(Enter)", "    One?\nann> <think>x</think>1", "(Enter)"]
+    assert told.count("(Enter)") == 3
+    assert told[-1] == "bob forfeits\nrewards: ann +1, bob -1.5"
+
+
+def test_failed_and_void_plays_say_why(run: RunFolder) -> None:
+    failed = replace(make_episode({}), error="ValueError: no\n", failure="failed")
+    void = replace(make_episode({}), void=True, notes=("void: too long",), children=(failed,))
+    run.add_episodes(1, [failed, void])
+    told: list[str] = []
+    for number in (1, 2):
+        replay(str(run.path), number, thinking=False, say=told.append, pause=lambda: None)
+    assert told[-1].endswith("void: too long\nspawned plays: 1")
+    assert any(text.endswith("failed: ValueError: no") for text in told)
+
+
+@pytest.mark.parametrize("number", [0, 3, -3])
+def test_a_play_that_is_not_there_is_refused(
+    number: int, run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(run, 1, 2)
+    assert main(["watch", str(run.path), "--episode", str(number)]) == 2
+    assert f"has no play {number}; it has 2, counted from 1" in capsys.readouterr().err
+
+
+def test_a_damaged_line_is_named(run: RunFolder) -> None:
+    write(run, 1)
+    with run.episodes.open("a") as file:
+        file.write("nonsense\n" + json.dumps({"step": 3}))
+    with pytest.raises(CheckpointError, match="line 2 is no JSON"):
+        watch(str(run.path), last=1, thinking=False, say=print)
