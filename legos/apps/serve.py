@@ -13,21 +13,17 @@ from fastapi import FastAPI
 
 from legos.apps.adapters import loaded, named_adapter
 from legos.builtin import BUILTIN, EXAMPLE
-from legos.clients.engine import EngineClient
 from legos.data.limits import DecodeAhead, EngineLimits
 from legos.data.names import POLICY
-from legos.device import ModelHandle
 from legos.errors import ConfigError
 from legos.mac import awake
-from legos.protocols import Engine
-from legos.server.app import make_app
 from legos.server.listen import bind, serve_app
 from legos.server.options import ServerOptions
-from legos.server.service import Service
 from legos.weights.adapter import Adapter, checked_name
+from legos.wiring.http import app_of
 from legos.wiring.machine import quiet_collector
 
-__all__ = ["app_of", "serve"]
+__all__ = ["serve"]
 
 
 def serve(
@@ -73,40 +69,6 @@ def serve(
         )
         quiet_collector()
         asyncio.run(_until_signal(app, listener, drain_s, say))
-
-
-def app_of(
-    handle: ModelHandle,
-    engine: Engine,
-    *,
-    name: str,
-    options: ServerOptions,
-    scale: float | None = None,
-) -> FastAPI:
-    """The HTTP application of a model and its engine.
-
-    Args:
-        handle: the model.
-        engine: an engine of the model, such as that of a trainer.
-        name: name of the base model in the API.
-        options: limits on requests, keys and logging.
-        scale: LoRA scale of uploaded adapters that do not state one; None: the handle's.
-    """
-    if scale is None and handle.lora is not None:
-        scale = handle.lora.scale
-    service = Service(
-        EngineClient(engine, handle.tokenizer, use_threads=True),
-        engine,
-        handle.tokenizer,
-        model=name,
-        context=handle.context,
-        tools=handle.tool_format,
-        lora_scale=scale,
-        options=options,
-    )
-    app = make_app(service)
-    app.openapi()  # built now, because the first call is slow and would block a request
-    return app
 
 
 async def _until_signal(

@@ -246,9 +246,9 @@ async def _served(
     if port is None:
         yield
         return
-    from legos.apps.serve import app_of  # a slow import
     from legos.server.listen import bind, serve_app
     from legos.server.options import ServerOptions
+    from legos.wiring.http import app_of  # a slow import
 
     listener = bind(SERVED_AT, port)
     await trainer.publish_weights()  # the policy must be live before the first request

@@ -25,6 +25,8 @@ RESERVED = frozenset(
         "judge_agreement",
         "judge_right",
         "judge_unclear",
+        "endpoint_refused",
+        "endpoint_replaced",
     }
 )
 """Names of numbers that are counted for every arena; an arena's own have other names."""

@@ -1,7 +1,8 @@
 """The table: everything that a play can use, and the only way information reaches a seat."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -10,6 +11,7 @@ from legos.arena.answer import Reply
 from legos.arena.calls import CallLimits, CallPool
 from legos.arena.checks import check_attributes, check_text, checked_choices, finite, shown
 from legos.arena.endings import Forfeit
+from legos.arena.endpoint import AgentSeat, Endpoint, EndpointHost
 from legos.arena.judge import JudgeTally, Verdict, comparison, verdict_of
 from legos.arena.means import RESERVED
 from legos.arena.play_state import Chair, PlayState
@@ -273,6 +275,32 @@ class Table(PlayState):
         async with self._slot.released(paused=True):
             return await self._calls.call(function, args, limits)
 
+    @asynccontextmanager
+    async def endpoint(self, role: str) -> AsyncGenerator[Endpoint]:
+        """Within the block, another program plays a seat through an OpenAI-compatible address.
+
+        Its requests become the seat's turns, in tokens as sampled. ``docs/agents.md`` says how a
+        request's settings are treated.
+
+        Args:
+            role: the role that the program plays.
+
+        Yields:
+            The address and the key, which are valid until the end of the block.
+
+        Raises:
+            EndpointError: no request was answered within the block.
+            ArenaError: the role does not exist, or its client does not belong to an engine in this
+                process.
+        """
+        seat = AgentSeat(self, role)
+        async with self._host(role).open(seat) as endpoint:
+            try:
+                yield endpoint
+            finally:
+                seat.close()
+        seat.check_used()
+
     async def judge(
         self,
         role: str,
@@ -317,6 +345,22 @@ class Table(PlayState):
         Plays of an evaluation change a copy. Above ``limit`` keys the oldest are removed.
         """
         return self._stores.get(name, limit)
+
+    def _host(self, role: str) -> EndpointHost:
+        """What serves a role's seat over HTTP.
+
+        Raises:
+            ArenaError: the seat's client cannot be served.
+        """
+        client = self.chair(role).seat.client
+        host: Callable[[], EndpointHost] | None = getattr(client, "endpoints", None)
+        if host is None:
+            raise ArenaError(
+                f"{role!r} is answered by a {type(client).__name__}, which offers no endpoint to "
+                "other programs; the seat's client must be that of an engine in this process, as "
+                "trainer.client() is"
+            )
+        return host()
 
     async def _ask_once(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from legos.arena.endpoint import EndpointHost
 from legos.chat.calls import read_reply, reply_decoder
 from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer
@@ -46,9 +47,9 @@ _Prepared = tuple[Request, Sampling]
 class EngineClient:
     """A client of an engine in this process.
 
-    Requests made within one turn of the event loop reach the engine as one submission, so a
-    thousand plays that wake together are batched together; results that the engine delivers at once
-    wake the loop once.
+    Requests made within one turn of the event loop reach the engine as one submission, so that
+    plays that wake together are batched together; results that it delivers at once wake the loop
+    once.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class EngineClient:
         tokenizer: ChatTokenizer,
         *,
         tool_format: Callable[[], ToolFormat] = lambda: PLAIN_TOOLS,
+        endpoints: Callable[[], EndpointHost] | None = None,
         use_threads: bool = False,
     ) -> None:
         """Make a client.
@@ -64,15 +66,15 @@ class EngineClient:
         Args:
             engine: the engine that answers.
             tokenizer: the tokenizer of its model.
-            tool_format: returns the format in which the model writes tool calls; called once, when
-                a request has tools.
-            use_threads: for servers, whose loop has other requests to serve: build grammars, large
-                trees of choices and the tokens of scores on threads, and submit the requests of a
-                burst together. The order in which they reach the engine depends on the threads.
+            tool_format: returns the format of the model's tool calls; called once, if needed.
+            endpoints: returns what serves seats of this client over HTTP (``Table.endpoint``).
+            use_threads: for servers: make grammars, large trees of choices and tokens of scores on
+                threads, and submit a burst of requests together, in an order that may vary.
         """
         self._engine = engine
         self._tokenizer = tokenizer
         self._tool_format = cache(tool_format)
+        self.endpoints = endpoints
         self._tools = lru_cache(maxsize=64)(msgspec.json.decode)
         self._use_threads = use_threads
         self._small_trees = lru_cache(maxsize=_SMALL_TREES)(self._make_tree)
@@ -134,10 +136,7 @@ class EngineClient:
         request, sampling = prepared
         request = replace(request, seed=seed)
         started = time.perf_counter()
-
-        def completion(generated: Generated) -> Completion:
-            return self._completion(request, generated, sampling, started)
-
+        completion = partial(self._completion, request, sampling=sampling, started=started)
         return self._enqueue(request, Called(completion, done))
 
     def cancel(self, number: int) -> None:

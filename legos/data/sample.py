@@ -154,7 +154,9 @@ class TrainingBatch(Struct, frozen=True, kw_only=True):
 def samples_of_rollout(
     rollout: Rollout, advantages: Sequence[float], *, group: str, name: str = ""
 ) -> tuple[list[Sample], int]:
-    """Merge turns into samples; a turn joins a sample if its prompt extends the tokens so far.
+    """Merge turns into samples; a turn joins a sample if its prompt extends the sample's tokens.
+
+    A rollout may have several conversations, whose turns may come in any order.
 
     Args:
         rollout: the turns of one trained seat.
@@ -166,25 +168,29 @@ def samples_of_rollout(
         The samples, and the number of breaks (turns that start a new sample after the first).
     """
     runs: list[list[tuple[Completion, float]]] = []
-    seen: tuple[int, ...] = ()
     for turn, advantage in zip(rollout.turns, advantages, strict=True):
         said = turn.completion
-        if not runs or not _continues(runs[-1][-1][0], said, seen):
-            runs.append([])
-        runs[-1].append((said, advantage))
-        seen = said.prompt_ids + said.token_ids
+        run = next((run for run in reversed(runs) if _continues(run[-1][0], said)), None)
+        if run is None:
+            runs.append(run := [])
+        run.append((said, advantage))
     samples = [_sample_of_turns(run, rollout, group=group, name=name) for run in runs]
     return samples, max(0, len(runs) - 1)
 
 
-def _continues(last: Completion, said: Completion, seen: tuple[int, ...]) -> bool:
+def _continues(last: Completion, said: Completion) -> bool:
     """Whether a prompt starts with all earlier tokens, and the sampling settings are the same.
 
     One sample has one temperature, and either all or none of its tokens are restricted to legal
     ones.
     """
-    same = (said.restricted, said.temperature) == (last.restricted, last.temperature)
-    return same and said.prompt_ids[: len(seen)] == seen
+    before, end = len(last.prompt_ids), len(last.prompt_ids) + len(last.token_ids)
+    return (
+        len(said.prompt_ids) >= end  # cheap; in a game without a conversation it decides mostly
+        and said.prompt_ids[before:end] == last.token_ids
+        and said.prompt_ids[:before] == last.prompt_ids
+        and (said.restricted, said.temperature) == (last.restricted, last.temperature)
+    )
 
 
 def _sample_of_turns(

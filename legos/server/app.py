@@ -32,6 +32,7 @@ _ROUTERS = {
     state_router: "state",
     text_router: "texts",
 }
+_OF_SEATS = {chat_router: "OpenAI", state_router: "state"}  # what programs that play seats need
 _ERRORS = (
     RequestValidationError,
     HTTPException,
@@ -55,7 +56,7 @@ def make_app(service: Service) -> FastAPI:
     app.state.service = service
     for error in _ERRORS:
         app.add_exception_handler(error, handle)
-    for make_router, tag in _ROUTERS.items():
+    for make_router, tag in (_OF_SEATS if service.seats_only else _ROUTERS).items():
         app.include_router(make_router(service), tags=[tag])
 
     @app.get("/docs", include_in_schema=False)

@@ -19,21 +19,26 @@ from legos.protocols import Client, Engine, Scorer
 from legos.server.options import ServerOptions
 from legos.server.problems import GoneError, Problem, first_error
 from legos.server.prometheus import Metrics
+from legos.server.seat_keys import SeatKeys
 
-__all__ = ["LONG", "Service", "Source", "encode_texts", "together"]
+__all__ = ["LONG", "Sampler", "Service", "Source", "encode_texts", "together"]
 
 LONG = 4096  # characters; longer texts are tokenized on a thread
 T = TypeVar("T")
 
 
-class Source(Client, Scorer, Protocol):
-    """A client that also streams; ``legos.clients.engine.EngineClient`` is one."""
+class Sampler(Client, Protocol):
+    """A client that also streams."""
 
     def stream(
         self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
     ) -> AsyncGenerator[Progress | Completion]:
         """Sample one completion; yield its tokens as they are sampled, then the completion."""
         ...
+
+
+class Source(Sampler, Scorer, Protocol):
+    """A client that streams and scores; ``legos.clients.engine.EngineClient`` is one."""
 
 
 @dataclass(eq=False)
@@ -56,6 +61,8 @@ class Service:
     tools: ToolFormat = PLAIN_TOOLS  # format in which the model writes tool calls
     lora_scale: float | None = None  # LoRA's multiplier for an adapter that does not state one
     options: ServerOptions = field(default_factory=ServerOptions)
+    seats: SeatKeys = field(default_factory=SeatKeys)  # keys of seats of running plays
+    seats_only: bool = False  # True: only requests with such a key are answered
 
     def __post_init__(self) -> None:
         """Start without requests."""

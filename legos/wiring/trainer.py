@@ -4,8 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
+from legos.arena.endpoint import EndpointHost
 from legos.clients.engine import EngineClient
 from legos.config.schema import RunConfig, TrainingConfig
 from legos.data.limits import EngineLimits, TrainingSize
@@ -141,7 +143,19 @@ class Trainer(PolicyTrainer):
     def client(self) -> EngineClient:
         """A client of the engine in this process."""
         model = self.model
-        return EngineClient(self.engine, model.tokenizer, tool_format=lambda: model.tool_format)
+        return EngineClient(
+            self.engine,
+            model.tokenizer,
+            tool_format=lambda: model.tool_format,
+            endpoints=lambda: self.endpoints,
+        )
+
+    @cached_property
+    def endpoints(self) -> EndpointHost:
+        """Serves the seats of plays to other programs (``Table.endpoint``)."""
+        from legos.wiring.http import seat_host  # a slow import
+
+        return seat_host(self.model, self.engine)
 
     async def tokens_generated(self, policy: str = POLICY) -> int:
         """Number of tokens that the engine has sampled for a policy, also in cancelled requests.

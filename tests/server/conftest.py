@@ -12,7 +12,6 @@ import pytest
 from fastapi import FastAPI
 
 from legos import apply_lora, load_model
-from legos.apps.serve import app_of
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.clients.engine import EngineClient
@@ -22,6 +21,7 @@ from legos.server.listen import bind, serve_app
 from legos.server.options import ServerOptions
 from legos.server.service import Service
 from legos.testing import FakeEngine
+from legos.wiring.http import app_of
 
 
 @dataclass

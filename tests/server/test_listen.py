@@ -71,7 +71,7 @@ def test_loading_a_device_leaves_the_limit_on_open_files() -> None:
 _WITHOUT_DESCRIPTORS = """
 import asyncio, logging, os, resource, sys
 from legos.server.listen import bind, serve_app
-from legos.apps.serve import app_of
+from legos.wiring.http import app_of
 from legos.server.options import ServerOptions
 from legos.testing import FakeEngine
 from legos import load_model

@@ -1,6 +1,7 @@
 """``POST /v1/chat/completions``: answers to a chat, whole or streamed."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from legos.arena.endpoint import AgentSeat, Question
 from legos.chat.tools import call_schema
-from legos.data.message import Completion
+from legos.data.message import Completion, Continuation
 from legos.data.request import Progress
 from legos.server.endpoints.chat_message import Manner, ReplyReader
 from legos.server.endpoints.generation import Asked, Fields, respond
@@ -36,7 +38,7 @@ def chat_router(service: Service) -> APIRouter:
     )
     async def chat(body: ChatBody, request: Request) -> Response:
         """Answer a chat."""
-        asked, manner = await _asked(service, body)
+        asked, manner = await _asked(service, body, request.scope.get("seat"))
         return await respond(
             service,
             request,
@@ -51,38 +53,63 @@ def chat_router(service: Service) -> APIRouter:
 
 
 async def render_prompt(
-    service: Service, prompt: ChatPrompt, tools: Sequence[Any]
+    service: Service,
+    prompt: ChatPrompt,
+    tools: Sequence[Any],
+    continuation: Continuation | None = None,
 ) -> tuple[int, ...]:
-    """The token ids of a chat's prompt; a long one, or one with tools, is rendered on a thread."""
+    """The token ids of a chat's prompt; a long one, or one with tools, is rendered on a thread.
+
+    Args:
+        service: the application's state.
+        prompt: the chat.
+        tools: tools that may be called.
+        continuation: the chat as a conversation that continues in tokens, if it is one.
+    """
     tokenizer = service.tokenizer
     if not prompt.messages:
         raise Problem(400, "messages is empty; expected at least one", param="messages")
     plain = prompt.plain()
     if plain is None:
-        variables = prompt.chat_template_kwargs
-        return await asyncio.to_thread(
-            lambda: tokenizer.render_chat(prompt.checked(), tools, variables)
-        )
+
+        def render() -> tuple[int, ...]:
+            messages = prompt.checked()
+            if continuation is not None:
+                return tokenizer.render(continuation, tools)
+            return tokenizer.render_chat(messages, tools, prompt.chat_template_kwargs)
+
+        return await asyncio.to_thread(render)
+    given = plain if continuation is None else continuation
     if sum(len(message.content) for message in plain) > LONG:
-        return await asyncio.to_thread(tokenizer.render, plain)
-    return tokenizer.render(plain)
+        return await asyncio.to_thread(tokenizer.render, given)
+    return tokenizer.render(given)
 
 
-async def _asked(service: Service, body: ChatBody) -> tuple[Asked, Manner]:
+async def _asked(service: Service, body: ChatBody, seat: AgentSeat | None) -> tuple[Asked, Manner]:
     """Check a body; returns what is sampled, and how the answers are parsed.
+
+    Args:
+        service: the application's state.
+        body: the request's body.
+        seat: the seat of a running play that answers; None: the service's own source does.
 
     Raises:
         Problem: fields contradict each other, or name something that does not exist.
     """
     if service.options.log_prompts:
         logger.info("chat %s", body.model_dump_json(include={"messages", "prompt_token_ids"}))
-    adapter = service.adapter_of(body.model, body.adapter)
+    adapter = service.adapter_of(body.model, body.adapter) if seat is None else seat.adapter
     service.check_size(body.n or 1)
     tools, forced = body.callable_tools()
+    question = None if seat is None else _question(seat, body, tools)
     ids = body.prompt_token_ids
     if ids is not None and body.messages:
         raise Problem(400, "give messages or prompt_token_ids, not both", param="messages")
-    prompt = await render_prompt(service, body, tools) if ids is None else tuple(ids)
+    if ids is None:
+        continuation = None if question is None else question.continuation
+        prompt = await render_prompt(service, body, tools, continuation)
+    else:
+        prompt = tuple(ids)
     if not prompt:
         raise Problem(400, "prompt_token_ids is empty", param="prompt_token_ids")
     service.check_prompts([prompt], param="messages" if ids is None else "prompt_token_ids")
@@ -104,8 +131,30 @@ async def _asked(service: Service, body: ChatBody) -> tuple[Asked, Manner]:
         forced=forced,
         stop=sampling.stop,
     )
-    asked = Asked(prompts=[prompt], samplings=[sampling], adapter=adapter, num_answers=body.n or 1)
+    if question is not None:
+        given = body.temperature if "temperature" in body.model_fields_set else None
+        sampling = question.sampling(sampling, given)
+    asked = Asked(
+        source=question or service.source,
+        prompts=[prompt],
+        samplings=[sampling],
+        adapter=adapter,
+        num_answers=body.n or 1,
+    )
     return asked, manner
+
+
+def _question(seat: AgentSeat, body: ChatBody, tools: Sequence[Any]) -> Question:
+    """The request as a question at a seat.
+
+    Raises:
+        Problem: it has token ids in place of messages.
+    """
+    if body.prompt_token_ids is not None:
+        raise Problem(400, "a seat takes messages, no token ids", param="prompt_token_ids")
+    messages = [message.record() for message in body.messages]
+    described = json.dumps(tools) if tools else None
+    return seat.question(messages, described, continues=not body.chat_template_kwargs)
 
 
 class _ChatReply:

@@ -68,7 +68,13 @@ async def _asked(service: Service, body: CompletionBody) -> Asked:
     samplings = [sampling] * len(prompts)
     if body.seed is None:  # equal prompts of one request get different random seeds
         samplings = [msgspec.structs.replace(sampling, seed=body.first_seed()) for _ in prompts]
-    return Asked(prompts=prompts, samplings=samplings, adapter=adapter, num_answers=num_answers)
+    return Asked(
+        source=service.source,
+        prompts=prompts,
+        samplings=samplings,
+        adapter=adapter,
+        num_answers=num_answers,
+    )
 
 
 async def _prompts(service: Service, body: CompletionBody) -> list[tuple[int, ...]]:

@@ -21,7 +21,7 @@ from legos.data.request import Progress
 from legos.server.endpoints.event_stream import Emit, EventStream
 from legos.server.problems import Problem
 from legos.server.schemas.sampling import SamplingFields, with_seed
-from legos.server.service import Service, together
+from legos.server.service import Sampler, Service, together
 
 __all__ = ["Asked", "Fields", "Reply", "respond"]
 
@@ -33,6 +33,7 @@ MOST_ALTERNATIVES = 1 << 19  # maximum number of alternatives that one request m
 class Asked(Struct, frozen=True, kw_only=True):
     """One request: its prompts, and how each of its answers is sampled."""
 
+    source: Sampler  # samples the answers
     prompts: Sequence[tuple[int, ...]]
     samplings: Sequence[Sampling]  # of the first answer to each prompt; answer i adds i to the seed
     adapter: str
@@ -147,7 +148,7 @@ async def _complete_all(service: Service, request: Request, asked: Asked) -> Seq
     """All answers, in order."""
     each = asked.each
     with service.admitted(len(each)):
-        work = [service.source.complete(*one, adapter=asked.adapter) for one in each]
+        work = [asked.source.complete(*one, adapter=asked.adapter) for one in each]
         completions = await service.attend(request.receive, together(work))
     service.metrics.count(completions)
     return completions
@@ -163,7 +164,7 @@ async def _stream_all(
     async def one(index: int, prompt: tuple[int, ...], sampling: Sampling) -> Completion:
         nonlocal first
         news: Progress | Completion | None = None
-        stream = service.source.stream(prompt, sampling, adapter=asked.adapter)
+        stream = asked.source.stream(prompt, sampling, adapter=asked.adapter)
         async with aclosing(stream):
             async for news in stream:
                 if first:

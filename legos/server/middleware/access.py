@@ -5,11 +5,14 @@ import hmac
 import logging
 import time
 
+import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from legos.arena.endpoint import AgentSeat
 from legos.server.memory import MemoryRelease
 from legos.server.options import ServerOptions
 from legos.server.problems import Problem
+from legos.server.seat_keys import play_ended
 from legos.server.service import Service
 
 __all__ = ["Access"]
@@ -19,6 +22,7 @@ logger = logging.getLogger("legos.server")
 OPEN = frozenset({"/health", "/docs", "/openapi.json"})  # paths that need no API key
 ALWAYS = frozenset({"/health", "/metrics"})  # answered while the server drains
 LOAD = "/adapters/load"
+OF_SEATS = ("/v1/chat/completions", "/v1/models")  # beginnings of the paths that a seat's key opens
 
 
 class Access:
@@ -40,34 +44,53 @@ class Access:
         exchange = _Exchange(receive, send, self._service.options, self._limit(scope["path"]))
         try:
             refusal = self._refusal(scope)
+            exchange.seat = scope.get("seat")
             if refusal is None:
                 await self._app(scope, exchange.receive, exchange.send)
             else:
                 await refusal.response()(scope, receive, exchange.send)
         finally:
+            exchange.report_to_seat()
             self._note(scope, exchange, time.perf_counter() - started)
             self._memory.after(exchange.num_bytes)
 
     def _refusal(self, scope: Scope) -> Problem | None:
-        """The error of a request that is rejected by its head alone, or None."""
+        """The error of a request that is rejected by its head alone, or None.
+
+        The seat of a running play whose key the request has becomes ``scope["seat"]``.
+        """
         service, path = self._service, scope["path"]
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if service.draining and path not in ALWAYS:
             return Problem(503, "the server is about to end", headers={"retry-after": "5"})
-        if self._key is not None and path not in OPEN:
-            given = headers.get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._key):
+        given = headers.get(b"authorization", b"")
+        try:
+            seat = scope["seat"] = service.seats.find(given)
+        except Problem as problem:
+            return problem
+        if seat is not None:
+            if path not in OPEN and not path.startswith(OF_SEATS):
                 return Problem(
-                    401,
-                    "the API key is missing or wrong; send it as Authorization: Bearer KEY",
-                    code="invalid_api_key",
-                    headers={"www-authenticate": "Bearer"},
+                    403, f"the key of a seat opens {' and '.join(OF_SEATS)}, not {path[:100]}"
                 )
+        elif path not in OPEN and not self._opens(given):
+            return Problem(
+                401,
+                "the API key is missing or wrong; send it as Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._limit(path):
             service.metrics.refused.labels("size").inc()
             return _too_large(self._limit(path))
         return None
+
+    def _opens(self, authorization: bytes) -> bool:
+        """Whether the server answers a request that has no seat's key."""
+        if self._service.seats_only:
+            return False
+        return self._key is None or hmac.compare_digest(authorization, self._key)
 
     def _limit(self, path: str) -> int:
         options = self._service.options
@@ -97,6 +120,7 @@ class _Exchange:
         hung_up: True if the client disconnected before the response began.
         num_bytes: size of the body received so far.
         bound: name of the limit that the body exceeded, or None.
+        seat: the seat of a running play that the request belongs to, or None.
     """
 
     def __init__(self, receive: Receive, send: Send, options: ServerOptions, limit: int) -> None:
@@ -110,11 +134,15 @@ class _Exchange:
         self.hung_up = False
         self.num_bytes = 0
         self.bound: str | None = None
+        self.seat: AgentSeat | None = None
+        self._error = b""  # body of a response with an error
 
     async def send(self, message: Message) -> None:
         """Send a part of the response."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
+        elif self.status is not None and self.status >= 400:
+            self._error += message.get("body", b"")
         await self._send(message)
 
     async def receive(self) -> Message:
@@ -125,9 +153,11 @@ class _Exchange:
         """
         latest = None if self._whole else min(self._now() + self._pause_s, self._latest)
         try:
-            async with asyncio.timeout_at(latest):
-                message = await self._receive()
+            async with asyncio.timeout_at(latest) as deadline:
+                message = await self._receive_until(deadline)
         except TimeoutError as error:
+            if self.seat is not None and self.seat.ended:
+                raise play_ended() from error
             self.bound = "body"
             raise _closing(408, "the rest of the body did not come") from error
         self.hung_up |= message["type"] == "http.disconnect" and self.status is None
@@ -137,6 +167,22 @@ class _Exchange:
             raise _too_large(self._limit)
         self._whole = not message.get("more_body", False)
         return message
+
+    async def _receive_until(self, deadline: asyncio.Timeout) -> Message:
+        """Receive; the deadline also expires when the seat is closed."""
+        if self.seat is None:
+            return await self._receive()
+        self.seat.deadlines.add(deadline)
+        try:
+            return await self._receive()
+        finally:
+            self.seat.deadlines.discard(deadline)
+
+    def report_to_seat(self) -> None:
+        """Tell the seat why its request was answered with an error, if it was."""
+        if self.seat is not None and self._error:
+            reason = msgspec.json.decode(self._error)["error"]["message"]
+            self.seat.refused(f"{self.status}: {reason}")
 
 
 def _too_large(limit: int) -> Problem:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints
 
-from legos.data.message import MAX_ALTERNATIVES, Message
+from legos.data.message import MAX_ALTERNATIVES, Message, ToolCall
 from legos.errors import did_you_mean
 from legos.server.problems import Problem
 from legos.server.schemas.sampling import SamplingFields
@@ -65,6 +65,15 @@ class ChatMessage(Body):
     def plain(self) -> bool:
         """Whether the message has only a role and a text."""
         return self.role != "tool" and not self.tool_calls and not self.reasoning_content
+
+    def record(self) -> Message:
+        """The message as the kit's record, without its name and its thinking."""
+        role = "system" if self.role == "developer" else self.role
+        calls = tuple(
+            ToolCall(call.function.name, call.function.arguments, call.id or "")
+            for call in self.tool_calls or ()
+        )
+        return Message(role, self.text, calls, self.tool_call_id)
 
     def fields(self) -> dict[str, Any]:
         """The message as a chat template reads it."""
@@ -132,9 +141,7 @@ class ChatPrompt(Body):
             return None
         if not all(m.plain and not m.model_extra and m.name is None for m in self.messages):
             return None
-        return tuple(
-            Message("system" if m.role == "developer" else m.role, m.text) for m in self.messages
-        )
+        return tuple(message.record() for message in self.messages)
 
 
 class ChatBody(ChatPrompt, SamplingFields):

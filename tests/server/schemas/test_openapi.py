@@ -13,10 +13,10 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
-from legos.apps.serve import app_of
 from legos.server.options import ServerOptions
 from legos.server.schemas import schema as schema_file
 from legos.server.schemas.schema import Schema
+from legos.wiring.http import app_of
 
 
 @pytest.fixture(scope="module")

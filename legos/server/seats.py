@@ -1,0 +1,84 @@
+"""Serves the seats of running plays to other programs, while there are any."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from legos.arena.endpoint import AgentSeat, Endpoint
+from legos.server.listen import bind, serve_app
+from legos.server.seat_keys import SeatKeys
+
+__all__ = ["HOST", "SeatHost"]
+
+HOST = "127.0.0.1"
+
+
+class SeatHost:
+    """Opens seats to other programs at an address of this machine, while there are any."""
+
+    def __init__(self, keys: SeatKeys, app: Callable[[], FastAPI]) -> None:
+        """Prepare to serve.
+
+        Args:
+            keys: the keys that the application accepts.
+            app: makes the application; called for each server, since one that ends rejects
+                requests from then on.
+        """
+        self.keys = keys
+        self._make_app = app
+        self._server: _Server | None = None
+
+    @asynccontextmanager
+    async def open(self, seat: AgentSeat) -> AsyncGenerator[Endpoint]:
+        """Within the block, requests with the endpoint's key are answered by this seat."""
+        if self._server is None or not self._server.usable:
+            self._server = _Server(self._make_app())
+        server = self._server
+        server.num_seats += 1
+        try:
+            url = await asyncio.shield(server.url)
+            with self.keys.given_to(seat) as key:
+                yield Endpoint(base_url=f"{url}/v1", api_key=key)
+        finally:
+            server.num_seats -= 1
+            if not server.num_seats:
+                self._server = None
+                await server.close()
+
+
+class _Server:
+    """A running server; several plays use it, so it has a task of its own.
+
+    Attributes:
+        url: its address.
+        num_seats: number of seats that it serves.
+    """
+
+    def __init__(self, app: FastAPI) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self.url: asyncio.Future[str] = self._loop.create_future()
+        self.num_seats = 0
+        self._task = self._loop.create_task(self._serve(app))
+
+    @property
+    def usable(self) -> bool:
+        """Whether it runs on the running event loop."""
+        return self._loop is asyncio.get_running_loop()
+
+    async def close(self) -> None:
+        """End the server, also if the play that closes it is cancelled meanwhile."""
+        self._ended.set()
+        await asyncio.wait([self._task])
+
+    async def _serve(self, app: FastAPI) -> None:
+        try:
+            async with serve_app(app, bind(HOST, 0), drain_s=0) as url:
+                self.url.set_result(url)
+                await self._ended.wait()
+        except Exception as error:
+            if self.url.done():
+                raise
+            self.url.set_exception(error)  # raised in the plays that wait for the address

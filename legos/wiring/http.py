@@ -1,0 +1,76 @@
+"""Make the HTTP application of a model and its engine; importing this takes long."""
+
+from fastapi import FastAPI
+
+from legos.clients.engine import EngineClient
+from legos.device import ModelHandle
+from legos.protocols import Engine
+from legos.server.app import make_app
+from legos.server.options import ServerOptions
+from legos.server.seat_keys import SeatKeys
+from legos.server.seats import HOST, SeatHost
+from legos.server.service import Service
+
+__all__ = ["app_of", "seat_host"]
+
+NO_LIMIT = 1 << 30  # the plays' own limits apply to the requests of programs in their seats
+
+
+def app_of(
+    handle: ModelHandle,
+    engine: Engine,
+    *,
+    name: str,
+    options: ServerOptions,
+    scale: float | None = None,
+    seats: SeatKeys | None = None,
+    seats_only: bool = False,
+) -> FastAPI:
+    """The HTTP application of a model and its engine.
+
+    Args:
+        handle: the model.
+        engine: an engine of the model, such as that of a trainer.
+        name: name of the base model in the API.
+        options: limits on requests, keys and logging.
+        scale: LoRA scale of uploaded adapters that do not state one; None: the handle's.
+        seats: the keys of seats of running plays.
+        seats_only: answer only requests with such a key.
+    """
+    if scale is None and handle.lora is not None:
+        scale = handle.lora.scale
+    service = Service(
+        EngineClient(engine, handle.tokenizer, use_threads=True),
+        engine,
+        handle.tokenizer,
+        model=name,
+        context=handle.context,
+        tools=handle.tool_format,
+        lora_scale=scale,
+        options=options,
+        seats=seats or SeatKeys(),
+        seats_only=seats_only,
+    )
+    app = make_app(service)
+    if not seats_only:
+        app.openapi()  # built now, because the first call is slow and would block a request
+    return app
+
+
+def seat_host(handle: ModelHandle, engine: Engine) -> SeatHost:
+    """Serves seats whose client is that of an engine in this process.
+
+    Args:
+        handle: the model.
+        engine: its engine.
+    """
+    keys = SeatKeys()
+    options = ServerOptions.for_host(
+        HOST, api_key=None, max_queue=NO_LIMIT, request_timeout_s=NO_LIMIT
+    )
+
+    def app() -> FastAPI:
+        name = handle.folder.name
+        return app_of(handle, engine, name=name, options=options, seats=keys, seats_only=True)
+
+    return SeatHost(keys, app)
