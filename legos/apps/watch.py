@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from legos.apps.played_again import differences
 from legos.apps.transcript import ending, heading, turns_of
 from legos.errors import CheckpointError
 from legos.run.find import find_run
@@ -42,22 +43,29 @@ def replay(
     number: int,
     *,
     thinking: bool,
+    again: bool,
     say: Callable[[str], object],
     pause: Callable[[], object],
-) -> None:
+) -> bool:
     """Show one stored play turn by turn.
 
     Args:
         run: folder of the run, or its name in runs/.
         number: number of the play in episodes.jsonl, from 1; -1: the newest.
         thinking: show what the models think.
+        again: play it again from its seeds with the recorded answers, which a game allows.
         say: shows a text.
         pause: called before each turn.
 
+    Returns:
+        Whether the repeated play, if there was one, was the same.
+
     Raises:
         CheckpointError: the run or the play is not found.
+        ConfigError: the play cannot be repeated, because the arena is no game.
     """
-    path = find_run(run).episodes
+    folder = find_run(run)
+    path = folder.episodes
     known = _stored(path)
     at = number - 1 if number > 0 else len(known) + number
     if not 0 <= at < len(known) or number == 0:
@@ -70,6 +78,12 @@ def replay(
         pause()
         say(turn)
     say(ending(known[at]))
+    if not again:
+        return True
+    found = differences(folder, known[at])
+    same = "played again from its seeds: the same prompts, moves and rewards"
+    say(f"played again from its seeds, it differs in {', '.join(found)}" if found else same)
+    return not found
 
 
 def _show(

@@ -13,6 +13,8 @@ from legos.errors import ConfigError
 
 __all__ = ["play", "watch"]
 
+DIFFERS = 1
+
 
 def play(
     arena: str,
@@ -76,14 +78,22 @@ def play(
 
 
 def watch(
-    run: str, /, *, episode: int | None = None, last: int = 3, thinking: Flag = False
-) -> None:
+    run: str,
+    /,
+    *,
+    episode: int | None = None,
+    again: Flag = False,
+    last: int = 3,
+    thinking: Flag = False,
+) -> int:
     """Show the newest plays of a run and every further one that it writes, or replay one play.
 
     Args:
         run: Run folder, or its name in runs/.
         episode: Show only this play, turn by turn; Enter shows the next turn. The first is 1, the
             newest -1.
+        again: With --episode, also play it again from its seeds with the recorded answers, if the
+            arena is a game; exit code 1 if anything differs.
         last: Number of plays to show of those that are there already.
         thinking: Show what the models think.
     """
@@ -91,14 +101,17 @@ def watch(
     from legos.apps.watch import watch as follow
 
     if episode is None:
+        if again:
+            raise ConfigError("--again plays one play again; name it with --episode N")
         follow(run, last=last, thinking=thinking, say=_say)
-        return
+        return 0
 
     def pause() -> None:
         if sys.stdin.isatty():
             sys.stdin.readline()
 
-    replay(run, episode, thinking=thinking, say=_say, pause=pause)
+    same = replay(run, episode, thinking=thinking, again=again, say=_say, pause=pause)
+    return 0 if same else DIFFERS
 
 
 def _say(text: str) -> None:

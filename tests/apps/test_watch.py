@@ -1,5 +1,6 @@
 """``legos watch``: plays as they are written, and one of them turn by turn."""
 
+import asyncio
 import json
 import threading
 from pathlib import Path
@@ -8,14 +9,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from legos.apps.played_again import differences
 from legos.apps.watch import replay, watch
+from legos.arena.cursor import plays_from
+from legos.arena.step import play_all
 from legos.cli import main
+from legos.config.resolve import resolve
 from legos.data.episode import Episode, Rollout, Task, Turn
 from legos.data.message import Completion, Message, ToolCall
 from legos.errors import CheckpointError
+from legos.exact.bots import RandomBot
 from legos.run.folder import RunFolder
 from legos.run.lock import hold
 from legos.testing import make_episode
+from legos.wiring.arena import make_arena
 
 
 def turn(asked: str, said: str, order: int, **fields: Any) -> Turn:
@@ -113,7 +120,14 @@ def test_plays_are_shown_as_a_run_writes_them_until_it_ends(
 def test_one_play_is_replayed_turn_by_turn(run: RunFolder) -> None:
     write(run, 1, 2)
     told: list[str] = []
-    replay(str(run.path), -1, thinking=True, say=told.append, pause=lambda: told.append("(Enter)"))
+    replay(
+        str(run.path),
+        -1,
+        thinking=True,
+        again=False,
+        say=told.append,
+        pause=lambda: told.append("(Enter)"),
+    )
     assert told[0] == "2: step 20, sums, task t2 (ann: bot, bob: bot)"
     assert told[1:4] == ["(Enter)", "    One?\nann> <think>x</think>1", "(Enter)"]
     assert told.count("(Enter)") == 3
@@ -126,7 +140,9 @@ def test_failed_and_void_plays_say_why(run: RunFolder) -> None:
     run.add_episodes(1, [failed, void])
     told: list[str] = []
     for number in (1, 2):
-        replay(str(run.path), number, thinking=False, say=told.append, pause=lambda: None)
+        replay(
+            str(run.path), number, thinking=False, again=False, say=told.append, pause=lambda: None
+        )
     assert told[-1].endswith("void: too long\nspawned plays: 1")
     assert any(text.endswith("failed: ValueError: no") for text in told)
 
@@ -146,3 +162,50 @@ def test_a_damaged_line_is_named(run: RunFolder) -> None:
         file.write("nonsense\n" + json.dumps({"step": 3}))
     with pytest.raises(CheckpointError, match="line 2 is no JSON"):
         watch(str(run.path), last=1, thinking=False, say=print)
+
+
+def game_run(folder: RunFolder, arena: str) -> list[dict[str, Any]]:
+    """A run with plays of random bots; returns them as they are stored."""
+    folder.config.write_text(resolve(overrides={"arena": arena}).toml())
+    made = make_arena(arena, RandomBot(), seed=7)
+    episodes = asyncio.run(play_all(made, plays_from(made, 7, 4), asyncio.Semaphore(4)))
+    folder.add_episodes(1, episodes)
+    return [json.loads(line) for line in folder.episodes.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("arena", ["nim", "pig", "leduc", "goofspiel"])
+def test_plays_of_games_follow_from_their_seeds(
+    arena: str, run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = game_run(run, arena)
+    assert [differences(run, play) for play in stored] == [[]] * 4
+    assert main(["watch", str(run.path), "--episode", "2", "--again"]) == 0
+    assert capsys.readouterr().out.endswith("the same prompts, moves and rewards\n")
+
+
+def test_a_play_that_was_changed_is_found(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = game_run(run, "leduc")[0]
+    first = stored["seats"][0]
+    assert differences(run, {**stored, "rewards": {"first": 9.0, "second": -9.0}}) == ["rewards"]
+    assert "turns of first" in differences(run, {**stored, "play_seed": 1}) + differences(
+        run, {**stored, "seed": stored["seed"] + 1}
+    )
+    first["turns"][0]["asked"] = "another question"
+    assert differences(run, stored) == ["turns of first"]
+    run.episodes.write_text(json.dumps(stored) + "\n")
+    assert main(["watch", str(run.path), "--episode", "1", "--again"]) == 1
+    assert "it differs in turns of first" in capsys.readouterr().out
+
+
+def test_only_a_play_of_a_game_is_played_again(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.config.write_text(resolve(overrides={"arena": "countdown"}).toml())
+    write(run, 1)
+    assert main(["watch", str(run.path), "--episode", "1", "--again"]) == 2
+    assert main(["watch", str(run.path), "--again"]) == 2
+    told = capsys.readouterr().err
+    assert "only plays of a Game follow from their seeds" in told
+    assert "name it with --episode N" in told
