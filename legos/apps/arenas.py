@@ -6,6 +6,7 @@ from typing import Any
 
 from legos.arena.game import Game
 from legos.arena.registry import known_arenas
+from legos.config.schema import PlayConfig
 from legos.errors import ConfigError
 from legos.testing import Finding, ScriptedClient, check_arena
 from legos.wiring.arena import make_arena
@@ -33,11 +34,12 @@ def described(arenas: Mapping[str, Mapping[str, Any]]) -> Mapping[str, str]:
     return lines
 
 
-def check_by_name(name: str, *, plays: int, seed: int) -> list[Finding]:
+def check_by_name(name: str, *, settings: PlayConfig, plays: int, seed: int) -> list[Finding]:
     """Check an arena by playing it with scripted players, without a model.
 
     Args:
         name: name of the arena, as ``--arena`` takes it.
+        settings: settings of the arena.
         plays: number of plays of each player.
         seed: seed of tasks and plays.
 
@@ -47,7 +49,8 @@ def check_by_name(name: str, *, plays: int, seed: int) -> list[Finding]:
     """
     if plays < 1:
         raise ConfigError(f"plays is {plays}; expected at least 1")
-    return check_arena(make_arena(name, ScriptedClient([])), plays=plays, seed=seed)
+    arena = make_arena(name, ScriptedClient([]), play=settings)
+    return check_arena(arena, plays=plays, seed=seed)
 
 
 def checked(findings: Sequence[Finding], *, plain: bool) -> Mapping[str, Any]:

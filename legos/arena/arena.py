@@ -93,6 +93,14 @@ class Arena(Playable):
         """
         raise ArenaError(f"arena {self.name!r} has no play; write async def play(self, t)")
 
+    def example(self, role: str, prompt: str, rng: random.Random) -> str | None:
+        """An answer in the form that a role's answers have, for ``legos arenas check``.
+
+        Without it, the check answers questions without choices with texts that mean nothing, so
+        that such a play may end at its first question.
+        """
+        return None
+
     def seats(self, task: Task) -> Mapping[str, Seat]:
         """The default seat of each role; the first policy sits in every seat.
 

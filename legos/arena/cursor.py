@@ -131,7 +131,9 @@ class TaskCursor:
         return drawn
 
 
-def plays_from(arena: Playable, seed: int, number: int) -> list[tuple[Task, int]]:
+def plays_from(
+    arena: Playable, seed: int, number: int, *, held_out: bool = True
+) -> list[tuple[Task, int]]:
     """The first plays of an evaluation under a separate seed, one of each held-out task.
 
     An arena that holds no tasks out is evaluated on its ``tasks``. A finite list of tasks starts
@@ -141,11 +143,12 @@ def plays_from(arena: Playable, seed: int, number: int) -> list[tuple[Task, int]
         arena: the arena to play.
         seed: seed of the tasks and of the plays.
         number: number of plays.
+        held_out: False: plays of ``tasks``.
 
     Raises:
         ArenaError: ``tasks`` failed, or yields no tasks.
     """
-    tasks = islice(_stream(arena, skip=0, seed=seed, held_out=True), number)
+    tasks = islice(_stream(arena, skip=0, seed=seed, held_out=held_out), number)
     return [(task, mix(seed, index)) for index, task in enumerate(tasks)]
 
 

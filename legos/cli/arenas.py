@@ -1,10 +1,13 @@
 """``legos arenas``: list arenas, check one, or begin a new one."""
 
 from pathlib import Path
+from typing import Annotated
 
-from cyclopts import App
+from cyclopts import App, Group, Parameter
 
 from legos.cli.output import Flag, show
+from legos.cli.overrides import EvaluationPlayOptions, dotted
+from legos.config.resolve import resolve
 
 __all__ = ["arenas"]
 
@@ -26,7 +29,17 @@ def list_all(*, json: Flag = False) -> None:
 
 
 @arenas.command
-def check(name: str, /, *, plays: int = 64, seed: int = 0, json: Flag = False) -> int:
+def check(
+    name: str,
+    /,
+    *,
+    plays: int = 64,
+    seed: int = 0,
+    json: Flag = False,
+    play: Annotated[
+        EvaluationPlayOptions | None, Parameter(group=Group("Playing", sort_key=0))
+    ] = None,
+) -> int:
     """Play an arena with scripted players and report what is wrong; exit code 1 if anything is.
 
     Args:
@@ -34,10 +47,12 @@ def check(name: str, /, *, plays: int = 64, seed: int = 0, json: Flag = False) -
         plays: Number of plays of each player.
         seed: Seed of tasks and plays.
         json: Print one JSON object.
+        play: Settings of the arena.
     """
     from legos.apps.arenas import check_by_name, checked
 
-    findings = check_by_name(name, plays=plays, seed=seed)
+    settings = resolve(overrides=dotted({"play": play}, {"NAME": ("arena", name)})).config.play
+    findings = check_by_name(name, settings=settings, plays=plays, seed=seed)
     show(checked(findings, plain=not json), json=json)
     return FAILED if any(finding.passed is False for finding in findings) else 0
 

@@ -1,6 +1,7 @@
 """Check an arena by playing it with scripted players, before a model plays it."""
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from legos.arena.arena import Arena, GameArena
 from legos.arena.cursor import plays_from
 from legos.arena.game import Game
 from legos.arena.matchmaker import ArenaSeats
+from legos.arena.means import with_children
 from legos.arena.step import play_all
 from legos.data.episode import Episode, Task
 from legos.errors import ArenaError
@@ -82,8 +84,7 @@ def check_arena(arena: Arena, *, plays: int = 64, seed: int = 0) -> list[Finding
         ArenaError: an attribute of the arena is invalid, it has no tasks, or a play breaks the
             rules for plays; the message says what to write.
     """
-    planned = plays_from(arena, seed, plays)
-    again = plays_from(arena, seed, plays)
+    planned, again = (_planned(arena, seed, plays) for _ in range(2))
     same = [(one.id, one.seed, repr(one.data)) for one, _ in planned] == [
         (one.id, one.seed, repr(one.data)) for one, _ in again
     ]
@@ -101,7 +102,7 @@ def check_arena(arena: Arena, *, plays: int = 64, seed: int = 0) -> list[Finding
     return [
         *findings,
         _repeatable(arena, planned, episodes),
-        _roles(arena, episodes),
+        *_roles(arena, planned, episodes),
         _secrets(cast),
         _crash(arena, planned, episodes),
         _idle(arena, planned),
@@ -165,13 +166,46 @@ def _story(episode: Episode) -> Any:
     return said, episode.rewards, episode.error is None, episode.void
 
 
-def _roles(arena: Arena, episodes: Sequence[Episode]) -> Finding:
-    asked = {r.role for e in episodes for r in e.rollouts if r.turns}
-    trained = {r.role for e in episodes for r in e.rollouts if r.turns and r.policy}
+def _planned(arena: Arena, seed: int, plays: int) -> list[tuple[Task, int]]:
+    """Plays of the tasks, and as many of the held-out ones if there are some."""
+    trained = plays_from(arena, seed, plays, held_out=False)
+    if arena.held_out(random.Random(seed)) is None:
+        return trained
+    half = plays // 2
+    return [*trained[: plays - half], *plays_from(arena, seed, half)]
+
+
+def _roles(
+    arena: Arena, planned: Sequence[tuple[Task, int]], episodes: Sequence[Episode]
+) -> list[Finding]:
+    """Whether every role is asked, by random players or by those that give the arena's examples."""
+
+    def player(role: str, seed: int) -> Answer:
+        def answer(asked: Asked) -> str:
+            rng = random.Random(asked.sampling.seed)
+            given = arena.example(role, asked.prompt, rng)
+            return _random_player(role, seed)(asked) if given is None else given
+
+        return answer
+
+    findings: list[Finding] = []
+    if arena.example(arena.roles[0], "", random.Random(0)) is not None:
+        played, _ = _play(arena, _Cast(player), planned, len(planned))
+        failed = [episode.error for episode in played if episode.error]
+        text = f"mean reward {_means(played)}"
+        bad = f"{len(failed)} plays of example() fail; the first:\n{next(iter(failed), '')}"
+        findings.append(_finding("example player", not failed, text, bad))
+        episodes = [*episodes, *played]
+    rollouts = [r for e in with_children(episodes) for r in e.rollouts if r.turns]
+    asked = {rollout.role for rollout in rollouts}
+    trained = {rollout.role for rollout in rollouts if rollout.policy}
     silent = [role for role in arena.roles if role not in asked]
     note = "".join(f"; {role} is not trained" for role in arena.roles if role in asked - trained)
-    bad = f"never asked in any play: {', '.join(silent)}"
-    return _finding("roles", not silent, f"every role is asked{note}", bad)
+    bad = (
+        f"never asked in any play: {', '.join(silent)}; if that is because a random text means "
+        "nothing here, write example(self, role, prompt, rng)"
+    )
+    return [*findings, _finding("roles", not silent, f"every role is asked{note}", bad)]
 
 
 def _secrets(cast: _Cast) -> Finding:
