@@ -1,41 +1,24 @@
 """Countdown: write an expression of given numbers that has a given value."""
 
-import ast
 import operator
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from arenas.expressions import value_of
 from legos import Arena, Table, Task
 
-__all__ = ["Countdown", "value_of"]
-
-_OPERATORS: Mapping[type[ast.operator], Any] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: Fraction.__truediv__,
-}
+__all__ = ["Countdown", "solution"]
 
 
-def value_of(expression: str, numbers: Sequence[int]) -> Fraction | None:
-    """The value of an expression with + - * / that uses each number once; None: it is not one."""
-    used: list[int] = []
-
-    def value(node: ast.AST) -> Fraction:
-        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            return _OPERATORS[type(node.op)](value(node.left), value(node.right))
-        if isinstance(node, ast.Constant) and type(node.value) is int:
-            used.append(node.value)
-            return Fraction(node.value)
-        raise ValueError("only whole numbers and + - * / are allowed")
-
+def solution(expression: str, numbers: Sequence[int]) -> Fraction | None:
+    """The value of an expression that uses each number once; None: it is not one."""
     try:
-        found = value(ast.parse(expression.strip(), mode="eval").body)
-    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
+        value, used = value_of(expression)
+    except ValueError:
         return None
-    return found if sorted(used) == sorted(numbers) else None
+    return value if sorted(used) == sorted(numbers) else None
 
 
 class Countdown(Arena):
@@ -78,5 +61,5 @@ class Countdown(Arena):
         listed = ", ".join(map(str, numbers))
         prompt = f"Use {listed} once each with + - * / to make {target}. Write the expression."
         said = (await t.ask("player", prompt)).answer
-        value = value_of(said, numbers)
+        value = solution(said, numbers)
         return {"player": {"correct": float(value == target), "format": float(value is not None)}}

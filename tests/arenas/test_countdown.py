@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from arenas.countdown import Countdown, value_of
+from arenas.countdown import Countdown, solution
 from legos import GRPOCredit
 from legos.testing import Asked, ScriptedClient
 
@@ -28,7 +28,7 @@ from legos.testing import Asked, ScriptedClient
     ],
 )
 def test_expressions(expression: str, value: int | None) -> None:
-    assert value_of(expression, (3, 5, 7)) == value
+    assert solution(expression, (3, 5, 7)) == value
 
 
 def test_countdown_has_solutions_and_the_same_tasks_for_one_seed() -> None:
@@ -39,7 +39,7 @@ def test_countdown_has_solutions_and_the_same_tasks_for_one_seed() -> None:
         a, b, c = task.data[0]
         orders = [(a, b, c), (a, c, b), (b, a, c), (b, c, a), (c, a, b), (c, b, a)]
         values = {
-            value_of(f"({x} {f} {y}) {g} {z}", task.data[0])
+            solution(f"({x} {f} {y}) {g} {z}", task.data[0])
             for x, y, z in orders
             for f in "+-*"
             for g in "+-*"
