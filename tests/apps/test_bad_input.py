@@ -57,7 +57,7 @@ def refused(capsys: pytest.CaptureFixture[str], empty_place: Path) -> Callable[.
         (
             ["--arena", "chess"],
             [
-                "no arena is called 'chess'; known: countdown, goofspiel, kuhn",
+                "no arena is called 'chess'; known: absolute_zero, countdown, duel",
                 "one of your own is FILE.py:Class",
             ],
         ),

@@ -1,0 +1,91 @@
+"""Zorplex: its tables, its tools, and how plays are counted."""
+
+import random
+from itertools import islice
+
+import pytest
+from scripted_play import played
+
+from arenas.zorplex import KINDS, LEVELS, WORDS, Puzzle, Zorplex
+from legos import Task
+from legos.testing import Asked
+
+PUZZLE = Puzzle("simple", "What is the number of jade?", {"LOOKUP[jade]": "17"}, 17, 1)
+
+
+def outcome(*answers: str, puzzle: Puzzle = PUZZLE) -> tuple[float, set[str], list[str]]:
+    """Reward, how the play is counted, and the prompts."""
+    script = iter(answers)
+
+    def answer(_: Asked) -> str:
+        return next(script)
+
+    arena = Zorplex(turns=len(answers))
+    episode, prompts = played(arena, Task(id="p", data=puzzle), answer)
+    return episode.rewards["player"], set(episode.metrics) - {"calls"}, prompts
+
+
+@pytest.mark.parametrize(
+    ("answers", "reward", "mode"),
+    [
+        (("LOOKUP[jade]", "[ANSWER] 17"), 1.2, "success"),
+        (("LOOKUP[jade] LOOKUP[jade]", "[ANSWER] 17"), 1.1, "success"),
+        (("[ANSWER] 17",), 1.2, "success"),
+        (("LOOKUP[jade]", "It is 17."), 0.0, "wrong_format"),
+        (("[ANSWER] 18",), 0.2, "wrong_answer"),
+        (("LOOKUP[jade]" * 4, "[ANSWER] 17"), 0.9, "tool_spam"),
+        (("LOOKUP[jade]" * 4, "17"), -0.3, "tool_spam"),
+        (("", ""), 0.0, "wrong_format"),
+    ],
+)
+def test_rewards_and_counts(answers: tuple[str, ...], reward: float, mode: str) -> None:
+    found, counted, _ = outcome(*answers)
+    assert found == pytest.approx(reward)
+    assert counted == {mode}
+
+
+def test_results_are_the_next_prompt() -> None:
+    _, _, prompts = outcome(
+        "LOOKUP[jade] and LOOKUP[ivory] and COMPUTE[2 + 3 * 4]", "COMPUTE[2 **]", "?", "[ANSWER] 17"
+    )
+    assert prompts[1] == "LOOKUP[jade] = 17\nLOOKUP[ivory] = unknown\nCOMPUTE[2 + 3 * 4] = 14"
+    assert prompts[2].startswith("COMPUTE[2 **] = error: ")
+    assert prompts[3] == "There is neither a call nor an [ANSWER] in this."
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_puzzles_can_be_solved_with_the_calls_they_need(level: str) -> None:
+    arena = Zorplex(level=level)
+    tasks = list(islice(arena.tasks(random.Random(4)), 40))
+    assert len({task.id for task in tasks}) == 40
+    assert {task.data.kind for task in tasks} == set(KINDS)
+    for task in tasks:
+        puzzle: Puzzle = task.data
+        words = [word.strip("?") for word in puzzle.question.split() if word.strip("?") in WORDS]
+        calls, values = 0, list[int]()
+        for word in words:
+            found = word
+            while not found.isdigit():
+                key = f"GETKEY[{found}]" if puzzle.kind == "multi_step" else f"LOOKUP[{found}]"
+                key = f"FETCH[{found}]" if found.startswith("ZK_") else key
+                found = puzzle.results[key].removeprefix("SEE: ")
+                calls += 1
+            values.append(int(found))
+        signs = [sign for sign in puzzle.question.strip("?").split() if sign in "+-*"]
+        text = str(values[0]) + "".join(f" {s} {v}" for s, v in zip(signs, values[1:], strict=True))
+        assert eval(text) == puzzle.answer
+        assert calls + bool(signs) == puzzle.needed  # all COMPUTE in one call
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kinds": ["hard"]}, "expected some of simple"),
+        ({"kinds": []}, "expected some of simple"),
+        ({"level": "huge"}, "expected one of easy"),
+        ({"turns": 0}, "at least 1 reply"),
+    ],
+)
+def test_bad_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Zorplex(**options)  # type: ignore[arg-type]
