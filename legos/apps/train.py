@@ -4,11 +4,10 @@ import asyncio
 import shlex
 import socket
 import time
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import (
     AbstractAsyncContextManager,
-    asynccontextmanager,
     closing,
     contextmanager,
     nullcontext,
@@ -52,7 +51,6 @@ _NEEDS_CHANGE = (*FAILS_AGAIN, TrainerError)
 _CHANGE = "change what the message names, then "
 SERVED_AT = "127.0.0.1"
 _OTHER_GAME = {"nim": "kuhn", "kuhn": "nim"}
-DRAIN_S = 0.5  # time that HTTP requests get when the run ends
 
 
 def check(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
@@ -211,7 +209,7 @@ def _go(
     folder: RunFolder,
     *,
     signals: StopSignals,
-    served: AbstractAsyncContextManager[None],
+    served: AbstractAsyncContextManager[object],
 ) -> None:
     """Train until the last step or a signal."""
 
@@ -233,33 +231,17 @@ def _go(
         asyncio.run(go(*trackers))
 
 
-@asynccontextmanager
-async def _served(
+def _served(
     config: RunConfig, trainer: Trainer, shared: SharedEngine
-) -> AsyncGenerator[None]:
-    """Within the block, an HTTP server answers with the policy if ``loop.serve_port`` is set.
-
-    Raises:
-        ConfigError: the port is taken.
-    """
+) -> AbstractAsyncContextManager[object]:
+    """Within the block, an HTTP server answers with the policy if ``loop.serve_port`` is set."""
     port = config.loop.serve_port
     if port is None:
-        yield
-        return
-    from legos.server.listen import bind, serve_app
-    from legos.server.options import ServerOptions
-    from legos.wiring.http import app_of  # a slow import
+        return nullcontext()
+    from legos.apps.served_run import served_run  # a slow import
 
-    listener = bind(SERVED_AT, port)
-    await trainer.publish_weights()  # the policy must be live before the first request
-    options = ServerOptions.for_host(SERVED_AT, api_key=None)
-    app = app_of(trainer.model, shared, name=Path(config.model).name, options=options)
-    async with serve_app(app, listener, drain_s=DRAIN_S) as url:
-        _print(
-            f"the policy is served at {url}/v1; talk to it with",
-            f"  uv run legos chat --url {url}/v1",
-        )
-        yield
+    name = Path(config.model).name
+    return served_run(trainer, shared, name=name, host=SERVED_AT, port=port, say=_print)
 
 
 @contextmanager

@@ -136,8 +136,9 @@ def plays_from(
 ) -> list[tuple[Task, int]]:
     """The first plays of an evaluation under a separate seed, one of each held-out task.
 
-    An arena that holds no tasks out is evaluated on its ``tasks``. A finite list of tasks starts
-    again. No cursor moves, so every evaluation has the same plays.
+    An arena whose ``held_out`` returns None is evaluated on its ``tasks``; one whose ``held_out``
+    is empty is not evaluated. A finite list of tasks starts again. No cursor moves, so every
+    evaluation has the same plays.
 
     Args:
         arena: the arena to play.
@@ -163,6 +164,8 @@ def _stream(arena: Playable, *, skip: int, seed: int, held_out: bool = False) ->
                 skip -= 1
             else:
                 yield task
+        if empty and held_out and arena.held_out(random.Random(seed)) is not None:
+            return
         if empty:
             raise ArenaError(f"arena {arena.name!r} has no tasks; tasks(rng) yielded none")
         epoch += 1

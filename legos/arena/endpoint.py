@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,9 +15,10 @@ from legos.data.episode import Turn
 from legos.data.message import Completion, Continuation, Message, Prompt, Sampling
 from legos.data.names import POLICY
 from legos.data.request import Progress
-from legos.errors import EndpointError, RequestError
+from legos.errors import ArenaError, EndpointError, RequestError
+from legos.protocols import Seat
 
-__all__ = ["AgentSeat", "Endpoint", "EndpointHost", "Question"]
+__all__ = ["AgentSeat", "Endpoint", "EndpointHost", "Question", "host_of"]
 
 ENDED = "the play of this key has ended; nothing more is recorded, so the agent should stop"
 _Key = tuple[object, ...]
@@ -42,6 +43,30 @@ class EndpointHost(Protocol):
     def open(self, seat: "AgentSeat") -> AbstractAsyncContextManager[Endpoint]:
         """Within the block, requests with the endpoint's key are answered by this seat."""
         ...
+
+    def offered(self, offer: Any) -> AbstractContextManager[None]:
+        """Within the block, a program can start the play of an ``Offer``.
+
+        Raises:
+            ArenaError: no server offers plays.
+        """
+        ...
+
+
+def host_of(seat: Seat) -> EndpointHost:
+    """What serves a seat over HTTP.
+
+    Raises:
+        ArenaError: the seat's client cannot be served.
+    """
+    host: Callable[[], EndpointHost] | None = getattr(seat.client, "endpoints", None)
+    if host is None:
+        raise ArenaError(
+            f"{seat.role!r} is answered by a {type(seat.client).__name__}, which offers no "
+            "endpoint to other programs; the seat's client must be that of an engine in this "
+            "process, as trainer.client() is"
+        )
+    return host()
 
 
 class AgentSeat:
@@ -76,6 +101,11 @@ class AgentSeat:
         self.adapter = self._chair.seat.adapter
         self.ended = False
         self.deadlines: set[asyncio.Timeout] = set()
+
+    @property
+    def used(self) -> bool:
+        """Whether it has answered a request."""
+        return self._answered > 0
 
     def question(
         self, messages: Sequence[Message], tools: str | None, *, continues: bool = True
@@ -121,7 +151,7 @@ class AgentSeat:
         Raises:
             EndpointError: it has not; the message gives the last error, if there is one.
         """
-        if self._answered:
+        if self.used:
             return
         if self._unfinished:
             raise EndpointError(

@@ -11,11 +11,12 @@ from legos.arena.answer import Reply
 from legos.arena.calls import CallLimits, CallPool
 from legos.arena.checks import check_attributes, check_text, checked_choices, finite, shown
 from legos.arena.endings import Forfeit
-from legos.arena.endpoint import AgentSeat, Endpoint, EndpointHost
+from legos.arena.endpoint import AgentSeat, Endpoint, host_of
 from legos.arena.judge import JudgeTally, Verdict, comparison, verdict_of
 from legos.arena.means import RESERVED
+from legos.arena.offer import Offer
 from legos.arena.play_state import Chair, PlayState
-from legos.arena.playable import Playable
+from legos.arena.playable import Playable, Rewards
 from legos.arena.slot import Slot
 from legos.arena.store import Store, Stores
 from legos.arena.tools import Tool, Toolbox, ToolRounds
@@ -294,12 +295,31 @@ class Table(PlayState):
                 process.
         """
         seat = AgentSeat(self, role)
-        async with self._host(role).open(seat) as endpoint:
+        async with host_of(self.seats[role]).open(seat) as endpoint:
             try:
                 yield endpoint
             finally:
                 seat.close()
         seat.check_used()
+
+    async def offer(self, *, timeout_s: float) -> Rewards:
+        """Let a program start this play at the server of the run, play all seats, and reward them.
+
+        Args:
+            timeout_s: seconds from the program's start to its reward.
+
+        Returns:
+            The rewards that the program posted.
+
+        Raises:
+            EndpointError: the program posted no reward in time, or an error.
+            ArenaError: the run has no server (``legos train --serve``).
+        """
+        offer = Offer(self, timeout_s=timeout_s)
+        with host_of(next(iter(self.seats.values()))).offered(offer):
+            async with self._slot.released(paused=True):
+                await offer.taken.wait()
+            return await offer.rewards()
 
     async def judge(
         self,
@@ -345,22 +365,6 @@ class Table(PlayState):
         Plays of an evaluation change a copy. Above ``limit`` keys the oldest are removed.
         """
         return self._stores.get(name, limit)
-
-    def _host(self, role: str) -> EndpointHost:
-        """What serves a role's seat over HTTP.
-
-        Raises:
-            ArenaError: the seat's client cannot be served.
-        """
-        client = self.chair(role).seat.client
-        host: Callable[[], EndpointHost] | None = getattr(client, "endpoints", None)
-        if host is None:
-            raise ArenaError(
-                f"{role!r} is answered by a {type(client).__name__}, which offers no endpoint to "
-                "other programs; the seat's client must be that of an engine in this process, as "
-                "trainer.client() is"
-            )
-        return host()
 
     async def _ask_once(
         self,

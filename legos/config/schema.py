@@ -217,8 +217,8 @@ class LoopConfig(Settings):
     """How often the run starts itself again in a new process, from its last checkpoint, after the
     device has failed twice in a row or hangs for half an hour; 0: it ends instead."""
     serve_port: int | None = knob(None, ge=0, le=65535)
-    """Port of 127.0.0.1 at which the policy can be asked while it trains; 0: a free port; none: no
-    server."""
+    """Port of 127.0.0.1 at which the policy can be asked while it trains, and at which programs
+    start the episodes of the arena programs; 0: a free port; none: no server."""
 
 
 class TrackConfig(Settings):

@@ -12,6 +12,7 @@ from legos.server.endpoints.adapters import adapter_router
 from legos.server.endpoints.chat import chat_router
 from legos.server.endpoints.completions import completion_router
 from legos.server.endpoints.docs import docs_page
+from legos.server.endpoints.episodes import episode_router
 from legos.server.endpoints.state import state_router
 from legos.server.endpoints.texts import text_router
 from legos.server.middleware.access import Access
@@ -58,6 +59,9 @@ def make_app(service: Service) -> FastAPI:
         app.add_exception_handler(error, handle)
     for make_router, tag in (_OF_SEATS if service.seats_only else _ROUTERS).items():
         app.include_router(make_router(service), tags=[tag])
+
+    if service.lobby is not None:
+        app.include_router(episode_router(service, service.lobby), tags=["episodes"])
 
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> HTMLResponse:

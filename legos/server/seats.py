@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 
 from fastapi import FastAPI
 
 from legos.arena.endpoint import AgentSeat, Endpoint
+from legos.arena.offer import Offer
+from legos.errors import ArenaError
 from legos.server.listen import bind, serve_app
-from legos.server.seat_keys import SeatKeys
+from legos.server.lobby import Lobby
 
 __all__ = ["HOST", "SeatHost"]
 
@@ -18,15 +20,15 @@ HOST = "127.0.0.1"
 class SeatHost:
     """Opens seats to other programs at an address of this machine, while there are any."""
 
-    def __init__(self, keys: SeatKeys, app: Callable[[], FastAPI]) -> None:
+    def __init__(self, lobby: Lobby, app: Callable[[], FastAPI]) -> None:
         """Prepare to serve.
 
         Args:
-            keys: the keys that the application accepts.
+            lobby: plays that another server offers; it has the keys that the application accepts.
             app: makes the application; called for each server, since one that ends rejects
                 requests from then on.
         """
-        self.keys = keys
+        self.lobby = lobby
         self._make_app = app
         self._server: _Server | None = None
 
@@ -39,13 +41,26 @@ class SeatHost:
         server.num_seats += 1
         try:
             url = await asyncio.shield(server.url)
-            with self.keys.given_to(seat) as key:
+            with self.lobby.keys.given_to(seat) as key:
                 yield Endpoint(base_url=f"{url}/v1", api_key=key)
         finally:
             server.num_seats -= 1
             if not server.num_seats:
                 self._server = None
                 await server.close()
+
+    def offered(self, offer: Offer) -> AbstractContextManager[None]:
+        """Within the block, a program can start the play of the offer.
+
+        Raises:
+            ArenaError: no server offers plays.
+        """
+        if not self.lobby.serving:
+            raise ArenaError(
+                "this play waits for a program, but the run has no server where one could start "
+                "it; give --serve PORT"
+            )
+        return self.lobby.offered(offer)
 
 
 class _Server:

@@ -16,6 +16,7 @@ from legos.data.message import Completion, Prompt, Sampling
 from legos.data.names import BASE, POLICY
 from legos.data.request import Progress
 from legos.protocols import Client, Engine, Scorer
+from legos.server.lobby import Lobby
 from legos.server.options import ServerOptions
 from legos.server.problems import GoneError, Problem, first_error
 from legos.server.prometheus import Metrics
@@ -62,6 +63,7 @@ class Service:
     lora_scale: float | None = None  # LoRA's multiplier for an adapter that does not state one
     options: ServerOptions = field(default_factory=ServerOptions)
     seats: SeatKeys = field(default_factory=SeatKeys)  # keys of seats of running plays
+    lobby: Lobby | None = None  # plays that programs can start; None: there are none
     seats_only: bool = False  # True: only requests with such a key are answered
 
     def __post_init__(self) -> None:

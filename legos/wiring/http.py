@@ -6,6 +6,7 @@ from legos.clients.engine import EngineClient
 from legos.device import ModelHandle
 from legos.protocols import Engine
 from legos.server.app import make_app
+from legos.server.lobby import Lobby
 from legos.server.options import ServerOptions
 from legos.server.seat_keys import SeatKeys
 from legos.server.seats import HOST, SeatHost
@@ -23,7 +24,7 @@ def app_of(
     name: str,
     options: ServerOptions,
     scale: float | None = None,
-    seats: SeatKeys | None = None,
+    lobby: Lobby | None = None,
     seats_only: bool = False,
 ) -> FastAPI:
     """The HTTP application of a model and its engine.
@@ -34,8 +35,8 @@ def app_of(
         name: name of the base model in the API.
         options: limits on requests, keys and logging.
         scale: LoRA scale of uploaded adapters that do not state one; None: the handle's.
-        seats: the keys of seats of running plays.
-        seats_only: answer only requests with such a key.
+        lobby: plays that programs can start, and the keys of seats of running plays.
+        seats_only: answer only requests with such a key, and start no play.
     """
     if scale is None and handle.lora is not None:
         scale = handle.lora.scale
@@ -48,7 +49,8 @@ def app_of(
         tools=handle.tool_format,
         lora_scale=scale,
         options=options,
-        seats=seats or SeatKeys(),
+        seats=SeatKeys() if lobby is None else lobby.keys,
+        lobby=None if seats_only else lobby,
         seats_only=seats_only,
     )
     app = make_app(service)
@@ -64,13 +66,13 @@ def seat_host(handle: ModelHandle, engine: Engine) -> SeatHost:
         handle: the model.
         engine: its engine.
     """
-    keys = SeatKeys()
+    lobby = Lobby(SeatKeys())
     options = ServerOptions.for_host(
         HOST, api_key=None, max_queue=NO_LIMIT, request_timeout_s=NO_LIMIT
     )
 
     def app() -> FastAPI:
         name = handle.folder.name
-        return app_of(handle, engine, name=name, options=options, seats=keys, seats_only=True)
+        return app_of(handle, engine, name=name, options=options, lobby=lobby, seats_only=True)
 
-    return SeatHost(keys, app)
+    return SeatHost(lobby, app)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from legos.arena.endpoint import EndpointHost
 from legos.clients.engine import EngineClient
 from legos.config.schema import RunConfig, TrainingConfig
 from legos.data.limits import EngineLimits, TrainingSize
@@ -26,6 +26,9 @@ from legos.weights.folder import read_adapter
 from legos.wiring.arena import policies_of
 from legos.wiring.device import find_device
 from legos.wiring.model import apply_lora, model_place
+
+if TYPE_CHECKING:
+    from legos.server.seats import SeatHost
 
 __all__ = ["Trainer", "step_settings", "trainer_of"]
 
@@ -151,7 +154,7 @@ class Trainer(PolicyTrainer):
         )
 
     @cached_property
-    def endpoints(self) -> EndpointHost:
+    def endpoints(self) -> "SeatHost":
         """Serves the seats of plays to other programs (``Table.endpoint``)."""
         from legos.wiring.http import seat_host  # a slow import
 

@@ -1,11 +1,14 @@
 """``legos train --serve``: the policy that is being trained answers, and ends with the run."""
 
 import asyncio
+import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -69,6 +72,42 @@ def test_the_policy_is_served_while_it_is_trained(tmp_path: Path) -> None:
     assert f"the policy is served at {url}/v1" in told
     with pytest.raises(httpx.ConnectError):
         httpx.get(url)
+
+
+def play_episodes(url: str, ended: threading.Event) -> None:
+    """Play and reward episodes until the run ends."""
+    chat = {"messages": [{"role": "user", "content": "nim 5"}], "max_tokens": 4}
+    with httpx.Client(base_url=f"{url}/v1", timeout=60, trust_env=False) as http:
+        while not ended.is_set():
+            try:
+                episode = http.post("/episodes", json={"wait_s": 1})
+                if episode.status_code != 200:
+                    continue
+                headers = {"authorization": f"Bearer {episode.json()['api_key']}"}
+                said = http.post("/chat/completions", json=chat, headers=headers).json()
+                reward = float(said["choices"][0]["message"]["content"] == "5")
+                http.post(f"/episodes/{episode.json()['id']}/reward", json={"reward": reward})
+            except (httpx.TransportError, KeyError):  # the run starts or ends
+                time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_programs_train_the_policy_with_episodes_of_their_own(tmp_path: Path) -> None:
+    port, ended = free_port(), threading.Event()
+    options = ["--arena", "programs", "--serve", str(port), "--steps", "3", "--out", str(tmp_path)]
+    small = ["--training.min-samples-per-step", "16", "--play.tasks-per-step", "4"]
+    with ThreadPoolExecutor(8) as programs:
+        for _ in range(8):
+            programs.submit(play_episodes, f"http://127.0.0.1:{port}", ended)
+        try:
+            command = [sys.executable, "-m", "legos", "train", *options, *small]
+            run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        finally:
+            ended.set()
+    assert run.returncode == 0, run.stdout + run.stderr
+    steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert steps[-1]["step"] == 3
+    assert all(step["tokens_trained"] > 0 for step in steps[1:])
 
 
 def test_outsiders_do_not_replace_what_is_trained() -> None:

@@ -20,6 +20,7 @@ from legos.data.request import Request
 from legos.data.sample import samples_of_rollout
 from legos.errors import ArenaError, EngineError
 from legos.server.app import make_app
+from legos.server.lobby import Lobby
 from legos.server.options import ServerOptions
 from legos.server.seat_keys import SeatKeys
 from legos.server.seats import SeatHost
@@ -86,7 +87,7 @@ def play(tokenizer: ChatTokenizer) -> Callable[..., tuple[Episode, FakeEngine]]:
             return found
 
         engine = FakeEngine(answer, hold=hold)
-        keys = SeatKeys()
+        lobby = Lobby(SeatKeys())
 
         def app() -> Any:
             return make_app(
@@ -97,12 +98,12 @@ def play(tokenizer: ChatTokenizer) -> Callable[..., tuple[Episode, FakeEngine]]:
                     model="small",
                     context=512,
                     options=ServerOptions.for_host("127.0.0.1", api_key=None),
-                    seats=keys,
+                    seats=lobby.keys,
                     seats_only=True,
                 )
             )
 
-        host = SeatHost(keys, app)
+        host = SeatHost(lobby, app)
         client = EngineClient(engine, tokenizer, endpoints=lambda: host)
         arena = Hosted(agent, **settings)
         arena.client = client

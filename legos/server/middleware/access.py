@@ -22,7 +22,8 @@ logger = logging.getLogger("legos.server")
 OPEN = frozenset({"/health", "/docs", "/openapi.json"})  # paths that need no API key
 ALWAYS = frozenset({"/health", "/metrics"})  # answered while the server drains
 LOAD = "/adapters/load"
-OF_SEATS = ("/v1/chat/completions", "/v1/models")  # beginnings of the paths that a seat's key opens
+# Beginnings of the paths that a seat's key opens.
+OF_SEATS = ("/v1/chat/completions", "/v1/models", "/v1/episodes/")
 
 
 class Access:
