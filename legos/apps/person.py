@@ -1,8 +1,9 @@
 """A person in a seat, who reads questions and writes answers in the terminal."""
 
 import asyncio
-import threading
+import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TextIO
 
 from legos.arena.endings import Void
@@ -20,6 +21,7 @@ class Terminal:
     def __init__(self, source: TextIO, say: Callable[[str], object]) -> None:
         """Take where lines are read from, and a function that shows a text."""
         self._source = source
+        self._reader = ThreadPoolExecutor(max_workers=1)
         self._asking = asyncio.Lock()
         self.say = say
 
@@ -42,16 +44,11 @@ class Terminal:
                 self.say(f"{said!r} is not one of: {', '.join(choices)}")
 
     async def _line(self) -> str:
-        """The next line; the event loop goes on while the person thinks."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[str] = loop.create_future()
-
-        def read() -> None:
-            line = self._source.readline()
-            loop.call_soon_threadsafe(lambda: future.cancelled() or future.set_result(line))
-
-        threading.Thread(target=read, name="terminal").start()
-        return await future
+        """The next line, empty at the end; the event loop goes on while the person thinks."""
+        if self._source.isatty():
+            sys.stdout.write("> ")
+            sys.stdout.flush()
+        return await asyncio.get_running_loop().run_in_executor(self._reader, self._source.readline)
 
 
 class Person:

@@ -169,6 +169,25 @@ def test_a_random_bot_needs_choices() -> None:
         played("talk.py:Talk", players=players)
 
 
+def test_input_that_cannot_be_read_fails_the_play(tmp_path: Path) -> None:
+    (tmp_path / "input").write_bytes(b"\xff\n")
+    with (tmp_path / "input").open(encoding="utf-8") as source:
+        told: list[str] = []
+        code = play(
+            "nim",
+            Players(seats={}, against="random"),
+            settings=PlayConfig(),
+            plays=1,
+            seed=3,
+            temperature=1.0,
+            thinking=False,
+            say=told.append,
+            source=source,
+        )
+    assert code == 1
+    assert "UnicodeDecodeError" in told[-1]
+
+
 def test_a_person_who_thinks_can_be_interrupted() -> None:
     command = [sys.executable, "-m", "legos", "play", "nim", "--against", "optimal"]
     with subprocess.Popen(
