@@ -18,16 +18,23 @@ __all__ = ["GROUP", "advice", "find_arena", "known_arenas"]
 GROUP = "legos.arenas"
 """Entry-point group: a package that lists its arenas here can be named without its module."""
 
+WORLDS = "legos.worlds"
+"""Entry-point group: scheme -> function that makes the class of the arena SCHEME:NAME."""
+
 
 def find_arena(name: str) -> type:
     """The ``Arena`` or ``Game`` class of a name.
 
     Args:
-        name: a known arena, ``path/to/file.py:Class``, or ``package.module:Class``.
+        name: a known arena, ``path/to/file.py:Class``, ``package.module:Class``, or a game of a
+            world that others wrote, such as ``openspiel:leduc_poker``.
 
     Raises:
         ArenaError: the name is unknown, its module cannot be imported, or it is not an arena.
     """
+    scheme, colon, game = name.partition(":")
+    if colon and scheme in entry_points(group=WORLDS).names:
+        return _of_world(scheme, game)
     place, colon, class_name = name.rpartition(":")
     if colon:
         module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
@@ -61,6 +68,27 @@ def known_arenas() -> Mapping[str, type]:
         ArenaError: one of them cannot be imported.
     """
     return {name: _load_installed(point) for name, point in sorted(_installed().items())}
+
+
+def _of_world(scheme: str, game: str) -> type:
+    """The class of a game of a world.
+
+    Raises:
+        ArenaError: the world's package is not installed, or has no such game.
+    """
+    [point] = entry_points(group=WORLDS, name=scheme)
+    try:
+        kind = point.load()(game)
+    except ModuleNotFoundError as error:
+        raise ArenaError(
+            f"{scheme}:{game} cannot be loaded: no module {error.name!r}; check the name, and "
+            f"install the world with: uv pip install 'legos[{scheme}]'"
+        ) from error
+    except Exception as error:  # the world's own code may raise anything
+        raise ArenaError(
+            f"{scheme} has no game {game!r}: {type(error).__name__}: {str(error)[:200]}"
+        ) from error
+    return kind
 
 
 def _installed() -> dict[str, EntryPoint]:

@@ -1,0 +1,75 @@
+"""Classic games of PettingZoo: ``pettingzoo:tictactoe_v3``, ``pettingzoo:connect_four_v3``."""
+
+import random
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+from legos import Arena, Client, Table, Task
+
+__all__ = ["PettingZooGame", "world"]
+
+
+@lru_cache(maxsize=64)
+def world(name: str) -> type[Arena]:
+    """The class of the arena of a game, by its module in ``pettingzoo.classic``."""
+    module = import_module(f"pettingzoo.classic.{name}")
+    roles = tuple(module.env().possible_agents)
+    fields = {"module": module, "roles": roles, "__doc__": f"{name} of PettingZoo."}
+    return type("PettingZooGame", (PettingZooGame,), fields)
+
+
+class PettingZooGame(Arena):
+    """A classic game of PettingZoo; rewards are the game's, summed over the play.
+
+    A role sees its observation as numbers, and answers with the number of a legal action.
+    """
+
+    module: Any = None
+    remember = False
+
+    def __init__(self, client: Client | None = None, **settings: Any) -> None:
+        """Make the arena.
+
+        Args:
+            client: client of every seat.
+            settings: settings of ``Arena``.
+        """
+        super().__init__(client, **settings)
+
+    @property
+    def name(self) -> str:
+        """The name with its scheme."""
+        return f"pettingzoo:{self.module.__name__.rpartition('.')[2]}"
+
+    def tasks(self, rng: random.Random) -> Iterator[Task]:
+        """Plays that differ in their seed."""
+        while True:
+            seed = rng.getrandbits(31)
+            yield Task(id=str(seed), seed=seed)
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        """Ask whose turn it is until every role has ended."""
+        game = self.module.env()
+        game.reset(seed=t.task.seed)
+        rewards = dict.fromkeys(self.roles, 0.0)
+        for role in game.agent_iter():
+            seen, _, ended, truncated, _ = game.last()
+            if ended or truncated:
+                game.step(None)  # a role that has ended must say so
+            else:
+                legal = [str(number) for number, open_ in enumerate(seen["action_mask"]) if open_]
+                shown = f"You are {role}. You see:\n{_text(seen['observation'])}\nActions: "
+                reply = await t.ask(role, shown + " ".join(legal), choices=legal)
+                game.step(int(reply.move or legal[0]))
+            for other, reward in game.rewards.items():
+                rewards[other] += float(reward)
+        game.close()
+        return rewards
+
+
+def _text(observation: Any) -> str:
+    """An array as rows of numbers, its last axes together."""
+    rows = observation.reshape(len(observation), -1) if observation.ndim > 1 else [observation]
+    return "\n".join(" ".join(f"{number:g}" for number in row) for row in rows)

@@ -1,0 +1,82 @@
+"""Questions of reasoning-gym: ``reasoning_gym:basic_arithmetic``, ``reasoning_gym:countdown``."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+from legos import Arena, Client, Table, Task
+
+__all__ = ["Reasoning", "world"]
+
+reasoning_gym: Any = import_module("reasoning_gym")
+OF_ARENA = ("credit_assigner", "matchmaker", "temperature", "seed")
+DRAWN = 256  # questions that are generated together
+HELD_OUT = 64  # questions that are evaluated and never trained on
+HELD_OUT_SEED = 0x5EED
+
+
+@lru_cache(maxsize=64)
+def world(name: str) -> type[Arena]:
+    """The class of the arena of a data set of reasoning-gym.
+
+    Raises:
+        ValueError: there is no such data set.
+    """
+    reasoning_gym.create_dataset(name, seed=0, size=1)
+    fields = {"dataset": name, "__doc__": f"Questions {name} of reasoning-gym."}
+    return type("Reasoning", (Reasoning,), fields)
+
+
+class Reasoning(Arena):
+    """Answer generated questions; the reward is reasoning-gym's score, 0 to 1.
+
+    Options are those of the data set's generator, such as ``--play.options.max_digits 2``. Only the
+    answer without thinking is scored. The metric ``right`` is the share of full scores, since many
+    data sets give a part of the score for a wrong answer.
+    """
+
+    dataset = ""
+
+    def __init__(self, client: Client | None = None, **settings: Any) -> None:
+        """Make the arena.
+
+        Args:
+            client: client of the seat.
+            settings: settings of ``Arena``, and options of the generator.
+        """
+        own = {name: settings.pop(name) for name in OF_ARENA if name in settings}
+        super().__init__(client, **own)
+        self._options = settings
+        self._scorer = self._questions(0, 1)
+        self._held_out = self._questions(HELD_OUT_SEED, HELD_OUT)
+
+    @property
+    def name(self) -> str:
+        """The name with its scheme."""
+        return f"reasoning_gym:{self.dataset}"
+
+    def tasks(self, rng: random.Random) -> Iterator[Task]:
+        """Questions without end, except those that are held out."""
+        held_out = {entry["question"] for entry in self._held_out}
+        while True:
+            seed = rng.getrandbits(31)
+            for number, entry in enumerate(self._questions(seed, DRAWN)):
+                if entry["question"] not in held_out:
+                    yield Task(id=f"{seed}/{number}", data=entry)
+
+    def held_out(self, rng: random.Random) -> Sequence[Task]:
+        """The same questions in every evaluation."""
+        return [Task(id=f"held out/{n}", data=entry) for n, entry in enumerate(self._held_out)]
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        """Ask, and let reasoning-gym score the answer."""
+        entry = t.task.data
+        reply = await t.ask("player", entry["question"])
+        score = float(self._scorer.score_answer(reply.answer, entry))
+        t.metric(right=float(score >= 1.0))
+        return {"player": score}
+
+    def _questions(self, seed: int, size: int) -> Any:
+        return reasoning_gym.create_dataset(self.dataset, seed=seed, size=size, **self._options)

@@ -1,0 +1,108 @@
+"""Worlds that others wrote; run with ``uv run --all-extras pytest -m optional``."""
+
+import asyncio
+import importlib.util
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from legos import Arena, GameArena, make_arena
+from legos.arena.registry import find_arena
+from legos.arena.step import play_all
+from legos.data.episode import Episode
+from legos.errors import ArenaError
+from legos.exact.figures import GameTree, nash_conv, uniform_policy
+from legos.testing import Asked, ScriptedClient
+
+
+def of_worlds(test: Callable[..., None]) -> Callable[..., None]:
+    """A test that needs the packages of all worlds."""
+    return pytest.mark.optional(pytest.mark.filterwarnings("ignore")(test))
+
+
+def anything(asked: Asked) -> str:
+    """A legal answer that differs from play to play."""
+    choices = asked.sampling.choices or tuple(re.findall(r"\[\d+\]", asked.prompt)[-5:]) or ("1",)
+    return choices[asked.sampling.seed % len(choices)]
+
+
+def played(
+    name: str, number: int = 100, answer: Callable[[Asked], str] = anything, **options: Any
+) -> tuple[Arena, list[Episode]]:
+    arena = make_arena(name, ScriptedClient(answer))
+    for option, value in options.items():
+        setattr(arena, option, value)
+    plays = [play for _ in range(number) for play in arena.cursor.next_group("id").plays][:number]
+    episodes = asyncio.run(play_all(arena, plays, asyncio.Semaphore(32)))
+    assert [episode.error for episode in episodes] == [None] * number
+    return arena, episodes
+
+
+@of_worlds
+@pytest.mark.parametrize(
+    "name",
+    [
+        "openspiel:leduc_poker",
+        "openspiel:tic_tac_toe",
+        "openspiel:goofspiel(num_cards=4,points_order=descending)",
+        "openspiel:backgammon",
+        "pettingzoo:tictactoe_v3",
+        "pettingzoo:connect_four_v3",
+        "textarena:TicTacToe-v0",
+    ],
+)
+def test_a_hundred_plays(name: str) -> None:
+    arena, episodes = played(name, number=10 if "backgammon" in name else 100)
+    assert arena.name == name
+    assert all(sum(e.rewards.values()) == pytest.approx(0.0) for e in episodes)
+    assert len({str(e.rewards) for e in episodes}) > 1  # not always the same seat wins
+    again = played(name, number=5)[1]
+    assert [e.rewards for e in again] == [e.rewards for e in episodes[:5]]
+
+
+@of_worlds
+def test_a_game_of_openspiel_is_evaluated_exactly() -> None:
+    arena = make_arena("openspiel:kuhn_poker", None)
+    assert isinstance(arena, GameArena)
+    tree = GameTree(arena.game)
+    assert nash_conv(tree, uniform_policy(tree)) == pytest.approx(11 / 12)
+
+
+@of_worlds
+def test_answers_are_scored_by_reasoning_gym() -> None:
+    def right(asked: Asked) -> str:
+        found = re.search(r"Calculate (.*)\.", asked.prompt)
+        return str(eval(found[1])) if found else "?"
+
+    _, episodes = played("reasoning_gym:basic_arithmetic", answer=right, group_size=1)
+    assert sum(e.metrics["right"] for e in episodes) > 50
+    _, wrong = played("reasoning_gym:basic_arithmetic", answer=lambda asked: "x", group_size=1)
+    assert {e.rewards["player"] for e in wrong} <= {0.0, 0.01}
+    arena = find_arena("reasoning_gym:basic_arithmetic")(max_terms=2, min_terms=2)
+    held_out = {task.data["question"] for task in arena.held_out(random.Random(0))}
+    stream = arena.tasks(random.Random(0))
+    assert held_out.isdisjoint(next(stream).data["question"] for _ in range(300))
+
+
+@of_worlds
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("openspiel:no_game", "openspiel has no game 'no_game': SpielError"),
+        ("reasoning_gym:nothing", "reasoning_gym has no game 'nothing': ValueError"),
+        ("textarena:Nothing-v0", "textarena has no game 'Nothing-v0'"),
+        ("pettingzoo:nothing", "no module 'pettingzoo.classic.nothing'; check the name"),
+    ],
+)
+def test_a_game_that_does_not_exist(name: str, message: str) -> None:
+    with pytest.raises(ArenaError, match=message):
+        find_arena(name)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pyspiel") is not None, reason="it is installed")
+def test_a_world_that_is_not_installed_names_its_extra() -> None:
+    with pytest.raises(ArenaError, match=r"no module 'pyspiel'.*uv pip install 'legos\[openspiel"):
+        find_arena("openspiel:leduc_poker")
