@@ -49,7 +49,9 @@ def ending(episode: Stored) -> str:
     if episode["error"]:
         lines = [*lines, f"failed: {episode['error'].strip()}"]
     elif not episode["void"]:
-        rewards = ", ".join(f"{role} {value:+g}" for role, value in episode["rewards"].items())
+        rewards = ", ".join(
+            f"{role} {value + 0.0:+g}" for role, value in episode["rewards"].items()
+        )
         lines = [*lines, f"rewards: {rewards}"]
     if episode["children"]:
         lines = [*lines, f"spawned plays: {len(episode['children'])}"]

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from legos.apps.played_again import differences
+from legos.apps.transcript import ending
 from legos.apps.watch import replay, watch
 from legos.arena.cursor import plays_from
 from legos.arena.step import play_all
@@ -21,6 +22,7 @@ from legos.errors import CheckpointError
 from legos.exact.bots import RandomBot
 from legos.run.folder import RunFolder
 from legos.run.lock import hold
+from legos.run.stored import episode_to_json
 from legos.testing import make_episode
 from legos.wiring.arena import make_arena
 
@@ -145,6 +147,11 @@ def test_failed_and_void_plays_say_why(run: RunFolder) -> None:
         )
     assert told[-1].endswith("void: too long\nspawned plays: 1")
     assert any(text.endswith("failed: ValueError: no") for text in told)
+
+
+def test_no_reward_is_minus_zero() -> None:
+    stored = {**episode_to_json(episode(1)), "rewards": {"ann": -0.0, "bob": 0.25}}
+    assert ending(stored) == "bob forfeits\nrewards: ann +0, bob +0.25"
 
 
 @pytest.mark.parametrize("number", [0, 3, -3])
