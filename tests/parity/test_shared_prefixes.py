@@ -240,9 +240,27 @@ def test_dora_is_trained_exactly(
     check_exact(tree, shares=True, checkpointed=checkpointed)
 
 
-def check_exact(tree: Any, *, shares: bool, checkpointed: bool) -> None:
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text"])
+def test_long_rows_are_trained_exactly_in_pieces(
+    tmp_path: Path, architecture: Any, checkpointed: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    samples = [
+        chosen_after(rng, rng.integers(1, VOCAB, length).tolist(), length - 200, 0)
+        for length in (300, 640, 650)
+    ]
+    trie = token_trie(step_rows(samples).tokens)
+    assert len(trie.segments) == 2 + 3 + 3
+    tree = trained_tree(write_any_model(tmp_path / "model", architecture=architecture))
+    check_exact(tree, shares=True, checkpointed=checkpointed, samples=samples)
+
+
+def check_exact(
+    tree: Any, *, shares: bool, checkpointed: bool, samples: Sequence[Sample] | None = None
+) -> None:
     """The gradients of a step are those of its samples one by one."""
-    samples = grouped_samples(np.random.default_rng(0))
+    samples = samples or grouped_samples(np.random.default_rng(0))
     average = random_arrays(tree, seed=2)
     _, _, expected = plain(tree, samples, Objective(), average)
     if checkpointed:

@@ -43,13 +43,13 @@ def peak_of(
         behind: kernels by which the device may run behind.
 
     Raises:
-        NotImplementedError: the graph has operations that MLX cannot export.
+        NotImplementedError: the function fails, or MLX cannot export an operation of its graph.
     """
     graph = _Graph()
     try:
         mx.export_function(graph.take, function, *inputs)
-    except ValueError as error:
-        raise NotImplementedError(str(error)) from error
+    except Exception as error:  # of a model's code, whatever it is
+        raise NotImplementedError(f"{type(error).__name__}: {error}") from error
     return _Run(graph, behind).peak()
 
 

@@ -19,7 +19,8 @@ from legos.mlx.train.forecast import Forecast
 __all__ = ["check_training", "longest_rows"]
 
 GIB = 1 << 30
-LEAST_ROW = 512  # tokens; where no such row fits, training is refused
+LEAST_ROW = 64  # tokens; where no such row fits, training is refused: a play of nim has 40
+USUAL_ROW = 512  # tokens of the rows with which the forecast counts where they fit
 NEGLIGIBLE = 1 / 64  # share of the memory: smaller weights are not worth a forecast
 FOUR_BITS = 4.5 / 16  # bytes of a 4-bit copy with its scales / bytes in 16 bits
 SMALL_MAC = 36  # GB; up to here Metal recommends two thirds of the memory, above three quarters
@@ -54,16 +55,21 @@ class _Room:
             length = longer
         return length
 
+    @property
+    def usual_row(self) -> int:
+        """Tokens of the rows with which the forecast counts; only called where a row fits."""
+        return min(USUAL_ROW, self.longest)
+
     def tokens_at_once(self, asked: int) -> int:
-        """The requested tokens of a pass, in rows of 512, halved until they fit."""
+        """The requested tokens of a pass, in usual rows, halved until they fit."""
         tokens = asked
-        while tokens > self.least_row and self.pass_peak(tokens) > self.usable_bytes:
+        while tokens > self.usual_row and self.pass_peak(tokens) > self.usable_bytes:
             tokens //= 2
         return tokens
 
     def pass_peak(self, tokens: int) -> int:
-        """Peak bytes while so many tokens are computed at once, in rows of 512."""
-        length = min(self.least_row, tokens)
+        """Peak bytes while so many tokens are computed at once, in usual rows."""
+        length = min(self.usual_row, tokens)
         return self.peak(max(1, tokens // length), length)
 
 
@@ -91,11 +97,12 @@ def check_training(folder: Path, size: TrainingSize) -> str | None:
     except NotImplementedError as error:
         return _unplanned(folder, room, error)
     tokens = room.tokens_at_once(size.micro_batch_tokens)
+    left = ", and longer ones are left out" if room.longest < USUAL_ROW else ""
     return (
         f"memory, planned from the model's files: {_gib(room.forecast.weights_bytes)} of weights, "
         f"{_gib(room.engine_bytes)} for the engine; {tokens} tokens at once in rows of "
-        f"{room.least_row} take {_gib(room.pass_peak(tokens))} of {_gib(usable)} in all; rows of "
-        f"up to {room.longest} tokens fit"
+        f"{room.usual_row} take {_gib(room.pass_peak(tokens))} of {_gib(usable)} in all; rows of "
+        f"up to {room.longest} tokens fit{left}"
     )
 
 

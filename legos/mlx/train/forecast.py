@@ -1,12 +1,14 @@
 """What training will need, from the shapes of a model's arrays, before any is loaded."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.cache import make_prompt_cache
 
 from legos.data.limits import TrainingSize
 from legos.mlx.model.forward import split
@@ -14,12 +16,18 @@ from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import insert_lora, lora_arrays, lora_shape
 from legos.mlx.model.machine import num_bytes
 from legos.mlx.model.trace import peak_of
+from legos.mlx.train.gradient_check import SHARED
+from legos.mlx.train.prefix_sharing.kv import KeysValues, run_pass
+from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes
+from legos.mlx.train.prefix_sharing.trie import token_trie
 from legos.mlx.train.step_gradients import chunk_positions
 
 __all__ = ["Forecast"]
 
-WHOLE, CHUNKED, OTHER = 3.0, 5.0, 1.2  # arrays [C, V] of the head, whole or in chunks; of others
+WHOLE, OTHER = 3.0, 1.2  # arrays [C, V] of the head at once: without chunks; of another policy
+CHUNKED = (3.5, 5.0)  # the same in chunks: while all activations are kept, and with checkpointing
 VARIES = 2 << 20  # bytes by which the peak of one step varies, with the timing of the device
+OPEN_LAYERS = (1, 2)  # layers computed again at a time: of whole rows, and of rows in pieces
 HELD, UPDATED = 4, 9  # copies of LoRA: values, EMA, moments; with gradients and all of them anew
 
 
@@ -47,6 +55,9 @@ class Forecast:
         self._layers = shape.num_layers
         self.lora_bytes = size.policies * num_bytes(lora_arrays(tree))
         self._vocabulary = num_token_ids(tree)
+        self._trunk = _without_ids(tree)
+        self._num_caches = self._taken_caches()
+        self._width = 0  # bytes of one hidden state; known after a trace
         self.pass_bytes = cache(self._pass_bytes)
 
     def peak_bytes(self, rows: int, length: int) -> int:
@@ -57,39 +68,75 @@ class Forecast:
 
     def _pass_bytes(self, rows: int, length: int) -> int:
         """Bytes at the peak of one forward and backward pass, without what is held before."""
+        one = self._whole_pass(rows, length)
+        trained: Any = lora_arrays(self._tree)
+        if not self._size.checkpointing:
+            peak, _ = self._trace(one, trained, chunked=CHUNKED[0])
+        else:
+            # The backward pass starts without any layer's activations.
+            opened = min(OPEN_LAYERS[len(one.blocks) > 1], self._layers)
+            forward, inputs = self._trace(one, {}, chunked=CHUNKED[1])
+            backward, _ = self._trace(one, _of_last_layers(trained, opened), chunked=0)
+            peak = max(forward + self._layers * inputs, backward + (self._layers - opened) * inputs)
+        return peak + self._size.others * rows * length * self._width + VARIES
+
+    def _trace(self, one: Pass, trained: Mapping[str, Any], *, chunked: float) -> tuple[int, int]:
+        """Bytes at the peak of a pass, and bytes of the inputs of one layer.
+
+        Args:
+            one: the pass.
+            trained: arrays with gradients; none for the forward pass alone.
+            chunked: arrays [C, V] of the output head at once where it is computed in chunks; 0: the
+                head is left out.
+        """
         tree = self._tree
         parameters: Any = tree_flatten(tree.parameters())
         names = [name for name, _ in parameters]
-        trainable: Any = lora_arrays(tree)
-        trained = trainable if not self._size.checkpointing else _of_last_layer(trainable)
-        width = 0
+        inputs = 0
 
-        def gradients(ids: mx.array, *arrays: mx.array) -> Sequence[mx.array]:
+        def gradients(*arrays: mx.array) -> Sequence[mx.array]:
             given = dict(zip(names, arrays, strict=True))
             tree.update(tree_unflatten(list(given.items())))
 
             def loss(trained: Any) -> mx.array:
-                nonlocal width
+                nonlocal inputs
                 tree.update(tree_unflatten(list(trained.items())))
-                trunk = (split(tree) or (tree, None))[0]
-                hidden = trunk(ids)
-                width = hidden.shape[-1] * hidden.dtype.size
-                return mx.sum(hidden * self._cotangent(hidden))
+                blocks, kept = run_pass(self._trunk, one, self._num_caches)
+                hidden = mx.concatenate([block.flatten(0, 1) for block in blocks])
+                self._width = hidden.nbytes // len(hidden)
+                inputs = hidden.nbytes + _prefix_bytes(one, kept)
+                return mx.sum(hidden * self._cotangent(hidden, chunked) if chunked else hidden)
 
+            if not trained:
+                return [loss({})]
             value, found = mx.value_and_grad(loss)({name: given[name] for name in trained})
             return [value, *found.values()]
 
-        ids = mx.zeros((rows, length), mx.int32)
-        peak = peak_of(gradients, ids, *(array for _, array in parameters))
+        peak = peak_of(gradients, *(array for _, array in parameters))
         tree.update(tree_unflatten(parameters))
-        kept = (self._layers - 1) * rows * length * width if self._size.checkpointing else 0
-        return peak + kept + self._size.others * rows * length * width + VARIES
+        return peak, inputs
 
-    def _cotangent(self, hidden: mx.array) -> mx.array:
+    def _taken_caches(self) -> int:
+        """The number of caches; 0 where the architecture does not take those of prefixes."""
+        count = len(make_prompt_cache(self._tree))
+        try:
+            run_pass(self._trunk, SHARED, count)
+        except Exception:  # in check_gradients too, any error means that rows share no prefixes
+            return 0
+        return count
+
+    def _whole_pass(self, rows: int, length: int) -> Pass:
+        """The pass of rows that have no token in common."""
+        tokens = np.zeros((rows, length), np.int32)
+        tokens[:, 0] = np.arange(rows)
+        trie = token_trie(list(tokens), share=self._num_caches > 0)
+        return plan_passes(trie, max_tokens=rows * length)[0]
+
+    def _cotangent(self, hidden: mx.array, chunked: float) -> mx.array:
         """The cotangent of the hidden states, with an array of the size of the head's chunk."""
         whole, most = hidden.size // hidden.shape[-1], chunk_positions(self._vocabulary)
         positions = min(whole, most)
-        arrays = (WHOLE if whole <= most else CHUNKED) + OTHER * self._size.others
+        arrays = (WHOLE if whole <= most else chunked) + OTHER * self._size.others
         chunk = mx.broadcast_to(
             mx.sum(hidden, keepdims=True).reshape(1).astype(mx.float32),
             (int(arrays * positions * self._vocabulary),),
@@ -98,11 +145,27 @@ class Forecast:
         return mx.stop_gradient(mx.zeros_like(hidden) * factor)
 
 
-def _of_last_layer(arrays: dict[str, Any]) -> dict[str, Any]:
-    """The arrays of the last layer with LoRA: with checkpointing, one layer is open at a time."""
+def _without_ids(tree: nn.Module) -> Callable[..., mx.array]:
+    """The trunk of a tree, for token ids of which only the shape is used: none is allocated."""
+    trunk = (split(tree) or (tree, None))[0]
+    return lambda ids, **given: trunk(mx.zeros(ids.shape, ids.dtype), **given)
+
+
+def _prefix_bytes(one: Pass, kept: Mapping[int, Sequence[KeysValues]]) -> int:
+    """Bytes of the keys and values before the rows of all blocks, in one layer."""
+    own = next(iter(kept.values()), None)
+    if own is None:
+        return 0
+    keys, values = own[0]
+    of_token = (keys.nbytes + values.nbytes) // keys.shape[2]
+    return of_token * sum(len(block.starts) * max(block.starts) for block in one.blocks)
+
+
+def _of_last_layers(arrays: dict[str, Any], count: int) -> dict[str, Any]:
+    """The arrays of the last layers with LoRA."""
 
     def number(name: str) -> int:
         return max((int(part) for part in name.split(".") if part.isdigit()), default=-1)
 
-    last = max(map(number, arrays))
-    return {name: array for name, array in arrays.items() if number(name) == last}
+    last = sorted({number(name) for name in arrays})[-count:]
+    return {name: array for name, array in arrays.items() if number(name) in last}

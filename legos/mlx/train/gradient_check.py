@@ -24,7 +24,7 @@ from legos.mlx.train.prefix_sharing.plan import Block, Pass
 from legos.mlx.train.prefix_sharing.trie import NO_PARENT
 from legos.mlx.train.rematerialisation import rematerialise_layers
 
-__all__ = ["check_gradients"]
+__all__ = ["SHARED", "check_gradients"]
 
 logger = logging.getLogger(__name__)
 Outputs = Callable[[], list[mx.array]]
@@ -46,7 +46,7 @@ def _block(ids: Any, segments: Any, parents: Any, starts: Any, *, lengths: Any, 
     )
 
 
-_SHARED = Pass(
+SHARED = Pass(
     blocks=(
         _block([_FIRST], (0,), (NO_PARENT,), (0,), lengths=(3,), on=(0,)),
         _block([_SECOND], (1,), (0,), (3,), lengths=(1,), on=(0,)),
@@ -59,6 +59,7 @@ _SHARED = Pass(
     carried=(),
     carried_parents=(),
 )  # fmt: skip
+"""The three rows, in blocks that continue common prefixes."""
 
 
 def check_gradients(model: nn.Module, forward: CausalModel, *, checkpointing: bool) -> bool:
@@ -83,8 +84,8 @@ def check_gradients(model: nn.Module, forward: CausalModel, *, checkpointing: bo
         return [forward.head(forward.trunk(mx.array([row])))[0, start:] for row, start in rows]
 
     def shared() -> list[mx.array]:
-        found, _ = run_pass(forward.trunk, _SHARED, len(make_prompt_cache(model)))
-        lengths = _SHARED.blocks[-1].lengths
+        found, _ = run_pass(forward.trunk, SHARED, len(make_prompt_cache(model)))
+        lengths = SHARED.blocks[-1].lengths
         return [forward.head(found[-1])[row, :length] for row, length in enumerate(lengths)]
 
     with in_float32(model):

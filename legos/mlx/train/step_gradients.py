@@ -27,7 +27,7 @@ from legos.mlx.train.reference import Lora, other_lora
 __all__ = ["StepGradients", "chunk_positions"]
 
 logger = logging.getLogger(__name__)
-CHUNK_LOGITS = 1 << 23  # logits of one chunk: 32 MiB in float32, and ten times that at the peak
+CHUNK_LOGITS = 1 << 21  # logits of one chunk: 8 MiB in float32, and ten times that at the peak
 MIN_PLACES = 64  # positions of a chunk; with fewer, reading the head's weights dominates
 LONGER = 1.25  # memory is planned again for rows longer than the planned ones by this factor
 NO_LIMIT = 2**31 - 1  # tokens of a row that always fits
@@ -60,7 +60,7 @@ class StepGradients:
         Args:
             model: the module tree with LoRA.
             max_tokens: padded tokens of one forward and backward pass, shared ones counted once.
-            max_places: logit positions whose logits are in memory at once; None: 32 MiB of logits.
+            max_places: logit positions whose logits are in memory at once; None: 8 MiB of logits.
             checkpointing: whether to compute layers again in the backward pass, to save memory.
             group: processes that share the work of the same steps; None: this process only.
             ceiling_bytes: limit of allocated bytes; passes get smaller than ``max_tokens``, and

@@ -18,7 +18,7 @@ import numpy as np
 from legos.mlx.train.prefix_sharing.plan import Block, Pass
 from legos.mlx.train.prefix_sharing.trie import NO_PARENT
 
-__all__ = ["Outputs", "PrefixKV", "run_pass"]
+__all__ = ["KeysValues", "Outputs", "PrefixKV", "run_pass"]
 
 Trunk = Callable[..., mx.array]
 KeysValues = tuple[mx.array, mx.array]  # [1, H, P, D] each

@@ -17,6 +17,7 @@ Ints = NDArray[np.int32]
 NO_PARENT = -1
 MIN_LENGTH = 8  # tokens; to pass on a shorter prefix costs more than to compute it again
 MIN_SAVED = 128  # tokens that sharing one prefix must save: about the cost of one more call
+PIECE, PIECES = 256, 4  # tokens of a piece at least, and pieces of a segment at most
 MIN_SHARE = 0.1  # fraction of all tokens that sharing must save; otherwise no prefix is shared
 
 
@@ -63,14 +64,36 @@ def token_trie(rows: Sequence[Ints], *, share: bool = True) -> Trie:
 
     Args:
         rows: [R] distinct rows of token ids, none of them empty.
-        share: False shares no prefix (for architectures whose cache cannot be split).
+        share: False shares no prefix and cuts no row (for architectures whose cache cannot be
+            split).
     """
     alone = _stand_alone(rows)
-    if not share or len(rows) < 2:
+    if not share:
         return alone
     shared = _share(rows)
     saved = alone.num_tokens - shared.num_tokens
-    return shared if saved >= MIN_SHARE * alone.num_tokens else alone
+    return _in_pieces(shared if saved >= MIN_SHARE * alone.num_tokens else alone)
+
+
+def _in_pieces(trie: Trie) -> Trie:
+    """The trie with long segments cut into pieces, each of which continues the one before it.
+
+    The attention of a segment in training computes the scores of all pairs of its tokens, of which
+    the causal mask discards half. A piece computes none to the tokens after it, and no row is
+    longer than before. Every piece holds a copy of the keys and values before it, so few are made.
+    """
+    segments: list[Segment] = []
+    last: list[int] = []  # index of the last piece of each segment
+    for whole in trie.segments:
+        parent = NO_PARENT if whole.parent == NO_PARENT else last[whole.parent]
+        start = whole.start
+        count = min(-(-len(whole.tokens) // PIECE), PIECES)
+        for tokens in np.array_split(whole.tokens, count):
+            segments.append(Segment(tokens=tokens, parent=parent, start=start))
+            parent, start = len(segments) - 1, start + len(tokens)
+        last.append(parent)
+    ends = tuple(last[segment] for segment in trie.row_segment)
+    return Trie(segments=tuple(segments), row_segment=ends)
 
 
 def _stand_alone(rows: Sequence[Ints]) -> Trie:

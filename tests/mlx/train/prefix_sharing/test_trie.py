@@ -26,7 +26,7 @@ def step_rows(draw: st.DrawFn) -> list[Ints]:
     for _ in range(draw(st.integers(1, 40))):
         before = rows[int(rng.integers(len(rows)))]
         kept = before[: int(rng.integers(len(before) + 1))]
-        length = int(rng.choice([0, 1, 3, 20, 90]))
+        length = int(rng.choice([0, 1, 3, 20, 90, 600]))
         rows.append((*kept, *rng.integers(1, 4, length).tolist()))
     return rows_of(sorted({row for row in rows if row}, key=lambda _: float(rng.random())))
 
@@ -125,8 +125,20 @@ def test_the_prompt_of_a_group_beyond_the_budget_is_carried() -> None:
 
 def test_unlike_lengths_are_not_padded_to_each_other() -> None:
     rng = np.random.default_rng(0)
-    lengths = [50] * 10 + [500] * 10
+    lengths = [50] * 10 + [200] * 10
     trie = token_trie([rng.integers(1, 9, length).astype(np.int32) for length in lengths])
     (one,) = plan_passes(trie, max_tokens=10_000)
-    assert sorted(block.input_ids.shape for block in one.blocks) == [(10, 50), (10, 500)]
+    assert sorted(block.input_ids.shape for block in one.blocks) == [(10, 50), (10, 200)]
     assert one.num_tokens == pytest.approx(sum(lengths))
+
+
+@pytest.mark.parametrize(
+    ("length", "pieces"),
+    [(1, [1]), (256, [256]), (300, [150, 150]), (700, [234, 233, 233]), (4000, [1000] * 4)],
+)
+def test_a_long_row_is_cut_into_few_pieces(length: int, pieces: Sequence[int]) -> None:
+    row = np.arange(length, dtype=np.int32)
+    trie = token_trie([row])
+    assert [len(segment.tokens) for segment in trie.segments] == pieces
+    assert [segment.parent for segment in trie.segments] == [NO_PARENT, *range(len(pieces) - 1)]
+    assert len(token_trie([row], share=False).segments) == 1
