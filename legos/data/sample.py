@@ -168,26 +168,33 @@ def samples_of_rollout(
         The samples, and the number of breaks (turns that start a new sample after the first).
     """
     runs: list[list[tuple[Completion, float]]] = []
+    sizes: list[int] = []  # number of tokens of each run
     for turn, advantage in zip(rollout.turns, advantages, strict=True):
         said = turn.completion
-        run = next((run for run in reversed(runs) if _continues(run[-1][0], said)), None)
-        if run is None:
-            runs.append(run := [])
-        run.append((said, advantage))
+        num_prompt = len(said.prompt_ids)
+        number = len(runs) - 1
+        while number >= 0 and (sizes[number] > num_prompt or not _continues(runs[number], said)):
+            number -= 1
+        if number < 0:  # it starts a run
+            number = len(runs)
+            runs.append([])
+            sizes.append(0)
+        runs[number].append((said, advantage))
+        sizes[number] = num_prompt + len(said.token_ids)
     samples = [_sample_of_turns(run, rollout, group=group, name=name) for run in runs]
     return samples, max(0, len(runs) - 1)
 
 
-def _continues(last: Completion, said: Completion) -> bool:
+def _continues(run: Sequence[tuple[Completion, float]], said: Completion) -> bool:
     """Whether a prompt starts with all earlier tokens, and the sampling settings are the same.
 
     One sample has one temperature, and either all or none of its tokens are restricted to legal
     ones.
     """
-    before, end = len(last.prompt_ids), len(last.prompt_ids) + len(last.token_ids)
+    last = run[-1][0]
+    before = len(last.prompt_ids)
     return (
-        len(said.prompt_ids) >= end  # cheap; in a game without a conversation it decides mostly
-        and said.prompt_ids[before:end] == last.token_ids
+        said.prompt_ids[before : before + len(last.token_ids)] == last.token_ids
         and said.prompt_ids[:before] == last.prompt_ids
         and (said.restricted, said.temperature) == (last.restricted, last.temperature)
     )
