@@ -102,6 +102,13 @@ class ChatTokenizer:
         with self._lock:
             return tuple(self._tokenizer.encode(text, add_special_tokens=specials))
 
+    def encode_each(self, texts: Sequence[str], *, specials: bool = False) -> list[tuple[int, ...]]:
+        """``encode`` for many texts; one in Rust leaves other threads the interpreter meanwhile."""
+        if not getattr(self._tokenizer, "is_fast", False):
+            return [self.encode(text, specials=specials) for text in texts]
+        encode = self._tokenizer.backend_tokenizer.encode_batch_fast
+        return [tuple(one.ids) for one in encode(list(texts), add_special_tokens=specials)]
+
     def decode(self, ids: Sequence[int], *, controls: bool = False) -> str:
         """Return the text of token ids.
 

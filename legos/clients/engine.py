@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache, partial
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -194,11 +195,12 @@ class EngineClient:
         Raises:
             RequestError: a prompt or choice cannot be scored.
         """
-        encode = self._tokenizer.encode
 
         def rows_of() -> list[tuple[tuple[int, ...], list[tuple[int, ...]]]]:
+            texts = [choice for _, choices in prompts for choice in choices]
+            ids = iter(self._tokenizer.encode_each(texts))
             return [
-                (self._tokenizer.render(tuple(messages)), [encode(choice) for choice in choices])
+                (self._tokenizer.render(tuple(messages)), list(islice(ids, len(choices))))
                 for messages, choices in prompts
             ]
 
@@ -263,9 +265,7 @@ class EngineClient:
         """The completion of a request."""
         token_ids = generated.token_ids
         decode = self._short_text if len(token_ids) <= _SHORT else self._tokenizer.decode
-        text = decode(token_ids)
-        if sampling.stop:
-            text = cut_at_stop(text, sampling.stop)
+        text = cut_at_stop(decode(token_ids), sampling.stop)
         calls: tuple[ToolCall, ...] = ()
         if sampling.tools is not None:
             text, calls = self._read_calls(request, token_ids, sampling) or (text, ())
@@ -380,7 +380,7 @@ class EngineClient:
         )
 
     def _make_tree(self, choices: tuple[str, ...]) -> ChoiceNode:
-        return choice_tree(map(self._tokenizer.encode, choices), end_ids=self._tokenizer.end_ids)
+        return choice_tree(self._tokenizer.encode_each(choices), end_ids=self._tokenizer.end_ids)
 
     def _make_grammar(self, schema: str) -> Grammar:
         from legos.chat.grammar import json_grammar  # slow to import, and rarely needed

@@ -236,12 +236,10 @@ async def encode_texts(
     service: Service, texts: Sequence[str], *, specials: bool
 ) -> list[tuple[int, ...]]:
     """The token ids of each text; long texts are tokenized on a thread."""
-
-    def encode() -> list[tuple[int, ...]]:
-        return [service.tokenizer.encode(text, specials=specials) for text in texts]
-
-    long = sum(map(len, texts)) > LONG
-    return await asyncio.to_thread(encode) if long else encode()
+    encode = service.tokenizer.encode_each
+    if sum(map(len, texts)) > LONG:
+        return await asyncio.to_thread(encode, texts, specials=specials)
+    return encode(texts, specials=specials)
 
 
 async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -152,6 +153,20 @@ def test_threads_may_share_it() -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(use, range(200)))
     assert found == [use(number) for number in range(200)]
+
+
+def test_many_texts_at_once_are_what_each_is_alone(tiny_models: Mapping[str, Path]) -> None:
+    texts = [
+        "",
+        "Nim: 5 left",
+        " 12",
+        "é ẞ 漢字 🙂",
+        TOKENIZER.decode(TOKENIZER.end_ids, controls=True),
+    ]
+    for tokenizer in (TOKENIZER, load_tokenizer(tiny_models["llama"])):
+        for specials in (False, True):
+            alone = [tokenizer.encode(text, specials=specials) for text in texts]
+            assert tokenizer.encode_each(texts, specials=specials) == alone
 
 
 def test_a_long_text_on_one_thread_stops_no_other() -> None:
