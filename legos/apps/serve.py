@@ -18,6 +18,7 @@ from legos.data.names import POLICY
 from legos.errors import ConfigError
 from legos.mac import awake
 from legos.server.listen import bind, serve_app
+from legos.server.memory import limit_arenas
 from legos.server.options import ServerOptions
 from legos.weights.adapter import Adapter, checked_name
 from legos.wiring.http import app_of
@@ -57,6 +58,7 @@ def serve(
         LegosError: the model or an adapter cannot be loaded.
     """
     logging.getLogger("legos.server").setLevel(logging.INFO)
+    limit_arenas()
     named = _read(adapters)
     limits = EngineLimits(max_rows=options.max_running, decode_ahead=decode_ahead)
     with (

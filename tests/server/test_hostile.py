@@ -8,9 +8,11 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,24 +27,43 @@ from legos.weights.adapter import pack_adapter
 pytestmark = pytest.mark.slow
 
 HONEST = 64
-WARM_S, ATTACK_S, SETTLE_S = 5.0, 20.0, 13.0  # heads that do not come are waited for 10 s
-GOAL_HEALTH_S, GOAL_SWAP_S = 0.25, 1.0  # p99; 0.24 to 0.26 s and 0.5 to 0.9 s were measured
-SLACK = 3.0  # because the clients take the same cores
+WARM_S, ATTACK_S, SETTLE_S = 8.0, 25.0, 11.0  # heads that do not come are waited for 10 s
+RELEASED_S = 3.0  # memory is returned to the system 2 s after a large body
+GOAL_HEALTH_S, GOAL_SWAP_S = 0.25, 1.0  # p99 of one request's time
+GOAL_MEMORY = 1.1  # resident memory after the attack / before
 HI = [{"role": "user", "content": "Nim: 5 left, last one wins.\nMoves: 1 2 3"}]
-_HEALTH = """
-import http.client, json, sys, time
+_PROBE = """
+import http.client, json, psutil, sys, threading, time
 port, until = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
-waits = []
-while time.monotonic() < until:
-    began = time.perf_counter()
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request("GET", "/health")
-    answer = connection.getresponse()
-    answer.read()
-    assert answer.status == 200, answer.status
-    waits.append(time.perf_counter() - began)
-    connection.close()
-    time.sleep(0.02)
+server = psutil.Process(int(sys.argv[3]))
+adapters = [open(path, "rb").read() for path in sys.argv[4:]]
+waits = {"health": [], "swap": []}
+
+def now():
+    spent = server.cpu_times()
+    return time.perf_counter(), spent.user + spent.system
+
+def ask(kind, pause_s, method, path, bodies=(None,)):
+    while time.monotonic() < until:
+        number = len(waits[kind])
+        began = now()
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        body = bodies[number % len(bodies)]
+        headers = {"content-type": "application/octet-stream"}
+        connection.request(method, path.format(number), body, headers)
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.status == 200, answer.status
+        waits[kind].append([after - before for after, before in zip(now(), began)])
+        connection.close()
+        time.sleep(pause_s)
+
+swaps = threading.Thread(
+    target=ask, args=("swap", 0.1, "POST", "/adapters/load?version={}", adapters)
+)
+swaps.start()
+ask("health", 0.02, "GET", "/health")
+swaps.join()
 print(json.dumps(waits))
 """
 
@@ -55,6 +76,12 @@ def request(path: str, body: Any = None, kind: str = "application/json") -> byte
         f"Content-Type: {kind}\r\nContent-Length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data
+
+
+def calling(arguments: str) -> list[Any]:
+    return [
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+    ]
 
 
 def nested(levels: int) -> bytes:
@@ -73,6 +100,15 @@ BOMBS: Sequence[tuple[str, Any, int]] = [
     ("/tokenize", {"prompt": "word " * 200_000}, 200),
     ("/detokenize", {"tokens": [1] * 200_000}, 400),
     ("/adapters/load?version=1", b"x" * 1_000_000, 400),
+    ("/adapters/load?version=1", {"config": {"a": [1] * 600_000}}, 413),
+    ("/v1/completions", {"prompt": [1] * 1_000_000}, 413),
+    ("/v1/completions", {"prompt": [1], "n": 128, "max_tokens": 900, "logprobs": 20}, 400),
+    ("/v1/chat/completions", {"messages": calling("[" + "1," * 60_000 + "1]")}, 400),
+    (
+        "/v1/chat/completions",
+        {"messages": HI, "n": 64, "logprobs": True, "top_logprobs": 20, "max_tokens": 32},
+        200,
+    ),
 ]
 
 
@@ -85,13 +121,11 @@ def answers(said: bytes) -> list[int]:
 class Clients:
     """What all kinds of clients do, until a moment."""
 
-    def __init__(self, port: int, adapters: Sequence[bytes]) -> None:
+    def __init__(self, port: int) -> None:
         self.port = port
-        self.adapters = adapters
         self.until = 0.0
         self.number = 0
         self.statuses: Counter[tuple[str, int]] = Counter()
-        self.swaps: list[float] = []
 
     async def exchange(self, sent: bytes, *, half: bool = False) -> bytes:
         """Send something and read until the server closes."""
@@ -113,6 +147,7 @@ class Clients:
         found = answers(said)
         assert len(found) == 1, (kind, said[:500])
         self.statuses[kind, found[0]] += 1
+        assert found[0] != 503 or b"connections are in use" in said, (kind, said[:500])
         return said
 
     async def honest(self) -> None:
@@ -133,21 +168,25 @@ class Clients:
         prompts = [{"messages": HI, "choices": [str(n) for n in range(30)]}] * 16
         await self.one_answer("score", request("/v1/score", {"prompts": prompts}))
 
-    async def swapping(self) -> None:
-        self.number += 1
-        began = time.perf_counter()
-        path = f"/adapters/load?version={self.number}"
-        kind = "application/octet-stream"
-        await self.one_answer("swap", request(path, self.adapters[self.number % 2], kind))
-        self.swaps.append(time.perf_counter() - began)
-        await asyncio.sleep(0.2)
-
     async def bombing(self) -> None:
         self.number += 1
         path, body, status = BOMBS[self.number % len(BOMBS)]
-        kind = "application/octet-stream" if path.startswith("/adapters") else "application/json"
+        raw = path.startswith("/adapters") and isinstance(body, bytes)
+        kind = "application/octet-stream" if raw else "application/json"
         await self.one_answer(f"bomb {path} {status}", request(path, body, kind))
         await asyncio.sleep(0.1)
+
+    async def leaving(self) -> None:
+        """Uploads and scores whose clients leave half-way."""
+        prompts = [{"messages": HI, "choices": [f"{n:010}" for n in range(500)]}] * 16
+        whole = request("/v1/score", {"prompts": prompts})
+        half = request("/adapters/load?version=1", b"x" * 2_000_000)[:1_000_000]
+        for sent in (whole, half):
+            _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            writer.write(sent)
+            await writer.drain()
+            await asyncio.sleep(0.3)
+            writer.transport.abort()
 
     async def cancelling(self) -> None:
         body = {"prompt": [1, 20], "max_tokens": 500, "n": 4, "ignore_eos": True, "stream": True}
@@ -189,23 +228,16 @@ class Clients:
         with suppress(ConnectionError):  # reset while it still sends
             said = await self.exchange(b"GET /health HTTP/1.1\r\nX: " + b"x" * 3_000_000)
             for status in answers(said):
-                self.statuses["large", status] += 1
+                self.statuses["head", status] += 1
         await asyncio.sleep(0.2)
 
-    async def warm_up(self) -> None:
-        """Everybody for a while, then every bomb four times: what stays for good is taken now."""
-        await self.attack(WARM_S)
-
-        async def bomb() -> None:
-            for _ in range(2 * len(BOMBS)):
-                await self.bombing()
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(2):
-                group.create_task(bomb())
+    async def every_bomb(self) -> None:
+        """Every bomb twice, so that the memory that stays is taken before it is measured."""
+        for _ in range(2 * len(BOMBS)):
+            await self.bombing()
 
     async def attack(self, seconds: float) -> None:
-        """Everybody at once."""
+        """All kinds at once."""
         self.until = time.monotonic() + seconds
 
         async def repeated(act: Callable[[], Awaitable[None]]) -> None:
@@ -216,8 +248,8 @@ class Clients:
             self.honest: HONEST,
             self.half_closing: 4,
             self.scoring: 2,
-            self.swapping: 1,
-            self.bombing: 2,
+            self.leaving: 1,
+            self.bombing: 1,
             self.cancelling: 4,
             self.slow: 30,
             self.flooding: 1,
@@ -254,46 +286,72 @@ def resident(process: subprocess.Popen[str]) -> int:
     return int(subprocess.check_output(["ps", "-o", "rss=", "-p", str(process.pid)]))
 
 
+def aside(act: Coroutine[Any, Any, object]) -> None:
+    """Run clients on a thread that leaves the processor to the server, where that is possible.
+
+    Otherwise the times would be those of a hundred clients that compute on the same cores.
+    """
+
+    def run() -> None:
+        if sys.platform == "linux":  # elsewhere it would hold for the whole process
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        asyncio.run(act)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run).result()
+
+
 def test_hostile_clients_harm_nobody(
-    command: tuple[subprocess.Popen[str], int, Path], model: ModelHandle
+    command: tuple[subprocess.Popen[str], int, Path], model: ModelHandle, tmp_path: Path
 ) -> None:
+    """Times are the clock's; where the machine is busy, seconds of the server's processor."""
     process, port, errors = command
-    others = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # programs that want each core
+    busy = os.getloadavg()[0] / (os.cpu_count() or 1)  # programs that want each core
+    figure, allowed = (0, 1.0) if busy <= 1.5 else (1, busy)
     base = model.base_adapter()
     rng = np.random.default_rng(1)
     other = {
         name: (0.01 * rng.standard_normal(np.shape(array))).astype(np.float32)
         for name, array in base.arrays.items()
     }
-    clients = Clients(port, [pack_adapter(base), pack_adapter(replace(base, arrays=other))])
-    asyncio.run(clients.warm_up())
-    time.sleep(SETTLE_S)
-    before = resident(process)
-    clients.swaps.clear()
-    probe = subprocess.Popen(
-        [sys.executable, "-c", _HEALTH, str(port), str(ATTACK_S)], stdout=subprocess.PIPE, text=True
-    )
-    asyncio.run(clients.attack(ATTACK_S))
-    waits = json.loads(probe.communicate(timeout=60)[0])
-    time.sleep(SETTLE_S)
-    after = resident(process)
+    adapters = [tmp_path / "first", tmp_path / "second"]
+    for path, adapter in zip(adapters, (base, replace(base, arrays=other)), strict=True):
+        path.write_bytes(pack_adapter(adapter))
+
+    clients = Clients(port)
+
+    def attack(seconds: float) -> tuple[dict[str, list[list[float]]], int]:
+        given = (port, seconds, process.pid, *adapters)
+        probe = [sys.executable, "-c", _PROBE, *map(str, given)]
+        with subprocess.Popen(probe, stdout=subprocess.PIPE, text=True) as watching:
+            aside(clients.attack(seconds))
+            waits = json.loads(watching.communicate(timeout=60)[0])
+        time.sleep(SETTLE_S)
+        aside(clients.one_answer("large", request("/tokenize", {"prompt": "a" * 300_000})))
+        time.sleep(RELEASED_S)
+        return waits, resident(process)
+
+    aside(clients.every_bomb())
+    _, before = attack(WARM_S)
+    waits, after = attack(ATTACK_S)
     process.send_signal(signal.SIGTERM)
     process.wait(20)
 
-    health, swap = (float(np.quantile(all_of, 0.99)) for all_of in (waits, clients.swaps))
+    measured = {kind: np.quantile(waits[kind], 0.99, axis=0) for kind in waits}
+    health, swap = (float(measured[kind][figure]) for kind in ("health", "swap"))
     told = {f"{kind} {status}": number for (kind, status), number in clients.statuses.items()}
-    seen = f"/health {health:.3f} s, swaps {swap:.3f} s (p99), {before} to {after} KiB, "
-    seen += f"{others:.1f} programs for each core before; {told}"
+    seen = f"p99 by the clock and by the server's processor, s: {measured}; "
+    seen += f"busy: {busy:.1f}; {before} to {after} KiB; {told}"
     logging.getLogger(__name__).info(seen)
     for (kind, status), number in clients.statuses.items():
-        wanted = {"slow": 408, "large": 431}.get(kind, 200)
+        wanted = {"slow": 408, "head": 431}.get(kind, 200)
         wanted = int(kind.split()[-1]) if kind.startswith("bomb") else wanted
         assert status in (wanted, 503), (kind, status, number)
     kinds = {kind.split()[0] for kind, _ in clients.statuses}
-    assert kinds >= {"honest", "half", "score", "swap", "bomb", "slow"}
-    assert health < GOAL_HEALTH_S * SLACK * others, seen
-    assert swap < GOAL_SWAP_S * SLACK * others, seen
-    assert after < 1.5 * before, seen  # 0.95 to 1.33 were measured
+    assert kinds >= {"honest", "half", "score", "bomb", "slow"}
+    assert health < GOAL_HEALTH_S * allowed, seen
+    assert swap < GOAL_SWAP_S * allowed, seen
+    assert after < GOAL_MEMORY * before, seen
     log = errors.read_text()
     assert process.returncode == 0, log[-1000:]
     assert "Traceback" not in log, log[-10_000:]
