@@ -1,6 +1,8 @@
 """Freed memory is returned to the system after large requests."""
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -28,3 +30,20 @@ def test_a_release_that_is_due_at_the_end_fails_nobody(monkeypatch: pytest.Monke
 
     asyncio.run(end())
     assert not failed
+
+
+class _Node:
+    """An object in a reference cycle."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_old_garbage_is_released_too() -> None:
+    """The errors of a refused body hold it in cycles, which grow old while others are answered."""
+    node = _Node()
+    alive = weakref.ref(node)
+    gc.collect()  # now it is of the oldest generation
+    del node
+    memory._release()
+    assert alive() is None
