@@ -1,4 +1,4 @@
-"""Worlds that others wrote; run with ``uv run --all-extras pytest -m optional``."""
+"""Worlds that others wrote; ``docs/worlds.md`` has the command that runs these tests."""
 
 import asyncio
 import importlib.util
