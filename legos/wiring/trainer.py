@@ -232,6 +232,7 @@ def _size(config: RunConfig, policies: int) -> TrainingSize:
     return TrainingSize(
         rank=training.lora_rank,
         layers=training.lora_layers,
+        use_dora=training.use_dora,
         micro_batch_tokens=backend.micro_batch_tokens,
         checkpointing=backend.gradient_checkpointing,
         others=sum(map(bool, (training.kl_coef, training.ema_kl_coef))),

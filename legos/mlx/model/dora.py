@@ -25,7 +25,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from legos.errors import AdapterError
 from legos.weights.adapter import LoraShape
 
-__all__ = ["DoraLinear", "add_dora", "check_dora", "gain_of", "squared_lengths", "with_gain"]
+__all__ = ["DoraLinear", "check_dora", "gain_of", "insert_dora", "squared_lengths", "with_gain"]
 
 SWITCH = (SwitchLinear, QuantizedSwitchLinear)
 
@@ -53,7 +53,6 @@ class DoraLinear(nn.Module):
         self.m = mx.sqrt(self._squared)
         self.scale = scale
         self.bypassed = False
-        mx.eval(self.parameters(), self._squared)  # one dequantised matrix at a time
 
     def __call__(self, x: mx.array) -> mx.array:
         """The output [.., out] for the input [.., in]."""
@@ -75,15 +74,27 @@ class DoraLinear(nn.Module):
             whole.bias = self.linear.bias
         return whole
 
+    def evaluate(self) -> None:
+        """Compute the row norms and the first arrays."""
+        mx.eval(self.parameters(), self._squared)
 
-def add_dora(model: nn.Module, shape: LoraShape) -> None:
-    """Add DoRA to the modules of a shape, named relative to the tree's root or to a layer.
+    def forget_norms(self) -> None:
+        """Replace the row norms by zeros, so that graphs are built without the base matrix."""
+        self._squared = mx.zeros(self._squared.shape)
+
+
+def insert_dora(model: nn.Module, shape: LoraShape) -> list[DoraLinear]:
+    """Put DoRA into the modules of a shape, named relative to the tree's root or to a layer.
+
+    Returns:
+        The new modules, of which no array is evaluated.
 
     Raises:
         AdapterError: one of the modules is not a linear module.
     """
     keys = set(shape.modules)
     layers: list[nn.Module] = list(model.layers or ())
+    inserted: list[DoraLinear] = []
     for root in (*layers[len(layers) - shape.num_layers :], model):
         found = [(name, module) for name, module in root.named_modules() if name in keys]
         check_dora(dict(found))
@@ -91,6 +102,8 @@ def add_dora(model: nn.Module, shape: LoraShape) -> None:
             (name, DoraLinear(module, rank=shape.rank, scale=shape.scale)) for name, module in found
         ]
         root.update_modules(tree_unflatten(changed))
+        inserted += [module for _, module in changed]
+    return inserted
 
 
 def check_dora(modules: Mapping[str, nn.Module]) -> None:

@@ -12,7 +12,7 @@ from mlx_lm.tuner.lora import LoRALinear, LoRASwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from legos.errors import AdapterError
-from legos.mlx.model.dora import DoraLinear, add_dora, check_dora
+from legos.mlx.model.dora import DoraLinear, check_dora, insert_dora
 from legos.mlx.model.forward import output_head
 from legos.weights.adapter import LoraShape
 from legos.weights.fits import check_shapes
@@ -91,10 +91,10 @@ def add_lora(model: nn.Module, shape: LoraShape, *, seed: int) -> None:
     """
     mx.random.seed(seed)
     if shape.use_dora:
-        add_dora(model, shape)
-        model.eval()
-        return
-    insert_lora(model, shape)
+        for module in insert_dora(model, shape):
+            module.evaluate()  # one dequantised matrix at a time
+    else:
+        insert_lora(model, shape)
     model.eval()
     mx.eval(model.trainable_parameters())
 

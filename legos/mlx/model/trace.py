@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-__all__ = ["peak_of"]
+__all__ = ["num_operations", "peak_of"]
 
 WIDTH = 20  # MLX orders a graph breadth first while fewer operations than this wait
 BEHIND = 165  # kernels that the device may run behind: 11 tasks of 10, and measured half as many
@@ -45,12 +45,21 @@ def peak_of(
     Raises:
         NotImplementedError: the function fails, or MLX cannot export an operation of its graph.
     """
+    return _Run(_graph_of(function, *inputs), behind).peak()
+
+
+def num_operations(function: Callable[..., Sequence[mx.array]], *inputs: mx.array) -> int:
+    """Number of operations of a function's graph; arguments and errors as those of ``peak_of``."""
+    return len(_graph_of(function, *inputs).ordered())
+
+
+def _graph_of(function: Callable[..., Sequence[mx.array]], *inputs: mx.array) -> "_Graph":
     graph = _Graph()
     try:
         mx.export_function(graph.take, function, *inputs)
     except Exception as error:  # of a model's code, whatever it is
         raise NotImplementedError(f"{type(error).__name__}: {error}") from error
-    return _Run(graph, behind).peak()
+    return graph
 
 
 @dataclass(slots=True)

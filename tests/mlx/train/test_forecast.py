@@ -17,6 +17,7 @@ from legos.losses.objective import Objective
 from legos.mac import MACS_GB
 from legos.mlx.checks.small_models import small_model
 from legos.mlx.model import machine
+from legos.mlx.model.load import shapes_of
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.trace import peak_of
 from legos.mlx.model.worker import InlineWorker
@@ -34,6 +35,8 @@ SMALL: dict[str, Any] = {
 MIDDLE = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "vocab_size": 4096}
 WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "vocab_size": 32000}
 
+EXPERTS = SMALL | {"moe_intermediate_size": 128}
+
 
 class Step(NamedTuple):
     rank: int
@@ -41,6 +44,7 @@ class Step(NamedTuple):
     rows: int
     length: int
     checkpointing: bool = False
+    use_dora: bool = False
 
 
 STEPS = (
@@ -56,11 +60,15 @@ IN_CI: list[tuple[str, Mapping[str, Any], Any, Step]] = [
     *(("llama", SMALL, mx.float32, step) for step in STEPS),
     *(("gemma3_text", SMALL, mx.float32, step) for step in STEPS),
     ("gemma2", SMALL, mx.float32, Step(8, 16, 1, 700)),  # its rows are not cut into pieces
+    ("llama", SMALL, mx.float32, Step(8, 16, 2, 512, use_dora=True)),
+    *(("qwen3_moe", EXPERTS, mx.float32, step) for step in STEPS[:2]),
 ]
 BY_HAND: list[tuple[str, Mapping[str, Any], Any, Step]] = [
     *(("llama", fields, mx.float32, step) for fields in (MIDDLE, WIDE) for step in STEPS),
     *(("qwen3", SMALL, mx.float32, step) for step in STEPS),
     *(("llama", SMALL, mx.bfloat16, step) for step in STEPS[::2]),
+    ("llama", MIDDLE, mx.float32, Step(8, 16, 4, 256, checkpointing=True, use_dora=True)),
+    *(("qwen3_moe", EXPERTS, mx.float32, step) for step in STEPS[3:6]),
 ]
 COMBINATIONS = [
     *(pytest.param(*each, marks=pytest.mark.slow) for each in IN_CI),
@@ -69,7 +77,14 @@ COMBINATIONS = [
 
 
 def measured_peak(tree: Any, step: Step, base: int) -> int:
-    shape = lora_shape(tree, rank=step.rank, alpha=8.0, num_layers=step.layers, head=False)
+    shape = lora_shape(
+        tree,
+        rank=step.rank,
+        alpha=8.0,
+        num_layers=step.layers,
+        head=False,
+        use_dora=step.use_dora,
+    )
     add_lora(tree, shape, seed=0)
     config = BackendConfig(
         micro_batch_tokens=step.rows * step.length, gradient_checkpointing=step.checkpointing
@@ -101,7 +116,11 @@ def test_a_forecast_is_one_to_one_and_a_quarter_times_the_measured_peak(
     architecture: str, fields: Any, dtype: Any, step: Step
 ) -> None:
     size = TrainingSize(
-        rank=step.rank, layers=step.layers, checkpointing=step.checkpointing, others=1
+        rank=step.rank,
+        layers=step.layers,
+        checkpointing=step.checkpointing,
+        use_dora=step.use_dora,
+        others=1,
     )
     forecast = Forecast(small_model(architecture, dtype=dtype, **fields), size)
     planned = forecast.peak_bytes(step.rows, step.length)
@@ -211,16 +230,29 @@ def test_what_macs_of_each_size_give(gb: int, usable: float) -> None:
     assert machine.usable_of(advised, memory) == pytest.approx(usable * 2**30, rel=0.01)
 
 
-def test_an_architecture_that_cannot_be_traced_is_measured_instead(
+def test_a_model_whose_graph_grows_with_its_rows_is_measured_instead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fits, "NEGLIGIBLE", 0.0)
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 1}
-    more = {"moe_intermediate_size": 64, "mlp_only_layers": [], "norm_topk_prob": True}
-    fixed = {"model_type": "qwen3_moe", "head_dim": 64, "tie_word_embeddings": True}
-    folder = folder_of(tmp_path, rope_theta=1e4, **fixed, **experts, **more)
+    fields = {"state_size": 8, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True}
+    sizes = {"model_type": "mamba", "time_step_rank": 4, "tie_word_embeddings": True}
+    folder = folder_of(tmp_path, **sizes, **fields)
     line = fits.check_training(folder, TrainingSize(limit_bytes=8 << 30))
     assert line is not None
     assert "cannot be planned before the first step" in line
+    assert "compute one token of a row after the other" in line
     with pytest.raises(ModelError, match=r"GiB of weights, and 0\.00 GiB can be used"):
         fits.check_training(folder, TrainingSize(limit_bytes=1 << 20))
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_a_forecast_reads_no_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_dora: bool
+) -> None:
+    folder = folder_of(tmp_path, hidden_size=1024, intermediate_size=2816)
+    tree = shapes_of(folder)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    Forecast(tree, TrainingSize(use_dora=use_dora)).peak_bytes(1, 64)
+    assert mx.get_peak_memory() - before < 1 << 20
