@@ -10,9 +10,7 @@ from legos import Game
 __all__ = ["OpenSpielGame", "world"]
 
 pyspiel: Any = import_module("pyspiel")
-MOST_LISTED = (
-    16  # moves of the longest game whose starts are listed, so that it is evaluated exactly
-)
+MOST_LISTED = 16  # moves of the longest game that is evaluated exactly
 REMEMBERED = 1 << 14  # states
 
 State = tuple[int | tuple[int, ...], ...]

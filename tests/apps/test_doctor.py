@@ -143,6 +143,7 @@ def test_facts_of_a_mac_are_part_of_the_report(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_small_model_is_checked_within_a_minute() -> None:
     report = examine(self_test=True)
     assert report.healthy, report.text()

@@ -18,6 +18,7 @@ def test_a_python_without_another_trainer_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(900)  # minutes where other programs run
 def test_the_train_bench_measures_every_ratio() -> None:
     figures = bench("train", 1.0, quick=True)

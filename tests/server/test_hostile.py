@@ -24,7 +24,7 @@ import pytest
 from legos.device import ModelHandle
 from legos.weights.adapter import pack_adapter
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 HONEST = 64
 WARM_S, ATTACK_S, SETTLE_S = 8.0, 25.0, 11.0  # heads that do not come are waited for 10 s
