@@ -150,6 +150,7 @@ def test_the_small_model_is_checked_within_a_minute() -> None:
     assert sum(check.seconds for check in report.checks) < 60
 
 
+@pytest.mark.memory
 def test_the_longest_rows_on_macs_come_from_configurations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
