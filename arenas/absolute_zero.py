@@ -44,9 +44,7 @@ class Solve(Arena):
 
     async def play(self, t: Table) -> Mapping[str, float]:
         """One answer."""
-        problem = Problem(*t.task.data)
-        said = (await t.ask("solver", question(problem))).answer
-        return {"solver": float(is_right(said, problem))}
+        return {"solver": await _solved(t)}
 
 
 class AbsoluteZero(Arena):
@@ -101,8 +99,7 @@ class AbsoluteZero(Arena):
     async def play(self, t: Table) -> Mapping[str, float]:
         """A proposal, and the solver's answers to it."""
         if isinstance(t.task.data, Problem):
-            said = (await t.ask("solver", question(t.task.data))).answer
-            return {"proposer": 0.0, "solver": float(is_right(said, t.task.data))}
+            return {"proposer": 0.0, "solver": await _solved(t)}
         kind, examples = t.task.data
         shown = "\n".join(f"PROGRAM: {p.program} INPUT: {list(p.given)}" for p in examples)
         prompt = f"{LANGUAGE}\nWrite a new program and an input, neither easy nor hard:\n{shown}"
@@ -112,19 +109,25 @@ class AbsoluteZero(Arena):
             t.note(str(error))
             return {"proposer": MALFORMED, "solver": 0.0}
         problem, reason = accepted(kind, program, given)
-        store = t.store("problems", limit=KEPT)
-        if problem is not None and f"{program} {given}" in store:
+        store, name = t.store("problems", limit=KEPT), f"{program} {given}"
+        if problem is not None and name in store:
             problem, reason = None, "the problem was proposed before"
         t.metric(gate=float(problem is not None))
         if problem is None:
             t.note(reason)
             return {"proposer": REJECTED, "solver": 0.0}
-        store[f"{program} {given}"] = kind
-        task = Task(id=f"{program} {given}", data=problem)
-        answers = await t.spawn(Solve, task, n=self.answers)
+        store[name] = kind
+        answers = await t.spawn(Solve, Task(id=name, data=problem), n=self.answers)
         right = fmean(episode.rewards.get("solver", 0.0) for episode in answers)
         t.metric(solved=right, operations=float(program.count("|") + 1))
         return {"proposer": 4 * right * (1 - right), "solver": right}
+
+
+async def _solved(t: Table) -> float:
+    """Ask the solver about the task's problem; 1 for a right answer, otherwise 0."""
+    problem = Problem(*t.task.data)
+    said = (await t.ask("solver", question(problem))).answer
+    return float(is_right(said, problem))
 
 
 def question(problem: Problem) -> str:
@@ -177,13 +180,8 @@ def accepted(kind: str, program: str, given: tuple[int, ...]) -> tuple[Problem |
 def _examples(problem: Problem) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """The input and four others, with their outputs."""
     given = problem.given
-    inputs = [
-        given,
-        tuple(x + 1 for x in given),
-        given[::-1],
-        (*given, 7),
-        tuple(2 * x for x in given),
-    ]
+    larger, doubled = tuple(x + 1 for x in given), tuple(2 * x for x in given)
+    inputs = [given, larger, given[::-1], (*given, 7), doubled]
     return [(x, tuple(run(problem.program, x))) for x in inputs]
 
 
