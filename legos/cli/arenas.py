@@ -1,12 +1,11 @@
 """``legos arenas``: list arenas, check one, or begin a new one."""
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import App, Group, Parameter
+from cyclopts import App
 
 from legos.cli.output import Flag, show
-from legos.cli.overrides import EvaluationPlayOptions, dotted
+from legos.cli.overrides import PlaySettings, dotted
 from legos.config.resolve import resolve
 
 __all__ = ["arenas"]
@@ -36,9 +35,7 @@ def check(
     plays: int = 64,
     seed: int = 0,
     json: Flag = False,
-    play: Annotated[
-        EvaluationPlayOptions | None, Parameter(group=Group("Playing", sort_key=0))
-    ] = None,
+    play: PlaySettings = None,
 ) -> int:
     """Play an arena with scripted players and report what is wrong; exit code 1 if anything is.
 

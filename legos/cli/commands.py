@@ -8,10 +8,10 @@ from cyclopts import Group, Parameter
 from legos.cli.output import Flag, show
 from legos.cli.overrides import (
     EvaluationLoopOptions,
-    EvaluationPlayOptions,
     GenerationOptions,
     LoopOptions,
     PlayOptions,
+    PlaySettings,
     TrackOptions,
     TrainingOptions,
     dotted,
@@ -116,9 +116,7 @@ def evaluate(
     /,
     *,
     json: Flag = False,
-    play: Annotated[
-        EvaluationPlayOptions | None, Parameter(group=Group("Playing", sort_key=0))
-    ] = None,
+    play: PlaySettings = None,
     loop: Annotated[
         EvaluationLoopOptions | None, Parameter(group=Group("Evaluation", sort_key=1))
     ] = None,

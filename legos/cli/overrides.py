@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast, get_args
 
-from cyclopts import Parameter, Token
+from cyclopts import Group, Parameter, Token
 from pydantic.fields import FieldInfo
 
 from legos.config.schema import (
@@ -23,6 +23,7 @@ __all__ = [
     "GenerationOptions",
     "LoopOptions",
     "PlayOptions",
+    "PlaySettings",
     "TrackOptions",
     "TrainingOptions",
     "dotted",
@@ -84,6 +85,12 @@ else:
     EvaluationLoopOptions = _options(
         "loop", LoopConfig, "evaluation_plays", "evaluation_temperature"
     )
+
+
+PlaySettings = Annotated[
+    EvaluationPlayOptions | None, Parameter(group=Group("Playing", sort_key=0))
+]
+"""The settings of play that commands other than ``train`` take."""
 
 
 def dotted(

@@ -1,13 +1,10 @@
 """``legos play`` and ``legos watch``: play an arena, and look at plays."""
 
 import sys
-from typing import Annotated
-
-from cyclopts import Group, Parameter
 
 from legos.cli.commands import Key, Several
 from legos.cli.output import Flag, show
-from legos.cli.overrides import EvaluationPlayOptions, dotted
+from legos.cli.overrides import PlaySettings, dotted
 from legos.config.resolve import resolve
 from legos.errors import ConfigError
 
@@ -28,9 +25,7 @@ def play(
     seed: int | None = None,
     temperature: float = 1.0,
     thinking: Flag = False,
-    play: Annotated[
-        EvaluationPlayOptions | None, Parameter(group=Group("Playing", sort_key=0))
-    ] = None,
+    play: PlaySettings = None,
 ) -> int:
     """Play an arena in the terminal: you, bots, models and servers in any seat.
 
