@@ -6,6 +6,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
+from arenas.worlds import seeded_tasks
 from legos import Arena, Client, Table, Task
 
 __all__ = ["PettingZooGame", "world"]
@@ -45,9 +46,7 @@ class PettingZooGame(Arena):
 
     def tasks(self, rng: random.Random) -> Iterator[Task]:
         """Plays that differ in their seed."""
-        while True:
-            seed = rng.getrandbits(31)
-            yield Task(id=str(seed), seed=seed)
+        return seeded_tasks(rng)
 
     async def play(self, t: Table) -> Mapping[str, float]:
         """Ask whose turn it is until every role has ended."""

@@ -7,6 +7,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
+from arenas.worlds import seeded_tasks
 from legos import Arena, Client, Table, Task, Void
 
 __all__ = ["TextArenaGame", "world"]
@@ -55,9 +56,7 @@ class TextArenaGame(Arena):
 
     def tasks(self, rng: random.Random) -> Iterator[Task]:
         """Plays that differ in their seed."""
-        while True:
-            seed = rng.getrandbits(31)
-            yield Task(id=str(seed), seed=seed)
+        return seeded_tasks(rng)
 
     async def play(self, t: Table) -> Mapping[str, float]:
         """Ask whose turn it is until the game ends."""
