@@ -3,11 +3,11 @@
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 from arenas.expressions import value_of
-from legos import Arena, Table, Task
+from legos import Arena, Episode, Table, Task
 
 __all__ = ["KINDS", "LEVELS", "Puzzle", "Zorplex"]
 
@@ -76,7 +76,8 @@ class Zorplex(Arena):
     Rewards: 1 for the right number after the tag, 0.2 for the tag, -0.1 for each call beyond what
     the task needs. Each play counts as one of ``tool_spam`` (more than 2 such calls, whatever
     else), ``wrong_format`` (no tag), ``success`` or ``wrong_answer``. Credit compares the plays of
-    one table. The number that shows learning is ``success`` on new tables: guessing gives 0.01.
+    one table. The curriculum begins with easy tables, and plays harder ones as ``success`` rises.
+    The number that shows learning is ``success`` on new tables: guessing gives 0.01.
     """
 
     reward_weights: Mapping[str, float] = {"correct": 1.0, "format": 0.2, "extra_calls": -0.1}
@@ -87,11 +88,11 @@ class Zorplex(Arena):
         client: Any = None,
         *,
         kinds: Sequence[str] = KINDS,
-        level: str = "easy",
+        levels: Sequence[str] = LEVELS,
         turns: int = 6,
         **kwargs: Any,
     ) -> None:
-        """Choose the kinds of tasks, their level, and the maximum number of replies of a play.
+        """Choose the kinds of tasks, their levels, and the maximum number of replies of a play.
 
         Raises:
             ValueError: an unknown kind or level, or no reply.
@@ -99,18 +100,22 @@ class Zorplex(Arena):
         super().__init__(client, **kwargs)
         if not kinds or not set(kinds) <= set(KINDS):
             raise ValueError(f"kinds are {list(kinds)}; expected some of {', '.join(KINDS)}")
-        if level not in LEVELS:
-            raise ValueError(f"level is {level!r}; expected one of {', '.join(LEVELS)}")
+        if not levels or not set(levels) <= set(LEVELS):
+            raise ValueError(f"levels are {list(levels)}; expected some of {', '.join(LEVELS)}")
         if turns < 1:
             raise ValueError(f"turns is {turns}; expected at least 1 reply")
-        self.kinds, self.level, self.turns = tuple(kinds), LEVELS.index(level), turns
+        self.kinds, self.levels, self.turns = tuple(kinds), tuple(levels), turns
 
     def tasks(self, rng: random.Random) -> Iterable[Task]:
-        """Puzzles with fresh tables, the kinds in turn."""
+        """Puzzles with fresh tables, the levels and kinds in turn."""
         while True:
-            for kind in self.kinds:
-                name = f"{kind}/{LEVELS[self.level]}/{rng.getrandbits(40):010x}"
-                yield Task(id=name, data=_puzzle(kind, self.level, rng))
+            for level, kind in product(self.levels, self.kinds):
+                name = f"{kind}/{level}/{rng.getrandbits(40):010x}"
+                yield Task(id=name, data=_puzzle(kind, LEVELS.index(level), rng), level=level)
+
+    def success(self, episode: Episode) -> float:
+        """Whether the play counts as a success."""
+        return episode.metrics.get("success", 0.0)
 
     def example(self, role: str, prompt: str, rng: random.Random) -> str:
         """A call at the first prompt, and an answer afterwards."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from legos.arena.answer import Reply
     from legos.arena.arena import Arena, GameArena
+    from legos.arena.curriculum import Climb, Uniform
     from legos.arena.endings import Draw, Forfeit, Void
     from legos.arena.game import Game
     from legos.arena.rows import hold_out, read_tasks
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from legos.data.message import Completion, Message, Sampling
     from legos.errors import RunError
     from legos.loop.loop import synchronous_training_loop, training_loop
-    from legos.protocols import Client, Matchmaker, RewardModel, Seat
+    from legos.protocols import Client, Curriculum, Matchmaker, RewardModel, Seat
     from legos.wiring.arena import make_arena
     from legos.wiring.evaluate import evaluate
     from legos.wiring.model import apply_lora, disable_lora, load_model
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "legos.arena.answer": "Reply",
     "legos.arena.arena": "Arena GameArena",
+    "legos.arena.curriculum": "Climb Uniform",
     "legos.arena.endings": "Draw Forfeit Void",
     "legos.arena.game": "Game",
     "legos.arena.rows": "hold_out read_tasks",
@@ -55,7 +57,7 @@ _NAMES = {
     "legos.data.message": "Completion Message Sampling",
     "legos.errors": "RunError",
     "legos.loop.loop": "synchronous_training_loop training_loop",
-    "legos.protocols": "Client Matchmaker RewardModel Seat",
+    "legos.protocols": "Client Curriculum Matchmaker RewardModel Seat",
     "legos.wiring.arena": "make_arena",
     "legos.wiring.evaluate": "evaluate",
     "legos.wiring.model": "apply_lora disable_lora load_model",
@@ -66,7 +68,9 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names.spl
 __all__ = [
     "Arena",
     "Client",
+    "Climb",
     "Completion",
+    "Curriculum",
     "Draw",
     "Episode",
     "Forfeit",
@@ -94,6 +98,7 @@ __all__ = [
     "Trainer",
     "TrainingConfig",
     "TurnCredit",
+    "Uniform",
     "Void",
     "apply_lora",
     "disable_lora",

@@ -7,6 +7,7 @@
 The fakes for tests are in ``legos.testing``; the protocols of a device are in ``legos/device.py``.
 """
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ __all__ = [
     "BatchClient",
     "Client",
     "CreditAssigner",
+    "Curriculum",
     "Deliver",
     "Engine",
     "Matchmaker",
@@ -308,6 +310,36 @@ class CreditAssigner(Protocol):
 
     def state(self) -> dict[str, Any]:
         """The state that a resumed run needs (baselines), as JSON values."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state`` returned."""
+        ...
+
+
+class Curriculum(Protocol):
+    """Chooses the level of each task from the success of earlier plays, in arenas with levels."""
+
+    def choose(self, levels: Sequence[str], rng: random.Random) -> str:
+        """The level of the next task.
+
+        Args:
+            levels: the arena's levels, easiest first.
+            rng: the only source of randomness, so that a resumed run chooses the same levels.
+        """
+        ...
+
+    def record(self, level: str, successes: Sequence[float]) -> None:
+        """Take note of the finished plays of a group that have this level, in training only.
+
+        Args:
+            level: their level.
+            successes: success of each play, 0 to 1; at least one.
+        """
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """The state that a resumed run needs (success of each level), as JSON values."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -24,7 +24,9 @@ MAX_EXAMPLE_LINES = 80
 PUBLIC_NAMES = {
     "Arena",
     "Client",
+    "Climb",
     "Completion",
+    "Curriculum",
     "Draw",
     "Episode",
     "Forfeit",
@@ -52,6 +54,7 @@ PUBLIC_NAMES = {
     "Trainer",
     "TrainingConfig",
     "TurnCredit",
+    "Uniform",
     "Void",
     "apply_lora",
     "disable_lora",

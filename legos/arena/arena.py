@@ -6,6 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from legos.arena.checks import check_attributes, check_names, checked_rewards, checked_seats, shown
+from legos.arena.curriculum import Climb
 from legos.arena.cursor import TaskCursor
 from legos.arena.game import Game
 from legos.arena.matchmaker import ArenaSeats
@@ -13,12 +14,12 @@ from legos.arena.playable import Playable, Rewards
 from legos.arena.step import play_step
 from legos.arena.store import Stores
 from legos.arena.table import Table
-from legos.data.episode import Task
+from legos.data.episode import Episode, Task
 from legos.data.message import Sampling
 from legos.data.sample import TrainingBatch
 from legos.data.seeds import mix
 from legos.errors import ArenaError
-from legos.protocols import Client, CreditAssigner, Matchmaker, Seat
+from legos.protocols import Client, CreditAssigner, Curriculum, Matchmaker, Seat
 
 __all__ = ["Arena", "GameArena"]
 
@@ -37,6 +38,7 @@ class Arena(Playable):
         *,
         credit_assigner: CreditAssigner | None = None,
         matchmaker: Matchmaker | None = None,
+        curriculum: Curriculum | None = None,
         temperature: float = 1.0,
         seed: int = 0,
     ) -> None:
@@ -46,12 +48,14 @@ class Arena(Playable):
             client: client of every seat, unless ``seats`` chooses another.
             credit_assigner: turns rewards into advantages.
             matchmaker: decides who sits in which seat; None: ``seats`` decides.
+            curriculum: chooses the levels of tasks, if the arena has ``levels``; None: ``Climb``.
             temperature: sampling temperature of the policy.
             seed: seed of tasks and plays.
         """
         self.client = client
         self.credit_assigner = credit_assigner
         self.matchmaker: Matchmaker = matchmaker or ArenaSeats()
+        self.curriculum: Curriculum = curriculum or Climb()
         self.temperature = temperature
         self.seed = seed
         self.cursor = TaskCursor(self)
@@ -70,6 +74,9 @@ class Arena(Playable):
 
     def tasks(self, rng: random.Random) -> Iterable[Task]:
         """The tasks to play, in order; a finite sequence starts again when it ends.
+
+        If the arena has ``levels``, every task has one (``Task.level``): the curriculum chooses the
+        level of each task of a run, whose next task in this order is then played.
 
         Args:
             rng: the only source of randomness, so that a resumed run draws the same tasks.
@@ -92,6 +99,13 @@ class Arena(Playable):
         A reward is a number or, if ``reward_weights`` names parts, part -> value.
         """
         raise ArenaError(f"arena {self.name!r} has no play; write async def play(self, t)")
+
+    def success(self, episode: Episode) -> float:
+        """How far a play succeeded, 0 to 1: by default, whether the first role's reward reaches 1.
+
+        The curriculum uses it, and evaluations report its mean for each level.
+        """
+        return float(episode.rewards[self.roles[0]] >= 1.0)
 
     def example(self, role: str, prompt: str, rng: random.Random) -> str | None:
         """An answer in the form that a role's answers have, for ``legos arenas check``.
@@ -191,10 +205,11 @@ class Arena(Playable):
         return await play_step(self, self.cursor, self.credit_assigner, concurrency)
 
     def state(self) -> dict[str, Any]:
-        """The state that a resumed run needs: the task position, credit, matchmaker and stores."""
+        """The state that a resumed run needs: tasks, curriculum, credit, matchmaker, stores."""
         credit = self.credit_assigner.state() if self.credit_assigner else {}
         return {
             "cursor": self.cursor.state(),
+            "curriculum": self.curriculum.state(),
             "credit": credit,
             "matchmaker": self.matchmaker.state(),
             "stores": self.stores.state(),
@@ -203,6 +218,7 @@ class Arena(Playable):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what ``state`` returned."""
         self.cursor.restore(state["cursor"])
+        self.curriculum.restore(state["curriculum"])
         if self.credit_assigner:
             self.credit_assigner.restore(state["credit"])
         self.matchmaker.restore(state["matchmaker"])

@@ -58,6 +58,8 @@ def check_attributes(arena: Playable) -> None:
     name = f"arena {arena.name!r}"
     check_names(arena.roles, f"roles of {name}")
     check_names(arena.policies, f"policies of {name}")
+    if arena.levels:
+        check_names(arena.levels, f"levels of {name}")
     if arena.illegal not in ILLEGAL:
         raise ArenaError(
             f"illegal of {name} is {arena.illegal!r}{did_you_mean(str(arena.illegal), ILLEGAL)}"
@@ -136,7 +138,7 @@ def checked_tasks(arena: Playable, rng: random.Random, *, held_out: bool = False
         else:
             source = f"held_out() of arena {arena.name!r}"
         for task in _iterable(given, source):
-            _check_task(task, source)
+            _check_task(task, source, arena.levels)
             yield task
     except LegosError:
         raise
@@ -159,13 +161,18 @@ def _iterable(given: Any, source: str) -> Iterable[Any]:
     return given
 
 
-def _check_task(task: object, source: str) -> None:
+def _check_task(task: object, source: str, levels: Sequence[str]) -> None:
     if not isinstance(task, Task):
         raise ArenaError(
             f"{source} yielded {shown(task)}; expected a Task, such as Task(id='sum/1', data=...)"
         )
     if not isinstance(task.id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArenaError(f"{source} yielded a Task whose id is {shown(task.id)}; expected text")
+    if levels and task.level not in levels:
+        raise ArenaError(
+            f"{source} yielded task {task.id!r} with level={shown(task.level)}; expected one of "
+            f"the arena's levels: {', '.join(levels)}"
+        )
 
 
 def checked_seats(

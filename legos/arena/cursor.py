@@ -3,9 +3,13 @@
 Tasks are drawn in rounds of ``tasks_per_step``, the plays of one ``arena.step``. A round is split
 into groups, which are played and finished one by one. After a resume, tasks that were drawn but not
 finished are played again with the same seeds.
+
+An arena with levels has one stream of tasks for each level, and its curriculum chooses the stream
+of each task when a round begins.
 """
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -23,14 +27,17 @@ __all__ = ["PlannedGroup", "Split", "TaskCursor", "plays_from"]
 Split = Literal["round", "id"]
 """What is played as one group: a whole round, or its tasks with one id."""
 
+LEVELS = 1  # random stream of a round from which its levels are drawn
+MAX_OTHERS = 100_000  # tasks of other levels after which a level counts as empty
+
 
 @dataclass(slots=True, eq=False)
 class _Round:
     """Tasks that were drawn together."""
 
-    first_task: int  # number of tasks drawn before this round
     first_play: int  # number of plays planned before this round
-    tasks: list[Task]
+    tasks: dict[int, Task]  # index in the round -> task
+    places: dict[int, tuple[str | None, int]]  # index -> level, and position in its stream
     waiting: list[int]  # indices of the tasks that are not being played yet, in order
     unfinished: set[int]  # indices of the tasks whose group has not been finished
 
@@ -54,9 +61,9 @@ class TaskCursor:
 
     def __init__(self, arena: Playable) -> None:
         self._arena = arena
-        self._tasks_drawn = 0
+        self._drawn: Counter[str | None] = Counter()  # level -> number of tasks drawn
         self._plays_planned = 0
-        self._stream: Iterator[Task] | None = None
+        self._streams: dict[str | None, Iterator[Task]] = {}  # level -> its further tasks
         self._rounds: list[_Round] = []  # those with unfinished tasks, oldest first
 
     def next_group(self, split: Split) -> PlannedGroup:
@@ -95,40 +102,58 @@ class TaskCursor:
     def state(self) -> dict[str, Any]:
         """The position and the unfinished tasks, as JSON values."""
         return {
-            "tasks_drawn": self._tasks_drawn,
+            "drawn": [[level, number] for level, number in self._drawn.items()],
             "plays_planned": self._plays_planned,
             "unfinished": [
-                [each.first_task, each.first_play, sorted(each.unfinished)] for each in self._rounds
+                [each.first_play, [[n, *each.places[n]] for n in sorted(each.unfinished)]]
+                for each in self._rounds
             ],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state`` returned.
+        """Take back what ``state`` returned, without tasks of levels that the arena lacks.
 
         Raises:
             ArenaError: ``tasks`` failed, or yields none.
         """
-        self._tasks_drawn = state["tasks_drawn"]
+        self._drawn = Counter(dict(state["drawn"]))
         self._plays_planned = state["plays_planned"]
-        self._stream = None
+        self._streams = {}
         self._rounds = []
-        for first_task, first_play, numbers in state["unfinished"]:
-            stream = _stream(self._arena, skip=first_task, seed=self._arena.seed)
-            tasks = list(islice(stream, max(numbers) + 1))
-            self._rounds.append(_Round(first_task, first_play, tasks, list(numbers), set(numbers)))
+        for first_play, unfinished in state["unfinished"]:
+            tasks: dict[int, Task] = {}
+            places = {number: (level, position) for number, level, position in unfinished}
+            for level in (None, *self._arena.levels):
+                wanted = {at: number for number, (of, at) in places.items() if of == level}
+                if wanted:
+                    first, last = min(wanted), max(wanted)
+                    stream = islice(self._stream(level, skip=first), last - first + 1)
+                    found = enumerate(stream, start=first)
+                    tasks |= {wanted[at]: task for at, task in found if at in wanted}
+            if tasks:
+                self._rounds.append(_Round(first_play, tasks, places, sorted(tasks), set(tasks)))
 
     def _new_round(self) -> _Round:
-        arena = self._arena
-        if self._stream is None:
-            self._stream = _stream(arena, skip=self._tasks_drawn, seed=arena.seed)
-        tasks = list(islice(self._stream, arena.tasks_per_step))
-        numbers = range(len(tasks))
-        drawn = _Round(self._tasks_drawn, self._plays_planned, tasks, list(numbers), set(numbers))
-        self._tasks_drawn += len(tasks)
+        arena, first_play = self._arena, self._plays_planned
+        rng = random.Random(mix(arena.seed, LEVELS, first_play))
+        tasks: dict[int, Task] = {}
+        places: dict[int, tuple[str | None, int]] = {}
+        for number in range(arena.tasks_per_step):
+            level = arena.curriculum.choose(arena.levels, rng) if arena.levels else None
+            if level not in self._streams:
+                self._streams[level] = self._stream(level, skip=self._drawn[level])
+            tasks[number] = next(self._streams[level])
+            places[number] = level, self._drawn[level]
+            self._drawn[level] += 1
+        drawn = _Round(first_play, tasks, places, list(tasks), set(tasks))
         self._plays_planned += len(tasks) * arena.group_size
-        check_tasks(arena.name, tasks)
+        check_tasks(arena.name, tasks.values())
         self._rounds.append(drawn)
         return drawn
+
+    def _stream(self, level: str | None, *, skip: int) -> Iterator[Task]:
+        """The tasks of a level after the first ``skip``; None: all tasks."""
+        return _stream(self._arena, skip=skip, seed=self._arena.seed, level=level)
 
 
 def plays_from(
@@ -153,19 +178,31 @@ def plays_from(
     return [(task, mix(seed, index)) for index, task in enumerate(tasks)]
 
 
-def _stream(arena: Playable, *, skip: int, seed: int, held_out: bool = False) -> Iterator[Task]:
-    """Tasks of epoch 0, 1, ... without the first ``skip``."""
+def _stream(
+    arena: Playable, *, skip: int, seed: int, level: str | None = None, held_out: bool = False
+) -> Iterator[Task]:
+    """Tasks of epoch 0, 1, ... without the first ``skip``; None: tasks of all levels."""
     epoch = 0
     while True:
-        empty = True
+        found = False
+        others = 0  # number of tasks of other levels since the last one of this level
         for task in checked_tasks(arena, random.Random(mix(seed, epoch)), held_out=held_out):
-            empty = False
+            if level not in (None, task.level):
+                others += 1
+                if others == MAX_OTHERS:
+                    raise ArenaError(
+                        f"arena {arena.name!r} has no task of level {level!r} among {others} tasks "
+                        "of tasks(rng); yield tasks of all levels in turn"
+                    )
+                continue
+            found, others = True, 0
             if skip:
                 skip -= 1
             else:
                 yield task
-        if empty and held_out and arena.held_out(random.Random(seed)) is not None:
+        if not found and held_out and arena.held_out(random.Random(seed)) is not None:
             return
-        if empty:
-            raise ArenaError(f"arena {arena.name!r} has no tasks; tasks(rng) yielded none")
+        if not found:
+            which = "no tasks" if level is None else f"no task of level {level!r}"
+            raise ArenaError(f"arena {arena.name!r} has {which}; tasks(rng) yielded none")
         epoch += 1

@@ -6,9 +6,9 @@ from typing import Any, Literal, Protocol
 
 from legos.arena.game import Game
 from legos.arena.store import Stores
-from legos.data.episode import Task
+from legos.data.episode import Episode, Task
 from legos.data.names import POLICY
-from legos.protocols import Matchmaker, Seat
+from legos.protocols import Curriculum, Matchmaker, Seat
 
 __all__ = ["IllegalMove", "Playable", "Rewards"]
 
@@ -38,10 +38,12 @@ class Playable(Protocol):
     report_after_s: float = 60.0  # seconds without an ended play until the log reports the wait
     max_tokens: int | None = 256  # default limit of a reply; None: length of its longest choice
     policies: tuple[str, ...] = (POLICY,)  # names of the adapters that are trained
+    levels: tuple[str, ...] = ()  # levels of its tasks, easiest first; (): tasks in their order
     recommended: Mapping[str, object] = {}  # recommended settings, dotted names
     seed: int  # seed of tasks and plays
     matchmaker: Matchmaker  # decides who sits in which seat
     stores: Stores  # what plays keep for later plays
+    curriculum: Curriculum  # chooses the levels of tasks, where there are levels
 
     @property
     def name(self) -> str:
@@ -59,6 +61,10 @@ class Playable(Protocol):
 
     def held_out(self, rng: random.Random) -> Iterable[Task] | None:
         """Tasks of evaluations; None: those of ``tasks``."""
+        ...
+
+    def success(self, episode: Episode) -> float:
+        """How far a play succeeded, 0 to 1."""
         ...
 
     def seated(self, task: Task, seed: int) -> Mapping[str, Seat]:

@@ -7,8 +7,11 @@ from functools import partial
 from inspect import isasyncgen, isawaitable, iscoroutine
 from typing import Any
 
+from msgspec.structs import replace
+
 from legos.arena.credited import batch_of
-from legos.arena.cursor import TaskCursor
+from legos.arena.curriculum import level_metrics, record_levels
+from legos.arena.cursor import PlannedGroup, TaskCursor
 from legos.arena.game_plays import GamePlays
 from legos.arena.means import with_children
 from legos.arena.outcome import episode_after, episode_of, rewards_of
@@ -23,7 +26,15 @@ from legos.errors import (
 )
 from legos.protocols import CreditAssigner
 
-__all__ = ["failures", "play_all", "play_each", "play_step", "required_credit", "warn_of"]
+__all__ = [
+    "failures",
+    "finish_group",
+    "play_all",
+    "play_each",
+    "play_step",
+    "required_credit",
+    "warn_of",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +65,34 @@ async def play_step(
     except BaseException:
         cursor.give_back(group)
         raise
-    cursor.finish(group)
-    for episode in episodes:
-        arena.matchmaker.record(episode)
+    batch = finish_group(arena, cursor, group, episodes, credit)
     if all(episode.failure == "failed" for episode in episodes):
         raise ArenaError(failures(len(episodes), episodes))
     warn_of(episodes)
-    return batch_of(episodes, credit, num_tasks=group.num_tasks)
+    return batch
+
+
+def finish_group(
+    arena: Playable,
+    cursor: TaskCursor,
+    group: PlannedGroup,
+    episodes: Sequence[Episode],
+    credit: CreditAssigner,
+) -> TrainingBatch:
+    """Turn the episodes of a group into a batch; matchmaker and curriculum see them.
+
+    Raises:
+        ArenaError: the credit rule failed, or ``success`` of the arena returned no number.
+    """
+    batch = batch_of(episodes, credit, num_tasks=group.num_tasks)
+    metrics, weights = level_metrics(arena, episodes)
+    for episode in episodes:
+        arena.matchmaker.record(episode)
+    record_levels(arena, episodes)
+    cursor.finish(group)
+    return replace(
+        batch, metrics={**batch.metrics, **metrics}, weights={**batch.weights, **weights}
+    )
 
 
 def required_credit(arena: Playable, credit: CreditAssigner | None) -> CreditAssigner:

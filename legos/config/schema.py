@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
+from legos.arena.curriculum import CurriculumName
 from legos.arena.playable import IllegalMove
 from legos.config.objective import ObjectiveSettings
 from legos.config.setting import Settings, knob
@@ -153,6 +154,13 @@ class PlayConfig(Settings):
     discount: float = knob(1.0, ge=0, le=1)
     """Factor on a reward for each turn until it comes, in credit rules that give every turn an
     advantage of its own."""
+    curriculum: CurriculumName | None = knob(None)
+    """Which level the next task has, in arenas with levels: climb plays the easiest level that is
+    not mastered, and some easier tasks; uniform plays all equally often; none: the arena's own."""
+    curriculum_threshold: float | None = knob(None, unit="share", gt=0, le=1)
+    """Success from which on climb plays the next level; none: 0.8."""
+    curriculum_easier: float | None = knob(None, unit="share", ge=0, lt=1)
+    """Share of tasks that climb draws from all easier levels; none: 0.2."""
     overlong_margin: int | None = knob(None, unit="tokens", ge=1)
     """Penalise long completions: a penalty grows from 0 to 1 over this many tokens before the token
     limit; none: no penalty."""
@@ -285,6 +293,14 @@ class RunConfig(Settings):
                 "training.zero_advantage is 'remove' but play.credit is 'rae', where an advantage "
                 "of 0 does not mean that all plays of a task earned the same; set zero_advantage "
                 "to 'keep'"
+            )
+        climb = {"curriculum_threshold": play.curriculum_threshold}
+        climb["curriculum_easier"] = play.curriculum_easier
+        given = [name for name, value in climb.items() if value is not None]
+        if given and play.curriculum != "climb":
+            raise ConfigError(
+                f"play.{given[0]} is {climb[given[0]]} but play.curriculum is {play.curriculum!r}; "
+                "set play.curriculum to climb, or leave the other out"
             )
         if play.discount != 1.0 and play.credit not in DISCOUNTED:
             raise ConfigError(

@@ -4,9 +4,11 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any, cast
 
 from legos.arena.arena import Arena, GameArena
+from legos.arena.curriculum import success_rates
 from legos.arena.cursor import plays_from
 from legos.arena.means import play_figures, with_children
 from legos.arena.step import play_all, warn_of
@@ -141,6 +143,9 @@ class ArenaEvaluation:
             "arena": arena.name,
             **dict.fromkeys(UNDEFINED),
             **play_figures(list(with_children(episodes))),
+            "success": {
+                level: fmean(found) for level, found in success_rates(arena, episodes).items()
+            },
         }
 
 

@@ -9,10 +9,9 @@ staleness limit is 0, so that the trainer waits for all of them anyway.
 import asyncio
 
 from legos.arena.arena import Arena
-from legos.arena.credited import batch_of
 from legos.arena.cursor import PlannedGroup, Split
 from legos.arena.stage import Stage, stage_of
-from legos.arena.step import play_each, required_credit
+from legos.arena.step import finish_group, play_each, required_credit
 from legos.loop.buffer import Admission, Buffer, Stopped
 
 __all__ = ["Player"]
@@ -71,9 +70,6 @@ class Player:
 
     async def _play(self, stage: Stage, group: PlannedGroup, admission: Admission) -> None:
         episodes = await play_each(stage, self._arena, group.plays)
-        batch = batch_of(episodes, self._credit, num_tasks=group.num_tasks)
-        for episode in episodes:
-            self._arena.matchmaker.record(episode)
-        self._arena.cursor.finish(group)
+        batch = finish_group(self._arena, self._arena.cursor, group, episodes, self._credit)
         self._unfinished.discard(group)
         await self._buffer.put(batch, admission)

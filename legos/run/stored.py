@@ -72,6 +72,7 @@ def episode_to_json(episode: Episode) -> dict[str, Any]:
     return {
         "arena": episode.arena,
         "task": episode.task.id,
+        "level": episode.task.level,
         "seed": episode.task.seed,
         "play_seed": episode.seed,
         "rewards": dict(episode.rewards),

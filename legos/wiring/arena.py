@@ -6,6 +6,7 @@ from typing import Any
 
 from legos.arena.arena import Arena, GameArena
 from legos.arena.checks import check_attributes
+from legos.arena.curriculum import make_curriculum
 from legos.arena.game import Game
 from legos.arena.registry import find_arena
 from legos.config.schema import GenerationConfig, PlayConfig
@@ -44,7 +45,8 @@ def make_arena(
     Raises:
         ArenaError: the arena is not found, its constructor does not take an option, or an
             attribute is invalid.
-        ConfigError: the arena does not use the requested credit rule.
+        ConfigError: the arena does not use the requested credit rule, or has no levels for the
+            requested curriculum.
     """
     play = play or PlayConfig()
     kind = find_arena(name)
@@ -81,9 +83,27 @@ def make_arena(
         value = getattr(play, field)
         if value is not None:
             setattr(arena, field, value)
+    if play.curriculum is not None:
+        _follow(arena, play)
     if play.overlong_margin is not None:
         _penalise_overlong(arena, play.overlong_margin)
     return arena
+
+
+def _follow(arena: Arena, play: PlayConfig) -> None:
+    """Set the curriculum of the configuration.
+
+    Raises:
+        ConfigError: the tasks of the arena have no levels.
+    """
+    if not arena.levels:
+        raise ConfigError(
+            f"play.curriculum is {play.curriculum!r} but arena {arena.name!r} has no levels; leave "
+            "play.curriculum out, or list them in the arena: levels = ('easy', 'hard')"
+        )
+    settings = {"threshold": play.curriculum_threshold, "easier": play.curriculum_easier}
+    given = {name: value for name, value in settings.items() if value is not None}
+    arena.curriculum = make_curriculum(str(play.curriculum), **given)
 
 
 def _penalise_overlong(arena: Arena, margin: int) -> None:

@@ -1,5 +1,6 @@
 """Zorplex: its tables, its tools, and how plays are counted."""
 
+import asyncio
 import random
 from itertools import islice
 
@@ -7,8 +8,8 @@ import pytest
 from scripted_play import played
 
 from arenas.zorplex import KINDS, LEVELS, WORDS, Puzzle, Zorplex
-from legos import Task
-from legos.testing import Asked
+from legos import GRPOCredit, Task
+from legos.testing import Asked, ScriptedClient
 
 PUZZLE = Puzzle("simple", "What is the number of jade?", {"LOOKUP[jade]": "17"}, 17, 1)
 
@@ -53,9 +54,19 @@ def test_results_are_the_next_prompt() -> None:
     assert prompts[3] == "There is neither a call nor an [ANSWER] in this."
 
 
+def test_the_curriculum_begins_with_easy_tables() -> None:
+    arena = Zorplex(ScriptedClient(lambda _: "[ANSWER] 0"), credit_assigner=GRPOCredit())
+    arena.tasks_per_step, arena.group_size = 4, 2
+    batch = asyncio.run(arena.step())
+    assert {episode.task.level for episode in batch.episodes} == {"easy"}
+    assert batch.metrics["curriculum/success/easy"] == 0.0
+    tasks = list(islice(arena.tasks(random.Random(0)), 12))
+    assert [task.level for task in tasks] == [level for level in LEVELS for _ in KINDS]
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_puzzles_can_be_solved_with_the_calls_they_need(level: str) -> None:
-    arena = Zorplex(level=level)
+    arena = Zorplex(levels=[level])
     tasks = list(islice(arena.tasks(random.Random(4)), 40))
     assert len({task.id for task in tasks}) == 40
     assert {task.data.kind for task in tasks} == set(KINDS)
@@ -80,9 +91,10 @@ def test_puzzles_can_be_solved_with_the_calls_they_need(level: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"levels": []}, "expected some of easy"),
         ({"kinds": ["hard"]}, "expected some of simple"),
         ({"kinds": []}, "expected some of simple"),
-        ({"level": "huge"}, "expected one of easy"),
+        ({"levels": ["huge"]}, "expected some of easy"),
         ({"turns": 0}, "at least 1 reply"),
     ],
 )

@@ -1,0 +1,157 @@
+"""Curricula: which level the next task has, given how earlier plays of each level went."""
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from legos.arena.playable import Playable
+from legos.data.episode import Episode
+from legos.errors import ConfigError, did_you_mean
+from legos.protocols import Curriculum
+
+__all__ = [
+    "Climb",
+    "CurriculumName",
+    "Uniform",
+    "level_metrics",
+    "make_curriculum",
+    "record_levels",
+    "success_rates",
+]
+
+CurriculumName = Literal["climb", "uniform"]
+HORIZON = 64  # plays over which the EMA of a level's success forgets
+
+
+class Climb:
+    """Plays the easiest level whose success is below a threshold, and some tasks of easier levels.
+
+    The success of a level is an EMA over its plays, which starts at 0. A level is left when its EMA
+    reaches the threshold, and returned to when it falls below, as plays of easier levels show.
+
+    Attributes:
+        success: level -> EMA of the success of its plays, 0 to 1; 0 for other levels.
+    """
+
+    def __init__(self, *, threshold: float = 0.8, easier: float = 0.2) -> None:
+        """Make a curriculum.
+
+        Args:
+            threshold: success from which on the next level is played, above 0, at most 1.
+            easier: share of tasks that are drawn from all easier levels, equally often, below 1.
+
+        Raises:
+            ConfigError: a value is out of range.
+        """
+        if not 0.0 < threshold <= 1.0 or not 0.0 <= easier < 1.0:
+            raise ConfigError(
+                f"threshold is {threshold} and easier {easier}; expected a threshold above 0 and "
+                "at most 1, and a share of easier tasks from 0 to below 1"
+            )
+        self.threshold = threshold
+        self.easier = easier
+        self.success: dict[str, float] = {}
+
+    def choose(self, levels: Sequence[str], rng: random.Random) -> str:
+        """The first level that is not mastered, or an easier one; the last if all are mastered."""
+        number = len(levels) - 1
+        for index, level in enumerate(levels):
+            if self.success.get(level, 0.0) < self.threshold:
+                number = index
+                break
+        if number and rng.random() < self.easier:
+            number = rng.randrange(number)
+        return levels[number]
+
+    def record(self, level: str, successes: Sequence[float]) -> None:
+        """Move the EMA of the level by the plays of one group, which count equally."""
+        mean = sum(successes) / len(successes)
+        kept = (1.0 - 1.0 / HORIZON) ** len(successes)
+        self.success[level] = mean + kept * (self.success.get(level, 0.0) - mean)
+
+    def state(self) -> dict[str, Any]:
+        """The EMA of each level."""
+        return dict(self.success)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state`` returned."""
+        self.success = dict(state)
+
+
+class Uniform:
+    """Plays all levels equally often."""
+
+    def choose(self, levels: Sequence[str], rng: random.Random) -> str:
+        """Any level."""
+        return rng.choice(levels)
+
+    def record(self, level: str, successes: Sequence[float]) -> None:
+        """Ignore how plays went."""
+
+    def state(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+
+_CURRICULA: Mapping[str, Callable[..., Curriculum]] = {
+    "climb": Climb,
+    "uniform": Uniform,
+}
+
+
+def make_curriculum(name: str, **settings: float) -> Curriculum:
+    """Make a curriculum.
+
+    Args:
+        name: one of ``CurriculumName``.
+        settings: arguments of its class.
+
+    Raises:
+        ConfigError: there is no such curriculum, or a setting is out of range.
+    """
+    if name not in _CURRICULA:
+        hint = did_you_mean(name, get_args(CurriculumName))
+        raise ConfigError(f"there is no curriculum {name!r}{hint}")
+    return _CURRICULA[name](**settings)
+
+
+def success_rates(arena: Playable, episodes: Iterable[Episode]) -> dict[str, list[float]]:
+    """The success of each finished play by its task's level, easiest level first.
+
+    Levels without a finished play are left out.
+    """
+    by_level: dict[str, list[float]] = {level: [] for level in arena.levels}
+    for episode in episodes:
+        if not episode.error and not episode.void and episode.task.level in by_level:
+            by_level[episode.task.level].append(arena.success(episode))
+    return {level: found for level, found in by_level.items() if found}
+
+
+def record_levels(arena: Playable, episodes: Sequence[Episode]) -> None:
+    """Let an arena's curriculum see how the plays of a group went."""
+    for level, successes in success_rates(arena, episodes).items():
+        arena.curriculum.record(level, successes)
+
+
+def level_metrics(
+    arena: Playable, episodes: Sequence[Episode]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The metrics of plays by level: their mean level (1: the easiest) and success at each level.
+
+    Returns:
+        The metrics, and for each the number of plays that it is a mean of; both are empty for an
+        arena without levels.
+    """
+    numbers = {level: number for number, level in enumerate(arena.levels, start=1)}
+    played = [numbers[e.task.level] for e in episodes if e.task.level in numbers]
+    if not played:
+        return {}, {}
+    metrics = {"curriculum/level": sum(played) / len(played)}
+    weights = {"curriculum/level": float(len(played))}
+    for level, successes in success_rates(arena, episodes).items():
+        metrics[f"curriculum/success/{level}"] = sum(successes) / len(successes)
+        weights[f"curriculum/success/{level}"] = float(len(successes))
+    return metrics, weights

@@ -1,0 +1,193 @@
+"""Curricula: levels follow the success of plays up and down, and survive a resume."""
+
+import asyncio
+import itertools
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import pytest
+
+from legos.arena.arena import Arena
+from legos.arena.curriculum import Climb, Uniform, make_curriculum
+from legos.arena.means import merged_metrics
+from legos.arena.table import Table
+from legos.credit import GRPOCredit
+from legos.data.episode import Task
+from legos.data.sample import TrainingBatch
+from legos.errors import ArenaError, ConfigError
+from legos.loop.evaluation import ArenaEvaluation, flat_figures
+from legos.protocols import Curriculum
+from legos.testing import Asked, ScriptedClient
+
+LEVELS = ("easy", "medium", "hard")
+
+
+class Steps(Arena):
+    """A task is solved if the player can solve its level."""
+
+    levels = LEVELS
+    tasks_per_step = 10
+    group_size = 4
+
+    def __init__(self, able: int = 0, curriculum: Curriculum | None = None, seed: int = 0) -> None:
+        super().__init__(
+            ScriptedClient(self.answer),
+            credit_assigner=GRPOCredit(),
+            curriculum=curriculum,
+            seed=seed,
+        )
+        self.able = able  # number of levels that the player can solve
+
+    def answer(self, asked: Asked) -> str:
+        return str(int(LEVELS.index(asked.prompt.split("/")[0]) < self.able))
+
+    def tasks(self, rng: random.Random) -> Iterable[Task]:
+        for number in itertools.count():
+            for level in self.levels:
+                yield Task(id=f"{level}/{number}/{rng.random()}", level=level)
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        return {"player": float((await t.ask("player", t.task.id)).answer)}
+
+
+def step(arena: Arena, number: int = 1) -> TrainingBatch:
+    """The last of so many steps."""
+    return [asyncio.run(arena.step()) for _ in range(number)][-1]
+
+
+def played(batch: TrainingBatch) -> Counter[str | None]:
+    return Counter(episode.task.level for episode in batch.episodes)
+
+
+def ids(batch: TrainingBatch) -> list[tuple[str, int]]:
+    return [(episode.task.id, episode.seed) for episode in batch.episodes]
+
+
+def test_levels_follow_the_success_up_and_down() -> None:
+    arena = Steps(able=0)
+    assert played(step(arena, 5)) == {"easy": 40}
+    for able, level in ((1, "medium"), (2, "hard"), (1, "medium"), (0, "easy"), (3, "hard")):
+        arena.able = able
+        step(arena, 7)
+        counts = sum((played(step(arena)) for _ in range(4)), Counter[str | None]())
+        assert counts.most_common(1)[0][0] == level, (able, counts)
+        assert set(counts) == set(LEVELS[: LEVELS.index(level) + 1])
+
+
+def test_easier_levels_get_their_share() -> None:
+    curriculum = Climb(easier=0.2)
+    curriculum.restore({"easy": 1.0, "medium": 0.9})
+    rng = random.Random(0)
+    chosen = Counter(curriculum.choose(LEVELS, rng) for _ in range(4000))
+    assert chosen["hard"] == pytest.approx(3200, abs=120)
+    assert chosen["easy"] == pytest.approx(400, abs=90)
+    curriculum = Climb(easier=0.0)
+    curriculum.restore({"easy": 1.0})
+    assert {curriculum.choose(LEVELS, rng) for _ in range(100)} == {"medium"}
+
+
+def test_the_success_of_a_level_is_an_ema_over_its_plays() -> None:
+    one, other = Climb(), Climb()
+    one.record("easy", [1.0, 1.0])
+    for _ in range(2):
+        other.record("easy", [1.0])
+    assert one.success["easy"] == pytest.approx(1 - (63 / 64) ** 2)
+    assert other.success == pytest.approx(one.success)
+
+
+def test_uniform_plays_every_level_whatever_the_success() -> None:
+    arena = Steps(able=0, curriculum=Uniform())
+    counts = sum((played(step(arena)) for _ in range(8)), Counter[str | None]())
+    assert all(60 < counts[level] < 160 for level in LEVELS)
+
+
+def test_a_resumed_run_plays_the_same_levels() -> None:
+    whole = Steps(able=1)
+    step(whole, 4)
+    group = whole.cursor.next_group("id")  # unfinished when the checkpoint is written
+    state = json.loads(json.dumps(whole.state()))
+    whole.cursor.give_back(group)
+    resumed = Steps(able=1)
+    resumed.restore(state)
+    assert resumed.cursor.next_group("id").plays == group.plays
+    resumed.restore(state)
+    for _ in range(4):
+        assert ids(step(resumed)) == ids(step(whole))
+    assert resumed.state() == whole.state()
+    assert {"easy", "medium"} <= set(played(step(whole)))
+
+
+def test_unfinished_tasks_of_a_level_that_was_removed_are_not_played() -> None:
+    arena, resumed = Steps(curriculum=Uniform()), Steps(curriculum=Uniform())
+    group = arena.cursor.next_group("round")
+    left = [task.id[:4] for task, _ in group.plays if task.level == "hard"]
+    resumed.levels = ("hard",)
+    resumed.restore(arena.state())
+    again = resumed.cursor.next_group("round")
+    assert [task.id[:4] for task, _ in again.plays] == left
+    resumed.cursor.finish(again)
+    assert resumed.state()["cursor"]["unfinished"] == []
+
+
+def test_what_it_did_is_a_metric_and_evaluations_have_every_level() -> None:
+    arena = Steps(able=1, curriculum=Uniform())
+    batches = [step(arena) for _ in range(3)]
+    counts = sum((played(batch) for batch in batches), Counter[str | None]())
+    metrics = merged_metrics(batches)
+    level = (counts["easy"] + 2 * counts["medium"] + 3 * counts["hard"]) / 120
+    assert metrics["curriculum/level"] == pytest.approx(level)
+    shares = {name: metrics[f"curriculum/success/{name}"] for name in LEVELS}
+    assert shares == {"easy": 1.0, "medium": 0.0, "hard": 0.0}
+    before = arena.state()
+    evaluation = ArenaEvaluation(arena, ScriptedClient([]), plays=12)  # type: ignore[arg-type]
+    figures = flat_figures(asyncio.run(evaluation.figures()))
+    assert {name: figures[f"eval/success_{name}"] for name in LEVELS} == shares
+    assert arena.state() == before
+
+
+def test_failed_plays_do_not_count() -> None:
+    class Failing(Steps):
+        async def play(self, t: Table) -> Mapping[str, float]:
+            if t.seed % 2:
+                raise ValueError("no")
+            return await super().play(t)
+
+    arena = Failing(able=1)
+    assert step(arena).metrics["curriculum/success/easy"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("levels", "yielded", "message"),
+    [
+        ((), (), "has no tasks"),
+        (("easy", "easy"), ("easy",), "levels of arena 'steps'"),
+        (("easy",), (None,), "with level=None; expected one of the arena's levels: easy"),
+        (("easy",), ("hard",), "level='hard', a str; expected one of the arena's levels: easy"),
+        (("easy", "hard"), ("hard",), "no task of level 'easy'"),
+    ],
+)
+def test_levels_that_do_not_fit(
+    levels: tuple[str, ...], yielded: Sequence[str | None], message: str
+) -> None:
+    arena = Steps()
+    arena.levels = levels
+    arena.tasks = lambda rng: [Task(id=f"{level}", level=level) for level in yielded]  # type: ignore[method-assign]
+    with pytest.raises(ArenaError, match=message):
+        step(arena)
+
+
+def test_a_level_that_never_comes_ends_the_run() -> None:
+    arena = Steps()
+    arena.tasks = lambda rng: (Task(id=f"{n}", level="hard") for n in itertools.count())  # type: ignore[method-assign]
+    with pytest.raises(ArenaError, match="no task of level 'easy' among 100000 tasks"):
+        step(arena)
+
+
+@pytest.mark.parametrize("settings", [{"threshold": 0.0}, {"threshold": 1.1}, {"easier": 1.0}])
+def test_bad_settings(settings: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="expected a threshold above 0"):
+        Climb(**settings)
+    with pytest.raises(ConfigError, match="there is no curriculum 'clim'; did you mean 'climb'"):
+        make_curriculum("clim")
