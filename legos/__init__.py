@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from legos.arena.table import Table
     from legos.clients.openai import OpenAIClient
     from legos.config.schema import TrainingConfig
+    from legos.credit.gae import GAECredit
     from legos.credit.group import GRPOCredit, RLOOCredit
     from legos.credit.hierarchical import HierarchicalCredit
     from legos.credit.joint import JointCredit
@@ -43,6 +44,7 @@ _NAMES = {
     "legos.arena.table": "Table",
     "legos.clients.openai": "OpenAIClient",
     "legos.config.schema": "TrainingConfig",
+    "legos.credit.gae": "GAECredit",
     "legos.credit.group": "GRPOCredit RLOOCredit",
     "legos.credit.hierarchical": "HierarchicalCredit",
     "legos.credit.joint": "JointCredit",
@@ -74,6 +76,7 @@ __all__ = [
     "Draw",
     "Episode",
     "Forfeit",
+    "GAECredit",
     "GRPOCredit",
     "Game",
     "GameArena",

@@ -30,6 +30,7 @@ PUBLIC_NAMES = {
     "Draw",
     "Episode",
     "Forfeit",
+    "GAECredit",
     "GRPOCredit",
     "Game",
     "GameArena",

@@ -1,5 +1,6 @@
 """Credit rules: they turn the rewards of plays into one advantage per turn."""
 
+from legos.credit.gae import GAECredit
 from legos.credit.group import GRPOCredit, RLOOCredit
 from legos.credit.hierarchical import HierarchicalCredit
 from legos.credit.joint import JointCredit
@@ -12,6 +13,7 @@ from legos.credit.views import SameViewCredit
 from legos.credit.whitened import ReinforcePPCredit
 
 __all__ = [
+    "GAECredit",
     "GRPOCredit",
     "HierarchicalCredit",
     "JointCredit",

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
+from legos.credit.gae import GAECredit
 from legos.credit.group import GRPOCredit, RLOOCredit
 from legos.credit.hierarchical import HierarchicalCredit
 from legos.credit.joint import JointCredit
@@ -28,8 +29,9 @@ CreditName = Literal[
     "joint",
     "turn",
     "same_view",
+    "gae",
 ]
-WITHOUT_GROUPS: frozenset[CreditName] = frozenset({"rae", "reinforce_pp", "same_view"})
+WITHOUT_GROUPS: frozenset[CreditName] = frozenset({"rae", "reinforce_pp", "same_view", "gae"})
 """Rules that make sense where every task is played once."""
 
 
@@ -47,6 +49,7 @@ DISCOUNTED: Mapping[str, Callable[[float], CreditAssigner]] = {
     "reinforce_pp_baseline": lambda discount: ReinforcePPCredit(baseline=True, discount=discount),
     "turn": lambda discount: TurnCredit(discount=discount),
     "same_view": lambda discount: SameViewCredit(discount=discount),
+    "gae": lambda discount: GAECredit(discount=discount),
 }
 """Rules that look at each turn's own return, which a discount may bend."""
 

@@ -188,7 +188,7 @@ def test_a_zero_of_rae_is_no_reason_to_leave_a_group_out() -> None:
 def test_a_credit_rule_is_known_by_its_name() -> None:
     with pytest.raises(ConfigError, match=r"credit is 'hierarchial'.*did you mean 'hierarchical'"):
         PlayConfig(credit="hierarchial")  # pyright: ignore[reportArgumentType]
-    for credit in ("rae", "reinforce_pp", "same_view"):
+    for credit in ("rae", "reinforce_pp", "same_view", "gae"):
         assert RunConfig(play=PlayConfig(group_size=1, credit=credit)).play.credit == credit
     with pytest.raises(ConfigError, match=r"play\.group_size is 1 but play\.credit 'maxrl'"):
         RunConfig(play=PlayConfig(group_size=1, credit="maxrl"))

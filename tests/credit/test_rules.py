@@ -152,7 +152,7 @@ def test_turns_of_the_same_view_are_compared_across_tasks() -> None:
     assert credit.singletons == 2
 
 
-@pytest.mark.parametrize("name", ["turn", "same_view"])
+@pytest.mark.parametrize("name", ["turn", "same_view", "gae"])
 def test_turns_of_other_arenas_and_roles_are_not_compared(name: str) -> None:
     episodes = [
         make_episode({"first": 1.0, "second": 5.0}),
@@ -258,7 +258,7 @@ def test_every_rule_goes_on_exactly_from_its_state(
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=8))
 def test_comparing_rules_have_no_advantage_on_average(rewards: list[float]) -> None:
-    for name in ("hierarchical", "joint", "turn", "same_view", "reinforce_pp_baseline"):
+    for name in ("hierarchical", "joint", "turn", "same_view", "gae", "reinforce_pp_baseline"):
         assert sum(firsts(make_credit(name), plays(*rewards))) == pytest.approx(0.0, abs=1e-6)
 
 
