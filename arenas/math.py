@@ -107,6 +107,7 @@ class Math(Arena):
         data: str = "openai/gsm8k:main",
         question: str = "question",
         answer: str = "answer",
+        group_size: str | None = None,
         limit: int | None = None,
         held_out: float = 0.1,
         strict: bool = False,
@@ -117,15 +118,18 @@ class Math(Arena):
         Args:
             client: client of the seat.
             data: a .jsonl or .parquet file, or a name of the hub.
-            question: field with the problem.
+            question: field with the problem, or with a whole prompt as token ids.
             answer: field with the answer, or with a solution that ends with it.
+            group_size: field with the number of plays of a row, for rows that have their own.
             limit: maximum number of rows.
             held_out: share of rows that are evaluated and never trained on.
             strict: whether only a marked answer counts.
             kwargs: settings of every arena.
         """
         super().__init__(client, **kwargs)
-        rows = read_tasks(data, fields=(question, answer), limit=limit)
+        rows = read_tasks(
+            data, fields=(answer,), prompt=question, group_size=group_size, limit=limit
+        )
         self._trained, self._held_out = hold_out(rows, held_out)
         self._question, self._answer = question, answer
         self._reward = MathReward(strict=strict)
@@ -141,12 +145,14 @@ class Math(Arena):
     async def play(self, t: Table) -> Mapping[str, Mapping[str, float]]:
         """One answer."""
         problem, known = t.task.data[self._question], t.task.data[self._answer]
-        prompt = f"{problem}\nReason step by step, and put the final answer in \\boxed{{}}."
+        prompt = problem
+        if isinstance(problem, str):
+            prompt = f"{problem}\nReason step by step, and put the final answer in \\boxed{{}}."
         said = (await t.ask("player", prompt)).answer
         gold = answer_of(str(known)) or str(known)
         try:
             score = self._reward.score
-            [right] = await t.run(score, [prompt], [said], [gold], timeout_s=self.check_s)
+            [right] = await t.run(score, [str(prompt)], [said], [gold], timeout_s=self.check_s)
         except RunError:
             right = 0.0
             t.metric(unclear=1.0)

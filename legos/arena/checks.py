@@ -7,11 +7,12 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from numbers import Number
-from typing import Any, cast, get_args
+from typing import Any, TypeGuard, cast, get_args
 
 from legos.arena.answer import Reply
 from legos.arena.playable import IllegalMove, Playable
 from legos.data.episode import Task
+from legos.data.message import Message
 from legos.errors import ArenaError, LegosError, RewardError, did_you_mean
 from legos.protocols import Seat
 
@@ -173,6 +174,12 @@ def _check_task(task: object, source: str, levels: Sequence[str]) -> None:
             f"{source} yielded task {task.id!r} with level={shown(task.level)}; expected one of "
             f"the arena's levels: {', '.join(levels)}"
         )
+    size: Any = task.group_size
+    if size is not None and (not isinstance(size, int) or size < 1):
+        raise ArenaError(
+            f"{source} yielded task {task.id!r} with group_size={shown(size)}; expected a whole "
+            "number, at least 1, or None"
+        )
 
 
 def checked_seats(
@@ -218,6 +225,34 @@ def check_text(text: object, what: str) -> None:
     if isinstance(text, Reply):
         raise ArenaError(f"{what} is a Reply; pass its text: reply.answer")
     raise ArenaError(f"{what} is {shown(text)}; expected text")
+
+
+def checked_question(prompt: object, role: str) -> Message | tuple[int, ...]:
+    """A prompt as the message of a user, or as token ids.
+
+    Raises:
+        ArenaError: it is neither text nor a list of token ids; the message shows the value.
+    """
+    if type(prompt) is str:
+        return Message("user", prompt)
+    if is_token_ids(prompt):
+        return tuple(map(int, prompt))
+    if isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes):
+        raise ArenaError(
+            f"the prompt for {role!r} is {shown(cast('object', prompt))}; expected text, or token "
+            "ids: whole numbers from 0, at least one"
+        )
+    check_text(prompt, f"the prompt for {role!r}")
+    return Message("user", str(prompt))
+
+
+def is_token_ids(value: object) -> TypeGuard[Sequence[int]]:
+    """Whether a value is a list of token ids: whole numbers from 0, at least one."""
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        return False
+    items = cast("Sequence[object]", value)
+    numbers = all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in items)
+    return bool(items) and numbers
 
 
 def checked_choices(choices: Any, role: str) -> tuple[str, ...]:

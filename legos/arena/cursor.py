@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from legos.arena.checks import checked_tasks
 from legos.arena.groups import check_tasks
@@ -31,13 +31,20 @@ LEVELS = 1  # random stream of a round from which its levels are drawn
 MAX_OTHERS = 100_000  # tasks of other levels after which a level counts as empty
 
 
+class _Place(NamedTuple):
+    """Where a task of a round comes from, and the seeds of its plays."""
+
+    level: str | None  # the stream of tasks
+    position: int  # number of tasks before it in this stream
+    first_play: int  # number of plays planned before its own
+
+
 @dataclass(slots=True, eq=False)
 class _Round:
     """Tasks that were drawn together."""
 
-    first_play: int  # number of plays planned before this round
     tasks: dict[int, Task]  # index in the round -> task
-    places: dict[int, tuple[str | None, int]]  # index -> level, and position in its stream
+    places: dict[int, _Place]
     waiting: list[int]  # indices of the tasks that are not being played yet, in order
     unfinished: set[int]  # indices of the tasks whose group has not been finished
 
@@ -81,11 +88,10 @@ class TaskCursor:
         ]
         taken = set(numbers)
         current.waiting = [number for number in current.waiting if number not in taken]
-        size = self._arena.group_size
         plays = tuple(
-            (current.tasks[n], mix(self._arena.seed, current.first_play + n * size + play))
+            (current.tasks[n], mix(self._arena.seed, current.places[n].first_play + play))
             for n in numbers
-            for play in range(size)
+            for play in range(current.tasks[n].group_size or self._arena.group_size)
         )
         return PlannedGroup(plays, current, tuple(numbers))
 
@@ -105,8 +111,7 @@ class TaskCursor:
             "drawn": [[level, number] for level, number in self._drawn.items()],
             "plays_planned": self._plays_planned,
             "unfinished": [
-                [each.first_play, [[n, *each.places[n]] for n in sorted(each.unfinished)]]
-                for each in self._rounds
+                [[n, *each.places[n]] for n in sorted(each.unfinished)] for each in self._rounds
             ],
         }
 
@@ -120,33 +125,33 @@ class TaskCursor:
         self._plays_planned = state["plays_planned"]
         self._streams = {}
         self._rounds = []
-        for first_play, unfinished in state["unfinished"]:
+        for unfinished in state["unfinished"]:
             tasks: dict[int, Task] = {}
-            places = {number: (level, position) for number, level, position in unfinished}
+            places = {number: _Place(*place) for number, *place in unfinished}
             for level in (None, *self._arena.levels):
-                wanted = {at: number for number, (of, at) in places.items() if of == level}
+                wanted = {at.position: n for n, at in places.items() if at.level == level}
                 if wanted:
                     first, last = min(wanted), max(wanted)
                     stream = islice(self._stream(level, skip=first), last - first + 1)
                     found = enumerate(stream, start=first)
                     tasks |= {wanted[at]: task for at, task in found if at in wanted}
             if tasks:
-                self._rounds.append(_Round(first_play, tasks, places, sorted(tasks), set(tasks)))
+                self._rounds.append(_Round(tasks, places, sorted(tasks), set(tasks)))
 
     def _new_round(self) -> _Round:
-        arena, first_play = self._arena, self._plays_planned
-        rng = random.Random(mix(arena.seed, LEVELS, first_play))
+        arena = self._arena
+        rng = random.Random(mix(arena.seed, LEVELS, self._plays_planned))
         tasks: dict[int, Task] = {}
-        places: dict[int, tuple[str | None, int]] = {}
+        places: dict[int, _Place] = {}
         for number in range(arena.tasks_per_step):
             level = arena.curriculum.choose(arena.levels, rng) if arena.levels else None
             if level not in self._streams:
                 self._streams[level] = self._stream(level, skip=self._drawn[level])
-            tasks[number] = next(self._streams[level])
-            places[number] = level, self._drawn[level]
+            task = tasks[number] = next(self._streams[level])
+            places[number] = _Place(level, self._drawn[level], self._plays_planned)
             self._drawn[level] += 1
-        drawn = _Round(first_play, tasks, places, list(tasks), set(tasks))
-        self._plays_planned += len(tasks) * arena.group_size
+            self._plays_planned += task.group_size or arena.group_size
+        drawn = _Round(tasks, places, list(tasks), set(tasks))
         check_tasks(arena.name, tasks.values())
         self._rounds.append(drawn)
         return drawn

@@ -20,7 +20,8 @@ Rewards = Mapping[str, float] | Mapping[str, Mapping[str, float]]
 class Playable(Protocol):
     """Settings, tasks, seats and one coroutine that plays.
 
-    The number of plays of one step is ``tasks_per_step * group_size``.
+    The number of plays of one step is ``tasks_per_step * group_size``, unless a task has a
+    ``group_size`` of its own.
     """
 
     roles: tuple[str, ...] = ("player",)
@@ -33,7 +34,7 @@ class Playable(Protocol):
     continue_tokens: bool = True  # keep a conversation's tokens; False: render each prompt anew
     restrict_choices: bool = False  # sample only legal choices
     tasks_per_step: int = 16
-    group_size: int = 8  # plays of each task
+    group_size: int = 8  # plays of each task that has no number of its own
     play_timeout_s: float | None = 600.0  # maximum seconds of a play; None: no limit
     report_after_s: float = 60.0  # seconds without an ended play until the log reports the wait
     max_tokens: int | None = 256  # default limit of a reply; None: length of its longest choice

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
+from legos.arena.checks import is_token_ids, shown
 from legos.data.episode import Task
 from legos.errors import ArenaError
 
@@ -20,6 +21,8 @@ def read_tasks(
     source: str | Path,
     *,
     fields: Sequence[str] = (),
+    prompt: str | None = None,
+    group_size: str | None = None,
     split: str = "train",
     limit: int | None = None,
 ) -> list[Task]:
@@ -29,6 +32,8 @@ def read_tasks(
         source: a file of JSON lines (``.jsonl``), a ``.parquet`` file, or a name of the hub,
             ``NAME`` or ``NAME:CONFIG``.
         fields: fields that every row must have.
+        prompt: field that every row must have, a text or token ids for ``Table.ask``.
+        group_size: field with the number of plays of the row, for rows that have their own.
         split: split of a data set of the hub.
         limit: maximum number of rows; None: all.
 
@@ -44,13 +49,24 @@ def read_tasks(
     else:
         rows = _hub(str(source), split)
     tasks: list[Task] = []
+    needed = fields if prompt is None else (prompt, *fields)
     for place, row in islice(rows, limit):
-        missing = [field for field in fields if field not in row]
+        missing = [field for field in needed if field not in row]
         if missing:
             raise ArenaError(
                 f"{place}: the row has no {missing[0]!r}; it has {', '.join(row) or 'no field'}"
             )
-        tasks.append(Task(id=place, data=row))
+        if prompt is not None and not (isinstance(row[prompt], str) or is_token_ids(row[prompt])):
+            raise ArenaError(
+                f"{place}: {prompt!r} is {shown(row[prompt])}; expected a text, or token ids: "
+                "whole numbers from 0, at least one"
+            )
+        size = row.get(group_size) if group_size is not None else None
+        if size is not None and (type(size) is not int or size < 1):
+            raise ArenaError(
+                f"{place}: {group_size!r} is {shown(size)}; expected a whole number, at least 1"
+            )
+        tasks.append(Task(id=place, data=row, group_size=size))
     if not tasks:
         raise ArenaError(f"{source} has no rows")
     return tasks

@@ -9,7 +9,14 @@ from msgspec.structs import replace
 
 from legos.arena.answer import Reply
 from legos.arena.calls import CallLimits, CallPool
-from legos.arena.checks import check_attributes, check_text, checked_choices, finite, shown
+from legos.arena.checks import (
+    check_attributes,
+    check_text,
+    checked_choices,
+    checked_question,
+    finite,
+    shown,
+)
 from legos.arena.endings import Forfeit
 from legos.arena.endpoint import AgentSeat, Endpoint, host_of
 from legos.arena.judge import JudgeTally, Verdict, comparison, verdict_of
@@ -64,7 +71,7 @@ class Table(PlayState):
     async def ask(
         self,
         role: str,
-        prompt: str,
+        prompt: str | Sequence[int],
         *,
         choices: Sequence[str] | None = None,
         parse: Callable[[str], Any] | None = None,
@@ -78,7 +85,8 @@ class Table(PlayState):
 
         Args:
             role: the role to ask.
-            prompt: the prompt, which only this seat sees.
+            prompt: the prompt, which only this seat sees. Token ids are asked as they are: without
+                the seat's system message and conversation, which does not keep them either.
             choices: the legal answers, different texts; ``reply.move`` is one of them.
             parse: turns the answer into a value. These errors count as an illegal move:
                 ValueError, LookupError (KeyError, IndexError), TypeError, AttributeError,
@@ -94,8 +102,8 @@ class Table(PlayState):
 
         Raises:
             Forfeit: the answer is not legal and the arena's rule for illegal moves is exhausted.
-            ArenaError: the role does not exist, the prompt or a choice is not text, or the play has
-                ended.
+            ArenaError: the role does not exist, the prompt is neither text nor token ids, a choice
+                is not text, tools are given with token ids, or the play has ended.
         """
         chair = self.chair(role)
         if self.ended:
@@ -103,8 +111,7 @@ class Table(PlayState):
                 f"ask({role!r}, ...) after the play of task {self.task.id!r} has ended; await "
                 "every ask before play() returns"
             )
-        if type(prompt) is not str:
-            check_text(prompt, f"the prompt for {role!r}")
+        question = checked_question(prompt, role)
         if choices is not None and parse is not None:
             raise ArenaError(f"ask({role!r}, ...) has choices and parse; give one of them")
         legal = () if choices is None else checked_choices(choices, role)
@@ -117,13 +124,14 @@ class Table(PlayState):
             toolbox = Toolbox(tools, role, choices)
             sampling = replace(sampling, tools=toolbox.described)
             ask = ToolRounds(toolbox, tool_rounds, self._slot, ask)
-        reply, reason = await ask(chair, Message("user", prompt), sampling, parse)
+        reply, reason = await ask(chair, question, sampling, parse)
         if reason is None:
             return reply
         retries = self.arena.retries if retries is None else retries
         for _ in range(retries if self.arena.illegal == "retry" else 0):
             sampling = replace(sampling, seed=chair.next_seed())
-            question = Message("user", f"{reason} Answer again.\n{prompt}")
+            if isinstance(question, Message):
+                question = Message("user", f"{reason} Answer again.\n{prompt}")
             reply, reason = await ask(chair, question, sampling, parse)
             if reason is None:
                 return reply
@@ -134,7 +142,7 @@ class Table(PlayState):
 
     async def ask_all(
         self,
-        prompts: Mapping[str, str],
+        prompts: Mapping[str, str | Sequence[int]],
         *,
         choices: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
         **options: Any,
@@ -142,7 +150,7 @@ class Table(PlayState):
         """Ask several seats at once; no seat sees the others' prompts or replies.
 
         Args:
-            prompts: role -> prompt, which only this seat sees.
+            prompts: role -> prompt, as for ``ask``.
             choices: the legal answers, for all roles or role -> legal answers.
             options: as for ``ask``, the same for all roles.
 
@@ -155,7 +163,7 @@ class Table(PlayState):
         if not isinstance(prompts, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArenaError(f"ask_all got {shown(prompts)}; expected role -> prompt")
 
-        async def outcome(role: str, prompt: str) -> Reply | Exception:
+        async def outcome(role: str, prompt: str | Sequence[int]) -> Reply | Exception:
             try:
                 own = choices[role] if isinstance(choices, Mapping) else choices
                 return await self.ask(role, prompt, choices=own, **options)
@@ -369,17 +377,22 @@ class Table(PlayState):
     async def _ask_once(
         self,
         chair: Chair,
-        question: Message,
+        question: Message | tuple[int, ...],
         sampling: Sampling,
         parse: Callable[[str], Any] | None,
     ) -> tuple[Reply, str | None]:
         """Make one model call; returns the reply and why it is not legal, or None."""
-        messages = (*chair.memory, question)
+        if isinstance(question, Message):
+            speaker, messages = chair, (*chair.memory, question)
+            prompt = chair.prompt(messages)
+        else:
+            speaker, messages = chair.afresh(), (Message("user", str(list(question))),)
+            prompt = question
         chair.waiting += 1
         try:
             completion = await chair.seat.client.complete(
-                chair.prompt(messages), sampling, adapter=chair.seat.adapter
+                prompt, sampling, adapter=chair.seat.adapter
             )
         finally:
             chair.waiting -= 1
-        return chair.record(self.arena, messages, completion, sampling.choices, parse)
+        return speaker.record(self.arena, messages, completion, sampling.choices, parse)

@@ -112,9 +112,22 @@ class ToolRounds:
         self._ask = ask
 
     async def __call__(
-        self, chair: Chair, question: Message, sampling: Sampling, parse: Parse | None
+        self,
+        chair: Chair,
+        question: Message | tuple[int, ...],
+        sampling: Sampling,
+        parse: Parse | None,
     ) -> tuple[Reply, str | None]:
-        """Ask; returns the reply that calls no tool, and why it is not legal, or None."""
+        """Ask; returns the reply that calls no tool, and why it is not legal, or None.
+
+        Raises:
+            ArenaError: the question is token ids, into which no tools can be written.
+        """
+        if not isinstance(question, Message):
+            raise ArenaError(
+                f"{chair.seat.role!r} is asked with tools and token ids; tools are written into a "
+                "prompt of text"
+            )
         toolbox = self._toolbox
         talk = chair if chair.remembers else chair.remembering()
         if talk.tools != toolbox.described:  # the conversation's tokens do not describe these

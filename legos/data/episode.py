@@ -17,6 +17,7 @@ class Task(Struct, frozen=True, kw_only=True):
     id: str  # stable across runs; episodes with the same id are compared with each other
     seed: int = 0  # seed for the arena's own randomness, not for the models' sampling
     data: Any = None  # any data that the arena needs to play it
+    group_size: int | None = None  # plays of it, which are compared; None: the arena's number
     level: str | None = None  # one of the arena's levels, from which a curriculum chooses
 
 
