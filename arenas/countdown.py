@@ -2,14 +2,16 @@
 
 import operator
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 from arenas.expressions import value_of
-from legos import Arena, Table, Task
+from legos import Arena, Table, Task, hold_out
 
 __all__ = ["Countdown", "solution"]
+
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}  # those of the tasks
 
 
 def solution(expression: str, numbers: Sequence[int]) -> Fraction | None:
@@ -24,42 +26,78 @@ def solution(expression: str, numbers: Sequence[int]) -> Fraction | None:
 class Countdown(Arena):
     """Combine all given numbers with + - * / so that the expression has the given value.
 
-    Each task is made from a random expression, so it has a solution. The number that shows learning
-    is the mean reward: 1 for a right expression, 0.1 for one that uses each number once.
+    Each task is made from a random expression, so it has a solution. A tenth of the tasks is held
+    out. The number that shows learning is ``reward_part_player/correct`` on these: 1 for a right
+    expression, 0 otherwise. An expression that uses each number once earns 0.1 of the reward.
+
+    With ``operator`` the prompt has two numbers in order, and the model picks +, - or * between
+    them. So a model that cannot write an expression, such as the built-in one, can learn too;
+    picking at random is right in a third of the tasks.
     """
 
     reward_weights: Mapping[str, float] = {"correct": 0.9, "format": 0.1}
     max_tokens = 64
+    recommended: Mapping[str, object] = {
+        "loop.evaluate_every": 25,
+        "loop.evaluation_plays": 512,
+        "loop.steps": 150,
+        "training.entropy_coef": 0.1,
+        "training.entropy_coef_end": 0.01,
+    }
 
     def __init__(
-        self, client: Any = None, *, size: int = 3, largest: int = 9, **kwargs: Any
+        self,
+        client: Any = None,
+        *,
+        size: int = 3,
+        largest: int = 9,
+        operator: bool = False,
+        **kwargs: Any,
     ) -> None:
-        """Set how many numbers there are, and the largest.
+        """Set how many numbers there are, the largest, and whether only an operator is asked for.
 
         Raises:
-            ValueError: fewer than two numbers, or none above 0.
+            ValueError: fewer than two numbers, none above 0, or an operator of more than two.
         """
         if size < 2 or largest < 1:
             raise ValueError(f"size is {size} and largest {largest}; expected at least 2 and 1")
+        if operator and size > 2:
+            raise ValueError(f"operator is true and size is {size}; only size 2 has one operator")
         super().__init__(client, **kwargs)
-        self.size, self.largest = size, largest
+        self.size, self.largest, self.operator = size, largest, operator
+        self.restrict_choices = operator
 
     def tasks(self, rng: random.Random) -> Iterable[Task]:
         """Random numbers, and the value of a random expression of them."""
-        while True:
-            numbers = [rng.randint(1, self.largest) for _ in range(self.size)]
-            target = numbers[0]
-            for number in numbers[1:]:
-                target = rng.choice((operator.add, operator.sub, operator.mul))(target, number)
-            shuffled = rng.sample(numbers, len(numbers))
-            name = f"{' '.join(map(str, shuffled))} = {target}"
-            yield Task(id=name, data=(tuple(shuffled), target))
+        return (task for task, held_out in self._drawn(rng) if not held_out)
+
+    def held_out(self, rng: random.Random) -> Iterable[Task]:
+        """The tenth of such tasks that is never trained on."""
+        return (task for task, held_out in self._drawn(rng) if held_out)
 
     async def play(self, t: Table) -> Mapping[str, Mapping[str, float]]:
         """One expression."""
         numbers, target = t.task.data
-        listed = ", ".join(map(str, numbers))
-        prompt = f"Use {listed} once each with + - * / to make {target}. Write the expression."
-        said = (await t.ask("player", prompt)).answer
+        if self.operator:
+            left, right = numbers
+            prompt = f"{left} ? {right} = {target}\nMoves: {' '.join(OPERATORS)}"
+            picked = await t.ask("player", prompt, choices=tuple(OPERATORS))
+            said = f"{left} {picked.move} {right}"
+        else:
+            listed = ", ".join(map(str, numbers))
+            prompt = f"Use {listed} once each with + - * / to make {target}. Write the expression."
+            said = (await t.ask("player", prompt)).answer
         value = solution(said, numbers)
         return {"player": {"correct": float(value == target), "format": float(value is not None)}}
+
+    def _drawn(self, rng: random.Random) -> Iterator[tuple[Task, bool]]:
+        """Random tasks, and whether each is held out; the order of the numbers does not decide."""
+        while True:
+            numbers = [rng.randint(1, self.largest) for _ in range(self.size)]
+            target = numbers[0]
+            for number in numbers[1:]:
+                target = rng.choice(tuple(OPERATORS.values()))(target, number)
+            shown = numbers if self.operator else rng.sample(numbers, len(numbers))
+            task = Task(id=f"{' '.join(map(str, shown))} = {target}", data=(tuple(shown), target))
+            unordered = Task(id=task.id, data=(sorted(numbers), abs(target)))
+            yield task, not hold_out([unordered], 0.1)[0]

@@ -70,6 +70,36 @@ def test_countdown_rewards() -> None:
 
 
 @pytest.mark.parametrize("options", [{"size": 1}, {"largest": 0}])
-def test_bad_options(options: dict[str, int]) -> None:
+def test_bad_options(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected at least 2 and 1"):
         Countdown(**options)
+
+
+def test_held_out_tasks_are_never_trained_on() -> None:
+    arena = Countdown(size=2, largest=20)
+    trained = {task.id for task in islice(arena.tasks(random.Random(0)), 2000)}
+    held_out = {task.id for task in islice(arena.held_out(random.Random(0)), 300)}
+    assert len(held_out) > 30
+    assert not trained & held_out
+
+    def unordered(names: set[str]) -> set[tuple[str, ...]]:
+        pairs = (name.replace("-", "").split(" = ") for name in names)
+        return {(*sorted(numbers.split()), target) for numbers, target in pairs}
+
+    assert not unordered(trained) & unordered(held_out)
+
+
+def test_an_operator_alone_can_be_asked_for() -> None:
+    def answer(asked: Asked) -> str:
+        task, moves = asked.prompt.split("\nMoves: ")
+        left, target = task.split(" = ")
+        assert asked.sampling.choices == tuple(moves.split()) == ("+", "-", "*")
+        return next(sign for sign in "+-*" if eval(left.replace("?", sign)) == int(target))
+
+    arena = Countdown(ScriptedClient(answer), size=2, operator=True, credit_assigner=GRPOCredit())
+    assert {e.rewards["player"] for e in asyncio.run(arena.step()).episodes} == {1.0}
+
+
+def test_only_two_numbers_have_one_operator() -> None:
+    with pytest.raises(ValueError, match="operator is true and size is 3; only size 2"):
+        Countdown(operator=True)
