@@ -34,11 +34,11 @@ class Pig(Game):
     """
 
     roles = ("first", "second")
-    # Most of a play's result is luck, so a turn is compared with all turns in the same position.
+    # Most of a play's result is luck, so the value of the next position replaces what follows it.
     recommended: Mapping[str, object] = {
-        "loop.steps": 200,
-        "loop.evaluate_every": 25,
-        "play.credit": "same_view",
+        "loop.steps": 120,
+        "loop.evaluate_every": 20,
+        "play.credit": "gae",
         "training.entropy_coef": 0.1,
         "training.entropy_coef_end": 0.01,
     }

@@ -4,10 +4,12 @@
     uv run --extra plot python examples/plot_evaluation.py runs/nim nim.png
 
 A second or two on any machine. Several runs may be given; the last argument is the picture.
+`--figure vs_optimal_win` draws a figure of one's choice; it may be repeated.
 """
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -23,12 +25,12 @@ def read(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
 
 
-def main(runs: list[Path], picture: Path) -> None:
+def main(runs: list[Path], picture: Path, figures: Sequence[str] = FIGURES) -> None:
     """Draw every figure that the runs' arena defines, one panel each."""
     curves = {run: read(run) for run in runs}
     shown = [
         name
-        for name in FIGURES
+        for name in figures
         if any(row.get(f"eval/{name}") is not None for rows in curves.values() for row in rows)
     ]
     figure, axes = plt.subplots(
@@ -54,5 +56,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("picture", type=Path)
+    parser.add_argument("--figure", action="append", help="name of a figure, without eval/")
     arguments = parser.parse_args()
-    main(arguments.runs, arguments.picture)
+    main(arguments.runs, arguments.picture, arguments.figure or FIGURES)

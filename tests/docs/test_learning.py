@@ -1,0 +1,29 @@
+"""The commands of the pages on arenas train until the figures that the pages report."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from legos.cli import main
+from legos.track.jsonl import read_metrics
+
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = "".join((DOCS / name).read_text() for name in ("games.md", "talk.md")).replace("\\\n", " ")
+COMMANDS = dict(re.findall(r"^    uv run legos train --arena (\w+) (.*)--out", TEXT, re.MULTILINE))
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("arena", "figure", "least"),
+    [("countdown", "eval/reward_part_player/correct", 0.6), ("pig", "eval/vs_optimal_win", 0.46)],
+)
+def test_an_arena_is_learned_as_its_page_says(
+    arena: str, figure: str, least: float, tmp_path: Path
+) -> None:
+    options = [*shlex.split(COMMANDS[arena]), "--out", str(tmp_path / "run")]
+    assert main(["train", "--arena", arena, *options]) == 0
+    rows = read_metrics(tmp_path / "run" / "evaluations.jsonl")
+    assert (rows[0][figure] or 0.0) < least < (rows[-1][figure] or 0.0)
