@@ -38,8 +38,8 @@ class Capabilities:
             num_rows: number of rows in the batch.
             num_tokens: tokens of its longest row; every row is allocated at this length.
         """
-        blocks = -(-num_tokens // self.block_tokens)
-        return num_rows * (self.bytes_per_row + blocks * self.block_tokens * self.bytes_per_token)
+        most = num_tokens + self.block_tokens - 1  # a block is added to a row of any length
+        return num_rows * (self.bytes_per_row + most * self.bytes_per_token)
 
 
 def probe(forward: CausalModel, slots: AdapterSlots) -> Capabilities:

@@ -13,27 +13,31 @@ class KeyValueBudget:
     """Bytes of keys and values reserved for the requests being decoded.
 
     A request reserves the most that it can need, so a request that has started is never evicted.
-    While nothing is reserved, the next request is admitted whatever its size.
+    Rows are padded to the longest one of their batch, so each counts as much as the longest. While
+    nothing is reserved, the next request is admitted whatever its size.
     """
 
     limit: int  # bytes that may be reserved in all
-    capabilities: Capabilities  # capabilities of the model; they give the bytes of a row
-    taken: int = 0  # bytes reserved now
-    _takers: dict[SequenceState, int] = field(default_factory=dict[SequenceState, int])
+    capabilities: Capabilities  # capabilities of the model; they give the bytes of a batch
+    _takers: dict[SequenceState, int] = field(default_factory=dict[SequenceState, int])  # tokens
+
+    @property
+    def taken(self) -> int:
+        """Bytes reserved now."""
+        longest = max(self._takers.values(), default=0)
+        return self.capabilities.cache_bytes(len(self._takers), longest)
 
     def take(self, sequence: SequenceState) -> bool:
         """Reserve bytes for a request; False where they do not fit now."""
         if sequence in self._takers:
             return True
         request = sequence.request
-        tokens = len(request.prompt_ids) + request.max_tokens
-        need = self.capabilities.cache_bytes(1, tokens)
-        if self.taken and self.taken + need > self.limit:
+        self._takers[sequence] = len(request.prompt_ids) + request.max_tokens
+        if len(self._takers) > 1 and self.taken > self.limit:
+            del self._takers[sequence]
             return False
-        self._takers[sequence] = need
-        self.taken += need
         return True
 
     def give_back(self, sequence: SequenceState) -> None:
         """Release the bytes of a request, if it has reserved any."""
-        self.taken -= self._takers.pop(sequence, 0)
+        self._takers.pop(sequence, None)
