@@ -15,6 +15,7 @@ from legos.data.limits import EngineLimits, TrainingSize
 from legos.data.names import POLICY
 from legos.data.step import BackendConfig
 from legos.errors import ModelError
+from legos.mlx.fits import check_training
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.generate.watchdog import WatchedEngine
 from legos.mlx.model.facts import device_facts
@@ -33,7 +34,6 @@ from legos.mlx.model.spans import Spans
 from legos.mlx.model.tools import tool_format
 from legos.mlx.model.worker import InlineWorker, ThreadWorker, Worker
 from legos.mlx.train.backend import MlxBackend
-from legos.mlx.train.fits import check_training
 from legos.mlx.train.parallel import MlxProcesses, process_group
 from legos.weights.adapter import Adapter, LoraShape
 
@@ -67,7 +67,7 @@ class MlxDevice:
         Args:
             name: folder, or name on the hub.
             inline: run everything on the calling thread.
-            training: what will be trained; it is checked first, see ``legos.mlx.train.fits``.
+            training: what will be trained; it is checked first, see ``legos.mlx.fits``.
             report: receives the forecast of the memory as one line.
 
         Raises:

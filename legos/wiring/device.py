@@ -49,7 +49,7 @@ def find_device(name: str = "mlx") -> Device:
 
 def rows_on_macs(config: Mapping[str, Any], size: TrainingSize) -> Sequence[int]:
     """Tokens of the longest row of a model that trains on each Mac of ``MACS_GB``; 0: none."""
-    from legos.mlx.train.fits import longest_rows
+    from legos.mlx.fits import longest_rows
 
     return longest_rows(config, size)
 

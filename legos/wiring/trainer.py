@@ -228,7 +228,6 @@ def trainer_of(
 def _size(config: RunConfig, policies: int) -> TrainingSize:
     """What the memory of training depends on."""
     training, backend = config.training, backend_config(config.training)
-    limits = config.generation.limits()
     return TrainingSize(
         rank=training.lora_rank,
         layers=training.lora_layers,
@@ -238,8 +237,7 @@ def _size(config: RunConfig, policies: int) -> TrainingSize:
         others=sum(map(bool, (training.kl_coef, training.ema_kl_coef))),
         policies=policies,
         limit_bytes=backend.memory_limit_bytes,
-        cache_bytes=limits.cache_bytes,
-        prefix_bytes=limits.prefix_bytes,
+        engine=config.generation.limits(),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, CacheList
 
-__all__ = ["evaluate", "extract_rows", "select_rows"]
+__all__ = ["evaluate", "extract_rows", "is_plain", "parts", "select_rows"]
 
 
 def evaluate(cache: Sequence[Any]) -> None:
@@ -19,7 +19,7 @@ def evaluate(cache: Sequence[Any]) -> None:
     No token depends on some of them, such as the remaining padding of a recurrent layer, so they
     would stay lazy and keep one buffer for every step. Metal limits the number of buffers.
     """
-    mx.eval([vars(part) for part in _parts(cache)])
+    mx.eval([vars(part) for part in parts(cache)])
 
 
 def select_rows(cache: Sequence[Any], indices: Sequence[int]) -> None:
@@ -29,10 +29,10 @@ def select_rows(cache: Sequence[Any], indices: Sequence[int]) -> None:
         cache: one batch cache per layer.
         indices: at least one; the new row i is the old row ``indices[i]``.
     """
-    mx.eval([part.left_padding for part in _parts(cache) if _is_plain(part)])
+    mx.eval([part.left_padding for part in parts(cache) if is_plain(part)])
     rows = mx.array(list(indices))
-    for part in _parts(cache):
-        if not _is_plain(part):
+    for part in parts(cache):
+        if not is_plain(part):
             part.filter(rows)
             continue
         before: list[int] = part.left_padding.tolist()
@@ -46,22 +46,22 @@ def select_rows(cache: Sequence[Any], indices: Sequence[int]) -> None:
         part._idx -= common
 
 
-def extract_rows(cache: Sequence[Any], indices: Sequence[int]) -> list[list[Any]]:
-    """Copy rows of a cache: for each, one evaluated cache per layer without padding."""
-    if not indices:
-        return []
-    evaluate(cache)  # otherwise every layer waits for its own padding, for each row
-    rows = [[layer.extract(index) for layer in cache] for index in indices]
-    mx.eval([layer.state for row in rows for layer in row])
-    return rows
+def extract_rows(cache: Sequence[Any], indices: Sequence[int]) -> Iterator[list[Any]]:
+    """Copy rows of a cache, one at a time: an evaluated cache per layer, without padding."""
+    if indices:
+        evaluate(cache)  # otherwise every layer waits for its own padding, for each row
+    for index in indices:
+        row = [layer.extract(index) for layer in cache]
+        mx.eval([layer.state for layer in row])
+        yield row
 
 
-def _parts(cache: Sequence[Any]) -> Iterator[Any]:
+def parts(cache: Sequence[Any]) -> Iterator[Any]:
     """The caches of all layers, each of a ``CacheList`` by itself."""
     for layer in cache:
-        yield from _parts(layer.caches) if isinstance(layer, CacheList) else (layer,)
+        yield from parts(layer.caches) if isinstance(layer, CacheList) else (layer,)
 
 
-def _is_plain(part: Any) -> bool:
+def is_plain(part: Any) -> bool:
     """Whether a cache is one of keys and values without a window."""
     return type(part) is BatchKVCache

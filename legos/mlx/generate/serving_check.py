@@ -108,7 +108,7 @@ def _check(forward: CausalModel, slots: AdapterSlots, step: int, used: tuple[int
 
     prefilled(first[:1], [([], 0)], "rows in chunks")
     cache = prefilled(first, [([], 0), ([], 0)], "in a batch, rows of unlike lengths")
-    stored = extract_rows(cache, [0])[0]
+    (stored,) = extract_rows(cache, [0])
     rows: list[Row] = [(short, used[1]), ((*long, 3, 4), used[0])]
     known: list[Known] = [([], 0), (copied(stored), len(long))]
     if can_trim_prompt_cache(stored):

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
 
-__all__ = ["num_operations", "peak_of"]
+__all__ = ["num_operations", "of_tree", "peak_of"]
 
 WIDTH = 20  # MLX orders a graph breadth first while fewer operations than this wait
 BEHIND = 165  # kernels that the device may run behind: 11 tasks of 10, and measured half as many
@@ -33,7 +35,10 @@ Numbers = tuple[int, ...]
 
 
 def peak_of(
-    function: Callable[..., Sequence[mx.array]], *inputs: mx.array, behind: int = BEHIND
+    function: Callable[..., Sequence[mx.array]],
+    *inputs: mx.array,
+    behind: int = BEHIND,
+    released: int = 0,
 ) -> int:
     """Bytes at the peak of evaluating a function's results, without those of its inputs.
 
@@ -41,11 +46,44 @@ def peak_of(
         function: builds the graph; it must not evaluate, nor use functions with own gradients.
         inputs: arrays of the right shapes and types, which may be lazy and stay so.
         behind: kernels by which the device may run behind.
+        released: number of inputs, counted from the last, that nothing else holds. Their bytes
+            count, and they are released after their last reader.
 
     Raises:
         NotImplementedError: the function fails, or MLX cannot export an operation of its graph.
     """
-    return _Run(_graph_of(function, *inputs), behind).peak()
+    return _Run(_graph_of(function, *inputs), behind, released).peak()
+
+
+def of_tree(
+    measure: Callable[..., int],
+    tree: nn.Module,
+    function: Callable[[Mapping[str, mx.array], Sequence[mx.array]], Sequence[mx.array]],
+    *inputs: mx.array,
+    **options: int,
+) -> int:
+    """Measure a function of a tree whose weights, evaluated or not, count as inputs.
+
+    Args:
+        measure: ``peak_of`` or ``num_operations``.
+        tree: the tree; it has its own weights again afterwards.
+        function: builds the graph from the tree's weights by name, which the tree has, and the
+            inputs.
+        inputs: as those of ``measure``.
+        options: options of ``measure``.
+    """
+    parameters: Any = tree_flatten(tree.parameters())
+    names = [name for name, _ in parameters]
+
+    def traced(*arrays: mx.array) -> Sequence[mx.array]:
+        weights = dict(zip(names, arrays, strict=False))
+        tree.update(tree_unflatten(list(weights.items())))
+        return function(weights, arrays[len(names) :])
+
+    try:
+        return measure(traced, *(array for _, array in parameters), *inputs, **options)
+    finally:
+        tree.update(tree_unflatten(parameters))
 
 
 def num_operations(function: Callable[..., Sequence[mx.array]], *inputs: mx.array) -> int:
@@ -110,6 +148,7 @@ class _Graph:
 
     def __init__(self) -> None:
         self.arrays: dict[str, _Array] = {}
+        self.inputs: list[str] = []
         self.results: list[str] = []
         self._operations: list[_Operation] = []
 
@@ -119,6 +158,7 @@ class _Graph:
         if kind == "inputs":
             for name, shape, dtype in part["inputs"]:
                 self.arrays[name] = _Array(tuple(shape), dtype.size, _dense(shape))
+                self.inputs.append(name)
         elif kind == "constants":
             for name, array in part["constants"]:
                 self.arrays[name] = _Array(array.shape, array.itemsize, _dense(array.shape))
@@ -164,12 +204,16 @@ class _Graph:
 class _Run:
     """One pass through a graph, which counts the bytes of its buffers."""
 
-    def __init__(self, graph: _Graph, behind: int) -> None:
+    def __init__(self, graph: _Graph, behind: int, released: int) -> None:
         self._arrays = graph.arrays
         self._operations = graph.ordered()
         self._behind = behind
         self._kernels = self._bytes = self._most = 0
         self._late: deque[tuple[int, int]] = deque()  # number of a kernel, bytes that it releases
+        for name in graph.inputs[len(graph.inputs) - released :]:
+            array = self._arrays[name]
+            array.buffer = self._allocate(array.nbytes)
+            array.buffer.uses = 1
         for name in graph.results:
             self._arrays[name].readers += 1  # the caller keeps it
         for one in self._operations:

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tuner.lora import LoRASwitchLinear
 
@@ -17,7 +17,7 @@ from legos.mlx.model.forward import split
 from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import insert_lora, lora_arrays, lora_shape
 from legos.mlx.model.machine import num_bytes
-from legos.mlx.model.trace import num_operations, peak_of
+from legos.mlx.model.trace import num_operations, of_tree, peak_of
 from legos.mlx.train.gradient_check import SHARED
 from legos.mlx.train.prefix_sharing.kv import KeysValues, run_pass
 from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes
@@ -120,15 +120,9 @@ class Forecast:
                 head is left out.
             measure: what to measure instead of the peak.
         """
-        tree = self._tree
-        parameters: Any = tree_flatten(tree.parameters())
-        names = [name for name, _ in parameters]
-        inputs = 0
+        tree, inputs = self._tree, 0
 
-        def gradients(*arrays: mx.array) -> Sequence[mx.array]:
-            given = dict(zip(names, arrays, strict=True))
-            tree.update(tree_unflatten(list(given.items())))
-
+        def gradients(given: Mapping[str, mx.array], _: Sequence[mx.array]) -> Sequence[mx.array]:
             def loss(trained: Any) -> mx.array:
                 nonlocal inputs
                 tree.update(tree_unflatten(list(trained.items())))
@@ -143,8 +137,7 @@ class Forecast:
             value, found = mx.value_and_grad(loss)({name: given[name] for name in trained})
             return [value, *found.values()]
 
-        found = measure(gradients, *(array for _, array in parameters))
-        tree.update(tree_unflatten(parameters))
+        found = of_tree(measure, tree, gradients)
         return found, inputs
 
     def _taken_caches(self) -> int:

@@ -62,7 +62,7 @@ def test_rows_are_selected_and_extracted_as_in_each_layer_alone(
 ) -> None:
     cache, expected = filled(seed), filled(seed)
     written = (0, 2, 3, 4)  # layers that hold tokens
-    rows = extract_rows([cache[layer] for layer in written], indices)
+    rows = list(extract_rows([cache[layer] for layer in written], indices))
     for index, row in zip(indices, rows, strict=True):
         check_equal(row, [expected[layer].extract(index) for layer in written])
     select_rows(cache, indices)

@@ -3,17 +3,19 @@
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
+import msgspec
 
-from legos.data.limits import EngineLimits, TrainingSize
+from legos.data.limits import TrainingSize
 from legos.errors import ModelError
 from legos.mac import MACS_GB
+from legos.mlx.generate.forecast import EngineForecast
 from legos.mlx.model.load import context_length, shapes_of
-from legos.mlx.model.machine import cache_sizes, usable_bytes, usable_of
+from legos.mlx.model.machine import usable_bytes, usable_of
 from legos.mlx.train.forecast import Forecast
 
 __all__ = ["check_training", "longest_rows"]
@@ -26,17 +28,22 @@ FOUR_BITS = 4.5 / 16  # bytes of a 4-bit copy with its scales / bytes in 16 bits
 SMALL_MAC = 36  # GB; up to here Metal recommends two thirds of the memory, above three quarters
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Room:
     """A forecast in the memory of a machine."""
 
     forecast: Forecast
-    engine_bytes: int  # caches of the engine
+    engine: EngineForecast
     usable_bytes: int
     context: int  # tokens of the longest row that the model takes
 
+    @cached_property
+    def engine_bytes(self) -> int:
+        """Peak bytes of the engine without the weights."""
+        return self.engine.peak_bytes(self.usable_bytes - self.forecast.weights_bytes)
+
     def peak(self, rows: int, length: int) -> int:
-        return self.engine_bytes + self.forecast.peak_bytes(rows, length)
+        return self.forecast.peak_bytes(rows, length) + self.engine_bytes
 
     @property
     def least_row(self) -> int:
@@ -116,13 +123,8 @@ def longest_rows(config: Mapping[str, Any], size: TrainingSize) -> list[int]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(config))
-        forecast, context = Forecast(shapes_of(folder), size), context_length(folder)
-
-    def on(usable: int) -> int:
-        engine_bytes = _engine_bytes(forecast, size, usable)
-        return _Room(forecast, engine_bytes, usable, context).longest
-
-    return [on(_usable_on(gb)) for gb in MACS_GB]
+        room = _room(folder, size, 0)
+    return [replace(room, usable_bytes=_usable_on(gb)).longest for gb in MACS_GB]
 
 
 def _usable_on(gb: int) -> int:
@@ -131,13 +133,9 @@ def _usable_on(gb: int) -> int:
 
 
 def _room(folder: Path, size: TrainingSize, usable: int) -> _Room:
-    forecast = Forecast(shapes_of(folder), size)
-    return _Room(forecast, _engine_bytes(forecast, size, usable), usable, context_length(folder))
-
-
-def _engine_bytes(forecast: Forecast, size: TrainingSize, usable: int) -> int:
-    limits = EngineLimits(cache_bytes=size.cache_bytes, prefix_bytes=size.prefix_bytes)
-    return sum(cache_sizes(limits, usable - forecast.weights_bytes))
+    tree = shapes_of(folder)
+    forecast = Forecast(tree, size)
+    return _Room(forecast, EngineForecast(tree, size.engine), usable, context_length(folder))
 
 
 def _refusal(folder: Path, size: TrainingSize, room: _Room) -> str:
@@ -179,12 +177,15 @@ def _unplanned(folder: Path, room: _Room, error: Exception) -> str:
 
 def _smaller(size: TrainingSize) -> list[tuple[TrainingSize, str]]:
     """Settings that need less and less memory, and how to give them."""
-    checkpointed = replace(size, checkpointing=True)
+    checkpointed = msgspec.structs.replace(size, checkpointing=True)
     options = "--training.gradient-checkpointing"
-    least = replace(checkpointed, rank=min(size.rank, 4), cache_bytes=1 << 28, prefix_bytes=0)
+    engine = msgspec.structs.replace(
+        size.engine, cache_bytes=1 << 28, prefix_bytes=0, prefill_tokens=512
+    )
+    least = msgspec.structs.replace(checkpointed, rank=min(size.rank, 4), engine=engine)
     least_options = (
         f"{options} --training.lora-rank {least.rank} --generation.cache-gib 0.25 "
-        "--generation.prefix-cache-gib 0"
+        "--generation.prefix-cache-gib 0 --generation.prefill-tokens 512"
     )
     return [(checkpointed, options), (least, least_options)]
 
