@@ -1,7 +1,6 @@
 """A run without a model, and everything around it, in one process."""
 
 import asyncio
-import json
 import random
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
@@ -9,6 +8,8 @@ from contextlib import closing
 from itertools import repeat
 from pathlib import Path
 from typing import Any
+
+from stored_plays import timeless_plays
 
 from legos.arena.arena import Arena
 from legos.arena.table import Table
@@ -180,7 +181,7 @@ class World:
 
 
 def episodes(folder: RunFolder) -> list[Any]:
-    return [json.loads(line) for line in folder.episodes.read_text().splitlines()]
+    return timeless_plays(folder.episodes)
 
 
 def check_balance(world: World) -> None:

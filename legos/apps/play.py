@@ -14,18 +14,18 @@ from legos.apps.person import Person, Terminal
 from legos.apps.transcript import answer_of, ending, heading, turns_of
 from legos.arena.arena import Arena, GameArena
 from legos.arena.cursor import plays_from
-from legos.arena.matchmaker import ArenaSeats
+from legos.arena.matchmaker import Cast
 from legos.arena.step import play_all
 from legos.clients.engine import EngineClient
 from legos.clients.openai import OpenAIClient
 from legos.config.schema import GenerationConfig, PlayConfig
-from legos.data.episode import Episode, Task
+from legos.data.episode import Episode
 from legos.data.limits import EngineLimits
 from legos.data.names import BASE, POLICY
 from legos.errors import ArenaError, ConfigError, did_you_mean
 from legos.exact.bots import OptimalBot, RandomBot
 from legos.exact.figures import GameTree, Policy, optimal_policy
-from legos.protocols import Client, Seat, Seating
+from legos.protocols import Client, Seat
 from legos.run.stored import episode_to_json
 from legos.wiring.arena import make_arena
 
@@ -61,24 +61,6 @@ class Players:
         left = [role for role in free if role not in self.seats]
         mine = left[:1] if ME not in self.seats.values() else []
         return {**dict.fromkeys(left, self.against), **dict.fromkeys(mine, ME), **self.seats}
-
-
-class _Cast(ArenaSeats):
-    """The arena's seats with other clients in some of them."""
-
-    def __init__(self, players: Mapping[str, tuple[str, Client, str]]) -> None:
-        """Take role -> (name of the player, client, adapter)."""
-        self._players = players
-
-    def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
-        """The seats of a play; none of them is trained."""
-        cast: dict[str, Seat] = {}
-        for role, seat in super().seats(arena, task, seed).items():
-            cast[role] = replace(seat, trainable=False)
-            if role in self._players:
-                name, client, adapter = self._players[role]
-                cast[role] = replace(cast[role], name=name, client=client, adapter=adapter)
-        return cast
 
 
 def play(
@@ -156,7 +138,7 @@ def _cast(
     who: Mapping[str, str],
     terminal: Terminal,
     runner: asyncio.Runner,
-) -> Generator[_Cast]:
+) -> Generator[Cast]:
     """Within the block, the players of the roles can be asked; the rest ask the model."""
     named = {role: one for role, one in who.items() if not one.startswith(URLS)}
     adapters = {
@@ -165,7 +147,14 @@ def _cast(
         if one not in (ME, RANDOM, OPTIMAL, BASE)
     }
     best: Policy = _optimal_policy(arena) if OPTIMAL in named.values() else {}
-    seated: dict[str, tuple[str, Client, str]] = {}
+    seated: dict[str, tuple[str, Client, str]] = {}  # role -> name, client, adapter
+
+    def change(seat: Seat, _: int) -> Seat:
+        """Seat the player of the role; no seat is trained."""
+        default = seat.name, seat.client, seat.adapter
+        name, client, adapter = seated.get(seat.role, default)
+        return replace(seat, name=name, client=client, adapter=adapter, trainable=False)
+
     for role, one in who.items():
         if one == ME:
             seated[role] = ME, Person(role, terminal), POLICY
@@ -179,7 +168,7 @@ def _cast(
             seated[role] = one, client, fragment or POLICY
     try:
         if len(seated) == len(arena.roles):
-            yield _Cast(seated)
+            yield Cast(change)
             return
         with loaded(players.model, [*adapters.values()], EngineLimits()) as live:
             handle = live.handle
@@ -188,7 +177,7 @@ def _cast(
             )
             for role in who.keys() - seated.keys():
                 seated[role] = who[role], client, adapters[role].name if role in adapters else BASE
-            yield _Cast(seated)
+            yield Cast(change)
     finally:
         for _, client, _ in seated.values():
             if isinstance(client, OpenAIClient):

@@ -1,43 +1,70 @@
-"""Play a stored play of a game again from its seeds, to check that the same states are reached."""
+"""Play a stored play again with its recorded answers, to check that the same states are reached."""
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from legos.arena.arena import GameArena
-from legos.arena.matchmaker import ArenaSeats
+from legos.arena.arena import Arena, GameArena
+from legos.arena.cursor import find_task
+from legos.arena.matchmaker import Cast
+from legos.arena.play_state import seeds_of_seat
 from legos.arena.step import play_all
 from legos.config.resolve import read_config
 from legos.data.episode import Task
-from legos.errors import ConfigError
-from legos.protocols import Seat, Seating
+from legos.data.message import Completion, Prompt, Sampling, ToolCall
+from legos.data.names import POLICY
+from legos.errors import ConfigError, RequestError
 from legos.run.folder import RunFolder
 from legos.run.stored import episode_to_json
-from legos.testing import ScriptedClient
 from legos.wiring.arena import make_arena
 
 __all__ = ["differences"]
 
-_COMPARED = ("task", "rewards", "notes", "void")
+Stored = Mapping[str, Any]
+"""An episode as ``episode_to_json`` writes it."""
+
+_COMPARED = ("task", "rewards", "reward_parts", "notes", "void")
 _OF_TURNS = ("asked", "said", "move", "legal")  # moves at once may be answered in any order
+_MORE_SEEDS = 64  # seeds of a seat besides one for each turn: judges, tools and random moves draw
+_STORE = "what earlier plays kept (t.store), which episodes do not have, may be the reason"
 
 
-class _Again(ArenaSeats):
-    """Seats players that say what was said before."""
+class _Recorded:
+    """Answers the requests of a play, and of those that it spawned, as they were answered before.
 
-    def __init__(self, stored: Mapping[str, Any]) -> None:
-        self._said = {
-            seat["role"]: [turn["said"] for turn in seat["turns"]] for seat in stored["seats"]
-        }
+    A request is recognised by its seed, which belongs to one seat of one play.
+    """
 
-    def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
-        """The arena's own seats, with the recorded answers."""
-        return {
-            role: replace(seat, client=ScriptedClient(self._said[role]))
-            for role, seat in super().seats(arena, task, seed).items()
-        }
+    def __init__(self, stored: Stored) -> None:
+        self._answers: dict[int, deque[Stored]] = {}  # seed of a request -> turns of its seat
+        for play in _with_children(stored):
+            for number, seat in enumerate(play["seats"], start=1):
+                turns = deque(seat["turns"])
+                seeds = seeds_of_seat(play["play_seed"], number, len(turns) + _MORE_SEEDS)
+                self._answers |= dict.fromkeys(seeds, turns)
+
+    async def complete(
+        self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
+    ) -> Completion:
+        """The next recorded answer of the seat.
+
+        Raises:
+            RequestError: the seat was not asked so often.
+        """
+        del prompt
+        turns = self._answers.get(sampling.seed)
+        if not turns:
+            raise RequestError("a question that was not asked in the stored play")
+        turn = turns.popleft()
+        return Completion(
+            text=turn["said"],
+            tool_calls=tuple(ToolCall(name, given) for name, given in turn["tool_calls"]),
+            finish_reason=turn["finish_reason"],
+            adapter=adapter,
+        )
 
 
 class _TaskSeed(random.Random):
@@ -53,36 +80,64 @@ class _TaskSeed(random.Random):
         self._seed = seed
 
 
-def differences(run: RunFolder, stored: Mapping[str, Any]) -> list[str]:
+def differences(run: RunFolder, stored: Stored) -> list[str]:
     """Play a stored play again, with the recorded answers; returns what differs, by its name.
 
     Args:
         run: the run that it belongs to, for the arena and its options.
-        stored: the play, as ``episode_to_json`` writes it.
+        stored: the play.
 
     Raises:
-        ConfigError: the run does not play a game, whose states follow from seeds and moves.
+        ConfigError: the task is not found in the arena.
         ArenaError: the arena is not found.
     """
     config = read_config(run.config)
-    arena = make_arena(config.arena, ScriptedClient([]), play=config.play, seed=config.seed)
-    if not isinstance(arena, GameArena) or stored["arena"] != arena.name:
-        raise ConfigError(
-            f"only plays of a Game follow from their seeds, and {stored['arena']!r} of arena "
-            f"{config.arena!r} is none; leave --again out"
-        )
-    task = next(arena.tasks(_TaskSeed(stored["seed"])))
-    arena.matchmaker = _Again(stored)
-    plays = play_all(arena, [(task, stored["play_seed"])], asyncio.Semaphore(1))
+    client = _Recorded(stored)
+    arena = make_arena(config.arena, client, play=config.play, seed=config.seed)
+    arena.matchmaker = Cast(lambda seat, _: replace(seat, client=client))
+    plays = play_all(arena, [(_task(arena, stored), stored["play_seed"])], asyncio.Semaphore(1))
     [episode] = asyncio.run(plays)
-    again = episode_to_json(episode)
-    found = [name for name in _COMPARED if again[name] != stored[name]]
-    if episode.error and not stored["error"]:
-        found.append(f"error ({episode.error.strip()})")
+    found = list(_differ(stored, episode_to_json(episode)))
+    return [*found, _STORE] if found and arena.stores.state() else found
+
+
+def _task(arena: Arena, stored: Stored) -> Task:
+    """The task of a stored play.
+
+    Raises:
+        ConfigError: the arena has no such task.
+    """
+    if isinstance(arena, GameArena):
+        task = next(iter(arena.tasks(_TaskSeed(stored["seed"]))))
+    else:
+        task = find_task(arena, stored["task"], stored["seed"])
+    if task is None or stored["arena"] != arena.name:
+        raise ConfigError(
+            f"task {stored['task']!r} of arena {stored['arena']!r} is not found in arena "
+            f"{arena.name!r} of the run; have its file or its data changed? Leave --again out"
+        )
+    return task
+
+
+def _with_children(stored: Stored) -> Iterator[Stored]:
+    yield stored
+    for child in stored["children"]:
+        yield from _with_children(child)
+
+
+def _differ(stored: Stored, again: Stored) -> Iterator[str]:
+    """The names of what differs between a play and its repetition."""
+    yield from (name for name in _COMPARED if again[name] != stored[name])
+    if again["error"] and not stored["error"]:
+        yield f"error ({again['error'].strip()})"
     for old, new in zip(stored["seats"], again["seats"], strict=True):
-        pairs = [
-            [[turn[name] for name in _OF_TURNS] for turn in seat["turns"]] for seat in (old, new)
-        ]
-        if pairs[0] != pairs[1]:
-            found.append(f"turns of {old['role']}")
-    return found
+        if _turns(old["turns"]) != _turns(new["turns"]):
+            yield f"turns of {old['role']}"
+    if len(stored["children"]) != len(again["children"]):
+        yield "the number of spawned plays"
+    for old, new in zip(stored["children"], again["children"], strict=False):
+        yield from (f"{name} of a spawned play" for name in _differ(old, new))
+
+
+def _turns(turns: Sequence[Stored]) -> list[list[Any]]:
+    return [[turn[name] for name in _OF_TURNS] for turn in turns]

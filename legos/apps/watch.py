@@ -53,7 +53,7 @@ def replay(
         run: folder of the run, or its name in runs/.
         number: number of the play in episodes.jsonl, from 1; -1: the newest.
         thinking: show what the models think.
-        again: play it again from its seeds with the recorded answers, which a game allows.
+        again: play it again with the recorded answers.
         say: shows a text.
         pause: called before each turn.
 
@@ -62,7 +62,7 @@ def replay(
 
     Raises:
         CheckpointError: the run or the play is not found.
-        ConfigError: the play cannot be repeated, because the arena is no game.
+        ConfigError: the play cannot be repeated, because its task is not found.
     """
     folder = find_run(run)
     path = folder.episodes

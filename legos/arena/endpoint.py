@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass
@@ -203,22 +204,24 @@ class AgentSeat:
         Raises:
             RequestError: the play has ended, or the request cannot be served.
         """
+        asked_at = time.time()
         with self._waiting():
             client = self._chair.seat.client
             completion = await client.complete(prompt, sampling, adapter=self.adapter)
-        self._record(question, completion)
+        self._record(question, completion, asked_at)
         return completion
 
     async def stream(
         self, question: "Question", prompt: Prompt, sampling: Sampling
     ) -> AsyncGenerator[Progress | Completion]:
         """As ``ask``, but yield the tokens as they are sampled, then the completion."""
+        asked_at = time.time()
         client: Any = self._chair.seat.client  # it has an EndpointHost, so it can stream
         with self._waiting():
             async with aclosing(client.stream(prompt, sampling, adapter=self.adapter)) as stream:
                 async for news in stream:
                     if isinstance(news, Completion):
-                        self._record(question, news)
+                        self._record(question, news, asked_at)
                     yield news
 
     @contextmanager
@@ -235,10 +238,18 @@ class AgentSeat:
         if self.ended:
             raise RequestError(ENDED)
 
-    def _record(self, question: "Question", completion: Completion) -> None:
+    def _record(self, question: "Question", completion: Completion, asked_at: float) -> None:
         self._check_open()
         self._answered += 1
-        self._chair.turns.append(Turn(messages=question.messages, completion=completion))
+        self._chair.turns.append(
+            Turn(
+                messages=question.messages,
+                completion=completion,
+                order=next(self._chair.answered),
+                asked_at=asked_at,
+                answered_at=time.time(),
+            )
+        )
         if completion.prompt_ids and completion.token_ids:
             _, answer = split_thinking(completion.text)
             said = Message("assistant", answer, completion.tool_calls)

@@ -5,6 +5,7 @@ states ask the same question. A thousand plays are one task in the event loop.
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,7 @@ class _Turn:
     question: Question
     messages: tuple[Message, ...] = ()  # the conversation that is asked
     tries: int = 0  # number of illegal answers so far
+    asked_at: float = 0.0  # Unix time, seconds
     outcome: str | Exception | None = None  # the move, or why there is none; None: not answered
 
 
@@ -143,7 +145,7 @@ class GamePlays:
             ask = Ask(chair.seat, chair.prompt(messages), sampling)
         else:
             ask = question.ask(self._arena, chair)
-        turn.messages = messages
+        turn.messages, turn.asked_at = messages, time.time()
         chair.waiting += 1
         self._queue.ask(turn, ask, chair.next_seed())
 
@@ -177,7 +179,9 @@ class GamePlays:
         """The move of an answer; None if an illegal one was asked again."""
         question, arena = turn.question, self._arena
         chair = turn.play.chairs[question.role]
-        reply, reason = chair.record(arena, turn.messages, completion, question.legal)
+        reply, reason = chair.record(
+            arena, turn.messages, completion, question.legal, asked_at=turn.asked_at
+        )
         if reason is None:
             return reply.move
         turn.tries += 1

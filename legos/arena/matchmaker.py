@@ -1,12 +1,12 @@
-"""The default matchmaker, which uses the seats of the arena."""
+"""Matchmakers that use the seats of the arena, as they are or with other players in them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from legos.data.episode import Episode, Task
 from legos.protocols import Seat, Seating
 
-__all__ = ["ArenaSeats"]
+__all__ = ["ArenaSeats", "Cast"]
 
 
 class ArenaSeats:
@@ -26,3 +26,15 @@ class ArenaSeats:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Do nothing, because there is no state."""
+
+
+class Cast(ArenaSeats):
+    """Uses the seats of the arena, each changed by a function of the seat and the play's seed."""
+
+    def __init__(self, change: Callable[[Seat, int], Seat]) -> None:
+        self._change = change
+
+    def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
+        """Return the changed seats."""
+        seats = super().seats(arena, task, seed)
+        return {role: self._change(seat, seed) for role, seat in seats.items()}

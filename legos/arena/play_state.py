@@ -1,6 +1,7 @@
 """The state of one running play: its seats, their conversations, and what it records."""
 
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -16,9 +17,21 @@ from legos.data.seeds import absorb
 from legos.errors import ArenaError, did_you_mean
 from legos.protocols import Seat
 
-__all__ = ["Chair", "PlayState"]
+__all__ = ["Chair", "PlayState", "seeds_of_seat"]
 
 STREAM = 1 << 32  # random numbers reserved for one seat; the next seat's start after them
+
+
+def seeds_of_seat(seed: int, seat: int, count: int) -> list[int]:
+    """The first random numbers of a seat.
+
+    Args:
+        seed: seed of the play.
+        seat: number of the seat in the play, from 1.
+        count: number of random numbers.
+    """
+    state, before = absorb(0, seed), seat * STREAM
+    return [absorb(state, before + draw) >> 1 for draw in range(1, count + 1)]
 
 
 @dataclass(slots=True)
@@ -91,6 +104,19 @@ class Chair:
             return messages
         return Continuation(last=self.last, messages=messages, num_new=len(messages) - self.heard)
 
+    def asked(
+        self, question: Message | tuple[int, ...]
+    ) -> tuple["Chair", tuple[Message, ...], Prompt]:
+        """Who records the answer to a question, the messages to record, and what to ask the client.
+
+        Token ids are the whole prompt; they neither use nor join the conversation.
+        """
+        if isinstance(question, Message):
+            messages = (*self.memory, question)
+            return self, messages, self.prompt(messages)
+        alone = replace(self, memory=[], remembers=False, last=None)
+        return alone, (Message("user", str(list(question))),), question
+
     def record(
         self,
         arena: Playable,
@@ -98,6 +124,8 @@ class Chair:
         completion: Completion,
         choices: Sequence[str],
         parse: Callable[[str], Any] | None = None,
+        *,
+        asked_at: float,
     ) -> tuple[Reply, str | None]:
         """Record the answer to a question, or a call of tools before it.
 
@@ -107,6 +135,7 @@ class Chair:
             completion: the client's answer.
             choices: the legal answers; empty: none are given.
             parse: turns the answer into a value, if there are no choices.
+            asked_at: Unix time of the question, seconds.
 
         Returns:
             The reply, and why it is not legal, or None.
@@ -129,6 +158,8 @@ class Chair:
                 move=move,
                 legal=legal,
                 order=next(self.answered),
+                asked_at=asked_at,
+                answered_at=time.time(),
             )
         )
         reply = Reply(

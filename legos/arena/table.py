@@ -1,6 +1,7 @@
 """The table: everything that a play can use, and the only way information reaches a seat."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -382,12 +383,8 @@ class Table(PlayState):
         parse: Callable[[str], Any] | None,
     ) -> tuple[Reply, str | None]:
         """Make one model call; returns the reply and why it is not legal, or None."""
-        if isinstance(question, Message):
-            speaker, messages = chair, (*chair.memory, question)
-            prompt = chair.prompt(messages)
-        else:
-            speaker, messages = chair.afresh(), (Message("user", str(list(question))),)
-            prompt = question
+        speaker, messages, prompt = chair.asked(question)
+        asked_at = time.time()
         chair.waiting += 1
         try:
             completion = await chair.seat.client.complete(
@@ -395,4 +392,6 @@ class Table(PlayState):
             )
         finally:
             chair.waiting -= 1
-        return speaker.record(self.arena, messages, completion, sampling.choices, parse)
+        return speaker.record(
+            self.arena, messages, completion, sampling.choices, parse, asked_at=asked_at
+        )

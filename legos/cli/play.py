@@ -87,8 +87,8 @@ def watch(
         run: Run folder, or its name in runs/.
         episode: Show only this play, turn by turn; Enter shows the next turn. The first is 1, the
             newest -1.
-        again: With --episode, also play it again from its seeds with the recorded answers, if the
-            arena is a game; exit code 1 if anything differs.
+        again: With --episode, also play it again from its seeds with the recorded answers; exit
+            code 1 if anything differs.
         last: Number of plays to show of those that are there already.
         thinking: Show what the models think.
     """

@@ -30,6 +30,8 @@ class Turn(Struct, frozen=True, kw_only=True):
     reward: float | None = None  # reward of this turn only
     legal: bool | None = None  # whether the answer was legal; None if any answer is legal
     order: int = 0  # number of answers of all seats in the play before this one
+    asked_at: float = 0.0  # Unix time when the seat was asked, seconds
+    answered_at: float = 0.0  # Unix time when its answer had arrived, seconds
 
 
 class Rollout(Struct, frozen=True, kw_only=True):

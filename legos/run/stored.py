@@ -98,6 +98,8 @@ def episode_to_json(episode: Episode) -> dict[str, Any]:
                         "legal": turn.legal,
                         "reward": turn.reward,
                         "order": turn.order,
+                        "asked_at": round(turn.asked_at, 3),
+                        "answered_at": round(turn.answered_at, 3),
                         "finish_reason": turn.completion.finish_reason,
                         "token_ids": list(turn.completion.token_ids),
                         "logprobs": [round(lp, 5) for lp in turn.completion.logprobs],

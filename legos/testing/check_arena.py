@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import isclose, sqrt
 from statistics import fmean, pstdev
@@ -14,7 +14,7 @@ from msgspec import Struct
 from legos.arena.arena import Arena, GameArena
 from legos.arena.cursor import plays_from
 from legos.arena.game import Game
-from legos.arena.matchmaker import ArenaSeats
+from legos.arena.matchmaker import Cast
 from legos.arena.means import with_children
 from legos.arena.step import play_all
 from legos.data.episode import Episode, Task
@@ -30,7 +30,7 @@ from legos.exact.figures import (
     outcome_shares,
     uniform_policy,
 )
-from legos.protocols import Seat, Seating
+from legos.protocols import Seat
 from legos.testing.client import Asked, ScriptedClient
 
 __all__ = ["Finding", "check_arena"]
@@ -52,21 +52,18 @@ class _CastError(Exception):
     """The player that crashes in one play."""
 
 
-class _Cast(ArenaSeats):
-    """Seats a scripted player in every seat, and keeps what each one was asked."""
+class _Players(Cast):
+    """A scripted player in every seat, with what each one was asked."""
 
     def __init__(self, answer: Callable[[str, int], Answer]) -> None:
         """Take a function from a role and the seed of a play to the player's answers."""
+        super().__init__(self._seated)
         self._answer = answer
         self.asked: dict[tuple[int, str], ScriptedClient] = {}  # seed of the play and role
 
-    def seats(self, arena: Seating, task: Task, seed: int) -> Mapping[str, Seat]:
-        """The arena's own seats with scripted players."""
-        cast: dict[str, Seat] = {}
-        for role, seat in super().seats(arena, task, seed).items():
-            client = self.asked[seed, role] = ScriptedClient(self._answer(role, seed))
-            cast[role] = replace(seat, client=client)
-        return cast
+    def _seated(self, seat: Seat, seed: int) -> Seat:
+        client = self.asked[seed, seat.role] = ScriptedClient(self._answer(seat.role, seed))
+        return replace(seat, client=client)
 
 
 def check_arena(arena: Arena, *, plays: int = 64, seed: int = 0) -> list[Finding]:
@@ -90,7 +87,7 @@ def check_arena(arena: Arena, *, plays: int = 64, seed: int = 0) -> list[Finding
     ]
     text = "tasks(rng) yields the same tasks for the same seed"
     findings = [_finding("tasks", same, text, "tasks(rng) differs between two calls with one seed")]
-    cast = _Cast(_random_player)
+    cast = _Players(_random_player)
     episodes, took_s = _play(arena, cast, planned, plays)
     failed = [episode for episode in episodes if episode.error]
     if failed:
@@ -135,7 +132,7 @@ def _secret(role: str, seed: int) -> str:
 
 
 def _play(
-    arena: Arena, cast: _Cast, planned: Sequence[tuple[Task, int]], at_once: int
+    arena: Arena, cast: _Players, planned: Sequence[tuple[Task, int]], at_once: int
 ) -> tuple[list[Episode], float]:
     """Play with a cast; returns the episodes and the seconds that they took."""
     matchmaker, arena.matchmaker = arena.matchmaker, cast
@@ -151,7 +148,7 @@ def _repeatable(
     arena: Arena, planned: Sequence[tuple[Task, int]], episodes: Sequence[Episode]
 ) -> Finding:
     """Whether plays one after another are the same plays as all at once."""
-    alone, _ = _play(arena, _Cast(_random_player), planned, 1)
+    alone, _ = _play(arena, _Players(_random_player), planned, 1)
     pairs = list(zip(episodes, alone, strict=True))
     differ = [one.task.id for one, other in pairs if _story(one) != _story(other)]
     bad = f"{len(differ)} plays differ when played again one by one, such as {differ[:1]}; " + (
@@ -190,7 +187,7 @@ def _roles(
 
     findings: list[Finding] = []
     if arena.example(arena.roles[0], "", random.Random(0)) is not None:
-        played, _ = _play(arena, _Cast(player), planned, len(planned))
+        played, _ = _play(arena, _Players(player), planned, len(planned))
         failed = [episode.error for episode in played if episode.error]
         text = f"mean reward {_means(played)}"
         bad = f"{len(failed)} plays of example() fail; the first:\n{next(iter(failed), '')}"
@@ -208,7 +205,7 @@ def _roles(
     return [*findings, _finding("roles", not silent, f"every role is asked{note}", bad)]
 
 
-def _secrets(cast: _Cast) -> Finding:
+def _secrets(cast: _Players) -> Finding:
     """Which role reads the free answers of which other role, and none those of another play."""
     secrets = {_secret(role, seed): (role, seed) for seed, role in cast.asked}
     reads: set[tuple[str, str]] = set()
@@ -238,7 +235,7 @@ def _crash(
 
         return crash if seed == victim else _random_player(role, seed)
 
-    crashed, _ = _play(arena, _Cast(player), planned, len(planned))
+    crashed, _ = _play(arena, _Players(player), planned, len(planned))
     changed = [
         one.task.id
         for one, other in zip(crashed, episodes, strict=True)
@@ -252,7 +249,7 @@ def _idle(arena: Arena, planned: Sequence[tuple[Task, int]]) -> Finding:
     """The reward of a player that says nothing."""
     if arena.restrict_choices:
         return _finding("idle player", None, "only legal choices can be said in this arena")
-    episodes, _ = _play(arena, _Cast(_idle_player), planned, len(planned))
+    episodes, _ = _play(arena, _Players(_idle_player), planned, len(planned))
     ended = [episode for episode in episodes if not episode.error]
     text = f"mean reward {_means(ended)}" if ended else f"every play fails:\n{episodes[0].error}"
     return _finding("idle player", None, text)
@@ -306,7 +303,7 @@ def _optimal(
 
         return answer
 
-    episodes, _ = _play(arena, _Cast(player), planned, len(planned))
+    episodes, _ = _play(arena, _Players(player), planned, len(planned))
     failed = [episode.error for episode in episodes if episode.error]
     if failed:
         return _finding("optimal player", False, "", f"its plays fail; the first:\n{failed[0]}")

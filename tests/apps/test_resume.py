@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 from safetensors.numpy import load_file
+from stored_plays import timeless_plays
 
 from legos.apps.runs import describe_run
 from legos.cli import main
@@ -125,7 +126,8 @@ def test_a_killed_run_ends_as_an_undisturbed_one(
     ours, theirs = files(resumed), files(whole)
     assert ours.keys() == theirs.keys()
     place = "checkpoints/step-000006"  # whose arrays stand in no order of their own
-    loose = {"metrics.jsonl", f"{place}/manifest.json"}
+    loose = {"metrics.jsonl", "episodes.jsonl", f"{place}/manifest.json"}
+    assert timeless_plays(resumed / "episodes.jsonl") == timeless_plays(whole / "episodes.jsonl")
     for name in ("adapter", "ema", "optimiser", "reference"):
         file = f"{place}/{name}.safetensors"
         if file in ours:

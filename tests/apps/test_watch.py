@@ -3,6 +3,8 @@
 import asyncio
 import json
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from legos.exact.bots import RandomBot
 from legos.run.folder import RunFolder
 from legos.run.lock import hold
 from legos.run.stored import episode_to_json
-from legos.testing import make_episode
+from legos.testing import Asked, ScriptedClient, make_episode
 from legos.wiring.arena import make_arena
 
 
@@ -206,13 +208,85 @@ def test_a_play_that_was_changed_is_found(
     assert "it differs in turns of first" in capsys.readouterr().out
 
 
-def test_only_a_play_of_a_game_is_played_again(
-    run: RunFolder, capsys: pytest.CaptureFixture[str]
+def two_ways(one: str, other: str) -> Callable[[Asked], str]:
+    """Answers of two kinds, by the seed of the request."""
+    return lambda asked: one if asked.sampling.seed % 2 else other
+
+
+def proposal_or_answer(asked: Asked) -> str:
+    proposal = "PROGRAM: keep odd | mul 3 INPUT: [5, 2, 7, 1]"
+    proposes = "Write a new program" in asked.prompt
+    return proposal if proposes else two_ways("[15, 21, 3]", "?")(asked)
+
+
+@pytest.mark.parametrize(
+    ("arena", "answer"),
+    [
+        ("countdown", two_ways("1 + 2", "no")),
+        ("zorplex", two_ways("LOOKUP[amber] GETKEY[amber]", "[ANSWER] 17")),
+        ("negotiation", two_ways("[offer 2 wood for 3 gold]", "[accept]")),
+        ("refine", two_ways("A garden by the sea.", "<think>Short.</think>It is short.")),
+        ("absolute_zero", proposal_or_answer),
+    ],
+)
+def test_plays_of_coroutines_follow_from_their_seeds_and_answers(
+    arena: str,
+    answer: Callable[[Asked], str],
+    run: RunFolder,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    run.config.write_text(resolve(overrides={"arena": arena}).toml())
+    made = make_arena(arena, ScriptedClient(answer))
+    for planned in plays_from(made, made.seed, 3, held_out=False):
+        fresh = make_arena(arena, ScriptedClient(answer))
+        run.add_episodes(1, asyncio.run(play_all(fresh, [planned], asyncio.Semaphore(4))))
+    stored = [json.loads(line) for line in run.episodes.read_text().splitlines()]
+    assert any(seat["turns"] for play in stored for seat in play["seats"])
+    assert bool(stored[0]["children"]) is (arena == "absolute_zero")
+    for play in stored:
+        assert differences(run, play) == []
+        said = [turn for seat in play["seats"] for turn in seat["turns"]]
+        said[0]["said"] += " (changed)"
+        assert differences(run, {**play, "rewards": {}})
+    assert main(["watch", str(run.path), "--episode", "2", "--again"]) == 0
+    assert capsys.readouterr().out.endswith("the same prompts, moves and rewards\n")
+
+
+def test_what_the_store_held_is_named_as_the_reason(run: RunFolder) -> None:
+    run.config.write_text(resolve(overrides={"arena": "absolute_zero"}).toml())
+    made = make_arena("absolute_zero", ScriptedClient(proposal_or_answer))
+    for planned in plays_from(made, made.seed, 2, held_out=False):  # the second is not new
+        run.add_episodes(1, asyncio.run(play_all(made, [planned], asyncio.Semaphore(4))))
+    stored = [json.loads(line) for line in run.episodes.read_text().splitlines()]
+    assert differences(run, stored[0]) == []
+    assert "(t.store)" in differences(run, stored[1])[-1]
+
+
+def test_turns_have_the_times_of_question_and_answer(run: RunFolder) -> None:
+    async def slow(*_: Any, **__: Any) -> Completion:
+        await asyncio.sleep(0.05)
+        return Completion(text="1")
+
+    for arena in ("countdown", "nim"):
+        client = ScriptedClient([])
+        client.complete = slow  # type: ignore[method-assign]
+        made = make_arena(arena, client)
+        before = time.time()
+        plays = play_all(made, plays_from(made, 1, 1), asyncio.Semaphore(1))
+        [seat, *_] = episode_to_json(asyncio.run(plays)[0])["seats"]
+        turn = seat["turns"][0]
+        assert before - 0.01 <= turn["asked_at"] <= turn["answered_at"] - 0.04
+        assert turn["answered_at"] <= time.time() + 0.01
+
+
+def test_a_task_that_the_arena_does_not_have_is_named(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legos.arena.cursor.MAX_TASKS", 100)
     run.config.write_text(resolve(overrides={"arena": "countdown"}).toml())
     write(run, 1)
     assert main(["watch", str(run.path), "--episode", "1", "--again"]) == 2
     assert main(["watch", str(run.path), "--again"]) == 2
     told = capsys.readouterr().err
-    assert "only plays of a Game follow from their seeds" in told
+    assert "task 't1' of arena 'sums' is not found in arena 'countdown' of the run" in told
     assert "name it with --episode N" in told

@@ -117,9 +117,9 @@ def test_a_crash_goes_on_from_the_newest_checkpoint_without_traces(
             read_steps(whole.folder.metrics), read_steps(resumed.folder.metrics), strict=True
         )
     ]
-    for name in ("evaluations.jsonl", "episodes.jsonl"):
-        ours, theirs = resumed.folder.path / name, whole.folder.path / name
-        assert ours.read_bytes() == theirs.read_bytes()
+    assert episodes(resumed.folder) == episodes(whole.folder)
+    ours, theirs = resumed.folder.evaluations, whole.folder.evaluations
+    assert ours.read_bytes() == theirs.read_bytes()
     assert resumed.state["trainer"] == whole.state["trainer"]
     assert resumed.run.first == whole.run.first
 
