@@ -89,14 +89,15 @@ def test_own_game_is_evaluated_before_and_after() -> None:
     assert "'arena': 'race'" in after
 
 
-def test_a_plot_is_drawn(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--figure", "vs_optimal_win")])
+def test_a_plot_is_drawn(options: tuple[str, ...], tmp_path: Path) -> None:
     rows = [
-        f'{{"step": {step}, "eval/exploitability": {0.5 / step}, "eval/vs_random_win": 0.5}}\n'
+        f'{{"step": {step}, "eval/exploitability": {0.5 / step}, "eval/vs_optimal_win": 0.5}}\n'
         for step in (1, 2, 3)
     ]
     (tmp_path / "evaluations.jsonl").write_text("".join(rows))
     picture = tmp_path / "plot.png"
-    run("plot_evaluation.py", str(tmp_path), str(picture))
+    run("plot_evaluation.py", str(tmp_path), str(picture), *options)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
