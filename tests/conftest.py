@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -114,26 +114,32 @@ class EngineRoom:
         answers: number -> everything that was delivered under it.
     """
 
+    _known: ClassVar[dict[Path, Any]] = {}  # folder -> what its first engine loaded and probed
+
     def __init__(self, folder: Path, **limits: Any) -> None:
         import mlx.core as mx
 
         from legos.mlx.generate.engine import MlxEngine
-        from legos.mlx.model.load import load_tree
+        from legos.mlx.model.load import base_arrays, load_tree
         from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape
 
         self.worker = StepWorker()
-        self.tree: Any = load_tree(folder)
+        base, capabilities = self._known.get(folder, (None, None))
+        self.tree: Any = load_tree(folder, share=base)
+        base = base_arrays(self.tree) if base is None else base
         self.shape: LoraShape = lora_shape(self.tree, rank=4, alpha=8.0, num_layers=2, head=True)
         add_lora(self.tree, self.shape, seed=0)
         self.sizes = {name: array.shape for name, array in lora_arrays(self.tree).items()}
         num_vocabulary = self.tree(mx.array([[1]])).shape[-1]
         self.engine = MlxEngine(
             cast("Any", self.worker),
-            load_tree(folder),
+            load_tree(folder, share=base),
             num_vocabulary=num_vocabulary,
             context=1024,
             limits=EngineLimits(**limits),
+            capabilities=capabilities,
         )
+        self._known[folder] = base, self.engine.capabilities
         self.answers: dict[int, list[Result]] = {}
         self.load(0)
 

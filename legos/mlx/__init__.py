@@ -11,6 +11,7 @@
 import os
 import resource
 import sys
+from typing import Any
 
 from legos.mac import check_mac
 
@@ -19,17 +20,23 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")  # read once; TF32 rounds to a tho
 
 
 def _import_mlx_lm() -> None:
-    """Import mlx-lm, but keep it from changing the process's limit on open files.
+    """Import mlx-lm without two things that it does at import.
 
-    mlx-lm sets the soft limit to 2048 and the hard limit to 4096, which only root can raise again;
-    where the hard limit is already lower, the import fails.
+    It sets the process's soft limit on open files to 2048 and the hard limit to 4096, which only
+    root can raise again; where the hard limit is already lower, the import fails. And it imports
+    wandb for a callback that is not used here, which takes a second.
     """
     set_limit = resource.setrlimit
     resource.setrlimit = lambda *_: None
+    unused: Any = None
+    hidden = sys.modules.setdefault("wandb", unused) is unused  # an import raises ImportError
     try:
+        import mlx_lm.tuner
         import mlx_lm.utils  # noqa: F401
     finally:
         resource.setrlimit = set_limit
+        if hidden:
+            del sys.modules["wandb"]
 
 
 if "mlx_lm.utils" not in sys.modules:

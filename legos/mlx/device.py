@@ -16,6 +16,7 @@ from legos.data.names import POLICY
 from legos.data.step import BackendConfig
 from legos.errors import ModelError
 from legos.mlx.fits import check_training
+from legos.mlx.generate.capabilities import Capabilities
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.generate.watchdog import WatchedEngine
 from legos.mlx.model.facts import device_facts
@@ -110,6 +111,7 @@ class MlxModel:
         self.spans: list[Spans] = []
         self._inline = inline
         self._workers: dict[str, Worker] = {}  # the newest of each name
+        self._capabilities: Capabilities | None = None  # found by the first engine
         self.worker = self._make_worker("legos-trainer")
         self.tree: Any = self.worker.call(load_tree, folder).result()
         self.num_vocabulary = self._token_ids()
@@ -232,9 +234,11 @@ class MlxModel:
                 num_vocabulary=self.num_vocabulary,
                 context=self.context,
                 limits=limits,
+                capabilities=self._capabilities,
             )
 
         engine = worker.call(build).result()
+        self._capabilities = engine.capabilities
         self.spans.append(engine.spans)
         return engine
 

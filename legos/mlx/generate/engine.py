@@ -29,6 +29,7 @@ from legos.data.limits import EngineLimits
 from legos.data.names import POLICY, adapter_name
 from legos.data.request import Progress, Request, Result
 from legos.errors import DeviceError, EngineError, RequestError
+from legos.mlx.generate.capabilities import Capabilities
 from legos.mlx.generate.scheduler import Outcome, Scheduler
 from legos.mlx.generate.score import Score
 from legos.mlx.generate.sequences import RequestCheck, SequenceState
@@ -51,6 +52,7 @@ class MlxEngine:
     """Generates for one model and its live adapters; safe to call from any thread.
 
     Attributes:
+        capabilities: what the model's caches support.
         spans: time spans in which the device computed, recorded while recording is on.
         swaps: number of adapters loaded so far.
         worked_s: seconds spent in steps so far.
@@ -64,6 +66,7 @@ class MlxEngine:
         num_vocabulary: int,
         context: int,
         limits: EngineLimits | None = None,
+        capabilities: Capabilities | None = None,
     ) -> None:
         """Take over a module tree that the worker's thread has built, without LoRA.
 
@@ -73,20 +76,22 @@ class MlxEngine:
             num_vocabulary: vocabulary size V; prompts with other token ids are refused.
             context: maximum number of prompt and completion tokens together.
             limits: limits of rows, tokens and memory; None: the defaults of ``EngineLimits``.
+            capabilities: those of another engine of the same model; None: they are probed.
         """
         self._worker = worker
         self._model = model
         self._check = RequestCheck(num_vocabulary=num_vocabulary, context=context)
-        limits = limits or EngineLimits()
-        make = partial(Scheduler, num_vocabulary=num_vocabulary, limits=limits, clock=worker.clock)
-        self._scheduler = worker.call(make, model).result()
+        make = partial(
+            Scheduler, num_vocabulary=num_vocabulary, clock=worker.clock, capabilities=capabilities
+        )
+        self._scheduler = worker.call(make, model, limits or EngineLimits()).result()
+        self.capabilities = self._scheduler.capabilities
         self._inbox: deque[Message] = deque()
         self._inside: set[SequenceState] = set()
         self._closed = False
         self._checked = 0.0
-        self._accepted = self._answered = 0
+        self.swaps = self._accepted = self._answered = 0
         self._drawn: Counter[str] = Counter()  # adapter -> tokens sampled by finished requests
-        self.swaps = 0
         self.worked_s = 0.0
         self.spans = self._scheduler.sampler.spans
         worker.set_tick(self._tick)
@@ -230,10 +235,8 @@ class MlxEngine:
         self._refuse_inbox()
 
     def _tokens_drawn(self, adapter: str) -> int:
-        inside = (
-            len(one.tokens) for one in self._inside if adapter_name(one.request.adapter) == adapter
-        )
-        return self._drawn[adapter] + sum(inside)
+        inside = (m for m in self._inside if adapter_name(m.request.adapter) == adapter)
+        return self._drawn[adapter] + sum(len(sequence.tokens) for sequence in inside)
 
     def _load(self, adapter: Adapter) -> AdapterInfo:
         self._answer_after(self._scheduler.collect)

@@ -23,7 +23,7 @@ from legos.data.request import Result
 from legos.errors import AdapterError, EngineError, LegosError, RequestError
 from legos.mlx.generate.adapter_table import AdapterTable
 from legos.mlx.generate.batch_cache import extract_rows
-from legos.mlx.generate.capabilities import probe
+from legos.mlx.generate.capabilities import Capabilities, probe
 from legos.mlx.generate.kv_budget import KeyValueBudget
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.prefill_queue import Block, PrefillQueue
@@ -48,6 +48,7 @@ class Scheduler:
     """Runs sequences through the model; only the thread that owns the tree may use it.
 
     Attributes:
+        capabilities: what the model's caches support.
         adapters: the live adapters.
         sampler: samples the next tokens.
     """
@@ -55,18 +56,20 @@ class Scheduler:
     def __init__(
         self,
         model: nn.Module,
+        limits: EngineLimits,
         *,
         num_vocabulary: int,
-        limits: EngineLimits,
         clock: Callable[[], float],
+        capabilities: Capabilities | None = None,
     ) -> None:
         """Take over a module tree without LoRA.
 
         Args:
             model: the module tree.
-            num_vocabulary: vocabulary size V.
             limits: limits of rows, tokens and memory.
+            num_vocabulary: vocabulary size V.
             clock: measures how long scores and the rest of a step take.
+            capabilities: of the same model, if they are known; None: they are probed.
 
         Raises:
             ModelError: the architecture cannot be served in batches.
@@ -77,8 +80,7 @@ class Scheduler:
             limits, usable_bytes() - num_bytes(model.parameters())
         )
         self._slots = AdapterSlots(model)
-        capabilities = probe(self._forward, self._slots)
-        self._no_adapters = capabilities.no_adapters
+        self.capabilities = capabilities = capabilities or probe(self._forward, self._slots)
         self.adapters = AdapterTable(self._slots, in_flight=limits.in_flight)
         self.sampler = Sampler(num_vocabulary, xp=mx if limits.decode_ahead == "on" else None)
         self._ahead = limits.decode_ahead != "off" and self.sampler.on_device
@@ -143,8 +145,8 @@ class Scheduler:
             AdapterError: the model cannot be served with adapters, or this one does not fit;
                 nothing is changed.
         """
-        if self._no_adapters is not None:
-            raise AdapterError(self._no_adapters)
+        if self.capabilities.no_adapters is not None:
+            raise AdapterError(self.capabilities.no_adapters)
         kept = self.adapters.keep(adapter.name, self._scores.lives)
         if kept is not None:
             self._scores.move(*kept)
