@@ -98,27 +98,24 @@ def plain(
         def logits(batch: Batch = batch, places: Any = places) -> mx.array:
             return tree(mx.array(batch.input_ids))[places[0], places[1]].astype(mx.float32)
 
-        with without_lora(tree):
-            reference = logits()
-        current = lora_arrays(tree)
-        set_lora_arrays(tree, average)
-        averaged = logits()
-        set_lora_arrays(tree, current)
-        mx.eval(reference, averaged)
+        others: dict[str, mx.array] = {}
+        if objective.kl_coef:
+            with without_lora(tree):
+                others["reference"] = logits()
+                mx.eval(others)
+        if objective.ema_kl_coef:
+            current = lora_arrays(tree)
+            set_lora_arrays(tree, average)
+            others["ema"] = logits()
+            mx.eval(others)
+            set_lora_arrays(tree, current)
 
         def run(
             logits: Callable[[], mx.array] = logits,
             arrays: BatchArrays = arrays,
-            others: Any = (reference, averaged),
+            others: Mapping[str, mx.array] = others,
         ) -> Any:
-            return total_loss(
-                mx,
-                logits(),
-                arrays,
-                objective,
-                reference=others[0] if objective.kl_coef else None,
-                ema=others[1] if objective.ema_kl_coef else None,
-            )
+            return total_loss(mx, logits(), arrays, objective, **others)
 
         (value, counted), found = nn.value_and_grad(tree, run)()
         gradients = found if gradients is None else tree_map(mx.add, gradients, found)
@@ -175,20 +172,16 @@ ROUNDING = {"ppo": 1e-6, "exact": 1e-6, "regularised": 5e-6, "gspo": 5e-6, "gmpo
 @pytest.mark.parametrize(
     ("model", "objective"), [*(("llama", name) for name in OBJECTIVES), ("qwen3", "exact")]
 )
-@pytest.mark.parametrize("chunked", [False, True])
 def test_a_step_has_the_gradients_of_its_samples_one_by_one(
-    tiny_models: Mapping[str, Path],
-    model: str,
-    objective: str,
-    chunked: bool,
+    tiny_models: Mapping[str, Path], model: str, objective: str
 ) -> None:
     tree = trained_tree(tiny_models[model])
     average = random_arrays(tree, seed=2)
     samples = grouped_samples(np.random.default_rng(0))
     expected_loss, expected_sums, expected = plain(tree, samples, OBJECTIVES[objective], average)
     expected_logprobs = chosen(tree, samples)
-    for max_tokens in (60, 10_000):  # 60: every prompt is carried to several passes
-        gradients = StepGradients(tree, max_tokens=max_tokens, max_places=7 if chunked else None)
+    for max_tokens, max_places in ((60, None), (60, 7), (10_000, None), (10_000, 7)):
+        gradients = StepGradients(tree, max_tokens=max_tokens, max_places=max_places)
         assert gradients.shares
         loss, sums, tree_of, logprobs = gradients.of_step(
             whole(samples), OBJECTIVES[objective], average
@@ -210,41 +203,24 @@ ARCHITECTURES: Mapping[str, bool] = {  # and whether prefixes can be shared
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_every_architecture_is_trained_exactly(
-    tmp_path: Path, architecture: Any, checkpointed: bool
-) -> None:
+def test_every_architecture_is_trained_exactly(tmp_path: Path, architecture: Any) -> None:
     tree = trained_tree(write_any_model(tmp_path / "model", architecture=architecture))
-    check_exact(tree, shares=ARCHITECTURES[architecture], checkpointed=checkpointed)
-
-
-@pytest.mark.parametrize("model", ["llama", "qwen3"])
-def test_layers_computed_again_have_the_same_gradients(
-    tiny_models: Mapping[str, Path], model: str
-) -> None:
-    check_exact(trained_tree(tiny_models[model]), shares=True, checkpointed=True)
+    check_exact(tree, shares=ARCHITECTURES[architecture])
 
 
 def test_four_bits_are_trained_exactly(tmp_path: Path) -> None:
-    tree = trained_tree(write_any_model(tmp_path / "model", bits=4))
-    check_exact(tree, shares=True, checkpointed=False)
+    check_exact(trained_tree(write_any_model(tmp_path / "model", bits=4)))
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("model", [{}, {"bits": 4}, {"architecture": "qwen2"}])
-def test_dora_is_trained_exactly(
-    tmp_path: Path, model: Mapping[str, Any], checkpointed: bool
-) -> None:
+def test_dora_is_trained_exactly(tmp_path: Path, model: Mapping[str, Any]) -> None:
     tree = trained_tree(write_any_model(tmp_path / "model", **model), use_dora=True)
     assert any(name.endswith(".m") for name in lora_arrays(tree))
-    check_exact(tree, shares=True, checkpointed=checkpointed)
+    check_exact(tree)
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text"])
-def test_long_rows_are_trained_exactly_in_pieces(
-    tmp_path: Path, architecture: Any, checkpointed: bool
-) -> None:
+def test_long_rows_are_trained_exactly_in_pieces(tmp_path: Path, architecture: Any) -> None:
     rng = np.random.default_rng(0)
     samples = [
         chosen_after(rng, rng.integers(1, VOCAB, length).tolist(), length - 200, 0)
@@ -253,23 +229,25 @@ def test_long_rows_are_trained_exactly_in_pieces(
     trie = token_trie(step_rows(samples).tokens)
     assert len(trie.segments) == 2 + 3 + 3
     tree = trained_tree(write_any_model(tmp_path / "model", architecture=architecture))
-    check_exact(tree, shares=True, checkpointed=checkpointed, samples=samples)
+    check_exact(tree, samples=samples)
 
 
-def check_exact(
-    tree: Any, *, shares: bool, checkpointed: bool, samples: Sequence[Sample] | None = None
-) -> None:
-    """The gradients of a step are those of its samples one by one."""
+def check_exact(tree: Any, *, shares: bool = True, samples: Sequence[Sample] | None = None) -> None:
+    """The gradients of a step are those of its samples one by one, also of layers run again."""
     samples = samples or grouped_samples(np.random.default_rng(0))
     average = random_arrays(tree, seed=2)
     _, _, expected = plain(tree, samples, Objective(), average)
-    if checkpointed:
-        assert rematerialise_layers(tree) == rematerialise_layers(tree) == len(tree.layers)
-    for max_tokens in (60, 10_000) if shares else (1000,):
-        gradients = StepGradients(tree, max_tokens=max_tokens, max_places=13)
-        assert gradients.shares == shares
-        found = gradients.of_step(whole(samples), Objective(), average).gradients
-        assert distance(dict(tree_flatten(found)), expected) < 2e-6
+
+    def check() -> None:
+        for max_tokens in (60, 10_000) if shares else (1000,):
+            gradients = StepGradients(tree, max_tokens=max_tokens, max_places=13)
+            assert gradients.shares == shares
+            found = gradients.of_step(whole(samples), Objective(), average).gradients
+            assert distance(dict(tree_flatten(found)), expected) < 2e-6
+
+    check()
+    assert rematerialise_layers(tree) == rematerialise_layers(tree) == len(tree.layers)
+    check()
 
 
 def test_only_the_layers_asked_for_are_computed_again(tiny_models: Mapping[str, Path]) -> None:
