@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from legos.data.choices import ChoiceNode, choice_tree
 from legos.data.request import Generated, Request
@@ -104,25 +105,12 @@ def test_offered_choices_that_do_not_bind_are_followed_as_far_as_they_go(
 ) -> None:
     root = choice_tree([(10, 11), (20,)], end_ids=END)
     free = [Request(prompt_ids=(7,), max_tokens=4, seed=s, temperature=2.0) for s in range(400)]
-    one = room("llama")
-    for request, answer in zip(
-        free,
-        one.ask(
-            [
-                Request(
-                    prompt_ids=r.prompt_ids, max_tokens=4, seed=r.seed, temperature=2.0,
-                    choices=root,
-                )
-                for r in free
-            ]
-        ),
-        strict=True,
-    ):  # fmt: skip
-        (alone,) = one.ask([request])
-        whole = [n for n in range(1, 5) if alone.token_ids[:n] in {(10, 11), (20,)}]
+    offered = [replace(request, choices=root) for request in free]
+    for other, answer in zip(room("llama").ask(free), room("llama").ask(offered), strict=True):
+        whole = [n for n in range(1, 5) if other.token_ids[:n] in {(10, 11), (20,)}]
         length = whole[0] if whole else 4
-        assert answer.token_ids == alone.token_ids[:length]
-        assert answer.logprobs == pytest.approx(alone.logprobs[:length], abs=1e-5)
+        assert answer.token_ids == other.token_ids[:length]
+        assert answer.logprobs == pytest.approx(other.logprobs[:length], abs=1e-5)
         assert answer.finish_reason == ("stop" if whole else "length")
         first = answer.token_ids[0]
         after = {10: (11,)}.get(first, ())

@@ -54,7 +54,7 @@ def check_same(found: Sequence[Generated], expected: Sequence[Generated]) -> Non
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_batch_is_sampled_as_its_requests_alone(room: Callable[..., Any], model: str) -> None:
-    requests = random_requests(random.Random(1), 40)
+    requests = random_requests(random.Random(1), 28)
     alone = []
     for request in requests:
         lonely = room(model)
