@@ -8,7 +8,8 @@
     ├── RequestError (ValueError)         one generation request that cannot be served
     ├── ArenaError (RuntimeError)         an arena that cannot be found or keeps failing
     │   ├── GameSizeError                 a game with too many states to be evaluated exactly
-    │   └── RewardError                   a reward that is not a finite number; one play fails
+    │   ├── RewardError                   a reward that is not a finite number; one play fails
+    │   └── NoEndpointError               a seat for programs whose client serves no HTTP
     ├── PlayTimeoutError (TimeoutError)   a play that took longer than its arena allows
     ├── PlayCancelledError (RuntimeError) a play in which something that it awaited was cancelled
     ├── RunError (RuntimeError)            a function of Table.run that exceeded a limit or died
@@ -38,6 +39,7 @@ __all__ = [
     "GameSizeError",
     "LegosError",
     "ModelError",
+    "NoEndpointError",
     "PlayCancelledError",
     "PlayTimeoutError",
     "RecordError",
@@ -79,6 +81,10 @@ class ArenaError(LegosError, RuntimeError):
 
 class GameSizeError(ArenaError):
     """A game that has too many states to be evaluated exactly; it can be evaluated by play."""
+
+
+class NoEndpointError(ArenaError):
+    """A seat that a program plays over HTTP, but whose client cannot be served so."""
 
 
 class RewardError(ArenaError):

@@ -16,7 +16,7 @@ from legos.data.episode import Turn
 from legos.data.message import Completion, Continuation, Message, Prompt, Sampling
 from legos.data.names import POLICY
 from legos.data.request import Progress
-from legos.errors import ArenaError, EndpointError, RequestError
+from legos.errors import EndpointError, NoEndpointError, RequestError
 from legos.protocols import Seat
 
 __all__ = ["AgentSeat", "Endpoint", "EndpointHost", "Question", "host_of"]
@@ -58,11 +58,11 @@ def host_of(seat: Seat) -> EndpointHost:
     """What serves a seat over HTTP.
 
     Raises:
-        ArenaError: the seat's client cannot be served.
+        NoEndpointError: the seat's client cannot be served.
     """
     host: Callable[[], EndpointHost] | None = getattr(seat.client, "endpoints", None)
     if host is None:
-        raise ArenaError(
+        raise NoEndpointError(
             f"{seat.role!r} is answered by a {type(seat.client).__name__}, which offers no "
             "endpoint to other programs; the seat's client must be that of an engine in this "
             "process, as trainer.client() is"

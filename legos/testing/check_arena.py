@@ -18,7 +18,7 @@ from legos.arena.matchmaker import Cast
 from legos.arena.means import with_children
 from legos.arena.step import play_all
 from legos.data.episode import Episode, Task
-from legos.errors import ArenaError
+from legos.errors import ArenaError, NoEndpointError
 from legos.exact.bots import optimal_move
 from legos.exact.figures import (
     GameTree,
@@ -37,6 +37,11 @@ __all__ = ["Finding", "check_arena"]
 
 CLOSE = 1e-3  # tolerance of reference numbers, which are given with few digits
 FAR = 4.5  # standard errors between a bot's mean reward and its exact value
+NOT_PLAYED = (
+    "not checked (rewards, repeatable, roles, secrets, crash, idle player, time): a program plays "
+    "a seat over HTTP, and what it asks is answered by the engine of a model only; play it with "
+    "legos train --arena NAME --loop.steps 1, and --serve 0 if programs start the episodes"
+)
 Answer = Callable[[Asked], str]
 
 
@@ -75,7 +80,8 @@ def check_arena(arena: Arena, *, plays: int = 64, seed: int = 0) -> list[Finding
         seed: seed of tasks and plays.
 
     Returns:
-        What was found, in the order of the checks. The checks end early where plays fail.
+        What was found, in the order of the checks. The checks end early where plays fail, and
+        where programs play over HTTP.
 
     Raises:
         ArenaError: an attribute of the arena is invalid, it has no tasks, or a play breaks the
@@ -88,7 +94,10 @@ def check_arena(arena: Arena, *, plays: int = 64, seed: int = 0) -> list[Finding
     text = "tasks(rng) yields the same tasks for the same seed"
     findings = [_finding("tasks", same, text, "tasks(rng) differs between two calls with one seed")]
     cast = _Players(_random_player)
-    episodes, took_s = _play(arena, cast, planned, plays)
+    try:
+        episodes, took_s = _play(arena, cast, planned, plays)
+    except NoEndpointError:
+        return [*findings, _finding("plays", None, NOT_PLAYED)]
     failed = [episode for episode in episodes if episode.error]
     if failed:
         text = f"{len(failed)} of {plays} random plays failed; the first:\n{failed[0].error}"

@@ -135,3 +135,17 @@ def test_a_view_that_hides_what_optimal_play_needs_is_no_excuse() -> None:
 def test_no_plays_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["arenas", "check", "nim", "--plays", "0"]) == 2
     assert "plays is 0; expected at least 1" in capsys.readouterr().err
+
+
+def test_seats_that_programs_play_are_named_as_not_checked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def play(self: Arena, t: Table) -> Mapping[str, float]:
+        async with t.endpoint("ann"):
+            return {"ann": 1.0, "bob": 0.0}
+
+    findings = check_arena(talk(play=play), plays=3)
+    assert [(each.name, each.passed) for each in findings] == [("tasks", True), ("plays", None)]
+    assert "a program plays a seat over HTTP" in findings[-1].text
+    assert run(["arenas", "check", "programs", "--plays", "3"]) == 0
+    assert "not checked (rewards, repeatable, roles" in capsys.readouterr().out
