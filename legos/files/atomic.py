@@ -1,6 +1,7 @@
 """Write files and folders atomically: after a crash they are complete or absent."""
 
 import errno
+import fcntl
 import os
 import secrets
 import shutil
@@ -16,6 +17,7 @@ __all__ = ["check_writable", "clear_unfinished", "refusals_named", "write_file",
 
 _REFUSALS = (OSError, RuntimeError, SafetensorError)  # MLX and safetensors raise their own errors
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.ENOTTY)  # the volume cannot flush this
 _ALLOW = "let this user write there, or choose another --out"
 _MAKE_ROOM = "free some space or choose another --out"
 
@@ -123,9 +125,24 @@ def _remove(path: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to disk before later steps depend on it."""
+    """Flush a file, or the entries of a folder, to disk before later steps depend on it.
+
+    On macOS ``fsync`` leaves the bytes in the drive's own cache, which a power failure empties;
+    ``F_FULLFSYNC`` writes them out. Some network volumes have neither for folders.
+    """
+    ways: list[Callable[[int], object]] = [os.fsync]
+    full: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is not None:
+        ways.insert(0, lambda descriptor: fcntl.fcntl(descriptor, full))
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        for way in ways:
+            try:
+                way(descriptor)
+            except OSError as error:
+                if error.errno not in _NO_FLUSH:
+                    raise
+            else:
+                break
     finally:
         os.close(descriptor)

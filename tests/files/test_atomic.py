@@ -3,12 +3,14 @@
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from legos.errors import CheckpointError, EngineError
+from legos.files import atomic
 from legos.files.atomic import clear_unfinished, write_file, write_folder
 
 
@@ -131,3 +133,36 @@ def test_two_writers_of_one_place_do_not_disturb_each_other(tmp_path: Path) -> N
 def test_the_advice_is_that_of_the_refusal(number: int, advice: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=advice):
         write_folder(tmp_path / "v3", Fill("x", OSError(number, os.strerror(number))))
+
+
+@pytest.mark.parametrize("answer", [None, errno.ENOTSUP])
+def test_macos_flushes_the_drive_and_volumes_that_cannot_are_written_too(
+    answer: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def full(descriptor: int, command: int) -> None:
+        assert command == 51
+        calls.append("full")
+        if answer is not None:
+            raise OSError(answer, "of a network volume")
+
+    def fsync(descriptor: int) -> None:
+        calls.append("fsync")
+        raise OSError(errno.EINVAL, "of a network volume")
+
+    monkeypatch.setattr(atomic, "fcntl", SimpleNamespace(F_FULLFSYNC=51, fcntl=full))
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_file(tmp_path / "state.json", "{}")
+    assert (tmp_path / "state.json").read_text() == "{}"
+    assert calls == 2 * (["full"] if answer is None else ["full", "fsync"])  # the file, its folder
+
+
+def test_a_flush_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(atomic, "fcntl", SimpleNamespace())
+    with pytest.raises(CheckpointError, match="input/output error"):
+        write_file(tmp_path / "state.json", "{}")
