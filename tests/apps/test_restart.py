@@ -40,6 +40,7 @@ def run(tmp_path: Path, *options: str, hangs: bool = False, program: str = "lego
     folder = tmp_path / "run"
     code = BROKEN.format(hangs=hangs, program=program)
     settings = ["--steps", "6", "--out", str(folder), "--loop.checkpoint-every", "1"]
+    settings += ["--play.tasks-per-step", "8", "--training.min-samples-per-step", "16"]
     command = [sys.executable, "-c", code, *settings, *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False), folder
 

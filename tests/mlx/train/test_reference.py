@@ -62,7 +62,10 @@ def both(folder: Path, *, use_dora: bool = False) -> tuple[Any, Any, Adapter]:
 
 
 def some_samples(rng: np.random.Generator, *, legal: bool) -> list[Sample]:
-    """Completions of two prompts, long enough for the prompts to be shared."""
+    """Completions of two prompts, long enough for the prompts to be shared.
+
+    With ``legal``, every other position is drawn from some of the vocabulary.
+    """
     samples: list[Sample] = []
     for group in range(2):
         prompt = rng.integers(1, VOCAB, 140).tolist()
@@ -129,13 +132,12 @@ OBJECTIVES: Mapping[str, Objective] = {
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("legal", [False, True])
 def test_another_adapter_is_the_reference_on_every_path(
-    tiny_models: Mapping[str, Path], objective: str, legal: bool
+    tiny_models: Mapping[str, Path], objective: str
 ) -> None:
     policy, other, adapter = both(tiny_models["llama"])
     reference = fitted(adapter, lora_arrays(policy), name="other")
-    samples = some_samples(np.random.default_rng(0), legal=legal)
+    samples = some_samples(np.random.default_rng(0), legal=True)
     chosen = OBJECTIVES[objective]
     sums, expected = by_hand(policy, other, samples, chosen)
     for max_tokens in (60, 10_000):  # 60: the prompts are carried to several passes
