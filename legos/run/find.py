@@ -1,5 +1,6 @@
 """Find runs and adapters by the names that a user gives, and a name for a new run."""
 
+import re
 from pathlib import Path
 
 from legos.errors import CheckpointError
@@ -54,9 +55,12 @@ def split_place(text: str) -> tuple[str, str | None]:
 def fresh_folder(parent: Path, name: str) -> Path:
     """Make ``parent/name-1``, ``-2``, ...: the first that does not exist.
 
+    What is neither letter, digit, ``_``, ``.`` nor ``-`` in the name becomes ``-``.
+
     Raises:
         CheckpointError: the folder cannot be made.
     """
+    name = re.sub(r"[^\w.]+", "-", name).strip("-")
     number = 1
     while True:
         place = parent / f"{name}-{number}"

@@ -223,7 +223,10 @@ def test_fresh_folders_are_numbered_and_taken_at_once(tmp_path: Path) -> None:
     assert fresh_folder(parent, "nim") == parent / "nim-1"
     assert fresh_folder(parent, "nim") == parent / "nim-2"
     assert fresh_folder(parent, "kuhn") == parent / "kuhn-1"
-    assert sorted(path.name for path in parent.iterdir()) == ["kuhn-1", "nim-1", "nim-2"]
+    place = parent / "openenv-http-localhost-8000-1"
+    assert fresh_folder(parent, "openenv:http://localhost:8000/") == place
+    names = ["kuhn-1", "nim-1", "nim-2", "openenv-http-localhost-8000-1"]
+    assert sorted(path.name for path in parent.iterdir()) == names
 
 
 def test_adapters_are_found_by_number_and_by_name(tmp_path: Path) -> None:
