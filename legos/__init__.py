@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from legos.arena.curriculum import Climb, Uniform
     from legos.arena.endings import Draw, Forfeit, Void
     from legos.arena.game import Game
+    from legos.arena.one_task import play_task
     from legos.arena.rows import hold_out, read_tasks
     from legos.arena.table import Table
     from legos.clients.openai import OpenAIClient
@@ -40,6 +41,7 @@ _NAMES = {
     "legos.arena.curriculum": "Climb Uniform",
     "legos.arena.endings": "Draw Forfeit Void",
     "legos.arena.game": "Game",
+    "legos.arena.one_task": "play_task",
     "legos.arena.rows": "hold_out read_tasks",
     "legos.arena.table": "Table",
     "legos.clients.openai": "OpenAIClient",
@@ -110,6 +112,7 @@ __all__ = [
     "load_model",
     "make_arena",
     "make_credit",
+    "play_task",
     "read_tasks",
     "synchronous_training_loop",
     "training_loop",

@@ -64,6 +64,7 @@ PUBLIC_NAMES = {
     "load_model",
     "make_arena",
     "make_credit",
+    "play_task",
     "read_tasks",
     "synchronous_training_loop",
     "training_loop",

@@ -146,8 +146,11 @@ class AgentSeat:
         for deadline in self.deadlines:
             deadline.reschedule(now)
 
-    def check_used(self) -> None:
-        """Check that the seat has answered a request.
+    def check_used(self, *, required: bool) -> None:
+        """Check that the seat has answered the requests that came.
+
+        Args:
+            required: whether at least one must have come.
 
         Raises:
             EndpointError: it has not; the message gives the last error, if there is one.
@@ -164,6 +167,8 @@ class AgentSeat:
                 f"no request to the endpoint of {self._role!r} was answered; the last error: "
                 f"{self._refusal}"
             )
+        if not required:
+            return
         raise EndpointError(
             f"no request came to the endpoint of {self._role!r}; give its base_url and api_key to "
             "the program (Endpoint.env has them as OPENAI_BASE_URL and OPENAI_API_KEY), and leave "

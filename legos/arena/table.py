@@ -286,7 +286,7 @@ class Table(PlayState):
             return await self._calls.call(function, args, limits)
 
     @asynccontextmanager
-    async def endpoint(self, role: str) -> AsyncGenerator[Endpoint]:
+    async def endpoint(self, role: str, *, required: bool = True) -> AsyncGenerator[Endpoint]:
         """Within the block, another program plays a seat through an OpenAI-compatible address.
 
         Its requests become the seat's turns, in tokens as sampled. ``docs/agents.md`` says how a
@@ -294,6 +294,7 @@ class Table(PlayState):
 
         Args:
             role: the role that the program plays.
+            required: whether the program must send a request.
 
         Yields:
             The address and the key, which are valid until the end of the block.
@@ -309,7 +310,7 @@ class Table(PlayState):
                 yield endpoint
             finally:
                 seat.close()
-        seat.check_used()
+        seat.check_used(required=required)
 
     async def offer(self, *, timeout_s: float) -> Rewards:
         """Let a program start this play at the server of the run, play all seats, and reward them.

@@ -57,16 +57,17 @@ class Hosted(Arena):
     max_tokens = 128
     play_timeout_s = 20
 
-    def __init__(self, agent: Agent, **settings: Any) -> None:
+    def __init__(self, agent: Agent, *, required: bool = True, **settings: Any) -> None:
         super().__init__(credit_assigner=GRPOCredit(), **settings)
         self._agent = agent
+        self._required = required
 
     def tasks(self, rng: Any) -> Iterable[Task]:
         yield Task(id="a")
 
     async def play(self, t: Table) -> Json:
         http = httpx.AsyncClient(timeout=20, trust_env=False)
-        async with http, t.endpoint("player") as endpoint:
+        async with http, t.endpoint("player", required=self._required) as endpoint:
             await self._agent(Program(http, endpoint))
         return {"player": 1.0}
 
@@ -237,6 +238,12 @@ async def garbage(program: Program) -> None:
 
 async def raises(program: Program) -> None:
     raise LookupError("its own")
+
+
+def test_a_program_that_may_send_no_request(play: Any) -> None:
+    episode, _ = play(nothing, required=False)
+    assert (episode.error, episode.rewards) == (None, {"player": 1.0})
+    assert "the last error: " in play(garbage, required=False)[0].error
 
 
 @pytest.mark.parametrize(
