@@ -102,7 +102,17 @@ def test_a_game_that_does_not_exist(name: str, message: str) -> None:
         find_arena(name)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pyspiel") is not None, reason="it is installed")
-def test_a_world_that_is_not_installed_names_its_extra() -> None:
-    with pytest.raises(ArenaError, match=r"no module 'pyspiel'.*uv pip install 'legos\[openspiel"):
-        find_arena("openspiel:leduc_poker")
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("openspiel:leduc_poker", "pyspiel"),
+        ("verifiers:gsm8k-v1", "verifiers"),
+        ("openenv:http://127.0.0.1:9", "openenv"),
+    ],
+)
+def test_a_world_that_is_not_installed_names_its_extra(name: str, module: str) -> None:
+    if importlib.util.find_spec(module) is not None:
+        pytest.skip(f"{module} is installed")
+    extra = name.partition(":")[0]
+    with pytest.raises(ArenaError, match=rf"no module '{module}'.*uv pip install 'legos\[{extra}"):
+        find_arena(name)

@@ -1,0 +1,204 @@
+"""Environments of an OpenEnv server as arenas, and arenas as servers with several seats."""
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legos import Arena, make_arena
+from legos.arena.registry import find_arena
+from legos.arena.step import play_all
+from legos.config.schema import PlayConfig
+from legos.data.episode import Episode
+from legos.errors import ArenaError
+from legos.testing import Asked, ScriptedClient
+
+openenv: Any = pytest.importorskip("openenv")
+pytestmark = [pytest.mark.optional, pytest.mark.filterwarnings("ignore")]
+
+GUESS = '''
+"""Guess a number in three steps; a step earns -1 for each by which it is off, modulo the seed."""
+from openenv.core.env_server import Action, Environment, Observation, State, create_app
+
+class Guess(Action):
+    number: int
+
+class Hint(Observation):
+    hint: str = ""
+
+class Numbers(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    left = 0
+
+    def reset(self, seed=0, episode_id=None, largest=9, **_):
+        self.secret, self.left = seed % largest, 3
+        return Hint(hint=f"0 to {largest - 1}?")
+
+    def step(self, action, timeout_s=None, **_):
+        self.left -= 1
+        off = self.secret - action.number
+        hint = "right" if not off else "larger" if off > 0 else "smaller"
+        done = not (self.left and off)
+        return Hint(hint=hint, done=done, reward=-float(abs(off)))
+
+    @property
+    def state(self):
+        return State(step_count=3 - self.left)
+
+app = create_app(Numbers, Guess, Hint, max_concurrent_envs=64)
+'''
+
+NIM = """
+from arenas.worlds.as_openenv import make_app
+
+app = make_app("nim")
+"""
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """Starts a server in a process of its own, and returns its address."""
+    folder = tmp_path_factory.mktemp("servers")
+    started: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
+
+    def start(code: str) -> str:
+        if code not in started:
+            name = f"server{len(started)}"
+            (folder / f"{name}.py").write_text(code)
+            uvicorn = [sys.executable, "-m", "uvicorn", f"{name}:app", "--port", "0"]
+            paths = f"{folder}{os.pathsep}{Path.cwd()}"
+            process = subprocess.Popen(
+                uvicorn,
+                stderr=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": paths},
+            )
+            assert process.stderr is not None
+            seen = b""
+            for line in process.stderr:
+                seen += line
+                if b"running on" in line:
+                    break
+            assert b"running on" in seen, seen.decode()
+            started[code] = process, seen.split(b"running on ")[1].split()[0].decode()
+        return started[code][1]
+
+    yield start
+    for process, _ in started.values():
+        process.kill()
+        process.communicate()
+
+
+def digit(asked: Asked) -> str:
+    return str(asked.sampling.seed % 9)
+
+
+def played(arena: Arena, number: int) -> list[Episode]:
+    plays = [play for _ in range(number) for play in arena.cursor.next_group("id").plays][:number]
+    return asyncio.run(play_all(arena, plays, asyncio.Semaphore(16)))
+
+
+def test_a_hundred_episodes_of_a_server(serve: Callable[[str], str]) -> None:
+    arena = make_arena(f"openenv:{serve(GUESS)}", ScriptedClient(digit))
+    for episode in played(arena, 100):
+        assert episode.error is None
+        [rollout] = episode.rollouts
+        secret, total = episode.task.seed % 9, 0
+        for turn, hint in zip(rollout.turns, ["0 to 8?", *[None] * 2], strict=False):
+            assert hint in (None, turn.messages[-1].content)
+            number = int(turn.completion.text)
+            assert turn.completion.token_ids == (ord(str(number)), 0)
+            total -= abs(secret - number)
+        assert number == secret or len(rollout.turns) == 3
+        assert episode.rewards == {"player": total}
+
+
+def test_settings_of_a_reset_and_answers_that_are_no_actions(serve: Callable[[str], str]) -> None:
+    play = PlayConfig(options={"largest": 5})
+    client = ScriptedClient(lambda asked: '```json\n{"number": 2}\n```')
+    arena = make_arena(f"openenv:{serve(GUESS)}", client, play=play)
+    episode = played(arena, 1)[0]
+    assert client.asked[0].prompt == "0 to 4?"
+    assert episode.rewards["player"] <= 0
+    for answer in ("seven", '{"number": "x"}'):
+        arena = make_arena(f"openenv:{serve(GUESS)}", ScriptedClient([answer] * 9))
+        episode = played(arena, 1)[0]
+        assert (episode.rewards, episode.metrics) == ({"player": -1.0}, {"forfeit": 1.0})
+
+
+def test_an_arena_of_ours_has_a_client_in_each_seat(serve: Callable[[str], str]) -> None:
+    url = serve(NIM)
+
+    async def seat(name: str, role: str, number: int) -> tuple[float, dict[str, float], list[str]]:
+        draws, said = random.Random(f"{number}/{role}"), list[str]()
+        async with openenv.GenericEnvClient(base_url=url) as client:
+            seen = await client.reset(seed=number, episode_id=name, seats=[role])
+            while not seen.done:
+                assert seen.observation["seat"] == role
+                said.append(draws.choice(seen.observation["legal_actions"]))
+                assert said[-1] in seen.observation["messages"][-1]["content"]
+                seen = await client.step({"text": said[-1]})
+        return seen.reward, seen.observation["rewards"], said
+
+    async def episode(number: int) -> None:
+        roles = ("first", "second") if number % 2 else ("second", "first")
+        seats = [seat(f"game {number}", role, number) for role in roles]
+        results = dict(zip(roles, await asyncio.gather(*seats), strict=True))
+        first, second = results["first"], results["second"]
+        assert first[1] == second[1] == {"first": first[0], "second": second[0]}
+        last = "first" if len(first[2]) > len(second[2]) else "second"
+        assert results[last][0] == 1.0  # who takes the last one wins
+        assert first[0] + second[0] == 0.0
+
+    async def all_of_them() -> None:
+        for start in range(0, 100, 20):
+            await asyncio.gather(*map(episode, range(start, start + 20)))
+
+    asyncio.run(all_of_them())
+
+
+def test_one_session_may_hold_all_seats(serve: Callable[[str], str]) -> None:
+    def move(asked: Asked) -> str:
+        return asked.sampling.choices[asked.sampling.seed % len(asked.sampling.choices)]
+
+    play = PlayConfig(options={"roles": "first,second"})
+    arena = make_arena(f"openenv:{serve(NIM)}", ScriptedClient(move), play=play)
+    episodes = played(arena, 100)
+    for episode in episodes:
+        assert episode.error is None
+        first, second = (len(rollout.turns) for rollout in episode.rollouts)
+        won = 1.0 if first > second else -1.0
+        assert episode.rewards == {"first": won, "second": -won}
+    assert len({str(episode.rewards) for episode in episodes}) == 2
+
+
+def test_who_leaves_or_takes_a_seat_that_is_taken(serve: Callable[[str], str]) -> None:
+    url = serve(NIM)
+
+    async def story() -> None:
+        async with openenv.GenericEnvClient(base_url=url) as one:
+            with pytest.raises(RuntimeError, match=r"has no seat 'third'; it has first, second"):
+                await one.reset(seats=["third"])
+            waits = asyncio.create_task(one.reset(episode_id="a", seats=["second"]))
+            async with openenv.GenericEnvClient(base_url=url) as other:
+                await asyncio.sleep(1)  # until the server has read the other reset
+                with pytest.raises(RuntimeError, match="seat 'second' of episode 'a' is taken"):
+                    await other.reset(episode_id="a", seats=["second"])
+                seen = await other.reset(episode_id="a", seats=["first"])
+                assert seen.observation["seat"] == "first"
+            end = await waits
+        assert end.done
+        assert "seat 'first' has left" in end.observation["metadata"]["error"]
+
+    asyncio.run(story())
+
+
+def test_a_server_that_does_not_run() -> None:
+    with pytest.raises(ArenaError, match=r"openenv has no game 'http://127.0.0.1:9': ConnectError"):
+        find_arena("openenv:http://127.0.0.1:9")

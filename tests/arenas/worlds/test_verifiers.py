@@ -1,0 +1,266 @@
+"""Environments of verifiers as arenas, and arenas as environments of verifiers."""
+
+import asyncio
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from legos import Arena, Trainer, TrainingConfig, load_model, make_arena
+from legos.arena.registry import find_arena
+from legos.arena.step import play_all
+from legos.config.schema import PlayConfig
+from legos.data.episode import Episode
+from legos.data.sample import samples_of_rollout
+
+pytest.importorskip("verifiers.v1")
+pytestmark = [pytest.mark.optional, pytest.mark.filterwarnings("ignore")]
+
+SUMS = '''
+"""A task set of one question each, with two rewards."""
+import verifiers.v1 as vf
+
+class Sum(vf.TaskData):
+    answer: str
+
+class SumTask(vf.Task[Sum]):
+    @vf.reward(weight=0.5)
+    async def length(self, trace):
+        return float(len(trace.last_reply))
+
+    @vf.reward(weight=-2.0)
+    async def odd(self, trace):
+        return float(len(trace.last_reply) % 2)
+
+    @vf.metric
+    async def spaces(self, trace):
+        return float(trace.last_reply.count(" "))
+
+class SumsConfig(vf.TasksetConfig):
+    largest: int = 20
+    split: str = "train"
+
+class Sums(vf.Taskset[SumTask, SumsConfig]):
+    def load(self):
+        for n in range(self.config.largest):
+            prompt = f"{self.config.split} {n} + 1?"
+            yield SumTask(Sum(prompt=prompt, answer=str(n + 1)), self.config.task)
+
+__all__ = ["Sums"]
+'''
+
+TALK = '''
+"""Two agents talk for three turns each; the second one earns what the first one loses."""
+import verifiers.v1 as vf
+
+class Start(vf.TaskData):
+    word: str
+
+class Starts(vf.Taskset[vf.Task[Start], vf.TasksetConfig]):
+    INFINITE = True
+
+    def load(self):
+        n = 0
+        while True:
+            yield vf.Task(Start(word=f"nim {n}", system_prompt="Talk."))
+            n += 1
+
+class TalkConfig(vf.EnvConfig):
+    one: vf.AgentConfig = vf.AgentConfig(harness={"id": "null"})
+    two: vf.AgentConfig = vf.AgentConfig()
+
+class Talk(vf.Env[TalkConfig]):
+    async def run(self, task, agents):
+        said = task.data.word
+        async with agents.one.interaction(task) as one, agents.two.interaction(task) as two:
+            for _ in range(3):
+                said = (await one.turn(said)).last_reply or "nothing"
+                said = (await two.turn(said)).last_reply or "nothing"
+
+    async def finalize(self, task, episode):
+        for trace in episode.traces:
+            sign = 1.0 if trace.agent.name == "one" else -1.0
+            words = [n.message.content or "" for n in trace.nodes if n.sampled]
+            trace.record_reward("letters", sign * len("".join(words)))
+
+__all__ = ["Starts", "Talk"]
+'''
+
+FIXED = """    async def setup(self, agents):
+        agents.two.trainable = False
+
+    async def run"""
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Iterator[Trainer]:
+    made = Trainer(model=load_model("builtin"), config=TrainingConfig())
+    asyncio.run(made.publish_weights())
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "vf_sums.py").write_text(SUMS)
+    (tmp_path / "vf_talk.py").write_text(TALK)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in ("vf_sums", "vf_talk"):
+        sys.modules.pop(name, None)
+
+
+def one() -> asyncio.Semaphore:
+    return asyncio.Semaphore(1)
+
+
+def played(arena: Arena, number: int) -> list[Episode]:
+    arena.max_tokens = 8
+    plays = [play for _ in range(number) for play in arena.cursor.next_group("id").plays][:number]
+    episodes = asyncio.run(play_all(arena, plays, asyncio.Semaphore(16)))
+    assert [episode.error for episode in episodes] == [None] * number
+    return episodes
+
+
+def test_a_task_set_plays_a_hundred_episodes_at_the_endpoint(trainer: Trainer) -> None:
+    play = PlayConfig(options={"largest": 200})
+    arena = make_arena("verifiers:vf_sums", trainer.client(), play=play)
+    arena.group_size = 4
+    episodes = played(arena, 100)
+    for episode in episodes:
+        [rollout] = episode.rollouts
+        [turn] = rollout.turns
+        assert [m.content for m in turn.messages] == [episode.task.data.data.prompt]
+        text = turn.completion.text.strip()
+        parts = {"length": 0.5 * len(text), "odd": -2.0 * (len(text) % 2)}
+        assert episode.parts == {"agent": parts}
+        assert episode.rewards["agent"] == pytest.approx(sum(parts.values()))
+        assert episode.metrics["agent_spaces"] == text.count(" ")
+        [sample], _ = samples_of_rollout(rollout, [1.0], group="g")
+        assert sample.token_ids == (*turn.completion.prompt_ids, *turn.completion.token_ids)
+    assert len({episode.rewards["agent"] for episode in episodes}) > 1
+
+
+def test_every_agent_of_an_environment_is_a_seat(trainer: Trainer) -> None:
+    arena = make_arena("verifiers:vf_talk", trainer.client())
+    arena.group_size = 1
+    assert arena.roles == ("one", "two")
+    breaks = 0
+    for episode in played(arena, 100):
+        one, two = episode.rollouts
+        assert [turn.messages[-1].content for turn in one.turns[1:]] == [
+            turn.completion.text.strip() or "nothing" for turn in two.turns[:2]
+        ]
+        for sign, rollout in zip((1.0, -1.0), (one, two), strict=True):
+            assert len(rollout.turns) == 3
+            assert rollout.turns[0].messages[0].content == "Talk."
+            letters = sum(len(turn.completion.text) for turn in rollout.turns)
+            assert episode.parts[rollout.role] == {"letters": sign * letters}
+            breaks += samples_of_rollout(rollout, [1.0] * 3, group="g")[1]
+    assert breaks == 0
+
+
+def test_tasks_that_are_held_out_are_not_trained_on() -> None:
+    kind = find_arena("verifiers:vf_sums")
+    arena = kind(largest=40)
+    trained = {task.data.data.prompt for task in arena.tasks(random.Random(0))}
+    held_out = {task.data.data.prompt for task in arena.held_out(random.Random(0))}
+    assert (len(trained), len(held_out)) == (30, 10)
+    assert trained.isdisjoint(held_out)
+    arena = kind(eval_split="test", held_out=5)
+    assert len(list(arena.tasks(random.Random(0)))) == 20
+    held_out = [task.data.data.prompt for task in arena.held_out(random.Random(0))]
+    assert held_out == [f"test {n} + 1?" for n in range(5)]
+
+
+def test_a_role_that_is_not_trained(trainer: Trainer, modules: Path) -> None:
+    (modules / "vf_judged.py").write_text(TALK.replace("    async def run", FIXED))
+    arena = make_arena("verifiers:vf_judged+vf_judged", trainer.client())
+    [episode] = asyncio.run(play_all(arena, arena.cursor.next_group("id").plays[:1], one()))
+    assert "give --play.options.fixed two" in str(episode.error)
+    fixed = PlayConfig(options={"fixed": "two"})
+    arena = make_arena("verifiers:vf_judged+vf_judged", trainer.client(), play=fixed)
+    [episode] = played(arena, 1)
+    assert [rollout.policy for rollout in episode.rollouts] == ["policy", None]
+
+
+def test_an_error_of_the_environment_fails_its_play_alone(trainer: Trainer, modules: Path) -> None:
+    broken = SUMS.replace(
+        "return float(len(trace.last_reply))", "return 1 / (trace.task.data.idx % 2)"
+    )
+    (modules / "vf_broken.py").write_text(broken)
+    arena = make_arena("verifiers:vf_broken", trainer.client())
+    arena.group_size, arena.tasks_per_step = 1, 15
+    plays = arena.cursor.next_group("round").plays
+    episodes = asyncio.run(play_all(arena, plays, one()))
+    odd = [bool(episode.task.data.data.idx % 2) for episode in episodes]
+    assert [episode.error is None for episode in episodes] == odd
+    assert "ZeroDivisionError" in next(e.error for e in episodes if e.error)
+
+
+NIM = """
+from arenas.worlds.as_verifiers import load_environment
+
+Tasks, Env, Harness = load_environment("nim")
+__all__ = ["Env", "Harness", "Tasks"]
+"""
+
+
+def test_an_arena_is_an_environment_of_verifiers(trainer: Trainer, modules: Path) -> None:
+    (modules / "vf_nim.py").write_text(NIM)
+    arena = make_arena("verifiers:vf_nim", trainer.client())
+    arena.group_size = 1
+    assert arena.roles == ("first", "second")
+    won = 0
+    for episode in played(arena, 100):
+        assert sum(episode.rewards.values()) == 0.0
+        won += episode.rewards["first"] > 0
+    assert 0 < won < 100
+
+
+def test_the_evaluation_of_verifiers_plays_an_arena_of_ours(modules: Path) -> None:
+    (modules / "vf_nim.py").write_text(NIM)
+    env = {**os.environ, "PYTHONPATH": f"{modules}{os.pathsep}{Path.cwd()}"}
+    program = Path(sys.executable).parent
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    serve = [program / "legos", "serve", "--model", "builtin", "--port", str(port)]
+    said = (modules / "serve.log").open("wb")
+    with subprocess.Popen(serve, env=env, stdout=said, stderr=said) as server:
+        try:
+            wait_for(f"http://127.0.0.1:{port}/health")
+            seats = ["--model", "builtin", "--client.base-url", f"http://127.0.0.1:{port}/v1"]
+            subprocess.run(
+                [program / "vf-eval", "vf-nim", "-n", "20", "--no-push", *seats],
+                cwd=modules,
+                env=env,
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
+        finally:
+            server.kill()
+    [traces] = modules.glob("outputs/*/traces.jsonl")
+    episodes = [json.loads(line) for line in traces.read_text().splitlines()]
+    assert len(episodes) == 20
+    for episode in episodes:
+        rewards = {t["agent"]["name"]: t["rewards"]["reward"]["score"] for t in episode["traces"]}
+        assert rewards in ({"first": 1.0, "second": -1.0}, {"first": -1.0, "second": 1.0})
+
+
+def wait_for(url: str) -> None:
+    until = time.monotonic() + 200
+    while time.monotonic() < until:
+        try:
+            if httpx.get(url, trust_env=False).is_success:
+                return
+        except httpx.TransportError:
+            time.sleep(0.5)
+    raise TimeoutError(url)
