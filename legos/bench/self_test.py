@@ -36,6 +36,7 @@ LARGEST_DISTANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.1}  # of gra
 HINT = "; MLX_ENABLE_TF32=1 adds up to 3e-3 nats of rounding on devices that multiply in TF32"
 TIMEOUT_S = 120.0
 TOGETHER_S = 3.0  # while engine and trainer compute at once
+TIMES = ("host_sync", "fork")  # small checks whose figures are times
 STEPS = 65  # decode steps that are timed
 SMALL: Mapping[str, Mapping[str, float]] = {
     "small_steps": dict.fromkeys(("qwen3_5", "qwen3_moe", "four_bits"), 1e-3),
@@ -210,12 +211,14 @@ class SelfTest:
         return Check(name="speed", status="pass", figures=figures)
 
     def _step_ms(self) -> Mapping[str, float]:
-        """Milliseconds of a result that the host reads, and of one row's decode step.
+        """Milliseconds of a result that the host reads, of a fork, and of one row's decode step.
 
         The step is timed with and without the next one launched before it is read.
         """
-        sync = self._checks.small_check("host_sync")
-        figures = {} if isinstance(sync, str) else dict(sync)
+        found = [self._checks.small_check(name) for name in TIMES]
+        figures = {
+            key: ms for each in found if not isinstance(each, str) for key, ms in each.items()
+        }
         settings: tuple[tuple[str, DecodeAhead], ...] = (("", "off"), ("_ahead", "on"))
         for suffix, decode_ahead in settings:
             limits = EngineLimits(decode_ahead=decode_ahead)

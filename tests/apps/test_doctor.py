@@ -57,7 +57,7 @@ def test_every_check_passes_here(model: str, tiny_models: Mapping[str, Path]) ->
     assert checks["repeat"].figures == {"distance": 0.0, "equal_bits": 1.0}
     assert checks["together"].figures["rounds"] >= 1
     speed = checks["speed"].figures
-    for name in ("sampled_tokens_per_s", "sync_ms", "decode_ms", "lora_decode_ms_ahead"):
+    for name in ("sampled_tokens_per_s", "sync_ms", "fork_ms", "decode_ms", "lora_decode_ms_ahead"):
         assert speed[name] > 0
     assert "\npass  parity " in report.text()
 

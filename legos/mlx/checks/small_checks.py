@@ -16,6 +16,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
+from mlx_lm.generate import PromptProcessingBatch
+from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
 from legos.clients.submit import submit_all
@@ -24,6 +26,7 @@ from legos.data.request import Request
 from legos.losses.objective import Objective
 from legos.mlx.checks.references import chosen, ended_sample
 from legos.mlx.checks.small_models import VOCABULARY, small_engine, small_model
+from legos.mlx.generate.batch_cache import evaluate, select_rows
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.train.packing import StepSamples
 from legos.mlx.train.step_gradients import StepGradients
@@ -39,6 +42,7 @@ DECODE_S, MOST_STEPS = 4.0, 2000  # of the check of growing memory
 PROCESSES = 3
 TOO_LARGE = 1 << 20, 1 << 30  # bytes: a petabyte
 SYNCS = 200
+FORKS, FORK_LAYERS, FORK_TOKENS = 5, 8, 64
 _CHILD = """
 import sys
 sys.modules["mlx_lm.utils"] = None  # slow to import, and not used here
@@ -129,6 +133,21 @@ def host_sync() -> Figures:
     return {"sync_ms": 1000 * (time.perf_counter() - started) / SYNCS}
 
 
+def fork() -> Figures:
+    """Milliseconds to copy a prompt's row in the caches of all layers, for 8 completions."""
+    model = small_model("llama", num_hidden_layers=FORK_LAYERS)
+    times: list[float] = []
+    for _ in range(FORKS):
+        cache = PromptProcessingBatch(model, [0], [make_prompt_cache(model)]).prompt_cache
+        model(mx.ones((1, FORK_TOKENS), mx.int32), cache=cache)
+        evaluate(cache)
+        started = time.perf_counter()
+        select_rows(cache, [0] * 8)
+        evaluate(cache)
+        times.append(time.perf_counter() - started)
+    return {"fork_ms": 1000 * median(times)}
+
+
 SMALL_CHECKS: Mapping[str, Callable[[], Figures | str]] = {
     "small_steps": small_steps,
     "long_rows": long_rows,
@@ -136,6 +155,7 @@ SMALL_CHECKS: Mapping[str, Callable[[], Figures | str]] = {
     "processes": processes,
     "failed_allocation": failed_allocation,
     "host_sync": host_sync,
+    "fork": fork,
 }
 
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_map
 
-from legos.bench.self_test import SMALL, Check, SelfTest
+from legos.bench.self_test import SMALL, TIMES, Check, SelfTest
 from legos.mlx.checks import small_checks
 from legos.mlx.checks.small_checks import SMALL_CHECKS
 from legos.mlx.generate import rows
@@ -85,4 +85,4 @@ def test_a_broken_part_is_found(name: str, monkeypatch: Patch) -> None:
 
 
 def test_every_check_has_limits_or_is_a_time() -> None:
-    assert {*SMALL_CHECKS} == {*SMALL, "host_sync"} == {*BROKEN, "host_sync"}
+    assert {*SMALL_CHECKS} == {*SMALL, *TIMES} == {*BROKEN, *TIMES}
