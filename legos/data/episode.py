@@ -11,7 +11,7 @@ from legos.data.message import Completion, Message
 __all__ = ["Episode", "Failure", "Rollout", "Task", "Turn"]
 
 
-class Task(Struct, frozen=True, kw_only=True):
+class Task(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """One thing to play: a deal, a question, a start position."""
 
     id: str  # stable across runs; episodes with the same id are compared with each other
