@@ -7,6 +7,7 @@ import shlex
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,8 +68,10 @@ def ask_the_server(command: str) -> None:
     said = io.StringIO()
     assert json.dumps(Kuhn().prompt(("KJ", ""), "first")) in program
     serving = running([sys.executable, "-m", "legos", *shlex.split(command)])
+    names: dict[str, Any] = {}
     with serving as server, redirect_stdout(said):
-        exec(program.replace("http://localhost:8000", server.url), {})
+        exec(program.replace("http://localhost:8000", server.url), names)
+        names["client"].close()  # what the end of a process does
     assert said.getvalue().strip() in ("p", "b")
 
 
