@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pace import slowness
 
 from legos.device import ModelHandle
 from legos.weights.adapter import pack_adapter
@@ -29,8 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone]
 HONEST = 64
 WARM_S, ATTACK_S, SETTLE_S = 8.0, 25.0, 11.0  # heads that do not come are waited for 10 s
 RELEASED_S = 3.0  # memory is returned to the system 2 s after a large body
-GOAL_HEALTH_S, GOAL_SWAP_S = 0.25, 1.0  # p99 of one request's time, on a machine of USUAL_PACE_S
-USUAL_PACE_S = 0.05  # seconds that ``pace`` returns on the machine of these goals
+GOAL_HEALTH_S, GOAL_SWAP_S = 0.25, 1.0  # p99 of one request's time
 GOAL_MEMORY = 1.1  # resident memory after the attack / before
 HI = [{"role": "user", "content": "Nim: 5 left, last one wins.\nMoves: 1 2 3"}]
 _PROBE = """
@@ -302,28 +302,14 @@ def aside(act: Coroutine[Any, Any, object]) -> None:
         pool.submit(run).result()
 
 
-def pace() -> float:
-    """Seconds of a fixed computation on one core, the median of nine."""
-    times: list[float] = []
-    for _ in range(9):
-        began = time.perf_counter()
-        for _ in range(10):
-            json.loads(json.dumps(list(range(20_000))))
-        times.append(time.perf_counter() - began)
-    return float(np.median(times))
-
-
 def test_hostile_clients_harm_nobody(
     command: tuple[subprocess.Popen[str], int, Path], model: ModelHandle, tmp_path: Path
 ) -> None:
-    """Times are the clock's; where the machine is busy, seconds of the server's processor.
-
-    A slower machine is allowed as many times as much as a fixed computation takes longer on it.
-    """
+    """Times are the clock's; where the machine is busy, seconds of the server's processor."""
     process, port, errors = command
     busy = os.getloadavg()[0] / (os.cpu_count() or 1)  # programs that want each core
     figure, allowed = (0, 1.0) if busy <= 1.5 else (1, busy)
-    paces = [pace()]
+    slow = slowness()
     base = model.base_adapter()
     rng = np.random.default_rng(1)
     other = {
@@ -352,14 +338,14 @@ def test_hostile_clients_harm_nobody(
     waits, after = attack(ATTACK_S)
     process.send_signal(signal.SIGTERM)
     process.wait(20)
-    paces.append(pace())
-    allowed *= max(1.0, *(found / USUAL_PACE_S for found in paces))
+    slow = max(slow, slowness())
+    allowed *= slow
 
     measured = {kind: np.quantile(waits[kind], 0.99, axis=0) for kind in waits}
     health, swap = (float(measured[kind][figure]) for kind in ("health", "swap"))
     told = {f"{kind} {status}": number for (kind, status), number in clients.statuses.items()}
     seen = f"p99 by the clock and by the server's processor, s: {measured}; "
-    seen += f"busy: {busy:.1f}; paces: {paces}; {before} to {after} KiB; {told}"
+    seen += f"busy: {busy:.1f}; slowness: {slow:.2f}; {before} to {after} KiB; {told}"
     logging.getLogger(__name__).info(seen)
     for (kind, status), number in clients.statuses.items():
         wanted = {"slow": 408, "head": 431}.get(kind, 200)

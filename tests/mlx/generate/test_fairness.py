@@ -79,7 +79,6 @@ async def seconds(kinds: dict[str, Ask], counts: Mapping[str, int]) -> dict[str,
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.parametrize("large", [False, True])
 def test_no_kind_of_request_starves(kinds: dict[str, Ask], large: bool) -> None:
     """Also while one client has a hundred times as much scored as the others."""

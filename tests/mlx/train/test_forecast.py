@@ -212,7 +212,7 @@ def test_a_copy_in_four_bits_is_named_where_it_fits(
 
 
 def test_larger_macs_take_longer_rows_and_four_bits_longer_ones() -> None:
-    config = {**CONFIG, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 8}
+    config = {**CONFIG, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 3}
     plain = fits.longest_rows(config, TrainingSize(checkpointing=True))
     quantised = fits.longest_rows(
         config | {"quantization": {"group_size": 64, "bits": 4}}, TrainingSize(checkpointing=True)
