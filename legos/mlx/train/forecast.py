@@ -28,7 +28,7 @@ from legos.weights.adapter import LoraShape
 __all__ = ["Forecast"]
 
 WHOLE, OTHER = 3.0, 1.2  # arrays [C, V] of the head at once: without chunks; of another policy
-CHUNKED = (3.5, 5.0)  # the same in chunks: while all activations are kept, and with checkpointing
+CHUNKED = (3.7, 5.0)  # the same in chunks: while all activations are kept, and with checkpointing
 VARIES = 3 << 20  # bytes by which the peak of one step varies, with the timing of the device
 OPEN_LAYERS = (1, 2)  # layers computed again at a time: usually; of rows in pieces, or with DoRA
 HELD, UPDATED = 4, 9  # copies of LoRA: values, EMA, moments; with gradients and all of them anew
