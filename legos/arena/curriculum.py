@@ -13,7 +13,6 @@ __all__ = [
     "Climb",
     "CurriculumName",
     "Uniform",
-    "level_metrics",
     "make_curriculum",
     "record_levels",
     "success_rates",
@@ -130,20 +129,15 @@ def success_rates(arena: Playable, episodes: Iterable[Episode]) -> dict[str, lis
     return {level: found for level, found in by_level.items() if found}
 
 
-def record_levels(arena: Playable, episodes: Sequence[Episode]) -> None:
-    """Let an arena's curriculum see how the plays of a group went."""
-    for level, successes in success_rates(arena, episodes).items():
-        arena.curriculum.record(level, successes)
-
-
-def level_metrics(
+def record_levels(
     arena: Playable, episodes: Sequence[Episode]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """The metrics of plays by level: their mean level (1: the easiest) and success at each level.
+    """Let an arena's curriculum see how the plays of a group went.
 
     Returns:
-        The metrics, and for each the number of plays that it is a mean of; both are empty for an
-        arena without levels.
+        The metrics of the plays, their mean level (1: the easiest) and their success at each level,
+        and for each metric the number of plays that it is a mean of; both are empty for an arena
+        without levels.
     """
     numbers = {level: number for number, level in enumerate(arena.levels, start=1)}
     played = [numbers[e.task.level] for e in episodes if e.task.level in numbers]
@@ -152,6 +146,7 @@ def level_metrics(
     metrics = {"curriculum/level": sum(played) / len(played)}
     weights = {"curriculum/level": float(len(played))}
     for level, successes in success_rates(arena, episodes).items():
+        arena.curriculum.record(level, successes)
         metrics[f"curriculum/success/{level}"] = sum(successes) / len(successes)
         weights[f"curriculum/success/{level}"] = float(len(successes))
     return metrics, weights

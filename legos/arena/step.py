@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from legos.arena.credited import batch_of
-from legos.arena.curriculum import level_metrics, record_levels
+from legos.arena.curriculum import record_levels
 from legos.arena.cursor import PlannedGroup, TaskCursor
 from legos.arena.game_plays import GamePlays
 from legos.arena.means import with_children
@@ -85,10 +85,9 @@ def finish_group(
         ArenaError: the credit rule failed, or ``success`` of the arena returned no number.
     """
     batch = batch_of(episodes, credit, num_tasks=group.num_tasks)
-    metrics, weights = level_metrics(arena, episodes)
+    metrics, weights = record_levels(arena, episodes)
     for episode in episodes:
         arena.matchmaker.record(episode)
-    record_levels(arena, episodes)
     cursor.finish(group)
     return replace(
         batch, metrics={**batch.metrics, **metrics}, weights={**batch.weights, **weights}
