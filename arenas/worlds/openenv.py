@@ -9,14 +9,13 @@ from typing import Any, cast
 
 import httpx
 
-from arenas.worlds import seeded_tasks
+from arenas.worlds import seeded_tasks, take_arena_settings
 from legos import Arena, Client, Forfeit, Table, Task, Void
 
 __all__ = ["OpenEnv", "world"]
 
 openenv: Any = import_module("openenv")
 
-OF_ARENA = ("credit_assigner", "matchmaker", "temperature", "seed")
 ABOUT_PLAY = {"done", "reward", "metadata", "messages", "legal_actions", "seat", "rewards"}
 READ = {"integer": int, "number": float}  # how a field of an action is read; others are text
 
@@ -65,7 +64,7 @@ class OpenEnv(Arena):
             timeout_s: seconds that a step may take.
             settings: settings of ``Arena``, and arguments of the environment's ``reset``.
         """
-        super().__init__(client, **{k: settings.pop(k) for k in OF_ARENA if k in settings})
+        super().__init__(client, **take_arena_settings(settings))
         self.roles = tuple(role.strip() for role in roles.split(","))
         self._steps = steps
         self._timeout_s = timeout_s

@@ -6,12 +6,12 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
+from arenas.worlds import take_arena_settings
 from legos import Arena, Client, Table, Task
 
 __all__ = ["Reasoning", "world"]
 
 reasoning_gym: Any = import_module("reasoning_gym")
-OF_ARENA = ("credit_assigner", "matchmaker", "temperature", "seed")
 DRAWN = 256  # questions that are generated together
 HELD_OUT = 64  # questions that are evaluated and never trained on
 HELD_OUT_SEED = 0x5EED
@@ -46,8 +46,7 @@ class Reasoning(Arena):
             client: client of the seat.
             settings: settings of ``Arena``, and options of the generator.
         """
-        own = {name: settings.pop(name) for name in OF_ARENA if name in settings}
-        super().__init__(client, **own)
+        super().__init__(client, **take_arena_settings(settings))
         self._options = settings
         self._scorer = self._questions(0, 1)
         self._held_out = self._questions(HELD_OUT_SEED, HELD_OUT)

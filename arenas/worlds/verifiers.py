@@ -10,6 +10,7 @@ from importlib import import_module
 from itertools import islice
 from typing import Any
 
+from arenas.worlds import take_arena_settings
 from arenas.worlds.verifiers_chat import InProcess
 from legos import Arena, Client, Seat, Table, Task
 
@@ -18,7 +19,6 @@ __all__ = ["VerifiersEnv", "world"]
 vf: Any = import_module("verifiers.v1")
 loaders: Any = import_module("verifiers.v1.utils.loaders")
 
-OF_ARENA = ("credit_assigner", "matchmaker", "temperature", "seed")
 EVALUATED = "eval_"  # start of an option of the tasks that are held out
 PLAIN = "bash"  # the harness of verifiers for tasks that bring none
 
@@ -75,7 +75,7 @@ class VerifiersEnv(Arena):
             settings: settings of ``Arena``, and fields of the task set's configuration; those that
                 start with ``eval_`` select the tasks that are held out, such as ``eval_split``.
         """
-        super().__init__(client, **{k: settings.pop(k) for k in OF_ARENA if k in settings})
+        super().__init__(client, **take_arena_settings(settings))
         self.reward_weights: Mapping[str, float] = {}  # every part has verifiers' weight already
         self._fixed = tuple(role.strip() for role in fixed.split(",") if role.strip())
         if unknown := set(self._fixed) - set(self.roles):
