@@ -1,0 +1,108 @@
+"""The command line and environment of ``vllm serve`` for a run."""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from legos.errors import ConfigError
+
+__all__ = ["PROGRAM", "VllmOptions", "find_vllm", "vllm_command", "vllm_environment"]
+
+PROGRAM = "LEGOS_VLLM_BIN"  # environment variable: path of the program
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM has room for
+WHOLE_PREFILLS = 16384  # tokens of a step; vLLM for CPUs fails if it splits a seeded prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmOptions:
+    """What a run needs of its vLLM server."""
+
+    model: str | Path  # folder of the model, or its name on the hub
+    name: str  # name of the model in the API
+    dtype: str  # float type that it computes in: float32, bfloat16 or float16
+    context: int  # maximum length of prompt plus completion, in tokens
+    rank: int  # largest LoRA rank
+    max_loras: int  # number of adapters that can answer at the same time
+    max_rows: int = 256  # number of requests that are decoded together
+    arguments: Sequence[str] = ()  # further arguments, after all others
+
+
+def find_vllm(program: str | Path | None = None) -> Path:
+    """Path of the ``vllm`` program.
+
+    Args:
+        program: its path, as the user gave it; None: ``LEGOS_VLLM_BIN``, or else ``vllm`` on PATH.
+
+    Raises:
+        ConfigError: it is not found.
+    """
+    given = program or os.environ.get(PROGRAM) or "vllm"
+    found = shutil.which(given)
+    if found is None:
+        raise ConfigError(
+            f"the program {str(given)!r} is not found; install vLLM into an environment of its own "
+            "(docs/vllm.md) and give the path of its program: --vllm-bin ENV/bin/vllm, or "
+            f"{PROGRAM}"
+        )
+    return Path(found).absolute()
+
+
+def vllm_command(
+    program: Path, options: VllmOptions, *, host: str = "127.0.0.1", port: int
+) -> list[str]:
+    """Command line of a vLLM server that serves adapters of a run.
+
+    Args:
+        program: the ``vllm`` program.
+        options: what the run needs.
+        host: address to listen on.
+        port: port to listen on.
+
+    Raises:
+        ConfigError: vLLM has no room for adapters of this rank.
+    """
+    rank = next((rank for rank in RANKS if rank >= options.rank), None)
+    if rank is None:
+        raise ConfigError(
+            f"LoRA rank {options.rank} is larger than vLLM serves, {RANKS[-1]}; set "
+            "training.lora_rank to a smaller one"
+        )
+    return [
+        *(str(program), "serve", str(options.model), "--served-model-name", options.name),
+        *("--host", host, "--port", str(port)),
+        *("--dtype", options.dtype, "--max-model-len", str(options.context)),
+        *("--max-num-seqs", str(options.max_rows)),
+        *("--max-num-batched-tokens", str(max(WHOLE_PREFILLS, options.context))),
+        *("--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(options.max_loras)),
+        *("--max-cpu-loras", str(2 * options.max_loras)),
+        # Probabilities of the distribution that was sampled from, and no other sampling settings
+        # than those of a request.
+        *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
+        *options.arguments,
+    ]
+
+
+def vllm_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a vLLM server.
+
+    Args:
+        environment: the environment of this process. Its own settings of vLLM are kept.
+    """
+    settings = {
+        "DO_NOT_TRACK": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer computes on the same cores
+    }
+    kept = {name: text for name, text in environment.items() if name not in _OURS}
+    return {**settings, **kept, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+
+
+_OURS = (
+    "LD_PRELOAD",  # a BLAS for the trainer's libraries; vLLM brings its own
+    "PYTHONDONTWRITEBYTECODE",  # each of its processes would compile all its modules
+    "PYTHONPATH",  # of another environment
+    "VIRTUAL_ENV",
+)
+"""Variables that belong to this environment and not to vLLM's."""

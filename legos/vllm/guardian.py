@@ -1,0 +1,49 @@
+"""Runs a command, and ends it with all that it started when the process that asked for it ends.
+
+    python guardian.py COMMAND ARGUMENT...
+
+The asking process holds the other end of the standard input. When that closes, because the process
+closed it, died or was killed, the command gets SIGTERM and ``GRACE_S`` seconds, and then every
+process of the group is killed, this one included. The same happens when the command ends by itself.
+
+Standard library only, and no import of the package: it runs without the package's environment.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+__all__: list[str] = []
+
+GRACE_S = 8.0
+
+
+def main() -> None:
+    """Run the command of the command line."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _ignore)  # the pipe decides; SIG_IGN would pass to the command
+    child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+    threading.Thread(target=_end_with_the_pipe, args=(child,), daemon=True).start()
+    code = child.wait()
+    sys.stdout.write(f"{sys.argv[1]} ended with exit code {code}\n")
+    sys.stdout.flush()
+    os.killpg(0, signal.SIGKILL)
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing at a signal."""
+
+
+def _end_with_the_pipe(child: "subprocess.Popen[bytes]") -> None:
+    while os.read(0, 4096):
+        pass
+    child.terminate()
+    time.sleep(GRACE_S)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

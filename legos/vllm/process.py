@@ -1,0 +1,160 @@
+"""A vLLM server in a process of its own, which lives no longer than this process."""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+from legos.errors import EngineError
+from legos.vllm import guardian
+from legos.vllm.command import vllm_environment
+
+__all__ = ["VllmProcess", "free_port"]
+
+logger = logging.getLogger(__name__)
+LOOPBACK = "127.0.0.1"
+START_S = 900.0  # a large model is read from disk and compiled
+CHECK_S, REPORT_S = 0.3, 10.0
+SHOWN_LINES = 12  # of the log, in an error
+STOP_S = guardian.GRACE_S + 4.0
+
+
+def free_port() -> int:
+    """A port of this machine on which nothing listens now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return probe.getsockname()[1]
+
+
+class VllmProcess:
+    """Starts ``vllm serve``, waits until it answers, and stops it with everything it started.
+
+    A guardian process between the two ends the server also when this process is killed.
+
+    Attributes:
+        url: address of the server.
+        log: file that receives the server's output.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        port: int,
+        log: Path,
+        host: str = LOOPBACK,
+        say: Callable[[str], object] = logger.info,
+        start_s: float = START_S,
+    ) -> None:
+        """Describe a server; nothing is started yet.
+
+        Args:
+            command: its command line.
+            port: its port.
+            log: receives its output, after what the file holds.
+            host: its address.
+            say: receives its progress while it starts, one line at a time.
+            start_s: maximum time until it answers, seconds.
+        """
+        self.url = f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}"
+        self.log = log
+        self._command = list(command)
+        self._say = say
+        self._start_s = start_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._begins = 0  # where the log of the newest process begins
+        self._closed = threading.Event()
+
+    @property
+    def running(self) -> bool:
+        """Whether the process has been started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start the process; ``wait`` waits until it answers."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        line = [sys.executable, "-I", "-S", guardian.__file__, *self._command]
+        with self.log.open("ab") as log:
+            self._begins = log.tell()
+            self._process = subprocess.Popen(
+                line,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=vllm_environment(os.environ),
+                start_new_session=True,
+            )
+
+    def wait(self) -> None:
+        """Wait until the server answers.
+
+        Raises:
+            EngineError: it ended or did not answer in time; the message shows the end of its log.
+        """
+        started = time.monotonic()
+        reported = started
+        while not self._answers():
+            now = time.monotonic()
+            if self._closed.wait(CHECK_S):
+                raise EngineError(f"the vLLM server at {self.url} was stopped while it started")
+            if not self.running:
+                raise EngineError(f"vllm serve ended before it answered.\n{self._end_of_log()}")
+            if now - started > self._start_s:
+                self._end()
+                raise EngineError(
+                    f"vllm serve did not answer within {self._start_s:g} s.\n{self._end_of_log()}"
+                )
+            if now - reported > REPORT_S:
+                reported = now
+                self._say(f"vLLM is starting, {now - started:.0f} s so far (log: {self.log})")
+
+    def restart(self) -> None:
+        """Stop what is left of the process, start it again, and wait until it answers.
+
+        Raises:
+            EngineError: it ended or did not answer in time, or ``close`` was called.
+        """
+        self._end()
+        self.start()
+        self.wait()
+
+    def close(self) -> None:
+        """Stop the server and everything that it started."""
+        self._closed.set()
+        self._end()
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=5.0, trust_env=False).is_success
+        except httpx.HTTPError:
+            return False
+
+    def _end(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
+        with suppress(ProcessLookupError):  # also where only the guardian was killed
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        self._process = None
+
+    def _end_of_log(self) -> str:
+        """The last lines of the newest process's log, and where to find the others."""
+        with self.log.open("rb") as file:
+            file.seek(self._begins)
+            lines = [line for line in file.read().decode(errors="replace").splitlines() if line]
+        shown = "\n".join(f"  {line[:300]}" for line in lines[-SHOWN_LINES:])
+        return f"The end of its log, {self.log}:\n{shown}"
