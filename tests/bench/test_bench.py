@@ -62,7 +62,6 @@ def test_the_bench_of_arenas_measures_every_ratio() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_the_loop_bench_measures_both_halves_and_the_line() -> None:
     figures = bench("loop", 6.0, quick=True)
     ratios = figures["ratios"]

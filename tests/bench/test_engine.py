@@ -6,7 +6,6 @@ from legos.apps.bench import bench
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_the_engine_bench_measures_sharing_and_swaps() -> None:
     ratios = bench("engine", 8.0, quick=True)["ratios"]
     assert set(ratios) == {
