@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +34,7 @@ def find_arena(name: str) -> type:
         ArenaError: the name is unknown, its module cannot be imported, or it is not an arena.
     """
     scheme, colon, game = name.partition(":")
-    if colon and scheme in entry_points(group=WORLDS).names:
+    if colon and scheme in _installed(WORLDS):
         return _of_world(scheme, game)
     place, colon, class_name = name.rpartition(":")
     if colon:
@@ -42,7 +43,7 @@ def find_arena(name: str) -> type:
     if name.endswith(".py"):
         found = ", ".join(_arenas_in(_load_file(Path(name)))) or "none"
         raise ArenaError(f"{name!r} names a file; add its class as {name}:Class (it has {found})")
-    installed = _installed()
+    installed = _installed(GROUP)
     if name not in installed:
         hint = f"{did_you_mean(name, installed)}; one of your own is FILE.py:Class"
         raise ArenaError(f"no arena is called {name!r}{hint}")
@@ -67,7 +68,7 @@ def known_arenas() -> Mapping[str, type]:
     Raises:
         ArenaError: one of them cannot be imported.
     """
-    return {name: _load_installed(point) for name, point in sorted(_installed().items())}
+    return {name: _load_installed(point) for name, point in sorted(_installed(GROUP).items())}
 
 
 def _of_world(scheme: str, game: str) -> type:
@@ -76,7 +77,7 @@ def _of_world(scheme: str, game: str) -> type:
     Raises:
         ArenaError: the world's package is not installed, or has no such game.
     """
-    [point] = entry_points(group=WORLDS, name=scheme)
+    point = _installed(WORLDS)[scheme]
     try:
         kind = point.load()(game)
     except ModuleNotFoundError as error:
@@ -91,8 +92,10 @@ def _of_world(scheme: str, game: str) -> type:
     return kind
 
 
-def _installed() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
+@cache
+def _installed(group: str) -> Mapping[str, EntryPoint]:
+    """The entry points of a group by name; read once, because every package is asked."""
+    return {point.name: point for point in entry_points(group=group)}
 
 
 def _load_installed(point: EntryPoint) -> type:
