@@ -10,7 +10,8 @@ from legos.clients.engine import EngineClient
 from legos.config.resolve import resolve
 from legos.errors import ConfigError
 from legos.run.find import find_run, split_place
-from legos.wiring.arena import check_options, make_arena
+from legos.weights.folder import read_adapter
+from legos.wiring.arena import check_options, make_arena, policies_of
 from legos.wiring.evaluate import evaluation_of
 
 __all__ = ["evaluate_run"]
@@ -25,7 +26,8 @@ def evaluate_run(
 
     Args:
         run: folder of the run, or its name in runs/, for its newest adapter; ``RUN@STEP``,
-            ``RUN@best`` or ``RUN@vN`` for another one.
+            ``RUN@best`` or ``RUN@vN`` for another one. Of a run with several policies, this is the
+            adapter of the first, and the others are those of the same step.
         overrides: dotted settings that replace those of the run.
 
     Returns:
@@ -37,21 +39,18 @@ def evaluate_run(
         ArenaError: the arena does not accept an option.
         ConfigError: an override is not valid, or has no effect in this arena.
     """
-    config_file = find_run(split_place(str(run))[0]).config
-    weights = named_adapter(str(run))
-    config = resolve(run=config_file, overrides=overrides).config
+    folder = find_run(split_place(str(run))[0])
+    config = resolve(run=folder.config, overrides=overrides).config
     check_options(config.arena, config.play.options)
-    with loaded(config.model, [weights], config.generation.limits()) as live:
+    first, *others = policies_of(config.arena)
+    weights = named_adapter(str(run), name=first)
+    beside = map(read_adapter, folder.adapters_beside(weights.version, others))
+    with loaded(config.model, [weights, *beside], config.generation.limits()) as live:
         handle = live.handle
         client = EngineClient(live.engine, handle.tokenizer, tool_format=lambda: handle.tool_format)
         arena = make_arena(
             config.arena, client, play=config.play, generation=config.generation, seed=config.seed
         )
-        if len(arena.policies) > 1:
-            raise ConfigError(
-                f"the run trains {', '.join(arena.policies)}, and `legos eval` loads the adapter "
-                "of one policy; look at the evaluations.jsonl of the run"
-            )
         evaluation = evaluation_of(config, arena, client)
         unread = [name for name in _OF_PLAYS if name in (overrides or {})]
         if evaluation.exact and unread:

@@ -13,9 +13,14 @@ from legos.arena.cursor import plays_from
 from legos.arena.means import play_figures, with_children
 from legos.arena.step import play_all, warn_of
 from legos.data.message import Message
-from legos.data.names import POLICY
 from legos.errors import ArenaError, GameSizeError
-from legos.exact.figures import GameReport, GameTree, decision_points, evaluate
+from legos.exact.figures import (
+    DecisionPoint,
+    GameReport,
+    GameTree,
+    decision_points,
+    evaluate,
+)
 from legos.protocols import Scorer
 
 __all__ = ["ArenaEvaluation", "flat_figures"]
@@ -88,20 +93,20 @@ class ArenaEvaluation:
 
         Args:
             adapters: name of a trained policy -> name in the engine of the adapter that is
-                evaluated in its place; None: the policies themselves. An exact evaluation is of the
-                arena's first policy.
+                evaluated in its place; None: the policies themselves.
         """
-        adapters = adapters or {}
         if self._tree is not None:
-            first = self._arena.policies[0]
-            return (await self.report(adapter=adapters.get(first, first))).as_dict()
-        return await self._played(adapters)
+            return (await self.report(adapters=adapters)).as_dict()
+        return await self._played(adapters or {})
 
-    async def report(self, *, adapter: str = POLICY) -> GameReport:
-        """All figures of the game, computed from an adapter's move probabilities.
+    async def report(self, *, adapters: Mapping[str, str] | None = None) -> GameReport:
+        """All figures of the game, computed from move probabilities.
+
+        An arena with several policies seats the policy of each role (``Arena.seats``); the seats
+        of its first task count for all positions.
 
         Args:
-            adapter: name in the engine of the adapter to evaluate.
+            adapters: as for ``figures``.
 
         Raises:
             ArenaError: the arena's states cannot be enumerated.
@@ -110,21 +115,35 @@ class ArenaEvaluation:
             raise ArenaError(
                 f"arena {self._arena.name!r} cannot be evaluated exactly; it lists no starts"
             )
-        points = decision_points(self._tree)
-        prompts = [([Message("user", point.prompt)], point.legal) for point in points]
+        points_of: dict[str, list[DecisionPoint]] = {}
+        players = self._policies_by_role()
+        for point in decision_points(self._tree):
+            points_of.setdefault(players[point.role], []).append(point)
         policy: dict[tuple[str, str], dict[str, float]] = {}
         illegal: dict[tuple[str, str], float] = {}
-        found = await self._scorer.score(prompts, adapter=adapter)
-        for point, scores in zip(points, found, strict=True):
-            chances = [math.exp(score) for score in scores]
-            total = sum(chances)
-            key = (point.role, point.view)
-            illegal[key] = max(0.0, 1.0 - total)
-            policy[key] = {
-                move: chance / total if total else 1.0 / len(chances)
-                for move, chance in zip(point.legal, chances, strict=True)
-            }
+        for name, points in points_of.items():
+            prompts = [([Message("user", point.prompt)], point.legal) for point in points]
+            found = await self._scorer.score(prompts, adapter=(adapters or {}).get(name, name))
+            for point, scores in zip(points, found, strict=True):
+                chances = [math.exp(score) for score in scores]
+                total = sum(chances)
+                key = (point.role, point.view)
+                illegal[key] = max(0.0, 1.0 - total)
+                policy[key] = {
+                    move: chance / total if total else 1.0 / len(chances)
+                    for move, chance in zip(point.legal, chances, strict=True)
+                }
         return evaluate(self._tree, policy, illegal)
+
+    def _policies_by_role(self) -> dict[str, str]:
+        """Role -> name of the policy that plays it."""
+        arena = self._arena
+        players = dict.fromkeys(arena.roles, arena.policies[0])
+        if len(arena.policies) > 1:
+            [(task, _)] = plays_from(arena, SEED, 1)
+            seats = arena.seats(task)
+            players |= {role: seat.adapter for role, seat in seats.items() if seat.trainable}
+        return players
 
     async def _played(self, adapters: Mapping[str, str]) -> dict[str, Any]:
         """Means over plays that are not trained on, and the number of plays that did not end."""

@@ -296,7 +296,7 @@ class PolicyTrainer:
         found: Metrics = {}
         trained = {part.policy: part for part in parts}
         for name, version in self.versions.items():
-            prefix = "" if name == self.policies[0] else f"{name}/"
+            prefix = self._prefix(name)
             part = trained.get(name)
             if part is not None:
                 found |= {f"{prefix}{key}": value for key, value in part.metrics.items()}
@@ -304,9 +304,13 @@ class PolicyTrainer:
             found[f"{prefix}policy_version"] = version
         return found
 
+    def _prefix(self, policy: str) -> str:
+        """What the names of a policy's metrics begin with."""
+        return "" if policy == self.policies[0] else f"{policy}/"
+
     def _sound(self, metrics: Metrics) -> None:
         """Log an error each time it starts, and each warning once per process."""
-        found = alarms(metrics)
+        found = alarms(metrics, [self._prefix(name) for name in self.policies])
         for alarm in found:
             if (alarm.metric, alarm.level) not in self._sounding:
                 level = logging.ERROR if alarm.level == "error" else logging.WARNING

@@ -6,8 +6,9 @@ older policies the gap also contains what was learned since, so only the error l
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 __all__ = ["PAGE", "RULES", "Alarm", "Rule", "alarms"]
@@ -77,18 +78,22 @@ RULES = (
 )
 
 
-def alarms(metrics: Mapping[str, float | int | None]) -> list[Alarm]:
+def alarms(
+    metrics: Mapping[str, float | int | None], prefixes: Sequence[str] = ("",)
+) -> list[Alarm]:
     """The alarms of one step's metrics; a missing metric gives no alarm.
 
     Args:
         metrics: name -> value, with the names of ``step_metrics`` and the trainer.
+        prefixes: what the names of each trained policy's metrics begin with.
 
     Returns:
         At most one alarm per metric, errors first; a number that is not finite is an error.
     """
     found: list[Alarm] = []
-    for rule in RULES:
-        value = metrics.get(rule.metric)
+    for prefix, rule in product(prefixes, RULES):
+        metric = f"{prefix}{rule.metric}"
+        value = metrics.get(metric)
         if value is None:
             continue
         level = _level(rule, float(value))
@@ -98,8 +103,8 @@ def alarms(metrics: Mapping[str, float | int | None]) -> list[Alarm]:
         if level == "error" or (level == "warning" and not excused):
             limit = rule.warning if level == "warning" else rule.error
             side = "at or below" if rule.below else "at or above"
-            text = f"{rule.metric} is {value:.4g}, {side} {limit:.4g}: {rule.advice} ({PAGE})"
-            found.append(Alarm(level=level, metric=rule.metric, text=text))
+            text = f"{metric} is {value:.4g}, {side} {limit:.4g}: {rule.advice} ({PAGE})"
+            found.append(Alarm(level=level, metric=metric, text=text))
     return sorted(found, key=lambda alarm: alarm.level != "error")
 
 

@@ -213,6 +213,21 @@ class RunFolder:
             for index, (name, version) in enumerate(versions.items())
         ]
 
+    def adapters_beside(self, version: int, policies: Sequence[str]) -> list[Path]:
+        """The adapter folders of other policies after the newest step with an adapter.
+
+        Args:
+            version: version of the first policy's adapter.
+            policies: names of the other policies.
+        """
+        lines = read_metrics(self.metrics) if self.metrics.exists() else []
+        steps = [line for line in lines if line.get("policy_version") == version]
+        versions = steps[-1] if steps else {}  # none: before the first step, version 0 of all
+        return [
+            self.adapters / name / f"v{int(versions.get(f'{name}/policy_version') or 0)}"
+            for name in policies
+        ]
+
     def adapter_folder(self, at: str | None = None) -> Path:
         """The folder of an adapter.
 

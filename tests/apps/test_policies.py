@@ -1,5 +1,6 @@
 """Two trained policies over one base, in real runs: routed, published, booked and resumed apart."""
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from legos.cli import main
+from legos.loop.evaluation import flat_figures
 from legos.run.checkpoint import newest_whole, read_state
 from legos.testing.records import TIMES
 from legos.track.jsonl import read_metrics, read_steps
@@ -115,12 +117,16 @@ def test_a_killed_run_ends_as_an_undisturbed_one(run: Path, tmp_path: Path) -> N
         assert read_adapter(resumed / place).digest == read_adapter(run / place).digest
 
 
-def test_an_evaluation_afterwards_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", str(run)]) == 2
-    assert (
-        "the run trains proposer, solver, and `legos eval` loads the adapter of one"
-        in capsys.readouterr().err
-    )
+@pytest.mark.parametrize(("at", "line"), [("", -1), ("@2", 1)])
+def test_a_later_evaluation_has_the_adapters_of_both(
+    run: Path, at: str, line: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", f"{run}{at}", "--json"]) == 0
+    found = flat_figures(json.loads(capsys.readouterr().out))
+    then = read_metrics(run / "evaluations.jsonl")[line]
+    rewards = {name: value for name, value in then.items() if name.startswith("eval/reward")}
+    assert set(rewards) == {"eval/reward_mean", "eval/reward_proposer", "eval/reward_solver"}
+    assert {name: found[name] for name in rewards} == rewards
 
 
 def test_policies_flow_next_to_each_other_with_lag(arena: str, tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 """Evaluation by play: how many plays, at which temperature, and plays that do not end."""
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from arenas.goofspiel import Goofspiel
+from arenas.tinyhanabi import TinyHanabi
 from legos.arena.arena import Arena, GameArena
 from legos.arena.endings import Forfeit, Void
 from legos.arena.game import Game
@@ -206,3 +209,27 @@ def test_tasks_that_are_none_are_refused_as_in_training() -> None:
 
     with pytest.raises(Exception, match="expected a Task"):
         evaluated(Wrong(plain))
+
+
+def test_an_exact_evaluation_asks_each_policy_for_its_roles() -> None:
+    class Two(GameArena):
+        policies = ("one", "two")
+
+        def seats(self, task: Task) -> Mapping[str, Seat]:
+            names = dict(zip(self.roles, self.policies, strict=True))
+            seats = super().seats(task).items()
+            return {role: replace(seat, adapter=names[role]) for role, seat in seats}
+
+    class Certain(ScriptedClient):
+        """The adapters of the policy "one" always say b, the others a."""
+
+        async def score(self, prompts: Any, *, adapter: str = "") -> list[list[float]]:
+            said = "b" if adapter.startswith("one") else "a"
+            return [[0.0 if move == said else -math.inf for move in moves] for _, moves in prompts]
+
+    client = Certain([])
+    evaluation = ArenaEvaluation(Two(TinyHanabi(), client), client)
+    for adapters in (None, {"one": "one/evaluated", "two": "two/evaluated"}):
+        figures = asyncio.run(evaluation.figures(adapters=adapters))
+        assert figures["joint_value"] == 4.0  # of b and then a, whatever the cards
+    assert asyncio.run(evaluation.figures(adapters={"two": "one"}))["joint_value"] == 8.0

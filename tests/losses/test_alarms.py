@@ -54,6 +54,14 @@ def test_each_level(metric: str, value: float, level: str) -> None:
     assert PAGE in alarm.text
 
 
+def test_each_policy_has_alarms_of_its_own() -> None:
+    metrics = HEALTHY | {"solver/clip_fraction": 0.9, "solver/applied": 1}
+    assert alarms(metrics) == []
+    [alarm] = alarms(metrics, ["", "solver/"])
+    assert (alarm.metric, alarm.level) == ("solver/clip_fraction", "error")
+    assert alarm.text.startswith("solver/clip_fraction is 0.9")
+
+
 def test_a_solved_game_is_silent_and_a_hopeless_start_is_not() -> None:
     assert [a.metric for a in alarms({"step": 3, "zero_advantage_share": 0.95})] == [
         "zero_advantage_share"
