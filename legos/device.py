@@ -88,8 +88,19 @@ class ModelHandle(Protocol):
         """Name of each device thread -> number of the call that it runs now; None: it is idle."""
         ...
 
-    def __call__(self, input_ids: Sequence[int]) -> NDArray[np.float32]:
-        """[T, V] next-token logits after each of T tokens, LoRA included."""
+    def __call__(
+        self, input_ids: Sequence[int], *, adapter: Adapter | None = None
+    ) -> NDArray[np.float32]:
+        """[T, V] next-token logits after each of T tokens, LoRA included.
+
+        Args:
+            input_ids: [T] token ids.
+            adapter: used in place of the model's own LoRA arrays, for this call only; any thread
+                may make it while the model is trained.
+
+        Raises:
+            AdapterError: the adapter does not fit.
+        """
         ...
 
     def lora_shape(

@@ -21,7 +21,7 @@ from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.generate.watchdog import WatchedEngine
 from legos.mlx.model.facts import device_facts
 from legos.mlx.model.forward import all_logits, check_token_ids
-from legos.mlx.model.fuse import set_adapter, weights_dtype, write_checked
+from legos.mlx.model.fuse import logits_under, set_adapter, weights_dtype, write_checked
 from legos.mlx.model.load import (
     base_arrays,
     context_length,
@@ -131,14 +131,19 @@ class MlxModel:
         """Name of each thread -> number of the call that it runs now; None: it is idle."""
         return {name: worker.turn for name, worker in self._workers.items()}
 
-    def __call__(self, input_ids: Sequence[int]) -> NDArray[np.float32]:
-        """[T, V] next-token logits after each of T tokens.
+    def __call__(
+        self, input_ids: Sequence[int], *, adapter: Adapter | None = None
+    ) -> NDArray[np.float32]:
+        """[T, V] next-token logits after each of T tokens; see ``ModelHandle``.
 
         Raises:
             ModelError: a token id is out of range.
+            AdapterError: the adapter does not fit the model's LoRA.
         """
         check_token_ids(input_ids, self.num_vocabulary)
-        return self.worker.call(all_logits, self.tree, list(input_ids)).result()
+        if adapter is None:
+            return self.worker.call(all_logits, self.tree, list(input_ids)).result()
+        return self.worker.call(logits_under, self.tree, adapter, list(input_ids)).result()
 
     def lora_shape(
         self, *, rank: int, alpha: float, num_layers: int, head: bool, use_dora: bool

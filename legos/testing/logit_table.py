@@ -81,10 +81,13 @@ class TableModel:
         """No thread: everything runs on the caller's."""
         return {}
 
-    def __call__(self, input_ids: Sequence[int]) -> NDArray[np.float32]:
+    def __call__(
+        self, input_ids: Sequence[int], *, adapter: Adapter | None = None
+    ) -> NDArray[np.float32]:
         """[T, V] logits after each of T tokens."""
+        table = self._table if adapter is None else adapter.arrays
         names = [_context(input_ids[: end + 1]) for end in range(len(input_ids))]
-        return _logits(self._table, names, self.tokenizer.vocab_size).astype(np.float32)
+        return _logits(table, names, self.tokenizer.vocab_size).astype(np.float32)
 
     def lora_shape(self, **_: Any) -> LoraShape:
         """A shape without modules."""

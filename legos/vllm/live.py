@@ -51,6 +51,7 @@ class LiveAdapters:
             await live.recover(failure, epoch)
 
     Attributes:
+        base_model: the server's name of the base model.
         epoch: number of times that the server has been made to answer again.
     """
 
@@ -61,6 +62,7 @@ class LiveAdapters:
             base_model: the server's name of the base model, which answers for ``base`` unless an
                 adapter of that name is announced.
         """
+        self.base_model = base_model
         self.epoch = 0
         base = ServedModel(model=base_model, adapter=BASE, version=0, digest="")
         self._newest: dict[str, ServedModel] = {BASE: base}

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from legos.errors import AdapterError
 from legos.mlx.model.dora import DoraLinear
+from legos.mlx.model.forward import all_logits
 from legos.mlx.model.load import base_arrays, load_tree
 from legos.mlx.model.lora import LORA, check_fits, lora_arrays, set_lora_arrays
 from legos.weights.adapter import Adapter
@@ -22,6 +23,7 @@ from legos.weights.adapter import Adapter
 __all__ = [
     "LARGEST_GAP",
     "folder_logprobs",
+    "logits_under",
     "probe_logprobs",
     "set_adapter",
     "weights_dtype",
@@ -46,6 +48,22 @@ def set_adapter(model: nn.Module, adapter: Adapter) -> None:
     arrays = {name: mx.array(np.asarray(array)) for name, array in adapter.arrays.items()}
     check_fits(arrays, lora_arrays(model), name=f"v{adapter.version}")
     set_lora_arrays(model, arrays)
+
+
+def logits_under(
+    model: nn.Module, adapter: Adapter, input_ids: Sequence[int]
+) -> NDArray[np.float32]:
+    """[T, V] next-token logits under an adapter; the tree keeps its own LoRA arrays.
+
+    Raises:
+        AdapterError: the arrays do not fit.
+    """
+    own = lora_arrays(model)
+    set_adapter(model, adapter)
+    try:
+        return all_logits(model, input_ids)
+    finally:
+        set_lora_arrays(model, own)
 
 
 def write_checked(model: nn.Module, source: Path, folder: Path, vocabulary: int) -> float:

@@ -1,0 +1,125 @@
+"""Compare an adapter at a vLLM server with the trainer's, on a fixed prompt.
+
+vLLM ignores tensors whose names it does not know, and answers 200: only its log-probabilities show
+what it has loaded.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.errors import AdapterError
+from legos.weights.adapter import Adapter
+
+__all__ = ["TOLERANCE", "Probe"]
+
+Floats = NDArray[np.floating]
+TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
+"""Largest mean difference of a log-probability, nats, by the type in which the server computes."""
+
+CLEAR = 0.5  # nats a token by which the first adapter changes the prompt's log-probabilities
+TIMES_NOISE = 4.0  # a smaller change cannot be told from rounding
+
+
+class Probe:
+    """A fixed prompt, and what the trainer computes for it under each adapter."""
+
+    def __init__(
+        self,
+        prompt: tuple[int, ...],
+        logprobs: Callable[[Adapter], Floats],
+        *,
+        like: Adapter,
+        dtype: str = "float32",
+    ) -> None:
+        """Make a probe.
+
+        Args:
+            prompt: [T] token ids.
+            logprobs: [T - 1] nats of the tokens after the first, as the trainer computes them under
+                an adapter; it is called on a thread.
+            like: an adapter with the run's LoRA.
+            dtype: the narrower of the float types of trainer and server.
+        """
+        self.prompt = prompt
+        self.noise = 0.0  # largest mean difference between server and trainer so far, nats
+        self._logprobs = logprobs
+        self._like = like
+        self._limit = TOLERANCE[dtype]
+        self._dtype = dtype
+        self._base: Floats | None = None
+
+    def expected(self, adapter: Adapter) -> Floats:
+        """[T - 1] nats of the prompt's tokens under an adapter, as the trainer computes them."""
+        return self._logprobs(adapter)
+
+    def first_adapter(self) -> Adapter:
+        """An adapter of the run's shape that clearly changes the prompt's log-probabilities.
+
+        Raises:
+            AdapterError: no adapter of this shape does.
+        """
+        rng = np.random.default_rng(0)
+        arrays = {
+            name: rng.standard_normal(np.shape(array), np.float32)
+            for name, array in self._like.arrays.items()
+        }
+        drawn = replace(self._like, name="probe", version=0, arrays=arrays)
+        for power in range(-16, 6):
+            found = _scaled(drawn, 2.0**power)
+            if _gap(self.expected(found), self._base_expected()) > max(CLEAR, 8 * self._limit):
+                return found
+        raise AdapterError(
+            "no adapter of this shape changes the log-probabilities of a fixed prompt"
+        )
+
+    def check(self, adapter: Adapter, found: Floats, *, server: str) -> None:
+        """Check the log-probabilities of a server: the trainer's, and not those of the base model.
+
+        Args:
+            adapter: the adapter that was loaded.
+            found: [T - 1] nats at the server.
+            server: address of the server.
+
+        Raises:
+            AdapterError: they differ.
+        """
+        expected, base = self.expected(adapter), self._base_expected()
+        gap, from_base = _gap(found, expected), _gap(found, base)
+        label = f"adapter {adapter.name}@{adapter.version}"
+        if from_base < gap and _gap(expected, base) > TIMES_NOISE * self.noise:
+            raise AdapterError(
+                f"{server} has loaded {label} but answers like the base model: vLLM ignores "
+                "tensors whose names are not those of its modules. Start the server with the "
+                "trainer's model (--model), and compare the names in adapter_model.safetensors "
+                "with it (base_model.model.model.layers.0...)"
+            )
+        if not gap <= self._limit:  # also: not a number
+            raise AdapterError(
+                f"{server} computes other log-probabilities for {label} than the trainer: they "
+                f"differ by {gap:.3g} nats a token, more than the {self._limit:g} of "
+                f"{self._dtype}; start the server with the trainer's model and --dtype "
+                f"{self._dtype}"
+            )
+        self.noise = max(self.noise, gap)
+
+    def _base_expected(self) -> Floats:
+        if self._base is None:
+            self._base = self.expected(_scaled(self._like, 0.0))
+        return self._base
+
+
+def _gap(one: Floats, other: Floats) -> float:
+    """Mean difference of log-probabilities, nats."""
+    return float(np.abs(one - other).mean())
+
+
+def _scaled(adapter: Adapter, factor: float) -> Adapter:
+    """An adapter with its matrices B multiplied by a factor; 0: it changes no output."""
+    arrays = {
+        name: np.asarray(array, np.float32) * np.float32(factor if name.endswith("lora_b") else 1)
+        for name, array in adapter.arrays.items()
+    }
+    return replace(adapter, arrays=arrays)

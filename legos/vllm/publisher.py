@@ -1,0 +1,381 @@
+"""Publish adapters to one vLLM server, and bring them back after the server has failed."""
+
+import asyncio
+import logging
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.clients.transport import Transport, server_root
+from legos.errors import AdapterError, EndpointError, EngineError, RequestError
+from legos.vllm.live import LiveAdapters, ServedModel
+from legos.vllm.probe import Probe
+from legos.vllm.served import AdapterFolders
+from legos.weights.adapter import Adapter, AdapterInfo
+
+__all__ = ["Upkeep", "VllmPublisher"]
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+REQUEST_S = 120.0  # maximum time of one request
+KEPT_FOLDERS = 8  # of unloaded adapters: vLLM may still read one for a request that was aborted
+MOST_FAILURES = 10  # of the server between two publications
+AGAIN_S = 1.0  # pause before a server that answered and failed again is asked once more
+_SLOTS = re.compile(r'^vllm:lora_requests_info\{[^}]*max_lora="(\d+)"', re.MULTILINE)
+_FLAGS = (  # text of vLLM's refusal -> what mends it
+    (r"max_lora_rank|lora rank", "start the server with a larger --max-lora-rank"),
+    (r"lora is not enabled|enable.lora", "start the server with --enable-lora"),
+    (
+        r"not found \(404\)|does not exist \(404\)|\(404\): not found|\(405\)",
+        "start the server with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True",
+    ),
+    (r"no adapter found|no such file", "the server must see this folder under the same path"),
+)
+
+
+class Upkeep(Protocol):
+    """A vLLM server, and what to do when it fails."""
+
+    @property
+    def url(self) -> str:
+        """Address of the server."""
+        ...
+
+    async def come_back(self, failure: Exception) -> None:
+        """Return once the server answers again; start it again if it belongs to this process.
+
+        Raises:
+            EngineError: it does not answer in time; the message has the cause.
+        """
+        ...
+
+
+class VllmPublisher:
+    """Loads each version of an adapter under a name of its own, and checks it before it is used.
+
+    A version is announced to the clients (``LiveAdapters``) once its log-probabilities at the
+    server are the trainer's. A replaced version is unloaded with the first publication after its
+    last request has ended. All methods belong to one event loop.
+    """
+
+    def __init__(
+        self,
+        server: Upkeep,
+        live: LiveAdapters,
+        folder: Path,
+        probe: Probe,
+        *,
+        names: Sequence[str],
+        api_key: str | None = None,
+    ) -> None:
+        """Make a publisher; nothing is sent before ``start``.
+
+        Args:
+            server: the server.
+            live: receives the adapters that are live.
+            folder: folder for this run's adapters, which the server sees under the same path.
+            probe: what the trainer computes.
+            names: names of the adapters that will be live at the same time.
+            api_key: bearer token.
+        """
+        self._server = server
+        self._live = live
+        self._folders = AdapterFolders(folder)
+        self._probe = probe
+        self._names = names
+        self._transport = Transport(
+            server_root(server.url),
+            api_key=api_key,
+            timeout_s=REQUEST_S,
+            max_connections=8,
+            retries=0,
+        )
+        self._slots: int | None = None  # adapters that can answer at once; None: not known
+        self._adapters: dict[str, Adapter] = {}  # name at the server -> what was loaded
+        self._unloaded: deque[str] = deque()  # names whose folders still exist
+        self._publishing, self._mending = asyncio.Lock(), asyncio.Lock()
+        self._failures = 0
+        self._given_up: EngineError | None = None
+        live.on_failure(self._recover)
+
+    async def start(self) -> None:
+        """Unload what an earlier process of this run left, and check the server with an adapter.
+
+        Raises:
+            AdapterError: the server has no LoRA, too small a rank, too few slots, ignores the
+                adapter, or has another model; the message names the flag.
+            EngineError: the server does not answer.
+        """
+        try:
+            for model in await self._listed():
+                if self._folders.is_own(model):
+                    await self._unload(model)
+            self._folders.remove_others(())
+            first = await asyncio.to_thread(self._probe.first_adapter)
+            served = self._folders.served(first)
+            await self._folders.write(first, served)
+            await self._load(served, first)
+            self._slots = await self._request("GET", "/metrics", _slots)
+            await self._unload(served.model)
+        except EndpointError as error:
+            raise EngineError(str(error)) from error
+        self._unloaded.append(served.model)
+        self._check_slots(self._names)
+
+    async def publish(self, adapter: Adapter) -> AdapterInfo:
+        """Load an adapter; return once requests use it.
+
+        Raises:
+            AdapterError: the server rejects it or computes something else, there is no slot for
+                it, it is DoRA, or its version was published with other weights.
+            EngineError: the server failed and did not come back.
+        """
+        info = adapter.info
+        if adapter.shape.use_dora:
+            raise AdapterError(
+                f"adapter {info.name}@{info.version} is DoRA, which vLLM does not serve; set "
+                "training.use_dora to false, or serve the merged model of `legos export --format "
+                "fused`"
+            )
+        async with self._publishing:
+            served = self._folders.served(adapter)
+            former = self._live.newest.get(info.name)
+            if former == served:
+                return info
+            if former is not None and former.digest and former.version == info.version:
+                raise AdapterError(
+                    f"{info.name}@{info.version} is live with digest {former.digest}, not "
+                    f"{info.digest}; give the new adapter a version of its own"
+                )
+            await self._make_room(served)
+            await self._folders.write(adapter, served)
+            await self._persist(lambda: self._load(served, adapter))
+            self._adapters[served.model] = adapter
+            self._live.announce(served)
+            self._failures = 0
+            await self._retire()
+        return info
+
+    async def drop(self, name: str) -> None:
+        """Withdraw an adapter; running requests finish with it.
+
+        Raises:
+            AdapterError: no adapter of that name is live.
+            EngineError: the server failed and did not come back.
+        """
+        async with self._publishing:
+            live = self._live.newest.get(name)
+            if live is None or not live.digest:
+                raise AdapterError(f"no adapter {name!r} is live in {self._server.url}")
+            self._live.withdraw(name)
+            await self._retire()
+
+    async def aclose(self) -> None:
+        """Unload all adapters of this run where the server answers, and close the connections."""
+        try:
+            for model in await self._listed():
+                if self._folders.is_own(model):
+                    await self._unload(model)
+            self._folders.remove_others(())
+        except (EndpointError, RequestError) as error:
+            logger.info("adapters of this run stay at %s: %s", self._server.url, error)
+        finally:
+            await self._transport.aclose()
+
+    async def _make_room(self, served: ServedModel) -> None:
+        """Wait until a slot is free.
+
+        Raises:
+            AdapterError: none will be.
+        """
+        live = [one.adapter for one in self._live.newest.values() if one.digest]
+        self._check_slots({*live, served.adapter})
+        await self._retire()
+        while self._slots is not None and len(list(self._live.loaded())) >= self._slots:
+            logger.info(
+                "%s@%d waits until a request with an older version ends; --max-loras above %d "
+                "at the vLLM server avoids that",
+                served.adapter,
+                served.version,
+                self._slots,
+            )
+            await self._live.request_ended()
+            await self._retire()
+
+    def _check_slots(self, names: Sequence[str] | set[str]) -> None:
+        """Refuse a server that cannot hold some adapters and the next version of one of them."""
+        needed = len(names) + 1
+        if self._slots is not None and self._slots < needed:
+            raise AdapterError(
+                f"{self._server.url} has {self._slots} slots for adapters, and this run needs "
+                f"{needed}, one for each of {', '.join(sorted(names))} and one for the next "
+                f"version; start the server with --max-loras {needed} or more"
+            )
+
+    async def _load(self, served: ServedModel, adapter: Adapter) -> None:
+        """Load an adapter, or find it loaded, and check what the server computes with it.
+
+        Raises:
+            AdapterError: the server rejects it, or computes something else.
+            EndpointError: the server fails.
+        """
+        place = str(self._folders.place(served))
+        label = f"adapter {served.adapter}@{served.version}"
+        body = {"lora_name": served.model, "lora_path": place}
+        try:
+            await self._request("POST", "/v1/load_lora_adapter", bytes, json=body)
+        except (RequestError, EndpointError) as error:
+            if (await self._listed()).get(served.model) != place:
+                await self._answers()  # otherwise the server failed, and not this adapter
+                mend = "; ".join(m for text, m in _FLAGS if re.search(text, str(error).lower()))
+                raise AdapterError(f"{label} is not published: {error}; {mend}") from error
+        try:
+            found = await self._logprobs(served.model)
+            await asyncio.to_thread(self._probe.check, adapter, found, server=self._server.url)
+        except AdapterError:
+            await self._unload(served.model)
+            raise
+
+    async def _answers(self) -> None:
+        """Check that the engine of the server computes; raises ``EndpointError`` if not."""
+        await self._logprobs(self._live.base_model)
+
+    async def _logprobs(self, model: str) -> NDArray[np.float64]:
+        """[T - 1] nats of the probe's tokens at the server."""
+        body = {
+            "model": model,
+            "prompt": self._probe.prompt,
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "prompt_logprobs": 0,
+        }
+        return await self._request("POST", "/v1/completions", _prompt_logprobs, json=body)
+
+    async def _listed(self) -> Mapping[str, str]:
+        """Name of each model at the server -> its path."""
+        return await self._request("GET", "/v1/models", _models)
+
+    async def _unload(self, model: str) -> None:
+        """Unload an adapter, unless it is not loaded."""
+        try:
+            await self._request("POST", "/v1/unload_lora_adapter", bytes, json={"lora_name": model})
+        except RequestError:
+            if model in await self._listed():
+                raise
+
+    async def _retire(self) -> None:
+        """Unload replaced adapters that no request uses, and remove folders of earlier ones."""
+        for served in self._live.unused():
+            await self._persist(lambda model=served.model: self._unload(model))
+            self._adapters.pop(served.model, None)
+            self._unloaded.append(served.model)
+        while len(self._unloaded) > KEPT_FOLDERS:
+            await asyncio.to_thread(self._folders.remove, self._unloaded.popleft())
+
+    async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call, and again whenever the server has come back from a failure."""
+        while True:
+            epoch = self._live.epoch
+            try:
+                return await call()
+            except EndpointError as error:
+                failure = error
+            await self._live.recover(failure, epoch)
+
+    async def _recover(self, failure: Exception, epoch: int) -> None:
+        """See ``LiveAdapters.recover``; simultaneous failures are mended once."""
+        async with self._mending:
+            if epoch != self._live.epoch:
+                return
+            if self._given_up is None:
+                try:
+                    await self._mend(failure)
+                except EngineError as error:
+                    self._given_up = error
+                except AdapterError as error:
+                    self._given_up = EngineError(f"the vLLM server came back changed: {error}")
+            if self._given_up is not None:
+                raise self._given_up
+            self._live.epoch += 1
+
+    async def _mend(self, failure: Exception) -> None:
+        """Wait for the server, and load what is live into it again."""
+        logger.warning("the vLLM server fails (%s); waiting until it answers again", failure)
+        while self._failures < MOST_FAILURES:
+            self._failures += 1
+            await self._server.come_back(failure)
+            try:
+                lost = await self._reload()
+            except EndpointError as error:
+                failure = error
+                await asyncio.sleep(AGAIN_S)
+            else:
+                logger.warning("the vLLM server answers again; %d adapters were loaded", lost)
+                return
+        raise EngineError(
+            f"the vLLM server at {self._server.url} failed {MOST_FAILURES} times since the last "
+            f"adapter was published; the last time: {failure}"
+        )
+
+    async def _reload(self) -> int:
+        """Load what is live and not loaded, check all of it, and return how many were lost."""
+        listed = await self._listed()
+        await self._answers()
+        live = list(self._live.loaded())
+        for served in live:
+            await self._load(served, self._adapters[served.model])
+        return sum(served.model not in listed for served in live)
+
+    async def _request(
+        self, method: str, path: str, read: Callable[[bytes], T], *, json: Any = None
+    ) -> T:
+        return await self._transport.request(method, path, read, json=json)
+
+
+class _Model(msgspec.Struct):
+    id: str
+    root: str | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Logprob(msgspec.Struct):
+    logprob: float
+
+
+class _Choice(msgspec.Struct):
+    prompt_logprobs: list[dict[str, _Logprob] | None]
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+
+
+def _models(answer: bytes) -> Mapping[str, str]:
+    return {model.id: model.root or "" for model in _decoded(answer, _Models).data}
+
+
+def _prompt_logprobs(answer: bytes) -> NDArray[np.float64]:
+    _, *given = _decoded(answer, _Completion).choices[0].prompt_logprobs
+    return np.array([next(iter(one.values())).logprob for one in given if one], np.float64)
+
+
+def _decoded(answer: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(answer, type=kind)
+    except msgspec.MsgspecError as error:
+        raise EndpointError(f"the vLLM server's answer cannot be read: {error}") from error
+
+
+def _slots(answer: bytes) -> int | None:
+    """``--max-loras`` in the text of vLLM's metrics, where it reports them."""
+    found = _SLOTS.search(answer.decode(errors="replace"))
+    return None if found is None else int(found[1])

@@ -1,0 +1,81 @@
+"""What to do when a vLLM server fails: start it again, or wait until somebody else has done so."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from legos.clients.transport import Transport
+from legos.errors import EndpointError, EngineError, RequestError
+from legos.vllm.process import VllmProcess
+
+__all__ = ["GivenServer", "OwnServer"]
+
+ANSWER_S, CHECK_S = 5.0, 0.5  # maximum time of an answer; time between two requests
+SETTLE_S = 30.0  # for a process whose engine has failed to end by itself
+
+
+class GivenServer:
+    """A server that somebody else has started, and may start again."""
+
+    def __init__(self, url: str, *, wait_s: float) -> None:
+        """Describe a server.
+
+        Args:
+            url: its address.
+            wait_s: maximum time to wait for it after a failure, seconds.
+        """
+        self.url = url
+        self._wait_s = wait_s
+
+    async def come_back(self, failure: Exception) -> None:
+        """Wait until the server answers.
+
+        Raises:
+            EngineError: it does not within the time to wait.
+        """
+        if not await healthy(self.url, within_s=self._wait_s):
+            raise EngineError(
+                f"the vLLM server at {self.url} has not answered for {self._wait_s:g} s "
+                f"({failure}); start it again"
+            ) from failure
+
+
+class OwnServer:
+    """A server that runs in a process of ours."""
+
+    def __init__(self, process: VllmProcess) -> None:
+        self._process = process
+        self.url = process.url
+
+    async def come_back(self, failure: Exception) -> None:
+        """Start the server again, unless it answers.
+
+        Raises:
+            EngineError: it cannot be started; the message shows the end of its log.
+        """
+        process = self._process
+        if await healthy(self.url, within_s=SETTLE_S, useful=lambda: process.running):
+            return
+        try:
+            await asyncio.to_thread(process.restart)
+        except EngineError as error:
+            raise EngineError(f"{error}\nIt was started again because: {failure}") from failure
+
+
+async def healthy(url: str, *, within_s: float, useful: Callable[[], bool] = lambda: True) -> bool:
+    """Whether a server answers ``/health`` within some time, while waiting is useful."""
+    deadline = time.monotonic() + within_s
+    server = Transport(url, api_key=None, timeout_s=ANSWER_S, max_connections=1, retries=0)
+    try:
+        while useful():
+            try:
+                await server.request("GET", "/health", bytes)
+            except (EndpointError, RequestError):
+                if time.monotonic() >= deadline:
+                    return False
+                await asyncio.sleep(CHECK_S)
+            else:
+                return True
+    finally:
+        await server.aclose()
+    return False

@@ -1,0 +1,105 @@
+"""A stand-in for the adapters of a vLLM server, for tests where the real one is not installed.
+
+It reads the folders that it is asked to load. The log-probability of a token is minus its id times
+the sum of the absolute values of the adapter's matrices B.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.testing import HttpAnswer, HttpAsked
+from legos.vllm.probe import Probe
+from legos.weights.adapter import Adapter, LoraShape
+from legos.weights.peft import read_peft
+
+PROMPT = (3, 5, 7)
+NOT_FOUND = HttpAnswer({"error": {"message": "cannot be found"}}, 404)
+
+
+def small_adapter(version: int, *, name: str = "policy", size: float = 1.0) -> Adapter:
+    return Adapter(
+        name=name,
+        version=version,
+        shape=LoraShape(rank=1, scale=2.0, num_layers=1, modules=("q",)),
+        arrays={
+            "model.layers.0.q.lora_a": np.full((2, 1), size, np.float32),
+            "model.layers.0.q.lora_b": np.full((1, 2), version, np.float32),
+        },
+    )
+
+
+def logprobs(adapter: Adapter | None) -> NDArray[np.float64]:
+    """[T - 1] nats of the prompt's tokens after the first; None: the base model."""
+    arrays = {} if adapter is None else adapter.arrays
+    size = sum(np.abs(array).sum() for name, array in arrays.items() if name.endswith("lora_b"))
+    return -np.array(PROMPT[1:]) * float(size)
+
+
+def small_probe() -> Probe:
+    return Probe(PROMPT, logprobs, like=small_adapter(0))
+
+
+class StandIn:
+    """The state of the server; ``reply`` answers requests.
+
+    Attributes:
+        loaded: name -> the adapter.
+        paths: name -> its folder.
+        calls: what was loaded and unloaded, in order.
+        before: called with each request first; what it returns is the answer.
+    """
+
+    def __init__(self, *, slots: int = 4, ignores: bool = False) -> None:
+        self.slots, self.ignores = slots, ignores
+        self.loaded: dict[str, Adapter] = {}
+        self.paths: dict[str, str] = {}
+        self.calls: list[tuple[str, str]] = []
+        self.before: Callable[[HttpAsked], HttpAnswer | None] = lambda asked: None
+
+    def reply(self, asked: HttpAsked) -> HttpAnswer:
+        verb = asked.path.rpartition("/")[2]
+        return self.before(asked) or getattr(self, f"_{verb}")(asked)
+
+    def restart(self) -> None:
+        """Lose all adapters."""
+        self.loaded, self.paths = {}, {}
+
+    def _health(self, asked: HttpAsked) -> HttpAnswer:
+        return HttpAnswer(b"")
+
+    def _metrics(self, asked: HttpAsked) -> HttpAnswer:
+        return HttpAnswer(f'vllm:lora_requests_info{{max_lora="{self.slots}"}} 1.0'.encode())
+
+    def _models(self, asked: HttpAsked) -> HttpAnswer:
+        roots = {"tiny": "/models/tiny", **self.paths}
+        return HttpAnswer({"data": [{"id": name, "root": root} for name, root in roots.items()]})
+
+    def _load_lora_adapter(self, asked: HttpAsked) -> HttpAnswer:
+        name, path = asked.body["lora_name"], asked.body["lora_path"]
+        self.calls.append(("load", name))
+        if name in self.loaded:
+            message = f"The lora adapter '{name}' has already been loaded."
+            return HttpAnswer({"error": {"message": message}}, 400)
+        self.loaded[name], self.paths[name] = read_peft(Path(path)), path
+        return HttpAnswer(b"Success")
+
+    def _unload_lora_adapter(self, asked: HttpAsked) -> HttpAnswer:
+        name = asked.body["lora_name"]
+        self.calls.append(("unload", name))
+        if self.loaded.pop(name, None) is None:
+            return NOT_FOUND
+        del self.paths[name]
+        return HttpAnswer(b"Success")
+
+    def _completions(self, asked: HttpAsked) -> HttpAnswer:
+        name = asked.body["model"]
+        if name != "tiny" and name not in self.loaded:
+            return NOT_FOUND
+        found = logprobs(None if self.ignores else self.loaded.get(name))
+        tokens = zip(asked.body["prompt"][1:], found, strict=True)
+        given = [None, *({str(token): {"logprob": value}} for token, value in tokens)]
+        return HttpAnswer(json.dumps({"choices": [{"prompt_logprobs": given}]}).encode())
