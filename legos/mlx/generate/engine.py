@@ -25,6 +25,7 @@ from typing import TypeVar
 import mlx.core as mx
 import mlx.nn as nn
 
+from legos.data.check import RequestCheck
 from legos.data.limits import EngineLimits
 from legos.data.names import POLICY, adapter_name
 from legos.data.request import Progress, Request, Result
@@ -32,7 +33,7 @@ from legos.errors import DeviceError, EngineError, RequestError
 from legos.mlx.generate.capabilities import Capabilities
 from legos.mlx.generate.scheduler import Outcome, Scheduler
 from legos.mlx.generate.score import Score
-from legos.mlx.generate.sequences import RequestCheck, SequenceState
+from legos.mlx.generate.sequences import SequenceState
 from legos.mlx.model.faults import clear_device, explained, is_fault
 from legos.mlx.model.worker import InlineWorker, Worker, answer
 from legos.protocols import Deliver
@@ -42,7 +43,6 @@ __all__ = ["MlxEngine"]
 
 logger = logging.getLogger(__name__)
 CHECK_S = 1.0  # seconds between two checks for lost requests
-Tokens = tuple[int, ...]
 Message = tuple[Deliver, Sequence[tuple[int, Request]] | frozenset[int]] | Score
 """Requests that come in, or the numbers of those to be cancelled; or a score."""
 T = TypeVar("T")
@@ -185,7 +185,7 @@ class MlxEngine:
 
     def score(
         self,
-        prompts: Sequence[tuple[Tokens, Sequence[Tokens]]],
+        prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
         *,
         end_ids: Sequence[int],
         adapter: str = POLICY,
