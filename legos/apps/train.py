@@ -1,10 +1,11 @@
 """``legos train``: set up a run, train, and summarise it."""
 
 import asyncio
+import os
 import shlex
 import socket
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import (
     AbstractAsyncContextManager,
@@ -104,7 +105,14 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
     started = time.perf_counter()
     restored = checkpoint is not None or config.fork_from is not None
     inline = config.loop.deterministic
-    with closing(trainer_of(config, inline=inline, restored=restored, tell=_print)) as trainer:
+    made = trainer_of(
+        config,
+        inline=inline,
+        restored=restored,
+        tell=_print,
+        api_key=os.environ.get("LEGOS_API_KEY"),
+    )
+    with closing(made) as trainer:
         if trainer.num_processes > 1:
             raise ConfigError(
                 f"a run folder belongs to one process and {trainer.num_processes} were launched; "
@@ -115,13 +123,9 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
             config.arena, client, play=config.play, generation=config.generation, seed=config.seed
         )
         evaluation = evaluation_of(config, arena, client)
-        shared = SharedEngine(trainer.engine, trained=trainer.policies)
-        names = (*trainer.policies, *map(evaluated_name, trainer.policies))
-
-        async def count_tokens() -> int:  # without those of HTTP requests
-            sampled = [await trainer.tokens_generated(name) for name in names]
-            return sum(sampled) - shared.tokens_generated
-
+        shared = None
+        if config.loop.serve_port is not None:
+            shared = SharedEngine(trainer.engine, trained=trainer.policies)
         with (
             ThreadPoolExecutor(max_workers=1) as writer,
             StopSignals() as signals,
@@ -133,7 +137,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 trainer,
                 _run_settings(config),
                 evaluation=evaluation,
-                count_tokens=count_tokens,
+                count_tokens=_token_count(trainer, shared),
                 engine_seconds=trainer.engine_seconds,
                 writer=writer,
             )
@@ -150,9 +154,20 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 served = _served(config, trainer, shared)
                 restarts = config.loop.max_restarts
                 with watched(lambda: trainer.model.turns, folder.path, most=restarts):
-                    _go(run, config, folder, signals=signals, served=served)
+                    _go(run, config, folder, trainer, signals=signals, served=served)
                 _sum_up(run, folder, config, time.perf_counter() - started)
         return 0 if signals.received is None else 128 + signals.received
+
+
+def _token_count(trainer: Trainer, shared: SharedEngine | None) -> Callable[[], Awaitable[int]]:
+    """Counts the tokens sampled for plays and evaluations, without those of HTTP requests."""
+    names = (*trainer.policies, *map(evaluated_name, trainer.policies))
+
+    async def count() -> int:
+        sampled = [await trainer.tokens_generated(name) for name in names]
+        return sum(sampled) - (0 if shared is None else shared.tokens_generated)
+
+    return count
 
 
 def _check_port(port: int) -> None:
@@ -207,6 +222,7 @@ def _go(
     run: Run,
     config: RunConfig,
     folder: RunFolder,
+    trainer: Trainer,
     *,
     signals: StopSignals,
     served: AbstractAsyncContextManager[object],
@@ -221,6 +237,7 @@ def _go(
                 await run.go(tracker, evaluations)
         finally:
             signals.on_stop(None)
+            await trainer.generation.aclose()
             # A thread of a play cannot be cancelled; with a new pool the loop does not wait for it.
             loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
 
@@ -232,11 +249,11 @@ def _go(
 
 
 def _served(
-    config: RunConfig, trainer: Trainer, shared: SharedEngine
+    config: RunConfig, trainer: Trainer, shared: SharedEngine | None
 ) -> AbstractAsyncContextManager[object]:
     """Within the block, an HTTP server answers with the policy if ``loop.serve_port`` is set."""
     port = config.loop.serve_port
-    if port is None:
+    if port is None or shared is None:
         return nullcontext()
     from legos.apps.served_run import served_run  # a slow import
 

@@ -31,6 +31,7 @@ def train(
     *,
     model: str | None = None,
     arena: str | None = None,
+    server: Several = (),
     steps: int | None = None,
     out: Path | None = None,
     seed: int | None = None,
@@ -65,6 +66,8 @@ def train(
     Args:
         model: A model folder, a name on the hub, or "builtin".
         arena: A known arena, path/to/file.py:Class, or package.module:Class.
+        server: Address of a running server that generates in place of an engine in this process;
+            may be repeated. Its API key is read from LEGOS_API_KEY.
         steps: Length of the run, in optimiser steps.
         out: Run folder; by default a new one under runs/.
         seed: Seed of every random draw of the run.
@@ -84,6 +87,7 @@ def train(
     shorthands = {
         "--model": ("model", model),
         "--arena": ("arena", arena),
+        "--server": ("server", server or None),
         "--steps": ("loop.steps", steps),
         "--out": ("out", out),
         "--seed": ("seed", seed),

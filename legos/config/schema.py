@@ -29,6 +29,17 @@ __all__ = [
 ]
 
 
+OWN_ENGINE = (  # settings of an engine in this process
+    "max_batch",
+    "prefill_tokens",
+    "chunk_tokens",
+    "cache_gib",
+    "prefix_cache_gib",
+    "in_flight",
+    "decode_ahead",
+)
+
+
 class TrainingConfig(ObjectiveSettings):
     """The optimiser step: its size, its objective, its learning rate, and the LoRA adapter."""
 
@@ -247,6 +258,10 @@ class RunConfig(Settings):
     """A model folder, a name on the hub, or builtin."""
     arena: str = knob("nim")
     """An arena's name, path/to/file.py:Class, or package.module:Class."""
+    server: tuple[str, ...] = knob((), loose=True)
+    """Address of a running server that generates (`legos serve`), such as http://localhost:8000;
+    several share the work; none: an engine in this process. An API key is read from
+    LEGOS_API_KEY."""
     out: Path | None = knob(None, loose=True)
     """Run folder; none: a new one under runs/."""
     seed: int = knob(0, ge=0, lt=2**32)
@@ -307,6 +322,32 @@ class RunConfig(Settings):
                 f"play.discount is {play.discount} but play.credit is {play.credit!r}, which gives "
                 f"all turns of a play the same advantage; use one of {', '.join(DISCOUNTED)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_server(self) -> Self:
+        """Refuse settings of an engine in this process, where a server generates."""
+        if not self.server:
+            return self
+        server, loop = self.server[0], self.loop
+        if loop.deterministic:
+            raise ConfigError(
+                f"loop.deterministic is true but server is {server!r}; a server batches requests "
+                "as they arrive, which changes rounding: leave one of them out"
+            )
+        if loop.serve_port is not None:
+            raise ConfigError(
+                f"loop.serve_port is {loop.serve_port} but server is {server!r}; ask that server "
+                "for the policy: leave loop.serve_port out"
+            )
+        fields = GenerationConfig.model_fields
+        for name in OWN_ENGINE:
+            value = getattr(self.generation, name)
+            if value != fields[name].default:
+                raise ConfigError(
+                    f"generation.{name} is {value!r} but server is {server!r}, whose engine has "
+                    f"its own limits; set it there and leave generation.{name} out"
+                )
         return self
 
 

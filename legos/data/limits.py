@@ -44,4 +44,4 @@ class TrainingSize(Struct, frozen=True, kw_only=True):
     others: int = 1  # other policies whose logits a step needs: the reference, the EMA
     policies: int = 1  # adapters that are trained
     limit_bytes: int | None = None  # memory that may be used; None: most of the device's
-    engine: EngineLimits = EngineLimits()  # limits of the engine that runs at the same time
+    engine: EngineLimits | None = EngineLimits()  # None: no engine runs in this process

@@ -33,13 +33,15 @@ class _Room:
     """A forecast in the memory of a machine."""
 
     forecast: Forecast
-    engine: EngineForecast
+    engine: EngineForecast | None  # None: the engine runs elsewhere
     usable_bytes: int
     context: int  # tokens of the longest row that the model takes
 
     @cached_property
     def engine_bytes(self) -> int:
         """Peak bytes of the engine without the weights."""
+        if self.engine is None:
+            return 0
         return self.engine.peak_bytes(self.usable_bytes - self.forecast.weights_bytes)
 
     def peak(self, rows: int, length: int) -> int:
@@ -135,7 +137,8 @@ def _usable_on(gb: int) -> int:
 def _room(folder: Path, size: TrainingSize, usable: int) -> _Room:
     tree = shapes_of(folder)
     forecast = Forecast(tree, size)
-    return _Room(forecast, EngineForecast(tree, size.engine), usable, context_length(folder))
+    engine = None if size.engine is None else EngineForecast(tree, size.engine)
+    return _Room(forecast, engine, usable, context_length(folder))
 
 
 def _refusal(folder: Path, size: TrainingSize, room: _Room) -> str:
@@ -179,14 +182,17 @@ def _smaller(size: TrainingSize) -> list[tuple[TrainingSize, str]]:
     """Settings that need less and less memory, and how to give them."""
     checkpointed = msgspec.structs.replace(size, checkpointing=True)
     options = "--training.gradient-checkpointing"
-    engine = msgspec.structs.replace(
-        size.engine, cache_bytes=1 << 28, prefix_bytes=0, prefill_tokens=512
-    )
-    least = msgspec.structs.replace(checkpointed, rank=min(size.rank, 4), engine=engine)
-    least_options = (
-        f"{options} --training.lora-rank {least.rank} --generation.cache-gib 0.25 "
-        "--generation.prefix-cache-gib 0 --generation.prefill-tokens 512"
-    )
+    least = msgspec.structs.replace(checkpointed, rank=min(size.rank, 4))
+    least_options = f"{options} --training.lora-rank {least.rank}"
+    if size.engine is not None:
+        engine = msgspec.structs.replace(
+            size.engine, cache_bytes=1 << 28, prefix_bytes=0, prefill_tokens=512
+        )
+        least = msgspec.structs.replace(least, engine=engine)
+        least_options += (
+            " --generation.cache-gib 0.25 --generation.prefix-cache-gib 0 "
+            "--generation.prefill-tokens 512"
+        )
     return [(checkpointed, options), (least, least_options)]
 
 

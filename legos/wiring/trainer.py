@@ -4,27 +4,25 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from legos.clients.engine import EngineClient
 from legos.config.schema import RunConfig, TrainingConfig
 from legos.data.limits import EngineLimits, TrainingSize
 from legos.data.names import POLICY
 from legos.data.select import Selection
 from legos.data.step import BackendConfig, Update
-from legos.device import ModelHandle
+from legos.device import LocalEngine, ModelHandle
 from legos.errors import AdapterError, ConfigError
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
 from legos.losses.schedule import linear
-from legos.publish.engine import EnginePublisher
 from legos.publish.http import HttpPublisher
 from legos.weights.adapter import AdapterInfo
 from legos.weights.folder import read_adapter
 from legos.wiring.arena import policies_of
 from legos.wiring.device import find_device
+from legos.wiring.engines import EngineHandle, SeatClient, ServedEngine, TokenEngine
 from legos.wiring.model import apply_lora, model_place
 
 if TYPE_CHECKING:
@@ -41,7 +39,8 @@ class Trainer(PolicyTrainer):
 
     Attributes:
         model: handle of the model.
-        engine: generates with the adapter that was published last.
+        generation: the engine, in this process or elsewhere; it generates with the adapter that
+            was published last.
         rank: number of this process among those launched together. All of them make the same steps
             on the plays of all; give each another seed for its plays.
         num_processes: number of processes launched together.
@@ -53,17 +52,19 @@ class Trainer(PolicyTrainer):
         model: ModelHandle,
         config: TrainingConfig | None = None,
         limits: EngineLimits | None = None,
+        generation: EngineHandle | None = None,
         policies: Sequence[str] = (POLICY,),
         seed: int = 0,
         restored: bool = False,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        """Make the backend, the engine and the publisher.
+        """Make the backend, and the engine if none is given.
 
         Args:
             model: the model; LoRA is added as ``config`` says, unless it has LoRA already.
             config: settings of training.
-            limits: limits of the engine.
+            limits: limits of the engine that is made.
+            generation: an engine elsewhere; None: an engine of the model, in this process.
             policies: names of the adapters to train, each with its own optimiser; an arena lists
                 its own in ``Arena.policies``.
             seed: seed of the first matrix of each LoRA pair.
@@ -73,6 +74,7 @@ class Trainer(PolicyTrainer):
 
         Raises:
             AdapterError: the adapter of ``kl_reference`` does not exist, or does not fit.
+            ModelError: no engine is given and the model's device has none.
         """
         config = config or TrainingConfig()
         if model.lora is None:
@@ -86,7 +88,7 @@ class Trainer(PolicyTrainer):
                 seed=seed,
             )
         self.model = model
-        self.engine = model.make_engine(limits)
+        self.generation = generation or TokenEngine(model.make_engine(limits), model)
         others = model.processes
         self.rank, self.num_processes = (others.rank, others.size) if others else (0, 1)
         super().__init__(
@@ -95,7 +97,7 @@ class Trainer(PolicyTrainer):
                     backend_config(config, restored=restored, report=tell), policies=tuple(policies)
                 )
             ),
-            EnginePublisher(self.engine),
+            self.generation.publisher,
             step_settings(config.anchored(model.dtype), num_vocabulary=model.num_vocabulary),
             policies=policies,
             gather=others.gather if others else None,
@@ -140,44 +142,45 @@ class Trainer(PolicyTrainer):
             raise AdapterError(
                 f"adapter {name!r} is being trained here; load yours as another name"
             )
-        adapter = replace(read_adapter(Path(folder)), name=name)
-        return self.engine.load_adapter(adapter).result()
+        return self.generation.load_adapter(replace(read_adapter(Path(folder)), name=name))
 
-    def client(self) -> EngineClient:
-        """A client of the engine in this process."""
-        model = self.model
-        return EngineClient(
-            self.engine,
-            model.tokenizer,
-            tool_format=lambda: model.tool_format,
-            endpoints=lambda: self.endpoints,
-        )
+    @property
+    def engine(self) -> LocalEngine:
+        """The engine that takes token ids."""
+        return self._token_engine("its engine takes no token ids").engine
 
-    @cached_property
+    def client(self) -> SeatClient:
+        """A client of the engine."""
+        return self.generation.client()
+
+    @property
     def endpoints(self) -> "SeatHost":
         """Serves the seats of plays to other programs (``Table.endpoint``)."""
-        from legos.wiring.http import seat_host  # a slow import
-
-        return seat_host(self.model, self.engine)
+        return self._token_engine("its seats cannot be served to other programs").endpoints
 
     async def tokens_generated(self, policy: str = POLICY) -> int:
-        """Number of tokens that the engine has sampled for a policy, also in cancelled requests.
+        """Number of tokens that the engine has sampled for a policy.
 
         Tokens of other adapters belong to opponents that are not trained, so no ledger counts them.
 
         Raises:
             EngineError: the engine has died or was closed.
         """
-        return await asyncio.wrap_future(self.engine.tokens_generated(policy))
+        return await asyncio.wrap_future(self.generation.tokens_generated(policy))
 
     def engine_seconds(self) -> float:
-        """Seconds that the engine has computed since it was made; 0 where it does not report it."""
-        return self.engine.stats().get("worked_seconds_total", 0.0)
+        """Seconds that the engine has worked for this trainer."""
+        return self.generation.seconds()
 
     def close(self) -> None:
         """Stop the threads of the engine and of the model."""
-        self.engine.close()
+        self.generation.close()
         self.model.close()
+
+    def _token_engine(self, otherwise: str) -> TokenEngine:
+        if not isinstance(self.generation, TokenEngine):
+            raise ConfigError(f"the policy is on a server, so {otherwise}; leave the server out")
+        return self.generation
 
 
 def trainer_of(
@@ -186,6 +189,7 @@ def trainer_of(
     inline: bool,
     restored: bool = False,
     tell: Callable[[str], None] | None = None,
+    api_key: str | None = None,
 ) -> Trainer:
     """Load a run's model and make its trainer.
 
@@ -194,10 +198,12 @@ def trainer_of(
         inline: run the model and its engine on the calling thread.
         restored: whether a checkpoint is restored next.
         tell: receives the memory plan before the first step; None: it is logged.
+        api_key: API key of the run's servers.
 
     Raises:
         AdapterError: the adapter of ``kl_reference`` does not exist, or does not fit.
-        ModelError: the model cannot be loaded.
+        ModelError: the model cannot be loaded, or a server has another one.
+        EngineError: a server does not answer.
         ConfigError: ``max_tokens`` exceeds the model's context.
     """
     device = find_device()
@@ -218,11 +224,21 @@ def trainer_of(
         model=model,
         config=config.training,
         limits=config.generation.limits(),
+        generation=_served(config, model, api_key),
         policies=policies,
         seed=config.seed,
         restored=restored,
         tell=tell,
     )
+
+
+def _served(config: RunConfig, model: ModelHandle, api_key: str | None) -> EngineHandle | None:
+    """The engines of the run's servers, which have the model; None: there are no servers."""
+    if not config.server:
+        return None
+    served = ServedEngine(config.server, api_key=api_key)
+    served.check(model)
+    return served
 
 
 def _size(config: RunConfig, policies: int) -> TrainingSize:
@@ -237,7 +253,7 @@ def _size(config: RunConfig, policies: int) -> TrainingSize:
         others=sum(map(bool, (training.kl_coef, training.ema_kl_coef))),
         policies=policies,
         limit_bytes=backend.memory_limit_bytes,
-        engine=config.generation.limits(),
+        engine=None if config.server else config.generation.limits(),
     )
 
 

@@ -1,0 +1,115 @@
+"""One client for the servers of a policy: it balances their load and counts sampled tokens."""
+
+import time
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from legos.data.message import Completion, Message, Prompt, Sampling
+from legos.data.names import POLICY, adapter_name
+from legos.errors import EndpointError, EngineError
+from legos.protocols import Client, Scorer
+
+__all__ = ["ClientPool", "ServerClient"]
+
+
+class ServerClient(Client, Scorer, Protocol):
+    """A client of one server; ``legos.clients.openai.OpenAIClient`` is one."""
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections."""
+        ...
+
+
+class ClientPool:
+    """Servers that hold the same adapters; a request goes to the one with the fewest requests.
+
+    A server that fails a request after the retries of its client is left out until no other one
+    is left.
+
+    Attributes:
+        tokens: adapter name -> number of tokens received. A server does not report the tokens of
+            a cancelled request, so they are not counted.
+    """
+
+    def __init__(self, clients: Sequence[ServerClient]) -> None:
+        """Make a pool.
+
+        Args:
+            clients: a client of each server, at least one.
+        """
+        self._waiting: dict[ServerClient, int] = dict.fromkeys(clients, 0)
+        self._failed: dict[ServerClient, EndpointError] = {}
+        self._worked_s = 0.0
+        self._busy_since: float | None = None
+        self.tokens: Counter[str] = Counter()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds in which at least one request was waiting for its answer."""
+        running = 0.0 if self._busy_since is None else time.perf_counter() - self._busy_since
+        return self._worked_s + running
+
+    async def complete(
+        self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
+    ) -> Completion:
+        """Sample one completion on the server with the fewest waiting requests.
+
+        Raises:
+            RequestError: the server refuses the request.
+            EngineError: no server answers.
+        """
+        while True:
+            client = self._least_busy()
+            try:
+                with self._waits(client):
+                    completion = await client.complete(prompt, sampling, adapter=adapter)
+            except EndpointError as error:
+                self._failed[client] = error
+            else:
+                self.tokens[adapter_name(adapter)] += len(completion.token_ids)
+                return completion
+
+    async def score(
+        self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]], *, adapter: str = POLICY
+    ) -> Sequence[Sequence[float]]:
+        """Log-probability (nats, temperature 1) of each choice as the complete answer.
+
+        Raises:
+            RequestError: the server refuses the request.
+            EngineError: no server answers.
+        """
+        while True:
+            client = self._least_busy()
+            try:
+                with self._waits(client):
+                    return await client.score(prompts, adapter=adapter)
+            except EndpointError as error:
+                self._failed[client] = error
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections."""
+        for client in self._waiting:
+            await client.aclose()
+
+    def _least_busy(self) -> ServerClient:
+        usable = [client for client in self._waiting if client not in self._failed]
+        if not usable:
+            failures, self._failed = list(self._failed.values()), {}  # a later request tries again
+            raise EngineError("; ".join(map(str, failures))) from failures[-1]
+        return min(usable, key=self._waiting.__getitem__)
+
+    @contextmanager
+    def _waits(self, client: ServerClient) -> Generator[None]:
+        """Within the block, one more request waits for a server."""
+        if not any(self._waiting.values()):
+            self._busy_since = time.perf_counter()
+        self._waiting[client] += 1
+        try:
+            yield
+        finally:
+            self._waiting[client] -= 1
+            if self._busy_since is not None and not any(self._waiting.values()):
+                self._worked_s += time.perf_counter() - self._busy_since
+                self._busy_since = None

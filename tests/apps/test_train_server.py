@@ -1,0 +1,88 @@
+"""``legos train --server``: the whole run over HTTP, with the account of its tokens."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from legos import apply_lora, load_model
+from legos.cli import main
+from legos.clients.engine import EngineClient
+from legos.device import LocalEngine, ModelHandle
+from legos.run.checkpoint import newest_whole, read_state
+from legos.server.app import make_app
+from legos.server.service import Service
+from legos.testing import serving, write_tiny_model
+from legos.track.jsonl import read_steps
+
+FAST = ("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16")
+RUN = Path("run")
+
+
+@pytest.fixture(autouse=True)
+def empty_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[ModelHandle]:
+    handle = load_model()
+    apply_lora(handle)
+    yield handle
+    handle.close()
+
+
+@pytest.fixture(scope="module")
+def engine(model: ModelHandle) -> Iterator[LocalEngine]:
+    made = model.make_engine()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def url(model: ModelHandle, engine: LocalEngine) -> Iterator[str]:
+    client = EngineClient(engine, model.tokenizer, use_threads=True)
+    context = model.context
+    service = Service(
+        client, engine, model.tokenizer, model="builtin", context=context, lora_scale=1.0
+    )
+    with serving(make_app(service)) as address:
+        yield address
+
+
+def test_a_run_on_a_server_is_evaluated_balanced_and_resumed(
+    url: str, engine: LocalEngine, model: ModelHandle
+) -> None:
+    before = engine.tokens_generated("policy").result()
+    assert main(["train", "--server", url, "--out", str(RUN), "--steps", "3", *FAST]) == 0
+    assert main(["train", "--resume", str(RUN), "--steps", "5"]) == 0
+    steps = {int(step["step"] or 0): step for step in read_steps(RUN / "metrics.jsonl")}
+    assert sorted(steps) == [1, 2, 3, 4, 5]
+    assert all("eval/optimal_move_rate" in steps[step] for step in (3, 5))
+    checkpoint = newest_whole(RUN / "checkpoints")
+    assert checkpoint is not None
+    state = read_state(checkpoint)
+    ledger = state["trainer"]["ledger"]
+    queued = sum(len(sample[1]) for batch in state["queued"] for sample in batch["samples"])
+    lost = sum(ledger["filtered"].values()) + sum(ledger["discarded"].values())
+    assert ledger["generated"] == ledger["trained"] + lost + queued
+    sampled = engine.tokens_generated("policy").result() - before
+    assert 0 < ledger["trained"] <= ledger["generated"] <= sampled
+    assert engine.versions()["policy"] == steps[5]["policy_version"]
+    assert 0 <= (steps[4]["loop/engine_idle_share"] or 0) < 1
+
+
+def test_a_server_with_another_model_is_refused(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_tiny_model(tmp_path / "other")
+    assert main(["train", "--server", url, "--model", str(other)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{url} has another model than the trainer" in said
+    assert not Path("runs").exists()
+
+
+def test_a_server_that_does_not_answer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--server", "http://127.0.0.1:9"]) == 2
+    assert "no server answers at http://127.0.0.1:9/v1" in capsys.readouterr().err
