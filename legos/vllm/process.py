@@ -79,6 +79,11 @@ class VllmProcess:
         """Whether the process has been started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int | None:
+        """Number of the guardian's process and of the group of all; None: none was started."""
+        return None if self._process is None else self._process.pid
+
     def start(self) -> None:
         """Start the process; ``wait`` waits until it answers."""
         self.log.parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+import shutil
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from legos.clients.transport import Transport, server_root
 from legos.errors import AdapterError, EndpointError, EngineError, RequestError
 from legos.vllm.live import LiveAdapters, ServedModel
 from legos.vllm.probe import Probe
-from legos.vllm.served import AdapterFolders
+from legos.vllm.served import AdapterFolders, left_over
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["Upkeep", "VllmPublisher"]
@@ -68,10 +69,10 @@ class VllmPublisher:
         self,
         server: Upkeep,
         live: LiveAdapters,
-        folder: Path,
         probe: Probe,
         *,
         names: Sequence[str],
+        folder: Path | None = None,
         api_key: str | None = None,
     ) -> None:
         """Make a publisher; nothing is sent before ``start``.
@@ -79,9 +80,10 @@ class VllmPublisher:
         Args:
             server: the server.
             live: receives the adapters that are live.
-            folder: folder for this run's adapters, which the server sees under the same path.
             probe: what the trainer computes.
             names: names of the adapters that will be live at the same time.
+            folder: where the adapters are written, which the server sees under the same path; None:
+                the system's folder for temporary files.
             api_key: bearer token.
         """
         self._server = server
@@ -105,7 +107,7 @@ class VllmPublisher:
         live.on_failure(self._recover)
 
     async def start(self) -> None:
-        """Unload what an earlier process of this run left, and check the server with an adapter.
+        """Unload what processes that have died left, and check the server with an adapter.
 
         Raises:
             AdapterError: the server has no LoRA, too small a rank, too few slots, ignores the
@@ -113,10 +115,7 @@ class VllmPublisher:
             EngineError: the server does not answer.
         """
         try:
-            for model in await self._listed():
-                if self._folders.is_own(model):
-                    await self._unload(model)
-            self._folders.remove_others(())
+            await self._clean_up()
             first = await asyncio.to_thread(self._probe.first_adapter)
             served = self._folders.served(first)
             await self._folders.write(first, served)
@@ -178,15 +177,29 @@ class VllmPublisher:
 
     async def aclose(self) -> None:
         """Unload all adapters of this run where the server answers, and close the connections."""
+        unloaded = False
         try:
             for model in await self._listed():
                 if self._folders.is_own(model):
                     await self._unload(model)
-            self._folders.remove_others(())
+            unloaded = True
         except (EndpointError, RequestError) as error:
             logger.info("adapters of this run stay at %s: %s", self._server.url, error)
         finally:
+            self._folders.close(remove=unloaded)
             await self._transport.aclose()
+
+    async def _clean_up(self) -> None:
+        """Unload the adapters of processes that have died, and remove their folders."""
+        found = {
+            model: folder
+            for model, place in (await self._listed()).items()
+            if (folder := left_over(model, place)) is not None
+        }
+        for model in found:
+            await self._unload(model)
+        for folder in set(found.values()):
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def _make_room(self, served: ServedModel) -> None:
         """Wait until a slot is free.

@@ -27,7 +27,7 @@ def tell(
     async def go(url: str) -> None:
         live = LiveAdapters("tiny")
         publisher = VllmPublisher(
-            GivenServer(url, wait_s=wait_s), live, folder, small_probe(), names=NAMES
+            GivenServer(url, wait_s=wait_s), live, small_probe(), names=NAMES, folder=folder
         )
         try:
             if start:
@@ -41,6 +41,10 @@ def tell(
         asyncio.run(go(url))
 
 
+def num_entries(folder: Path) -> int:
+    return len(list(folder.iterdir()))
+
+
 def versions(server: StandIn) -> list[str]:
     return [name.partition("+")[0] for name in server.loaded]
 
@@ -52,7 +56,10 @@ def test_each_version_gets_a_name_with_its_run_and_digest(tmp_path: Path) -> Non
 
     async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
         nonlocal run
-        run = (tmp_path / "new" / "run").read_text()
+        ((place, run),) = [
+            (path, path.name.rpartition("-")[2]) for path in (tmp_path / "new").iterdir()
+        ]
+        assert place.is_dir()
         for adapter in (*adapters, adapters[2]):
             assert await publisher.publish(adapter) == adapter.info
             assert live.newest["policy"].info == adapter.info
@@ -66,7 +73,7 @@ def test_each_version_gets_a_name_with_its_run_and_digest(tmp_path: Path) -> Non
         *(("load", three), ("unload", two)),
         ("unload", three),
     ]
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["run"]
+    assert not list((tmp_path / "new").iterdir())
 
 
 def test_a_replaced_version_stays_until_its_last_request_has_ended(tmp_path: Path) -> None:
@@ -106,33 +113,33 @@ def test_a_version_with_other_weights_and_dora_are_refused(tmp_path: Path) -> No
     tell(server, tmp_path, story)
 
 
-def test_left_overs_of_this_run_are_unloaded_and_those_of_others_left_alone(tmp_path: Path) -> None:
+def test_left_overs_of_a_dead_process_are_unloaded_and_those_of_others_left_alone(
+    tmp_path: Path,
+) -> None:
     server = StandIn(slots=8)
-    killed = tmp_path / "killed"
-
-    async def dies(publisher: VllmPublisher, live: LiveAdapters) -> None:
-        await publisher.publish(small_adapter(19))
-        left.update(server.loaded)
-        paths.update(server.paths)
-
-    left, paths = dict(server.loaded), dict(server.paths)
-    tell(server, killed, dies)
-    server.loaded, server.paths = dict(left), dict(paths)  # as if it had been killed before its end
 
     async def other(publisher: VllmPublisher, live: LiveAdapters) -> None:
         await publisher.publish(small_adapter(3))
         assert versions(server) == ["policy@19", "policy@3"]
         assert live.newest["policy"].version == 3
 
-    tell(server, tmp_path / "other", other)
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        await publisher.publish(small_adapter(19))
+        await asyncio.to_thread(tell, server, tmp_path, other)
+        server.before = lambda asked: HttpAnswer(b"dead", 503)  # and so it dies without its end
+
+    tell(server, tmp_path, story)
+    server.before = lambda asked: None
     assert versions(server) == ["policy@19"]
+    assert num_entries(tmp_path) == 1
 
     async def resumed(publisher: VllmPublisher, live: LiveAdapters) -> None:
         assert not server.loaded
+        assert num_entries(tmp_path) == 1  # its own
         await publisher.publish(small_adapter(18))
         assert live.newest["policy"].version == 18
 
-    tell(server, killed, resumed)
+    tell(server, tmp_path, resumed)
 
 
 def test_a_lost_answer_to_a_load_is_no_failure(tmp_path: Path) -> None:
