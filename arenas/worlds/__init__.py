@@ -1,23 +1,30 @@
 """Worlds that others wrote, each behind a package that is installed when it is needed."""
 
+import inspect
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from legos import Task
+from legos import Arena, Task
 
-__all__ = ["seeded_tasks", "take_arena_settings"]
+__all__ = ["held_out_tasks", "seeded_tasks", "take_arena_settings"]
 
-OF_ARENA = ("credit_assigner", "matchmaker", "temperature", "seed")
+HELD_OUT = 64  # seeds from 0 on that are evaluated and never trained on
 
 
 def take_arena_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Take the settings of ``Arena`` out of others, which are those of the world."""
-    return {name: settings.pop(name) for name in OF_ARENA if name in settings}
+    of_arena = inspect.signature(Arena).parameters.keys() - {"client"}
+    return {name: settings.pop(name) for name in settings.keys() & of_arena}
 
 
 def seeded_tasks(rng: random.Random) -> Iterator[Task]:
     """Plays of a world that differ in their seed."""
     while True:
-        seed = rng.getrandbits(31)
+        seed = rng.randrange(HELD_OUT, 1 << 31)
         yield Task(id=str(seed), seed=seed)
+
+
+def held_out_tasks() -> Sequence[Task]:
+    """Plays with seeds that ``seeded_tasks`` leaves out."""
+    return [Task(id=f"held out/{seed}", seed=seed) for seed in range(HELD_OUT)]

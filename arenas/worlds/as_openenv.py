@@ -157,6 +157,5 @@ class SeatEnvironment(core.Environment):
             return SeatObservation(done=True, metadata={"error": match.error})
         rewards = dict(match.episode.rewards)
         own = rewards.get(session.roles[0]) if len(session.roles) == 1 else None
-        return SeatObservation(
-            done=True, reward=own, rewards=rewards, metadata={"void": match.episode.void}
-        )
+        ended = {"void": match.episode.void, "notes": list(match.episode.notes)}
+        return SeatObservation(done=True, reward=own, rewards=rewards, metadata=ended)

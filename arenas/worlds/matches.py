@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from legos import Arena, Client, Completion, Episode, Message, Sampling, Task, play_task
+from legos import Arena, Client, Completion, Episode, Forfeit, Message, Sampling, Task, play_task
 
 __all__ = ["Hall", "Match", "Question", "Session"]
 
@@ -49,7 +49,7 @@ class Session:
         self.asked = None
 
     def leave(self) -> None:
-        """Give the seats up; an episode that asks them fails."""
+        """Give the seats up; the role that an episode asks then forfeits."""
         self.left = True
         if self.asked is not None and not self.asked.answer.done():
             self.asked.answer.set_exception(_absent(self.asked.role))
@@ -68,7 +68,7 @@ class SeatClient:
         """Wait for the session's answer.
 
         Raises:
-            ConnectionError: the session has ended.
+            Forfeit: the session has ended.
         """
         if self._session.left:
             raise _absent(self._role)
@@ -154,5 +154,5 @@ class Hall:
         return draws.choice(tasks), draws.getrandbits(63)
 
 
-def _absent(role: str) -> ConnectionError:
-    return ConnectionError(f"the client that held seat {role!r} has left")
+def _absent(role: str) -> Forfeit:
+    return Forfeit(role, f"the client that held seat {role!r} has left")

@@ -2,14 +2,14 @@
 
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, cast
 
 import httpx
 
-from arenas.worlds import seeded_tasks, take_arena_settings
+from arenas.worlds import held_out_tasks, seeded_tasks, take_arena_settings
 from legos import Arena, Client, Forfeit, Table, Task, Void
 
 __all__ = ["OpenEnv", "world"]
@@ -82,6 +82,10 @@ class OpenEnv(Arena):
     def tasks(self, rng: random.Random) -> Iterator[Task]:
         """Plays that differ in the seed of ``reset``."""
         return seeded_tasks(rng)
+
+    def held_out(self, rng: random.Random) -> Sequence[Task]:
+        """Plays with the same seeds in every evaluation."""
+        return held_out_tasks()
 
     async def play(self, t: Table) -> Mapping[str, float]:
         """Answer observations until the environment is done."""

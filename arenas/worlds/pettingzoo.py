@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from arenas.worlds import seeded_tasks
-from legos import Arena, Client, Table, Task
+from legos import Arena, Table, Task
 
 __all__ = ["PettingZooGame", "world"]
 
@@ -29,15 +29,6 @@ class PettingZooGame(Arena):
 
     module: Any = None
     remember = False
-
-    def __init__(self, client: Client | None = None, **settings: Any) -> None:
-        """Make the arena.
-
-        Args:
-            client: client of every seat.
-            settings: settings of ``Arena``.
-        """
-        super().__init__(client, **settings)
 
     @property
     def name(self) -> str:

@@ -67,8 +67,8 @@ class VerifiersEnv(Arena):
 
         Args:
             client: client of every seat.
-            harness: id of the program that every agent runs; "": its own, or else a chat without
-                tools in this process.
+            harness: id of the program that every agent runs; "": its own, or else a chat in this
+                process, with the tools of the task set.
             runtime: where the program runs: subprocess, docker, prime and so on.
             fixed: roles that are not trained, with commas between them.
             held_out: number of tasks that are only evaluated, at most a quarter of them.

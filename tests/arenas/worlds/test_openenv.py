@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -194,9 +195,19 @@ def test_who_leaves_or_takes_a_seat_that_is_taken(serve: Callable[[str], str]) -
                 assert seen.observation["seat"] == "first"
             end = await waits
         assert end.done
-        assert "seat 'first' has left" in end.observation["metadata"]["error"]
+        assert (end.reward, end.observation["rewards"]) == (0.0, {"first": -1.5, "second": 0.0})
+        [note] = end.observation["metadata"]["notes"]
+        assert note == "first forfeits: the client that held seat 'first' has left"
 
     asyncio.run(story())
+
+
+def test_seeds_of_evaluations_are_never_trained_on(serve: Callable[[str], str]) -> None:
+    arena = make_arena(f"openenv:{serve(GUESS)}", ScriptedClient(digit))
+    evaluated = {task.seed for task in arena.held_out(random.Random(1)) or ()}
+    trained = {task.seed for task in islice(arena.tasks(random.Random(0)), 10_000)}
+    assert len(evaluated) == 64
+    assert min(trained) > max(evaluated)
 
 
 def test_a_server_that_does_not_run() -> None:

@@ -8,18 +8,22 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from legos import Arena, Trainer, TrainingConfig, load_model, make_arena
+from legos.arena.endpoint import Endpoint
 from legos.arena.registry import find_arena
 from legos.arena.step import play_all
 from legos.config.schema import PlayConfig
 from legos.data.episode import Episode
 from legos.data.sample import samples_of_rollout
+from legos.testing import HttpAnswer, HttpAsked, ScriptedClient, ScriptedServer, serving
 
 pytest.importorskip("verifiers.v1")
 pytestmark = [pytest.mark.optional, pytest.mark.filterwarnings("ignore")]
@@ -94,6 +98,35 @@ class Talk(vf.Env[TalkConfig]):
 __all__ = ["Starts", "Talk"]
 '''
 
+PRICES = '''
+"""A task set of one question, whose tool knows the answer."""
+import verifiers.v1 as vf
+
+class Shop(vf.Toolset[vf.SharedToolsetConfig]):
+    @vf.tool
+    def price(self, thing: str) -> int:
+        """The price of a thing."""
+        return {"tea": 3}[thing]
+
+class PriceTask(vf.Task[vf.TaskData]):
+    @vf.reward
+    async def right(self, trace):
+        return float(trace.last_reply == "It costs 3.")
+
+class Prices(vf.Taskset[PriceTask, vf.TasksetConfig]):
+    @classmethod
+    def toolsets(cls, config):
+        return [Shop(vf.SharedToolsetConfig())]
+
+    def load(self):
+        for n in range(4):
+            yield PriceTask(vf.TaskData(prompt="What does tea cost?"), self.config.task)
+
+__all__ = ["Prices"]
+if __name__ == "__main__":
+    Shop.run()
+'''
+
 FIXED = """    async def setup(self, agents):
         agents.two.trainable = False
 
@@ -114,7 +147,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "vf_talk.py").write_text(TALK)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    for name in ("vf_sums", "vf_talk"):
+    for name in ("vf_prices", "vf_sums", "vf_talk"):
         sys.modules.pop(name, None)
 
 
@@ -147,6 +180,40 @@ def test_a_task_set_plays_a_hundred_episodes_at_the_endpoint(trainer: Trainer) -
         [sample], _ = samples_of_rollout(rollout, [1.0], group="g")
         assert sample.token_ids == (*turn.completion.prompt_ids, *turn.completion.token_ids)
     assert len({episode.rewards["agent"] for episode in episodes}) > 1
+
+
+def test_the_tools_of_a_task_set_are_called(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (modules / "vf_prices.py").write_text(PRICES)
+    monkeypatch.setenv("PYTHONPATH", str(modules))  # the tools run in a process of their own
+
+    def reply(asked: HttpAsked) -> HttpAnswer:
+        last = asked.body["messages"][-1]
+        message: dict[str, Any] = {"role": "assistant", "content": ""}
+        if last["role"] == "tool":
+            message["content"] = f"It costs {last['content']}."
+        else:
+            [tool] = asked.body["tools"]
+            call = {"name": tool["function"]["name"], "arguments": '{"thing": "tea"}'}
+            message["tool_calls"] = [{"id": "call", "type": "function", "function": call}]
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        about = {"id": "answer", "object": "chat.completion", "created": 0, "model": "policy"}
+        return HttpAnswer({**about, "choices": [choice], "usage": usage})
+
+    class Elsewhere(ScriptedClient):
+        """A seat whose endpoint is a server of this test."""
+
+        def endpoints(self) -> "Elsewhere":
+            return self
+
+        @asynccontextmanager
+        async def open(self, _: object) -> AsyncGenerator[Endpoint]:
+            yield Endpoint(base_url=f"{url}/v1", api_key="key")
+
+    with serving(ScriptedServer(reply)) as url:
+        arena = make_arena("verifiers:vf_prices", Elsewhere([]))
+        [episode] = asyncio.run(play_all(arena, arena.cursor.next_group("id").plays[:1], one()))
+    assert (episode.error, episode.parts) == (None, {"agent": {"right": 1.0}})
 
 
 def test_every_agent_of_an_environment_is_a_seat(trainer: Trainer) -> None:

@@ -9,13 +9,21 @@ from typing import Any
 
 import pytest
 
-from legos import Arena, GameArena, make_arena
+from arenas.worlds import take_arena_settings
+from legos import Arena, Climb, GameArena, make_arena
 from legos.arena.registry import find_arena
 from legos.arena.step import play_all
 from legos.data.episode import Episode
 from legos.errors import ArenaError
 from legos.exact.figures import GameTree, nash_conv, uniform_policy
 from legos.testing import Asked, ScriptedClient
+
+
+def test_the_settings_of_every_arena_are_separated_from_those_of_a_world() -> None:
+    climb = Climb()
+    settings = {"largest": 3, "curriculum": climb, "seed": 1}
+    assert take_arena_settings(settings) == {"curriculum": climb, "seed": 1}
+    assert settings == {"largest": 3}
 
 
 def of_worlds(test: Callable[..., None]) -> Callable[..., None]:
