@@ -5,7 +5,7 @@ the sum of the absolute values of the adapter's matrices B.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,11 +32,11 @@ def small_adapter(version: int, *, name: str = "policy", size: float = 1.0) -> A
     )
 
 
-def logprobs(adapter: Adapter | None) -> NDArray[np.float64]:
-    """[T - 1] nats of the prompt's tokens after the first; None: the base model."""
+def logprobs(adapter: Adapter | None, prompt: Sequence[int] = PROMPT) -> NDArray[np.float64]:
+    """[T - 1] nats of a prompt's tokens after the first; None: the base model."""
     arrays = {} if adapter is None else adapter.arrays
     size = sum(np.abs(array).sum() for name, array in arrays.items() if name.endswith("lora_b"))
-    return -np.array(PROMPT[1:]) * float(size)
+    return -np.array(prompt[1:]) * float(size)
 
 
 def small_probe() -> Probe:
@@ -99,7 +99,12 @@ class StandIn:
         name = asked.body["model"]
         if name != "tiny" and name not in self.loaded:
             return NOT_FOUND
-        found = logprobs(None if self.ignores else self.loaded.get(name))
-        tokens = zip(asked.body["prompt"][1:], found, strict=True)
-        given = [None, *({str(token): {"logprob": value}} for token, value in tokens)]
-        return HttpAnswer(json.dumps({"choices": [{"prompt_logprobs": given}]}).encode())
+        adapter = None if self.ignores else self.loaded.get(name)
+        watched = asked.body["logprob_token_ids"]
+        values = logprobs(adapter, [0, *watched])
+        tops = {f"token_id:{token}": nats for token, nats in zip(watched, values, strict=True)}
+        choices = [
+            {"index": index, "logprobs": {"top_logprobs": [tops]}}
+            for index, _ in enumerate(asked.body["prompt"])
+        ]
+        return HttpAnswer(json.dumps({"choices": choices}).encode())

@@ -2,19 +2,14 @@
 
 import asyncio
 import logging
-import re
 import shutil
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-import msgspec
-import numpy as np
-from numpy.typing import NDArray
-
-from legos.clients.transport import Transport, server_root
 from legos.errors import AdapterError, EndpointError, EngineError, RequestError
+from legos.vllm.api import VllmApi
 from legos.vllm.live import LiveAdapters, ServedModel
 from legos.vllm.probe import Probe
 from legos.vllm.served import AdapterFolders, left_over
@@ -24,20 +19,9 @@ __all__ = ["Upkeep", "VllmPublisher"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-REQUEST_S = 120.0  # maximum time of one request
 KEPT_FOLDERS = 8  # of unloaded adapters: vLLM may still read one for a request that was aborted
 MOST_FAILURES = 10  # of the server between two publications
 AGAIN_S = 1.0  # pause before a server that answered and failed again is asked once more
-_SLOTS = re.compile(r'^vllm:lora_requests_info\{[^}]*max_lora="(\d+)"', re.MULTILINE)
-_FLAGS = (  # text of vLLM's refusal -> what mends it
-    (r"max_lora_rank|lora rank", "start the server with a larger --max-lora-rank"),
-    (r"lora is not enabled|enable.lora", "start the server with --enable-lora"),
-    (
-        r"not found \(404\)|does not exist \(404\)|\(404\): not found|\(405\)",
-        "start the server with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True",
-    ),
-    (r"no adapter found|no such file", "the server must see this folder under the same path"),
-)
 
 
 class Upkeep(Protocol):
@@ -91,13 +75,7 @@ class VllmPublisher:
         self._folders = AdapterFolders(folder)
         self._probe = probe
         self._names = names
-        self._transport = Transport(
-            server_root(server.url),
-            api_key=api_key,
-            timeout_s=REQUEST_S,
-            max_connections=8,
-            retries=0,
-        )
+        self._api = VllmApi(server.url, api_key=api_key)
         self._slots: int | None = None  # adapters that can answer at once; None: not known
         self._adapters: dict[str, Adapter] = {}  # name at the server -> what was loaded
         self._unloaded: deque[str] = deque()  # names whose folders still exist
@@ -120,8 +98,8 @@ class VllmPublisher:
             served = self._folders.served(first)
             await self._folders.write(first, served)
             await self._load(served, first)
-            self._slots = await self._request("GET", "/metrics", _slots)
-            await self._unload(served.model)
+            self._slots = await self._api.slots()
+            await self._api.unload(served.model)
         except EndpointError as error:
             raise EngineError(str(error)) from error
         self._unloaded.append(served.model)
@@ -179,25 +157,25 @@ class VllmPublisher:
         """Unload all adapters of this run where the server answers, and close the connections."""
         unloaded = False
         try:
-            for model in await self._listed():
+            for model in await self._api.listed():
                 if self._folders.is_own(model):
-                    await self._unload(model)
+                    await self._api.unload(model)
             unloaded = True
         except (EndpointError, RequestError) as error:
             logger.info("adapters of this run stay at %s: %s", self._server.url, error)
         finally:
             self._folders.close(remove=unloaded)
-            await self._transport.aclose()
+            await self._api.aclose()
 
     async def _clean_up(self) -> None:
         """Unload the adapters of processes that have died, and remove their folders."""
         found = {
             model: folder
-            for model, place in (await self._listed()).items()
+            for model, place in (await self._api.listed()).items()
             if (folder := left_over(model, place)) is not None
         }
         for model in found:
-            await self._unload(model)
+            await self._api.unload(model)
         for folder in set(found.values()):
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
@@ -235,57 +213,22 @@ class VllmPublisher:
         """Load an adapter, or find it loaded, and check what the server computes with it.
 
         Raises:
-            AdapterError: the server rejects it, or computes something else.
+            AdapterError: the server refuses it, or computes something else.
             EndpointError: the server fails.
         """
         place = str(self._folders.place(served))
-        label = f"adapter {served.adapter}@{served.version}"
-        body = {"lora_name": served.model, "lora_path": place}
+        await self._api.load(served.model, place, base_model=self._live.base_model)
         try:
-            await self._request("POST", "/v1/load_lora_adapter", bytes, json=body)
-        except (RequestError, EndpointError) as error:
-            if (await self._listed()).get(served.model) != place:
-                await self._answers()  # otherwise the server failed, and not this adapter
-                mend = "; ".join(m for text, m in _FLAGS if re.search(text, str(error).lower()))
-                raise AdapterError(f"{label} is not published: {error}; {mend}") from error
-        try:
-            found = await self._logprobs(served.model)
+            found = await self._api.logprobs(served.model, self._probe.prompt)
             await asyncio.to_thread(self._probe.check, adapter, found, server=self._server.url)
         except AdapterError:
-            await self._unload(served.model)
+            await self._api.unload(served.model)
             raise
-
-    async def _answers(self) -> None:
-        """Check that the engine of the server computes; raises ``EndpointError`` if not."""
-        await self._logprobs(self._live.base_model)
-
-    async def _logprobs(self, model: str) -> NDArray[np.float64]:
-        """[T - 1] nats of the probe's tokens at the server."""
-        body = {
-            "model": model,
-            "prompt": self._probe.prompt,
-            "max_tokens": 1,
-            "temperature": 1.0,
-            "prompt_logprobs": 0,
-        }
-        return await self._request("POST", "/v1/completions", _prompt_logprobs, json=body)
-
-    async def _listed(self) -> Mapping[str, str]:
-        """Name of each model at the server -> its path."""
-        return await self._request("GET", "/v1/models", _models)
-
-    async def _unload(self, model: str) -> None:
-        """Unload an adapter, unless it is not loaded."""
-        try:
-            await self._request("POST", "/v1/unload_lora_adapter", bytes, json={"lora_name": model})
-        except RequestError:
-            if model in await self._listed():
-                raise
 
     async def _retire(self) -> None:
         """Unload replaced adapters that no request uses, and remove folders of earlier ones."""
         for served in self._live.unused():
-            await self._persist(lambda model=served.model: self._unload(model))
+            await self._persist(lambda model=served.model: self._api.unload(model))
             self._adapters.pop(served.model, None)
             self._unloaded.append(served.model)
         while len(self._unloaded) > KEPT_FOLDERS:
@@ -338,57 +281,9 @@ class VllmPublisher:
 
     async def _reload(self) -> int:
         """Load what is live and not loaded, check all of it, and return how many were lost."""
-        listed = await self._listed()
-        await self._answers()
+        listed = await self._api.listed()
+        await self._api.logprobs(self._live.base_model, self._probe.prompt)
         live = list(self._live.loaded())
         for served in live:
             await self._load(served, self._adapters[served.model])
         return sum(served.model not in listed for served in live)
-
-    async def _request(
-        self, method: str, path: str, read: Callable[[bytes], T], *, json: Any = None
-    ) -> T:
-        return await self._transport.request(method, path, read, json=json)
-
-
-class _Model(msgspec.Struct):
-    id: str
-    root: str | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
-class _Logprob(msgspec.Struct):
-    logprob: float
-
-
-class _Choice(msgspec.Struct):
-    prompt_logprobs: list[dict[str, _Logprob] | None]
-
-
-class _Completion(msgspec.Struct):
-    choices: list[_Choice]
-
-
-def _models(answer: bytes) -> Mapping[str, str]:
-    return {model.id: model.root or "" for model in _decoded(answer, _Models).data}
-
-
-def _prompt_logprobs(answer: bytes) -> NDArray[np.float64]:
-    _, *given = _decoded(answer, _Completion).choices[0].prompt_logprobs
-    return np.array([next(iter(one.values())).logprob for one in given if one], np.float64)
-
-
-def _decoded(answer: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(answer, type=kind)
-    except msgspec.MsgspecError as error:
-        raise EndpointError(f"the vLLM server's answer cannot be read: {error}") from error
-
-
-def _slots(answer: bytes) -> int | None:
-    """``--max-loras`` in the text of vLLM's metrics, where it reports them."""
-    found = _SLOTS.search(answer.decode(errors="replace"))
-    return None if found is None else int(found[1])

@@ -1,0 +1,156 @@
+"""The part of a vLLM server's HTTP interface that is about adapters."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.clients.transport import Transport, server_root
+from legos.errors import AdapterError, EndpointError, RequestError
+
+__all__ = ["VllmApi"]
+
+T = TypeVar("T")
+REQUEST_S = 120.0  # maximum time of one request
+_SLOTS = re.compile(r'^vllm:lora_requests_info\{[^}]*max_lora="(\d+)"', re.MULTILINE)
+_FLAGS = (  # text of vLLM's refusal -> what mends it
+    (r"max_lora_rank|lora rank", "start the server with a larger --max-lora-rank"),
+    (r"lora is not enabled|enable.lora", "start the server with --enable-lora"),
+    (
+        r"\(40[45]\)(: not found)?;|does not exist \(40[45]\)",
+        "start the server with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True",
+    ),
+    (r"no adapter found|no such file", "the server must see this folder under the same path"),
+)
+
+
+class VllmApi:
+    """Loads and unloads adapters, and asks what the server computes with them.
+
+    Every method raises ``EndpointError`` if the server fails; nothing is tried again.
+    """
+
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+        """Describe a server; nothing is sent yet.
+
+        Args:
+            url: its address, with or without ``/v1``.
+            api_key: bearer token.
+        """
+        self.url = server_root(url)
+        self._transport = Transport(
+            self.url, api_key=api_key, timeout_s=REQUEST_S, max_connections=8, retries=0
+        )
+
+    async def listed(self) -> Mapping[str, str]:
+        """Name of each model at the server -> its path; the base model comes first."""
+        return await self._request("GET", "/v1/models", _models)
+
+    async def load(self, name: str, place: str, *, base_model: str) -> None:
+        """Load an adapter, or find it loaded from the same place.
+
+        Args:
+            name: its name at the server.
+            place: its folder in PEFT's format, as the server sees it.
+            base_model: the server's name of the base model.
+
+        Raises:
+            AdapterError: the server refuses it; the message names the flag that mends it.
+        """
+        body = {"lora_name": name, "lora_path": place}
+        try:
+            await self._request("POST", "/v1/load_lora_adapter", bytes, json=body)
+        except (RequestError, EndpointError) as error:
+            if (await self.listed()).get(name) == place:
+                return
+            await self.logprobs(base_model, (1, 2))  # otherwise its engine failed
+            text = f"{error};".lower()
+            mend = "; ".join(flag for reason, flag in _FLAGS if re.search(reason, text))
+            raise AdapterError(f"adapter {name} cannot be loaded: {error}; {mend}") from error
+
+    async def unload(self, name: str) -> None:
+        """Unload an adapter, unless it is not loaded."""
+        try:
+            await self._request("POST", "/v1/unload_lora_adapter", bytes, json={"lora_name": name})
+        except RequestError:
+            if name in await self.listed():
+                raise
+
+    async def logprobs(self, name: str, prompt: Sequence[int]) -> NDArray[np.float64]:
+        """[T - 1] nats of the tokens of a prompt after the first, at temperature 1.
+
+        Each position is a prompt of its own: vLLM's ``prompt_logprobs`` applies LoRA on the output
+        head to wrong rows, and kills the engine where other requests are in the batch.
+        """
+        body = {
+            "model": name,
+            "prompt": [prompt[:end] for end in range(1, len(prompt))],
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "logprobs": 0,
+            "logprob_token_ids": sorted(set(prompt[1:])),
+            "return_tokens_as_token_ids": True,
+        }
+
+        def read(answer: bytes) -> NDArray[np.float64]:
+            choices = sorted(_decoded(answer, _Completion).choices, key=lambda one: one.index)
+            tops = [choice.logprobs.top_logprobs[0] for choice in choices]
+            found = [top[f"token_id:{token}"] for top, token in zip(tops, prompt[1:], strict=True)]
+            return np.array(found, np.float64)
+
+        return await self._request("POST", "/v1/completions", read, json=body)
+
+    async def slots(self) -> int | None:
+        """Number of adapters that can answer at the same time; None: the server does not say."""
+        return await self._request("GET", "/metrics", _slots)
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections."""
+        await self._transport.aclose()
+
+    async def _request(
+        self, method: str, path: str, read: Callable[[bytes], T], *, json: Any = None
+    ) -> T:
+        return await self._transport.request(method, path, read, json=json)
+
+
+class _Model(msgspec.Struct):
+    id: str
+    root: str | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Logprobs(msgspec.Struct):
+    top_logprobs: list[dict[str, float]]
+
+
+class _Choice(msgspec.Struct):
+    index: int
+    logprobs: _Logprobs
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+
+
+def _models(answer: bytes) -> Mapping[str, str]:
+    return {model.id: model.root or "" for model in _decoded(answer, _Models).data}
+
+
+def _decoded(answer: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(answer, type=kind)
+    except msgspec.MsgspecError as error:
+        raise EndpointError(f"the vLLM server's answer cannot be read: {error}") from error
+
+
+def _slots(answer: bytes) -> int | None:
+    """``--max-loras`` in the text of vLLM's metrics, where it reports them."""
+    found = _SLOTS.search(answer.decode(errors="replace"))
+    return None if found is None else int(found[1])
