@@ -100,8 +100,8 @@ def test_transcript() -> None:
         "second | Leduc: card J, board -, bets c. / Moves: c r | r",
         "first | Leduc: card K, board -, bets cr. / Moves: f c r | c",
         "first | Leduc: card K, board J, bets crc/. / Moves: c r | c",
-        "second | Leduc: card J, board J, bets crc/c. / Moves: c r | r",
+        "second | Leduc: card J, board pair, bets crc/c. / Moves: c r | r",
         "first | Leduc: card K, board J, bets crc/cr. / Moves: f c r | r",
-        "second | Leduc: card J, board J, bets crc/crr. / Moves: f c | c",
+        "second | Leduc: card J, board pair, bets crc/crr. / Moves: f c | c",
     ]
     assert payoffs == {"first": -11.0, "second": 11.0}
