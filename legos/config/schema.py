@@ -121,8 +121,9 @@ class GenerationConfig(Settings):
     """Longest completion of one turn; none: the arena's own limit (in games, the longest move)."""
     max_batch: int = knob(256, unit="rows", ge=1)
     """Completions decoded in one batch. Lower it to save memory."""
-    prefill_tokens: int = knob(4096, unit="tokens", ge=1)
-    """Prompt tokens of one forward pass while no completion is decoded."""
+    prefill_tokens: int | None = knob(None, unit="tokens", ge=1)
+    """Prompt tokens of one forward pass while no completion is decoded; none: 4096, or as many as
+    fit into an eighth of the memory that the weights leave."""
     chunk_tokens: int = knob(512, unit="tokens", ge=1)
     """Prompt tokens of one forward pass while completions are decoded. Lower it for shorter pauses
     between their tokens."""
@@ -139,14 +140,15 @@ class GenerationConfig(Settings):
     """Launch each decode step before the tokens of the last one are read, so that the device does
     not wait for the host: auto does so on a GPU, except with small vocabularies; on, everywhere."""
 
-    def limits(self) -> EngineLimits:
-        """What the engine may use."""
+    def limits(self, memory_gib: float | None = None) -> EngineLimits:
+        """What the engine may use, where this memory may be used in all."""
         return EngineLimits(
             max_rows=self.max_batch,
             prefill_tokens=self.prefill_tokens,
             chunk_tokens=self.chunk_tokens,
             cache_bytes=_bytes(self.cache_gib),
             prefix_bytes=_bytes(self.prefix_cache_gib),
+            memory_bytes=_bytes(memory_gib),
             in_flight=self.in_flight,
             decode_ahead=self.decode_ahead,
         )

@@ -25,10 +25,12 @@ class EngineLimits(Struct, frozen=True, kw_only=True):
     """Limits of an engine, how it replaces an adapter, and when it reads sampled tokens."""
 
     max_rows: int = 256  # maximum number of distinct rows that are decoded together
-    prefill_tokens: int = 4096  # padded prompt tokens per forward pass while no row is decoded
+    prefill_tokens: int | None = None  # padded prompt tokens per forward pass while no row is
+    # decoded; None: by memory, at most 4096
     chunk_tokens: int = 512  # padded prompt tokens per forward pass while rows wait to decode
     cache_bytes: int | None = None  # KV cache of the rows being decoded, bytes; None: by memory
     prefix_bytes: int | None = None  # prefix cache (keys and values), bytes; 0: none; None: same
+    memory_bytes: int | None = None  # memory that may be used in all; None: most of the device's
     in_flight: InFlight = "switch"  # effect of a new version on running requests: InFlight
     decode_ahead: DecodeAhead = "auto"  # when the tokens of a step are read: DecodeAhead
 

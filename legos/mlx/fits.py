@@ -15,15 +15,14 @@ from legos.errors import ModelError
 from legos.mac import MACS_GB
 from legos.mlx.generate.forecast import EngineForecast
 from legos.mlx.model.load import context_length, shapes_of
-from legos.mlx.model.machine import usable_bytes, usable_of
+from legos.mlx.model.machine import NEGLIGIBLE, usable_bytes, usable_of
 from legos.mlx.train.forecast import Forecast
 
-__all__ = ["check_training", "longest_rows"]
+__all__ = ["check_training", "longest_rows", "usable_on"]
 
 GIB = 1 << 30
 LEAST_ROW = 64  # tokens; where no such row fits, training is refused: a play of nim has 40
 USUAL_ROW = 512  # tokens of the rows with which the forecast counts where they fit
-NEGLIGIBLE = 1 / 64  # share of the memory: smaller weights are not worth a forecast
 FOUR_BITS = 4.5 / 16  # bytes of a 4-bit copy with its scales / bytes in 16 bits
 SMALL_MAC = 36  # GB; up to here Metal recommends two thirds of the memory, above three quarters
 
@@ -37,12 +36,23 @@ class _Room:
     usable_bytes: int
     context: int  # tokens of the longest row that the model takes
 
+    @property
+    def free_bytes(self) -> int:
+        """Usable bytes that the weights leave."""
+        return self.usable_bytes - self.forecast.weights_bytes
+
     @cached_property
     def engine_bytes(self) -> int:
         """Peak bytes of the engine without the weights."""
+        return 0 if self.engine is None else self.engine.peak_bytes(self.free_bytes)
+
+    @property
+    def engine_share(self) -> str:
+        """What the engine needs, in words."""
         if self.engine is None:
-            return 0
-        return self.engine.peak_bytes(self.usable_bytes - self.forecast.weights_bytes)
+            return "no engine"
+        tokens = self.engine.prefill_tokens(self.free_bytes)
+        return f"{_gib(self.engine_bytes)} for the engine (prefills of up to {tokens} tokens)"
 
     def peak(self, rows: int, length: int) -> int:
         return self.forecast.peak_bytes(rows, length) + self.engine_bytes
@@ -109,9 +119,9 @@ def check_training(folder: Path, size: TrainingSize) -> str | None:
     left = ", and longer ones are left out" if room.longest < USUAL_ROW else ""
     return (
         f"memory, planned from the model's files: {_gib(room.forecast.weights_bytes)} of weights, "
-        f"{_gib(room.engine_bytes)} for the engine; {tokens} tokens at once in rows of "
-        f"{room.usual_row} take {_gib(room.pass_peak(tokens))} of {_gib(usable)} in all; rows of "
-        f"up to {room.longest} tokens fit{left}"
+        f"{room.engine_share}; {tokens} tokens at once in rows of {room.usual_row} take "
+        f"{_gib(room.pass_peak(tokens))} of {_gib(usable)} in all; rows of up to {room.longest} "
+        f"tokens fit{left}"
     )
 
 
@@ -126,10 +136,11 @@ def longest_rows(config: Mapping[str, Any], size: TrainingSize) -> list[int]:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(config))
         room = _room(folder, size, 0)
-    return [replace(room, usable_bytes=_usable_on(gb)).longest for gb in MACS_GB]
+    return [replace(room, usable_bytes=usable_on(gb)).longest for gb in MACS_GB]
 
 
-def _usable_on(gb: int) -> int:
+def usable_on(gb: int) -> int:
+    """Bytes that a process may allocate on a Mac with so many GB of memory."""
     memory = gb * GIB
     return usable_of(memory * 2 // 3 if gb <= SMALL_MAC else memory * 3 // 4, memory)
 
@@ -185,14 +196,9 @@ def _smaller(size: TrainingSize) -> list[tuple[TrainingSize, str]]:
     least = msgspec.structs.replace(checkpointed, rank=min(size.rank, 4))
     least_options = f"{options} --training.lora-rank {least.rank}"
     if size.engine is not None:
-        engine = msgspec.structs.replace(
-            size.engine, cache_bytes=1 << 28, prefix_bytes=0, prefill_tokens=512
-        )
+        engine = msgspec.structs.replace(size.engine, cache_bytes=1 << 28, prefix_bytes=0)
         least = msgspec.structs.replace(least, engine=engine)
-        least_options += (
-            " --generation.cache-gib 0.25 --generation.prefix-cache-gib 0 "
-            "--generation.prefill-tokens 512"
-        )
+        least_options += " --generation.cache-gib 0.25 --generation.prefix-cache-gib 0"
     return [(checkpointed, options), (least, least_options)]
 
 

@@ -63,7 +63,8 @@ class Trainer(PolicyTrainer):
         Args:
             model: the model; LoRA is added as ``config`` says, unless it has LoRA already.
             config: settings of training.
-            limits: limits of the engine that is made.
+            limits: limits of the engine that is made; None: the defaults, within the memory of
+                ``config``.
             generation: an engine elsewhere; None: an engine of the model, in this process.
             policies: names of the adapters to train, each with its own optimiser; an arena lists
                 its own in ``Arena.policies``.
@@ -88,15 +89,13 @@ class Trainer(PolicyTrainer):
                 seed=seed,
             )
         self.model = model
+        settings = backend_config(config, restored=restored, report=tell)
+        limits = limits or EngineLimits(memory_bytes=settings.memory_limit_bytes)
         self.generation = generation or TokenEngine(model.make_engine(limits), model)
         others = model.processes
         self.rank, self.num_processes = (others.rank, others.size) if others else (0, 1)
         super().__init__(
-            model.make_backend(
-                replace(
-                    backend_config(config, restored=restored, report=tell), policies=tuple(policies)
-                )
-            ),
+            model.make_backend(replace(settings, policies=tuple(policies))),
             self.generation.publisher,
             step_settings(config.anchored(model.dtype), num_vocabulary=model.num_vocabulary),
             policies=policies,
@@ -223,7 +222,7 @@ def trainer_of(
     return Trainer(
         model=model,
         config=config.training,
-        limits=config.generation.limits(),
+        limits=config.generation.limits(config.training.memory_limit_gib),
         generation=_served(config, model, api_key),
         policies=policies,
         seed=config.seed,
@@ -253,7 +252,7 @@ def _size(config: RunConfig, policies: int) -> TrainingSize:
         others=sum(map(bool, (training.kl_coef, training.ema_kl_coef))),
         policies=policies,
         limit_bytes=backend.memory_limit_bytes,
-        engine=None if config.server else config.generation.limits(),
+        engine=None if config.server else config.generation.limits(training.memory_limit_gib),
     )
 
 

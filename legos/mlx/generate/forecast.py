@@ -1,7 +1,8 @@
 """What an engine will need, from the shapes of a model's arrays, before any is loaded."""
 
 from collections.abc import Sequence
-from functools import cached_property
+from contextlib import suppress
+from functools import cache, cached_property
 from typing import Any
 
 import mlx.core as mx
@@ -13,12 +14,15 @@ from mlx_lm.models.cache import BatchRotatingKVCache, make_prompt_cache
 from legos.data.limits import EngineLimits
 from legos.mlx.generate.batch_cache import is_plain, parts
 from legos.mlx.generate.sampling.draw import Recipe, distributions, draw, namespace
-from legos.mlx.model.machine import cache_sizes
+from legos.mlx.model.machine import NEGLIGIBLE, cache_sizes, num_bytes
 from legos.mlx.model.trace import of_tree, peak_of
 
 __all__ = ["EngineForecast"]
 
 PROMPT = 512  # tokens of each prompt of a prefill, and of the rows that grow
+SHORT = 8  # the same where layers have states: their graph may grow with the tokens of a row
+MOST_TOKENS = 4096  # of a prefill; more make it no faster
+PREFILL_SHARE = 1 / 8  # of the memory that the weights leave
 ROWS = 16  # rows that grow; their number changes the factor little
 
 
@@ -29,6 +33,7 @@ class EngineForecast:
         """Take a tree, with LoRA or without, whose arrays may be lazy; nothing is evaluated."""
         self._tree: Any = tree
         self._limits = limits
+        self.traced_bytes = cache(self._traced_bytes)
 
     def peak_bytes(self, free: int) -> int:
         """Peak bytes of an engine whose caches are full.
@@ -37,14 +42,44 @@ class EngineForecast:
             free: usable bytes that the weights leave.
         """
         cache_bytes, prefix_bytes = cache_sizes(self._limits, free)
+        prefill = self._prefill_bytes(self.prefill_tokens(free))
         decoding = int(cache_bytes * self._decode_factor)
-        return prefix_bytes + max(cache_bytes + self._prefill_bytes, decoding)
+        copied = min(prefix_bytes, self._row_bytes)  # to the full prefix cache, which then evicts
+        return prefix_bytes + copied + max(cache_bytes + prefill, decoding)
 
-    @cached_property
-    def _prefill_bytes(self) -> int:
-        """Bytes at the peak of the largest prefill, without the keys and values it makes."""
-        rows = max(1, self._limits.prefill_tokens // PROMPT)
-        tokens = mx.zeros((rows, min(PROMPT, self._limits.prefill_tokens)), mx.int32)
+    def prefill_tokens(self, free: int) -> int:
+        """Maximum prompt tokens of a forward pass while no row is decoded.
+
+        Where the limits leave it open, it is 4096, halved until the pass takes at most an eighth of
+        the free memory, but at least the tokens of a pass while rows are decoded. It is these where
+        the memory of a pass cannot be planned.
+
+        Args:
+            free: usable bytes that the weights leave.
+        """
+        least, tokens = self._limits.chunk_tokens, self._limits.prefill_tokens
+        if tokens is not None:
+            return tokens
+        if num_bytes(self._tree.parameters()) < NEGLIGIBLE * free:
+            return max(MOST_TOKENS, least)
+        tokens = MOST_TOKENS
+        with suppress(NotImplementedError):
+            while tokens > least and self._prefill_bytes(tokens) > PREFILL_SHARE * free:
+                tokens //= 2
+            return max(tokens, least)
+        return least
+
+    def _prefill_bytes(self, tokens: int) -> int:
+        """Bytes at the peak of a prefill, without the keys and values it makes."""
+        traced = min(tokens, PROMPT)  # the rest grows in proportion
+        return self.traced_bytes(traced) * tokens // traced
+
+    def _traced_bytes(self, num_tokens: int) -> int:
+        """The same for one prompt, or for short ones where layers have states."""
+        caches = self._batch_cache(1)
+        plain = _of_tokens(caches) == list(parts(caches))
+        length = num_tokens if plain else min(num_tokens, SHORT)
+        tokens = mx.zeros((num_tokens // length, length), mx.int32)
         made = 0
 
         def prefill(*_: Any) -> list[mx.array]:
@@ -59,6 +94,12 @@ class EngineForecast:
     def _parts(self) -> list[Any]:
         """The caches of keys and values, with lazy arrays of one row."""
         return self._computed(mx.zeros((1, 1), mx.int32))
+
+    @cached_property
+    def _row_bytes(self) -> int:
+        """Bytes of the keys and values of a row of 512 tokens."""
+        arrays = [array for part in self._parts for array in _arrays(part)]
+        return sum(PROMPT * array.nbytes // array.shape[2] for array in arrays)
 
     def _computed(self, tokens: mx.array) -> list[Any]:
         """The caches of keys and values after lazy rows of tokens."""

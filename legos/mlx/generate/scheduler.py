@@ -24,6 +24,7 @@ from legos.errors import AdapterError, EngineError, LegosError, RequestError
 from legos.mlx.generate.adapter_table import AdapterTable
 from legos.mlx.generate.batch_cache import extract_rows
 from legos.mlx.generate.capabilities import Capabilities, probe
+from legos.mlx.generate.forecast import EngineForecast
 from legos.mlx.generate.kv_budget import KeyValueBudget
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.prefill_queue import Block, PrefillQueue
@@ -76,11 +77,11 @@ class Scheduler:
         """
         self._limits = limits
         self._forward = CausalModel(model)
-        cache_bytes, prefix_bytes = cache_sizes(
-            limits, usable_bytes() - num_bytes(model.parameters())
-        )
+        free = (limits.memory_bytes or usable_bytes()) - num_bytes(model.parameters())
+        cache_bytes, prefix_bytes = cache_sizes(limits, free)
         self._slots = AdapterSlots(model)
         self.capabilities = capabilities = capabilities or probe(self._forward, self._slots)
+        self._prefill_tokens = EngineForecast(model, limits).prefill_tokens(free)
         self.adapters = AdapterTable(self._slots, in_flight=limits.in_flight)
         self.sampler = Sampler(num_vocabulary, xp=mx if limits.decode_ahead == "on" else None)
         self._ahead = limits.decode_ahead != "off" and self.sampler.on_device
@@ -92,7 +93,7 @@ class Scheduler:
             slots=self._slots,
             prefixes=self._prefixes,
             budget=self._budget,
-            block_tokens=limits.prefill_tokens,
+            block_tokens=self._prefill_tokens,
             chunk_tokens=limits.chunk_tokens,
             prompt_step=capabilities.prompt_step,
         )
@@ -223,7 +224,7 @@ class Scheduler:
         if known:
             self._advance(known, _versions(known), self.sampler.draw_known(known), results)
         busy = bool(self._rows)
-        max_tokens = self._limits.chunk_tokens if busy else self._limits.prefill_tokens
+        max_tokens = self._limits.chunk_tokens if busy else self._prefill_tokens
         while block := self._waiting.last_draws(max_tokens):
             self._begin(block, results)
             if busy or hurry():
@@ -246,7 +247,7 @@ class Scheduler:
         if alone:
             self._owed = 0.0
             self._scores.advance(self._score_tokens)
-            self._score_tokens = min(2 * self._score_tokens, self._limits.prefill_tokens)
+            self._score_tokens = min(2 * self._score_tokens, self._prefill_tokens)
             return
         self._score_tokens = self._limits.chunk_tokens
         now = self._clock()

@@ -17,6 +17,7 @@ SHARE = 0.8  # of all memory, without a recommendation; other programs and the s
 KEPT_SHARE, MOST_KEPT = 0.1, 2 << 30  # of the usable memory, bytes: freed buffers that MLX keeps
 CACHE_SHARE, PREFIX_SHARE = 1 / 4, 1 / 16  # of the memory that the weights leave
 LEAST_CACHE = 1 << 28  # bytes of the KV cache of running rows
+NEGLIGIBLE = 1 / 64  # share of the memory: smaller weights are not worth a forecast
 
 
 def choose_device() -> None:

@@ -1,7 +1,9 @@
 """The memory of an engine is forecast from shapes alone, never below what is measured."""
 
 import gc
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -12,8 +14,11 @@ from conftest import EngineRoom, StepWorker
 from legos.data.limits import EngineLimits
 from legos.data.request import Request, Result
 from legos.mlx.checks.small_models import small_model
+from legos.mlx.fits import usable_on
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.generate.forecast import EngineForecast
+from legos.mlx.model.load import shapes_of
+from legos.mlx.model.machine import num_bytes
 
 SMALL: dict[str, Any] = {
     "hidden_size": 128,
@@ -124,6 +129,33 @@ def test_a_forecast_allocates_nothing() -> None:
     mx.reset_peak_memory()
     assert EngineForecast(tree, EngineLimits(cache_bytes=1 << 36)).peak_bytes(0) > 1 << 36
     assert mx.get_peak_memory() - before < 1 << 20
+
+
+MODELS = json.loads(Path("docs/mac_models.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "tokens"),
+    [
+        ("Qwen3 1.7B", 16, (512, 4096, 4096, 4096)),
+        ("Qwen3 4B", 4, (512, 2048, 4096, 4096)),
+        ("Qwen3 14B", 4, (512, 512, 4096, 4096)),
+    ],
+)
+def test_prefills_are_as_large_as_an_eighth_of_what_the_weights_leave_on_a_mac(
+    tmp_path: Path, name: str, bits: int, tokens: Sequence[int]
+) -> None:
+    config = MODELS[name]
+    if bits == 4:
+        config = config | {"quantization": {"group_size": 64, "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tree = shapes_of(tmp_path)
+    planned = EngineForecast(tree, EngineLimits())
+    free = [usable_on(gb) - num_bytes(tree.parameters()) for gb in (8, 16, 64, 128)]
+    assert [planned.prefill_tokens(each) for each in free] == list(tokens)
+    assert planned.prefill_tokens(-1) == 512  # as while rows are decoded
+    set_by_hand = EngineForecast(tree, EngineLimits(prefill_tokens=tokens[0]))
+    assert planned.peak_bytes(free[0]) == set_by_hand.peak_bytes(free[0])
 
 
 def test_rows_of_unlike_lengths_stay_within_the_bytes_that_are_reserved(

@@ -17,6 +17,7 @@ from legos.errors import TrainerError
 from legos.losses.objective import Objective
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
+from legos.mlx.model.machine import num_bytes
 from legos.mlx.train.memory import (
     MARGIN,
     STEP_UP,
@@ -287,6 +288,16 @@ def test_a_trainer_books_what_did_not_fit(tiny_models: Mapping[str, Path]) -> No
         assert 0 < (metrics["memory/peak_gib"] or 0) * 2**30 < held + (64 << 20)
         with pytest.raises(TrainerError, match="no sample of this step fits into memory"):
             made.train_step(batch_of(samples[1:2]))
+    finally:
+        made.close()
+
+
+def test_the_engine_of_a_trainer_shares_its_memory_limit(tiny_models: Mapping[str, Path]) -> None:
+    made = trainer(tiny_models["llama"], memory_limit_gib=2.0)
+    try:
+        engine: Any = made.engine
+        weights = num_bytes(engine._model.parameters())
+        assert engine._scheduler._budget.limit == ((2 << 30) - weights) // 4
     finally:
         made.close()
 
