@@ -13,6 +13,7 @@ from legos.chat.tokenizer import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.data.limits import EngineLimits, TrainingSize
 from legos.data.names import POLICY
+from legos.data.packing import check_token_ids
 from legos.data.step import BackendConfig
 from legos.errors import ModelError
 from legos.mlx.fits import check_training
@@ -20,15 +21,9 @@ from legos.mlx.generate.capabilities import Capabilities
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.generate.watchdog import WatchedEngine
 from legos.mlx.model.facts import device_facts
-from legos.mlx.model.forward import all_logits, check_token_ids
+from legos.mlx.model.forward import all_logits
 from legos.mlx.model.fuse import logits_under, set_adapter, weights_dtype, write_checked
-from legos.mlx.model.load import (
-    base_arrays,
-    context_length,
-    load_tree,
-    num_token_ids,
-    resolve_folder,
-)
+from legos.mlx.model.load import REFUSED, base_arrays, load_tree, num_token_ids
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, without_lora
 from legos.mlx.model.machine import bound_memory, choose_device
 from legos.mlx.model.spans import Spans
@@ -37,6 +32,7 @@ from legos.mlx.model.worker import InlineWorker, ThreadWorker, Worker
 from legos.mlx.train.backend import MlxBackend
 from legos.mlx.train.parallel import MlxProcesses, process_group
 from legos.weights.adapter import Adapter, LoraShape
+from legos.weights.model_folder import context_length, resolve_folder
 
 __all__ = ["MlxDevice", "MlxModel"]
 
@@ -75,7 +71,7 @@ class MlxDevice:
             ModelError: the model is not found, a file is missing, MLX cannot load it, or it cannot
                 be trained in the memory of this machine.
         """
-        folder = resolve_folder(name)
+        folder = resolve_folder(name, refused=REFUSED)
         forecast = None if training is None else check_training(folder, training)
         if forecast is not None and report is not None:
             report(forecast)

@@ -14,9 +14,10 @@ from legos.data.limits import TrainingSize
 from legos.errors import ModelError
 from legos.mac import MACS_GB
 from legos.mlx.generate.forecast import EngineForecast
-from legos.mlx.model.load import context_length, shapes_of
+from legos.mlx.model.load import shapes_of
 from legos.mlx.model.machine import NEGLIGIBLE, usable_bytes, usable_of
 from legos.mlx.train.forecast import Forecast
+from legos.weights.model_folder import context_length
 
 __all__ = ["check_training", "longest_rows", "usable_on"]
 

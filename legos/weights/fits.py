@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from legos.errors import AdapterError
 
-__all__ = ["check_shapes"]
+__all__ = ["check_finite", "check_shapes"]
 
 
 def check_shapes(
@@ -32,6 +34,21 @@ def check_shapes(
         if have != want:
             hint = _rank_hint(have, want, axis=-1 if key.endswith("lora_a") else -2)
             raise AdapterError(f"adapter {name!r}: {key} has shape {have}, expected {want}{hint}")
+
+
+def check_finite(arrays: Mapping[str, Any], *, name: str) -> None:
+    """Refuse LoRA arrays with values that are not finite.
+
+    Args:
+        arrays: name -> array that NumPy can read.
+        name: name of the adapter, for messages.
+
+    Raises:
+        AdapterError: the message names the first array.
+    """
+    for key in sorted(arrays):
+        if not np.isfinite(np.asarray(arrays[key])).all():
+            raise AdapterError(f"adapter {name!r}: {key} holds values that are not finite")
 
 
 def _dora_hint(arrays: Iterable[str], expected: Iterable[str]) -> str:

@@ -11,11 +11,11 @@ import pytest
 from mlx.utils import tree_flatten
 
 from legos.data.batch import normalisation_weights
+from legos.data.packing import StepSamples
 from legos.losses.objective import Objective
 from legos.mlx.checks.peer_trainer import mlx_lm_lora_gradients
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
-from legos.mlx.train.packing import StepSamples
 from legos.mlx.train.step_gradients import StepGradients
 from legos.testing import make_sample, write_tiny_model
 

@@ -13,12 +13,12 @@ from packed import pack
 from tiny_models import write_any_model
 
 from legos.data.batch import Batch, normalisation_weights
+from legos.data.packing import StepSamples, step_rows
 from legos.data.sample import Sample
 from legos.losses.objective import Objective
 from legos.losses.total import BatchArrays, total_loss
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays, without_lora
-from legos.mlx.train.packing import StepSamples, step_rows
 from legos.mlx.train.prefix_sharing.plan import plan_passes
 from legos.mlx.train.prefix_sharing.trie import token_trie
 from legos.mlx.train.rematerialisation import rematerialise_layers

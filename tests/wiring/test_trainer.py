@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,9 +42,9 @@ def test_a_run_resolves_the_model_once_and_learns_its_vocabulary_without_a_forwa
     resolved: list[str] = []
     resolve = device.resolve_folder
 
-    def counted(name: str) -> Path:
+    def counted(name: str, **options: Any) -> Path:
         resolved.append(name)
-        return resolve(name)
+        return resolve(name, **options)
 
     def refuse(*_: object) -> None:
         raise AssertionError("a forward pass")

@@ -21,6 +21,7 @@ from legos.clients.submit import submit_all
 from legos.data.architecture import ArchitectureReport, Prefixes
 from legos.data.limits import EngineLimits
 from legos.data.names import BASE
+from legos.data.packing import StepSamples
 from legos.data.request import Request
 from legos.data.sample import Sample
 from legos.errors import AdapterError, ModelError, TrainerError
@@ -31,7 +32,6 @@ from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.model.forward import WAY_OUT, architecture
 from legos.mlx.model.load import REFUSED
 from legos.mlx.model.lora import add_lora, set_lora_arrays
-from legos.mlx.train.packing import StepSamples
 from legos.mlx.train.step_gradients import StepGradients
 from legos.weights.adapter import Adapter
 

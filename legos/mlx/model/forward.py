@@ -21,7 +21,6 @@ __all__ = [
     "CausalModel",
     "all_logits",
     "architecture",
-    "check_token_ids",
     "output_head",
     "split",
 ]
@@ -131,20 +130,6 @@ def _reproduces(model: nn.Module, parts: Parts, probe: mx.array, expected: mx.ar
     except Exception as error:  # the layout is not what it looks like
         logger.info("trunk and head fail apart: %s: %s", type(error).__name__, error)
         return False
-
-
-def check_token_ids(token_ids: Sequence[int], num_vocabulary: int) -> None:
-    """Refuse token ids that would read memory outside of the embedding.
-
-    Raises:
-        ModelError: the message names one of them.
-    """
-    outermost = (min(token_ids), max(token_ids)) if token_ids else ()
-    for wrong in [token for token in outermost if not 0 <= token < num_vocabulary]:
-        raise ModelError(
-            f"token id {wrong} is out of range: the model has {num_vocabulary} token ids; was the "
-            "text tokenised for another model?"
-        )
 
 
 def all_logits(model: nn.Module, input_ids: Sequence[int]) -> NDArray[np.float32]:

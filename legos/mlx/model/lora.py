@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.lora import LoRALinear, LoRASwitchLinear
@@ -15,7 +14,7 @@ from legos.errors import AdapterError
 from legos.mlx.model.dora import DoraLinear, check_dora, insert_dora
 from legos.mlx.model.forward import output_head
 from legos.weights.adapter import LoraShape
-from legos.weights.fits import check_shapes
+from legos.weights.fits import check_finite, check_shapes
 
 __all__ = [
     "add_lora",
@@ -130,11 +129,7 @@ def check_fits(
             message names the first.
     """
     check_shapes(arrays, {key: array.shape for key, array in expected.items()}, name=name)
-    keys = sorted(expected)
-    finite = np.array(mx.stack([mx.all(mx.isfinite(arrays[key])) for key in keys]))
-    if not finite.all():
-        first = keys[int(finite.argmin())]
-        raise AdapterError(f"adapter {name!r}: {first} holds values that are not finite")
+    check_finite(arrays, name=name)
 
 
 @contextmanager

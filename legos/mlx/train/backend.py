@@ -20,23 +20,23 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from numpy.typing import NDArray
 
 from legos.data.names import POLICY
+from legos.data.packing import StepSamples, check_token_ids, per_sample
 from legos.data.sample import Sample
 from legos.data.step import BackendConfig, PassResult, Update
 from legos.errors import AdapterError, CheckpointError, TrainerError
 from legos.losses.objective import Objective
 from legos.mlx.model.faults import recovered
-from legos.mlx.model.forward import check_token_ids
 from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import check_fits, lora_arrays, set_lora_arrays
 from legos.mlx.model.spans import Spans
 from legos.mlx.model.worker import Worker
-from legos.mlx.train.packing import StepSamples, per_sample
 from legos.mlx.train.prefix_sharing.backward import Found
-from legos.mlx.train.reference import Lora, Reference, other_lora
+from legos.mlx.train.reference import other_lora
 from legos.mlx.train.step_gradients import StepGradients
 from legos.protocols import Snapshot
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.policy_state import PolicyState, read_policy_state, write_policy_state
+from legos.weights.reference import Lora, Reference
 
 __all__ = ["MlxBackend"]
 
@@ -179,7 +179,7 @@ class MlxBackend:
         )
         optimiser.init(self._model.trainable_parameters())
         adapter = self._trained(name, 0)
-        reference = Reference(self._model, config.reference)
+        reference = Reference(adapter.arrays, config.reference, convert=mx.array)
         return _Policy(adapter, adapter.arrays, optimiser, reference)
 
     def _check(self, samples: Sequence[Sample]) -> None:

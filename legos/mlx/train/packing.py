@@ -1,66 +1,15 @@
-"""Pack samples: the distinct rows of one optimiser step, and one batch for each of its passes.
-
-The backend plans which rows are computed together and which prefixes they share, and makes one
-batch of samples for each pass.
-"""
+"""Make one batch of samples for each pass of an optimiser step, and samples to measure memory."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-
-import numpy as np
-from numpy.typing import NDArray
 
 from legos.data.batch import Batch, make_batch, pad_rows
+from legos.data.packing import StepRows, StepSamples
 from legos.data.sample import Sample
 from legos.mlx.train.prefix_sharing.plan import Pass
 from legos.mlx.train.prefix_sharing.trie import Trie
 
-__all__ = ["StepRows", "StepSamples", "pass_batch", "per_sample", "probe_samples", "step_rows"]
-
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int32]
-Tokens = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSamples:
-    """The samples of one optimiser step, or of a part of it."""
-
-    samples: Sequence[Sample]  # [S] at least one
-    weights: Sequence[float]  # [S] weight of each token of a sample in the loss of the step
-
-    def no_longer_than(self, limit: int) -> "StepSamples":
-        """The samples with at most ``limit`` tokens before their last chosen one, same weights."""
-        kept = [index for index, s in enumerate(self.samples) if s.positions[-1] <= limit]
-        return StepSamples(
-            samples=[self.samples[index] for index in kept],
-            weights=[self.weights[index] for index in kept],
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRows:
-    """The distinct rows of a step, each cut after the last logit position that is read."""
-
-    tokens: tuple[Ints, ...]  # token ids of each row
-    samples: tuple[tuple[int, ...], ...]  # indices of the samples that read each row
-
-
-def step_rows(samples: Sequence[Sample]) -> StepRows:
-    """Find all distinct rows of a step."""
-    readers: dict[Tokens, list[int]] = {}
-    for index, sample in enumerate(samples):
-        readers.setdefault(sample.token_ids[:-1], []).append(index)
-    rows: dict[Tokens, list[int]] = {}
-    for tokens, members in readers.items():
-        length = max(samples[index].positions[-1] for index in members)
-        rows.setdefault(tokens[:length], []).extend(members)
-    return StepRows(
-        tokens=tuple(np.array(tokens, np.int32) for tokens in rows),
-        samples=tuple(tuple(members) for members in rows.values()),
-    )
+__all__ = ["pass_batch", "probe_samples"]
 
 
 def probe_samples(
@@ -129,14 +78,3 @@ def pass_batch(step: StepSamples, rows: StepRows, trie: Trie, one: Pass) -> tupl
         read_at,
     )
     return batch, members
-
-
-def per_sample(values: Floats, counts: Sequence[int]) -> list[Floats]:
-    """Split [N] values of the chosen tokens of S samples into the values of each sample.
-
-    Args:
-        values: [N] one value per chosen token, sample by sample.
-        counts: [S] number of chosen tokens of each sample.
-    """
-    ends = accumulate(counts)
-    return [values[end - count : end] for count, end in zip(counts, ends, strict=True)]

@@ -11,18 +11,20 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
+from legos.data.packing import StepRows, StepSamples, step_rows
 from legos.data.sample import Sample
 from legos.errors import TrainerError
 from legos.losses.objective import Objective
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.train.gradient_check import check_gradients
 from legos.mlx.train.memory import MemoryPlan, plan_memory
-from legos.mlx.train.packing import StepRows, StepSamples, probe_samples, step_rows
+from legos.mlx.train.packing import probe_samples
 from legos.mlx.train.parallel import sum_over_processes
 from legos.mlx.train.prefix_sharing.backward import Found, PassGradients, Policy, Runner
 from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes
 from legos.mlx.train.prefix_sharing.trie import Trie, token_trie
-from legos.mlx.train.reference import Lora, other_lora
+from legos.mlx.train.reference import other_lora
+from legos.weights.reference import Lora
 
 __all__ = ["StepGradients", "chunk_positions"]
 

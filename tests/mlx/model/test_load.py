@@ -12,8 +12,8 @@ from legos.data.request import Request
 from legos.errors import ModelError, RequestError
 from legos.losses.objective import Objective
 from legos.mlx.device import MlxDevice
-from legos.mlx.model.load import context_length, resolve_folder
 from legos.testing import make_sample
+from legos.weights.model_folder import context_length
 
 ROWS = 300  # of the embedding; the tokenizer has more tokens
 
@@ -72,4 +72,4 @@ def test_a_model_that_would_end_the_process_is_not_loaded(tmp_path: Path) -> Non
     config = json.loads((folder / "config.json").read_text()) | {"model_type": "phi3small"}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"is a phi3small model: .* corrupts the memory"):
-        resolve_folder(str(folder))
+        MlxDevice().load(str(folder))

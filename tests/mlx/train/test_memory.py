@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 
 from legos import Trainer, TrainingConfig, load_model
 from legos.data.batch import normalisation_weights
+from legos.data.packing import StepSamples, step_rows
 from legos.data.sample import Sample, TrainingBatch
 from legos.errors import TrainerError
 from legos.losses.objective import Objective
@@ -25,7 +26,6 @@ from legos.mlx.train.memory import (
     peak_bytes,
     plan_memory,
 )
-from legos.mlx.train.packing import StepSamples, step_rows
 from legos.mlx.train.step_gradients import StepGradients
 from legos.testing import make_sample
 

@@ -8,8 +8,9 @@ import pytest
 from packed import pack
 
 from legos.data.batch import Batch, normalisation_weights
+from legos.data.packing import StepSamples, step_rows
 from legos.data.sample import Sample
-from legos.mlx.train.packing import StepSamples, pass_batch, step_rows
+from legos.mlx.train.packing import pass_batch
 from legos.mlx.train.prefix_sharing.plan import plan_passes
 from legos.mlx.train.prefix_sharing.trie import token_trie
 from legos.testing import make_sample, random_samples

@@ -23,7 +23,7 @@ from legos.mlx.train.step_gradients import StepGradients
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
 from legos.mlx.train.parallel import exchange_samples
-from legos.mlx.train.packing import StepSamples
+from legos.data.packing import StepSamples
 from legos.testing import random_samples
 
 group = mx.distributed.init()

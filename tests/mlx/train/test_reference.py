@@ -14,6 +14,7 @@ from packed import pack
 from tiny_models import write_any_model
 
 from legos.data.batch import Batch, normalisation_weights
+from legos.data.packing import StepSamples
 from legos.data.sample import Sample
 from legos.data.step import BackendConfig, Update
 from legos.errors import AdapterError, CheckpointError, ConfigError
@@ -23,14 +24,14 @@ from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
 from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.backend import MlxBackend
-from legos.mlx.train.packing import StepSamples
-from legos.mlx.train.reference import Lora, fitted, other_lora
+from legos.mlx.train.reference import other_lora
 from legos.mlx.train.rematerialisation import rematerialise_layers
 from legos.mlx.train.step_gradients import StepGradients
 from legos.testing import make_sample, optimiser_step
 from legos.testing.backend import Stepped
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.folder import write_adapter
+from legos.weights.reference import Lora, fitted
 
 VOCAB = 40
 RANK, OTHER_RANK = 4, 6
@@ -136,7 +137,7 @@ def test_another_adapter_is_the_reference_on_every_path(
     tiny_models: Mapping[str, Path], objective: str
 ) -> None:
     policy, other, adapter = both(tiny_models["llama"])
-    reference = fitted(adapter, lora_arrays(policy), name="other")
+    reference = fitted(adapter, lora_arrays(policy), name="other", convert=mx.array)
     samples = some_samples(np.random.default_rng(0), legal=True)
     chosen = OBJECTIVES[objective]
     sums, expected = by_hand(policy, other, samples, chosen)
@@ -159,7 +160,7 @@ def test_experts_states_dora_and_layers_computed_again(
 ) -> None:
     folder = write_any_model(tmp_path / "model", architecture=architecture)
     policy, other, adapter = both(folder, use_dora=use_dora)
-    reference = fitted(adapter, lora_arrays(policy), name="other")
+    reference = fitted(adapter, lora_arrays(policy), name="other", convert=mx.array)
     samples = some_samples(np.random.default_rng(0), legal=False)
     sums, expected = by_hand(policy, other, samples, OBJECTIVES["k2"])
     rematerialise_layers(policy)
@@ -173,7 +174,7 @@ def test_the_tree_is_as_it_was_after_the_block(tiny_models: Mapping[str, Path]) 
     policy, other, adapter = both(tiny_models["llama"])
     ids = mx.array([[5, 6, 7]])
     before = np.array(policy(ids))
-    with other_lora(policy, fitted(adapter, lora_arrays(policy), name="other")):
+    with other_lora(policy, fitted(adapter, lora_arrays(policy), name="other", convert=mx.array)):
         np.testing.assert_allclose(np.array(policy(ids)), np.array(other(ids)), atol=1e-6)
     with pytest.raises(ZeroDivisionError), other_lora(policy, Lora(arrays=adapter.arrays)):
         raise ZeroDivisionError

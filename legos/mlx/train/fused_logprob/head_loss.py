@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from mlx.utils import tree_flatten, tree_map
-from numpy.typing import NDArray
 
-from legos.data.batch import LOGIT_FIELDS, SAMPLE_FIELDS, Batch
+from legos.data.batch import Batch
+from legos.data.chunks import Chunk, chunks_of
 from legos.losses.objective import RATIO_OF, Objective
 from legos.losses.total import BatchArrays, Terms, token_loss, token_terms
 from legos.mlx.model.forward import CausalModel
@@ -26,7 +25,6 @@ __all__ = ["OtherLogits", "head_logprobs", "head_loss"]
 
 OtherLogits = Callable[[mx.array], mx.array]
 """[C] positions -> [C, V] logits of another policy, without gradient."""
-Indices = NDArray[np.int64]
 
 
 def head_loss(
@@ -71,7 +69,7 @@ def head_logprobs(
 
 
 class _Chunk:
-    """Some tokens of a batch, and the logit positions that they read.
+    """Some tokens of a batch as MLX arrays.
 
     Attributes:
         positions: [C] indices into the logit positions of the whole batch.
@@ -79,21 +77,10 @@ class _Chunk:
         count: number of tokens.
     """
 
-    def __init__(self, batch: Batch, sample: Indices, column: Indices) -> None:
-        read, number = np.unique(batch.logit_index[sample, column], return_inverse=True)
-        fields: dict[str, Any] = {
-            **{name: getattr(batch, name)[read] for name in ("logit_row", *LOGIT_FIELDS)},
-            **{
-                name: getattr(batch, name)[sample, column, None]
-                for name in (*SAMPLE_FIELDS, "mask")
-            },
-        }
-        if batch.reference_logprob is not None:
-            fields["reference_logprob"] = batch.reference_logprob[sample, column, None]
-        fields["logit_index"] = number.astype(np.int32).reshape(-1, 1)
-        self.positions = mx.array(read)
-        self.arrays = BatchArrays(mx, Batch(input_ids=batch.input_ids, **fields))
-        self.count = len(sample)
+    def __init__(self, chunk: Chunk) -> None:
+        self.positions = mx.array(chunk.positions)
+        self.arrays = BatchArrays(mx, chunk.batch)
+        self.count = chunk.batch.num_samples
 
 
 class _Chunked:
@@ -120,16 +107,8 @@ class _Chunked:
             self._sloped.append("entropy")
         if objective.kl_estimator == "exact":
             self._sloped += others
-        sample, column = np.nonzero(batch.mask)
-        position = batch.logit_index[sample, column]
-        order = np.argsort(position, kind="stable")
-        cuts = np.searchsorted(
-            position[order], np.arange(0, len(batch.logit_row), num_positions)[1:]
-        )
-        tokens = np.split(order, cuts)
-        self._chunks = [_Chunk(batch, sample[t], column[t]) for t in tokens if len(t)]
-        number = np.zeros(batch.mask.shape, np.int32)
-        number[sample[order], column[order]] = np.arange(len(order))
+        chunks, number = chunks_of(batch, num_positions)
+        self._chunks = [_Chunk(chunk) for chunk in chunks]
         self._number = mx.array(number)  # [S, A] index of each token in the order of the chunks
 
     def logprobs(self, hidden: mx.array) -> mx.array:

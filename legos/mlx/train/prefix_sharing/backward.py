@@ -15,11 +15,12 @@ from mlx.utils import tree_flatten, tree_map
 from numpy.typing import NDArray
 
 from legos.data.batch import Batch
+from legos.data.packing import StepRows, StepSamples
 from legos.losses.metrics import SUMS
 from legos.losses.objective import Objective
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.train.fused_logprob.head_loss import head_logprobs, head_loss
-from legos.mlx.train.packing import StepRows, StepSamples, pass_batch
+from legos.mlx.train.packing import pass_batch
 from legos.mlx.train.prefix_sharing.kv import Outputs, run_pass
 from legos.mlx.train.prefix_sharing.plan import Pass, pass_of_carried
 from legos.mlx.train.prefix_sharing.trie import Trie

@@ -1,0 +1,92 @@
+"""Find the folder of a model, and read from its configuration what no device needs to load."""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from legos.errors import ModelError
+from legos.weights.folder import is_adapter_folder
+
+__all__ = ["WAY_OUT", "context_length", "resolve_folder"]
+
+logger = logging.getLogger(__name__)
+_CONTEXTS = (  # names that configurations have for the maximum number of tokens
+    "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length",
+    "model_max_length", "seq_length", "block_size",
+)  # fmt: skip
+_UNKNOWN_CONTEXT = 4096
+WAY_OUT = "copy or download the whole model again, or use --model builtin"
+
+
+def resolve_folder(model: str, *, refused: Mapping[str, str] | None = None) -> Path:
+    """The local folder of a model: a given path, or the hub's cache for a hub name.
+
+    Args:
+        model: a folder, or a name on the hub.
+        refused: ``model_type`` that the device cannot load -> the reason.
+
+    Raises:
+        ModelError: the folder is not found, a file is missing, the architecture is refused, or the
+            hub does not respond.
+    """
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        if model.startswith((".", "/", "~")) or model.count("/") != 1:
+            raise ModelError(
+                f"no model folder {model!r}; give a folder, a hub name (org/model), or 'builtin'"
+            )
+        folder = _download(model)
+    if is_adapter_folder(folder) and not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} holds an adapter and no model; give it as --adapter {model}")
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file() and not _has_other_tokenizer(folder, name):
+            raise ModelError(f"{folder} is no model folder: {name} is missing; {WAY_OUT}")
+    if not list(folder.glob("model*.safetensors")):
+        raise ModelError(f"{folder} is no model folder: model*.safetensors is missing; {WAY_OUT}")
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except ValueError as error:
+        raise ModelError(f"{folder}/config.json is not JSON: {error}; {WAY_OUT}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{folder}/config.json is no JSON object; {WAY_OUT}")
+    kind = str(cast("dict[str, Any]", config).get("model_type"))
+    if refused is not None and kind in refused:
+        raise ModelError(f"{folder} is a {kind} model: {refused[kind]}; take another one")
+    return folder
+
+
+def context_length(folder: Path) -> int:
+    """The maximum number of tokens in the model's context, from its configuration."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    text: dict[str, Any] = {**config, **(config.get("text_config") or {})}
+    found = [int(text[name]) for name in _CONTEXTS if text.get(name)]
+    if not found:
+        logger.warning(
+            "%s/config.json has none of %s; the context is limited to %d tokens: add "
+            "max_position_embeddings to it for another limit",
+            folder,
+            ", ".join(_CONTEXTS),
+            _UNKNOWN_CONTEXT,
+        )
+    return min(found, default=_UNKNOWN_CONTEXT)
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.jinja", "*.txt", "*.model", "model*.safetensors", "tokenizer*"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise ModelError(
+            f"model {name!r} is no folder, and the hub does not give it ({type(error).__name__}); "
+            "check the name and the network, or use the built-in model: --model builtin"
+        ) from error
+
+
+def _has_other_tokenizer(folder: Path, name: str) -> bool:
+    others = ("tokenizer.model", "vocab.json", "tokenizer.tiktoken")
+    return name == "tokenizer.json" and any((folder / other).is_file() for other in others)
