@@ -258,6 +258,9 @@ class RunConfig(Settings):
 
     model: str = knob("builtin")
     """A model folder, a name on the hub, or builtin."""
+    device: Literal["mlx", "torch"] = knob("mlx")
+    """Library that trains; torch, on CUDA or the CPU, needs the extra torch and a server that
+    generates."""
     arena: str = knob("nim")
     """An arena's name, path/to/file.py:Class, or package.module:Class."""
     server: tuple[str, ...] = knob((), loose=True)
@@ -350,6 +353,29 @@ class RunConfig(Settings):
                     f"generation.{name} is {value!r} but server is {server!r}, whose engine has "
                     f"its own limits; set it there and leave generation.{name} out"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_torch(self) -> Self:
+        """Refuse settings that torch does not support."""
+        training = self.training
+        if self.device != "torch":
+            return self
+        if not self.server:
+            raise ConfigError(
+                "device is torch but server is empty; torch trains and does not generate: start a "
+                "server of the model (legos serve) and give its address, or set device to mlx"
+            )
+        if training.use_dora:
+            raise ConfigError(
+                "device is torch but training.use_dora is true; torch trains plain LoRA: leave "
+                "use_dora out, or set device to mlx"
+            )
+        if training.memory_limit_gib is not None:
+            raise ConfigError(
+                f"device is torch but training.memory_limit_gib is {training.memory_limit_gib}; "
+                "torch plans no memory: lower training.micro_batch_tokens, or set device to mlx"
+            )
         return self
 
 

@@ -1,6 +1,7 @@
 """The table of devices, the only place that names them, and the checks of each."""
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,7 +33,18 @@ def _mlx() -> Device:
     return MlxDevice()
 
 
-DEVICES: Mapping[str, Callable[[], Device]] = {"mlx": _mlx}
+def _torch() -> Device:
+    if find_spec("torch") is None:
+        raise ModelError(
+            "torch is not installed; install the extra torch (pip install 'legos[torch]'), or "
+            "train with --device mlx"
+        )
+    from legos.cuda.device import TorchDevice
+
+    return TorchDevice()
+
+
+DEVICES: Mapping[str, Callable[[], Device]] = {"mlx": _mlx, "torch": _torch}
 """Name -> the device; its library is imported when it is asked for."""
 
 

@@ -205,7 +205,7 @@ def trainer_of(
         EngineError: a server does not answer.
         ConfigError: ``max_tokens`` exceeds the model's context.
     """
-    device = find_device()
+    device = find_device(config.device)
     policies = policies_of(config.arena)
     model = device.load(
         model_place(config.model),

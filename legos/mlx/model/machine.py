@@ -35,7 +35,7 @@ def choose_device() -> None:
         mx.set_default_device(mx.Device(getattr(mx, name)))
     except ValueError as error:
         raise ModelError(
-            "LEGOS_DEVICE is gpu, but MLX has no GPU here; unset it, or install mlx[cuda13]"
+            "LEGOS_DEVICE is gpu, but MLX has no GPU here; unset it, or install the extra mlx-cuda"
         ) from error
 
 
