@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mlx_lm.utils import get_total_parameters
 from numpy.typing import NDArray
 
 from legos.chat.tokenizer import load_tokenizer
@@ -114,7 +115,7 @@ class MlxModel:
         self._base = base_arrays(self.tree)
         group = process_group()
         self.processes = None if group is None else MlxProcesses(group, self.worker)
-        self.num_parameters = sum(array.size for array in self._base.values())
+        self.num_parameters: int = get_total_parameters(self.tree)
         self.dtype = weights_dtype(self._base)
 
     @property

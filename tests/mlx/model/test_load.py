@@ -73,3 +73,12 @@ def test_a_model_that_would_end_the_process_is_not_loaded(tmp_path: Path) -> Non
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"is a phi3small model: .* corrupts the memory"):
         MlxDevice().load(str(folder))
+
+
+def test_packed_weights_count_as_many_parameters_as_unpacked_ones(tmp_path: Path) -> None:
+    folders = [write_any_model(tmp_path / f"{bits}", bits=bits) for bits in (None, 4)]
+    models = [MlxDevice().load(str(folder)) for folder in folders]
+    counts = [model.num_parameters for model in models]
+    for model in models:
+        model.close()
+    assert counts[0] == counts[1] > 0
