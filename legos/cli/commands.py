@@ -31,6 +31,7 @@ def train(
     *,
     model: str | None = None,
     arena: str | None = None,
+    device: str | None = None,
     server: Several = (),
     steps: int | None = None,
     out: Path | None = None,
@@ -66,6 +67,7 @@ def train(
     Args:
         model: A model folder, a name on the hub, or "builtin".
         arena: A known arena, path/to/file.py:Class, or package.module:Class.
+        device: Library that trains: mlx, or torch, which needs the extra torch and --server.
         server: Address of a running server that generates in place of an engine in this process;
             may be repeated. Its API key is read from LEGOS_API_KEY.
         steps: Length of the run, in optimiser steps.
@@ -87,6 +89,7 @@ def train(
     shorthands = {
         "--model": ("model", model),
         "--arena": ("arena", arena),
+        "--device": ("device", device),
         "--server": ("server", server or None),
         "--steps": ("loop.steps", steps),
         "--out": ("out", out),
