@@ -24,7 +24,7 @@ from legos.weights.adapter import Adapter, checked_name
 from legos.wiring.http import app_of
 from legos.wiring.machine import quiet_collector
 
-__all__ = ["serve"]
+__all__ = ["read_adapters", "serve"]
 
 
 def serve(
@@ -59,7 +59,7 @@ def serve(
     """
     logging.getLogger("legos.server").setLevel(logging.INFO)
     limit_arenas()
-    named = _read(adapters)
+    named = read_adapters(adapters)
     limits = EngineLimits(max_rows=options.max_running, decode_ahead=decode_ahead)
     with (
         bind(host, port) as listener,  # before the model, which takes long to load
@@ -102,8 +102,16 @@ async def _until_signal(
         await ended.wait()
 
 
-def _read(adapters: Sequence[str]) -> list[Adapter]:
-    """Read the adapters of a command line, in its order."""
+def read_adapters(adapters: Sequence[str]) -> list[Adapter]:
+    """Read the adapters of a command line, in its order.
+
+    Args:
+        adapters: what ``named_adapter`` reads, or ``NAME=`` and that.
+
+    Raises:
+        ConfigError: two have the same name.
+        LegosError: one cannot be read.
+    """
     read: dict[str, Adapter] = {}
     for text in adapters:
         name, equals, source = text.partition("=")

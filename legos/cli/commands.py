@@ -1,5 +1,8 @@
 """The commands: each parses its options and calls one function of ``legos.apps``."""
 
+import inspect
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -149,6 +152,9 @@ def serve(
     *,
     model: str | None = None,
     adapter: Several = (),
+    backend: Literal["legos", "vllm"] = "legos",
+    vllm_bin: Path | None = None,
+    vllm_arguments: Several = (),
     host: str = "127.0.0.1",
     port: int = 8000,
     api_key: Key = None,
@@ -170,6 +176,10 @@ def serve(
             adapters were trained on.
         adapter: RUN, RUN@STEP, RUN@best or an adapter folder, served as "policy", or under another
             name as NAME=RUN; may be repeated.
+        backend: Serve with the engine of legos, or start vLLM and serve with it.
+        vllm_bin: The vllm program; by default LEGOS_VLLM_BIN, or vllm on PATH.
+        vllm_arguments: Further arguments of vllm serve, such as "--tensor-parallel-size 2"; may be
+            repeated.
         host: Address to listen on; addresses other than loopback need an API key.
         port: Port to listen on; 0: a free port.
         api_key: Key that every request must send as a bearer token.
@@ -185,6 +195,8 @@ def serve(
         keep_awake: Keep macOS from sleeping while the server runs.
         log_prompts: Write prompts to the log.
     """
+    given = locals()
+    from legos.apps.serve import read_adapters
     from legos.apps.serve import serve as run
     from legos.server.options import ServerOptions
 
@@ -199,6 +211,23 @@ def serve(
         max_adapters=max_adapters,
         log_prompts=log_prompts,
     )
+    if backend == "vllm":
+        from legos.apps.serve_vllm import serve_vllm
+
+        _refuse_unused(given, _NOT_OF_VLLM, "--backend vllm")
+        serve_vllm(
+            model=model,
+            adapters=read_adapters(adapter),
+            host=host,
+            port=port,
+            api_key=api_key,
+            max_rows=max_batch,
+            program=vllm_bin,
+            arguments=[part for text in vllm_arguments for part in shlex.split(text)],
+            say=show,
+        )
+        return
+    _refuse_unused(given, ("vllm_bin", "vllm_arguments"), "--backend legos")
     run(
         model=model,
         adapters=adapter,
@@ -210,6 +239,30 @@ def serve(
         keep_awake=keep_awake,
         say=show,
     )
+
+
+_NOT_OF_VLLM = (
+    "decode_ahead",
+    "max_queue",
+    "timeout_s",
+    "max_body_mb",
+    "adapter_folder",
+    "max_adapters",
+    "drain_s",
+    "keep_awake",
+    "log_prompts",
+)
+
+
+def _refuse_unused(given: Mapping[str, object], names: Sequence[str], backend: str) -> None:
+    """Refuse options of ``serve`` that a backend does not read.
+
+    Raises:
+        ConfigError: one of them was given.
+    """
+    for name in names:
+        if given[name] != inspect.signature(serve).parameters[name].default:
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect with {backend}")
 
 
 def chat(

@@ -22,7 +22,7 @@ class VllmOptions:
     model: str | Path  # folder of the model, or its name on the hub
     name: str  # name of the model in the API
     dtype: str  # float type that it computes in: float32, bfloat16 or float16
-    context: int  # maximum length of prompt plus completion, in tokens
+    context: int | None  # maximum tokens of prompt plus completion; None: the model's
     rank: int  # largest LoRA rank
     max_loras: int  # number of adapters that can answer at the same time
     max_rows: int = 256  # number of requests that are decoded together
@@ -69,12 +69,13 @@ def vllm_command(
             f"LoRA rank {options.rank} is larger than vLLM serves, {RANKS[-1]}; set "
             "training.lora_rank to a smaller one"
         )
+    length = () if options.context is None else ("--max-model-len", str(options.context))
     return [
         *(str(program), "serve", str(options.model), "--served-model-name", options.name),
         *("--host", host, "--port", str(port)),
-        *("--dtype", options.dtype, "--max-model-len", str(options.context)),
+        *("--dtype", options.dtype, *length),
         *("--max-num-seqs", str(options.max_rows)),
-        *("--max-num-batched-tokens", str(max(WHOLE_PREFILLS, options.context))),
+        *("--max-num-batched-tokens", str(max(WHOLE_PREFILLS, options.context or 0))),
         *("--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(options.max_loras)),
         *("--max-cpu-loras", str(2 * options.max_loras)),
         # Probabilities of the distribution that was sampled from, and no other sampling settings

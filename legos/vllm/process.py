@@ -52,6 +52,7 @@ class VllmProcess:
         port: int,
         log: Path,
         host: str = LOOPBACK,
+        api_key: str | None = None,
         say: Callable[[str], object] = logger.info,
         start_s: float = START_S,
     ) -> None:
@@ -62,12 +63,14 @@ class VllmProcess:
             port: its port.
             log: receives its output, after what the file holds.
             host: its address.
+            api_key: key that it asks for.
             say: receives its progress while it starts, one line at a time.
             start_s: maximum time until it answers, seconds.
         """
         self.url = f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}"
         self.log = log
         self._command = list(command)
+        self._key = {} if api_key is None else {"VLLM_API_KEY": api_key}
         self._say = say
         self._start_s = start_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -95,7 +98,7 @@ class VllmProcess:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=vllm_environment(os.environ),
+                env=vllm_environment(os.environ) | self._key,
                 start_new_session=True,
             )
 
@@ -112,11 +115,11 @@ class VllmProcess:
             if self._closed.wait(CHECK_S):
                 raise EngineError(f"the vLLM server at {self.url} was stopped while it started")
             if not self.running:
-                raise EngineError(f"vllm serve ended before it answered.\n{self._end_of_log()}")
+                raise EngineError(f"vllm serve ended before it answered.\n{self.end_of_log()}")
             if now - started > self._start_s:
                 self._end()
                 raise EngineError(
-                    f"vllm serve did not answer within {self._start_s:g} s.\n{self._end_of_log()}"
+                    f"vllm serve did not answer within {self._start_s:g} s.\n{self.end_of_log()}"
                 )
             if now - reported > REPORT_S:
                 reported = now
@@ -137,6 +140,14 @@ class VllmProcess:
         self._closed.set()
         self._end()
 
+    def end_of_log(self) -> str:
+        """The last lines of the newest process's log, and where to find the others."""
+        with self.log.open("rb") as file:
+            file.seek(self._begins)
+            lines = [line for line in file.read().decode(errors="replace").splitlines() if line]
+        shown = "\n".join(f"  {line[:300]}" for line in lines[-SHOWN_LINES:])
+        return f"The end of its log, {self.log}:\n{shown}"
+
     def _answers(self) -> bool:
         try:
             return httpx.get(f"{self.url}/health", timeout=5.0, trust_env=False).is_success
@@ -155,11 +166,3 @@ class VllmProcess:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         self._process = None
-
-    def _end_of_log(self) -> str:
-        """The last lines of the newest process's log, and where to find the others."""
-        with self.log.open("rb") as file:
-            file.seek(self._begins)
-            lines = [line for line in file.read().decode(errors="replace").splitlines() if line]
-        shown = "\n".join(f"  {line[:300]}" for line in lines[-SHOWN_LINES:])
-        return f"The end of its log, {self.log}:\n{shown}"

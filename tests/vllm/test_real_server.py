@@ -70,6 +70,11 @@ def tell(
     asyncio.run(go())
 
 
+def alive(process: psutil.Process) -> bool:
+    """Whether a process runs; a zombie has ended, and nobody has asked how."""
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
 def given(server: VllmProcess) -> GivenServer:
     return GivenServer(server.url, wait_s=60.0)
 
@@ -201,7 +206,7 @@ def test_a_killed_server_is_started_again_with_its_adapters(
             expected = logprobs(model, random_adapter(version), prompt, tokens)
             np.testing.assert_allclose(choice["logprobs"]["token_logprobs"], expected, atol=1e-4)
         assert sorted(listed(vllm_server))[-1] == "rival@7"
-        assert not [process for process in processes if process.is_running()]
+        assert not [process for process in processes if alive(process)]
 
     tell(OwnServer(vllm_server), model, tmp_path, story)
 

@@ -1,0 +1,155 @@
+"""``legos serve --backend vllm``: start vLLM with adapters of runs, and keep it running."""
+
+import asyncio
+import json
+import signal
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from legos.builtin import BUILTIN, EXAMPLE
+from legos.errors import AdapterError, EngineError
+from legos.vllm.api import VllmApi
+from legos.vllm.command import VllmOptions, find_vllm, vllm_command
+from legos.vllm.process import VllmProcess, free_port
+from legos.weights.adapter import Adapter
+from legos.weights.peft import write_peft
+from legos.wiring.model import model_place
+from legos.wiring.serving import base_of
+
+__all__ = ["serve_vllm"]
+
+PROMPT = tuple(range(40, 72))  # token ids on which an adapter's effect is looked for
+CHECK_S = 1.0
+MOST_RESTARTS = 5
+LEAST_RANK, SPARE_SLOTS = 16, 4  # room for adapters that a trainer loads later
+
+
+def serve_vllm(
+    *,
+    model: str | None,
+    adapters: Sequence[Adapter],
+    host: str,
+    port: int,
+    api_key: str | None,
+    max_rows: int,
+    program: Path | None,
+    arguments: Sequence[str],
+    say: Callable[[str], None],
+) -> None:
+    """Serve adapters with vLLM until SIGINT or SIGTERM; it is started again if it ends.
+
+    Args:
+        model: a folder, a name on the hub, or the built-in model; None: the model that the adapters
+            were trained on.
+        adapters: adapters to serve, each under its name.
+        host: address to listen on.
+        port: port to listen on; 0: a free one.
+        api_key: key that every request must send.
+        max_rows: completions decoded in one batch.
+        program: the ``vllm`` program; None: ``LEGOS_VLLM_BIN``, or ``vllm`` on PATH.
+        arguments: further arguments of ``vllm serve``.
+        say: receives progress, and a message with the address once the server answers.
+
+    Raises:
+        AdapterError: vLLM refuses an adapter, or answers as if it were not there.
+        EngineError: vLLM does not start, or ends again and again; the message shows its log.
+    """
+    name = base_of(model, adapters)
+    place = model_place(name)
+    options = VllmOptions(
+        model=place,
+        name=Path(name).name if Path(name).is_dir() else name,
+        dtype="float32" if name == BUILTIN else "auto",
+        context=None,
+        rank=max([LEAST_RANK, *(adapter.shape.rank for adapter in adapters)]),
+        max_loras=len(adapters) + SPARE_SLOTS,
+        max_rows=max_rows,
+        arguments=arguments,
+    )
+    port = port or free_port()
+    command = vllm_command(find_vllm(program), options, host=host, port=port)
+    with tempfile.TemporaryDirectory(prefix="legos-vllm-serve-") as text:
+        folder = Path(text)
+        for adapter in adapters:
+            (folder / adapter.name).mkdir()
+            write_peft(adapter, folder / adapter.name, base_model=name)
+        process = VllmProcess(
+            command, port=port, host=host, log=folder / "vllm.log", say=say, api_key=api_key
+        )
+        with closing(process):
+            process.start()
+            process.wait()
+            load = partial(_load, process.url, options.name, adapters, folder, api_key=api_key)
+            asyncio.run(_serve(process, load, say, _message(process.url, options.name, adapters)))
+
+
+async def _serve(
+    process: VllmProcess,
+    load: Callable[[], Awaitable[None]],
+    say: Callable[[str], None],
+    message: str,
+) -> None:
+    """Load the adapters, and start the server again when it ends, until a signal comes."""
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    for restarts in range(MOST_RESTARTS + 1):
+        await load()
+        if not restarts:
+            say(message)
+        while process.running:
+            try:
+                await asyncio.wait_for(ended.wait(), CHECK_S)
+            except TimeoutError:
+                continue
+            return
+        if restarts < MOST_RESTARTS:
+            say(f"vLLM has ended and is started again.\n{process.end_of_log()}")
+            await asyncio.to_thread(process.restart)
+    raise EngineError(f"vLLM has ended {MOST_RESTARTS + 1} times.\n{process.end_of_log()}")
+
+
+async def _load(
+    url: str, base: str, adapters: Sequence[Adapter], folder: Path, *, api_key: str | None
+) -> None:
+    """Load the adapters, and check that each changes the answers.
+
+    Raises:
+        AdapterError: vLLM refuses one, or ignores it.
+    """
+    server = VllmApi(url, api_key=api_key)
+    try:
+        plain = await server.logprobs(base, PROMPT)
+        for adapter in adapters:
+            await server.load(adapter.name, str(folder / adapter.name), base_model=base)
+            found = await server.logprobs(adapter.name, PROMPT)
+            trained = any(np.any(a) for n, a in adapter.arrays.items() if n.endswith("lora_b"))
+            if trained and np.array_equal(found, plain):
+                raise AdapterError(
+                    f"vLLM has loaded adapter {adapter.name!r} but answers like the base model: "
+                    "it ignores tensors whose names are not those of its modules; give the model "
+                    "that the adapter was trained on (--model)"
+                )
+    finally:
+        await server.aclose()
+
+
+def _message(url: str, base: str, adapters: Sequence[Adapter]) -> str:
+    named = [f"{adapter.name} (version {adapter.version})" for adapter in adapters]
+    content = EXAMPLE if base == BUILTIN else "Hello"
+    body = {
+        "model": adapters[0].name if adapters else base,
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 1 if base == BUILTIN else 64,
+    }
+    return (
+        f"vLLM serves {', '.join([base, *named])} at {url}/v1\n"
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"-d '{json.dumps(body)}'\n"
+        f"uv run legos train --server {url}\n"
+    )

@@ -1,0 +1,97 @@
+"""``legos serve --backend vllm``: what it refuses, and the real server that it starts."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+
+from legos.cli import main
+from legos.vllm.process import free_port
+from legos.weights.peft import write_peft
+from legos.wiring.model import apply_lora, load_model
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--backend", "vllm", "--max-queue", "3"], "--max-queue has no effect with --backend"),
+        (["--vllm-bin", "vllm"], "--vllm-bin has no effect with --backend legos"),
+        (["--backend", "vllm", "--host", "0.0.0.0"], "set --api-key"),
+        (["--backend", "vllm", "--vllm-bin", "/no/vllm"], "'/no/vllm' is not found"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_anything_starts(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether a process runs; a zombie has ended, and nobody has asked how."""
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def ask(port: int) -> list[int]:
+    """The most probable tokens that the adapter gives after a prompt."""
+    body = {"model": "policy", "prompt": [50, 60, 70], "max_tokens": 20, "temperature": 0}
+    body |= {"return_token_ids": True, "ignore_eos": True}
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    answer = httpx.post(url, json=body, timeout=60.0, trust_env=False)
+    return answer.raise_for_status().json()["choices"][0]["token_ids"]
+
+
+def serves(port: int) -> bool:
+    """Whether the server answers and has the adapter."""
+    try:
+        listed = httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=5.0, trust_env=False)
+    except httpx.HTTPError:
+        return False
+    return "policy" in listed.text
+
+
+def read_until(server: "subprocess.Popen[str]", text: str) -> None:
+    assert server.stdout is not None
+    for line in server.stdout:
+        if text in line:
+            return
+    raise AssertionError(f"{text!r} was not printed")
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+def test_an_adapter_is_served_and_comes_back_when_vllm_is_killed(tmp_path: Path) -> None:
+    model = load_model()
+    apply_lora(model, rank=8, layers=2)
+    rng, base = np.random.default_rng(0), model.base_adapter()
+    arrays = {name: 0.1 * rng.standard_normal(a.shape) for name, a in base.arrays.items()}
+    model.close()
+    write_peft(replace(base, version=3, arrays=arrays), tmp_path)
+    port = free_port()
+    line = [sys.executable, "-m", "legos", "serve", "--backend", "vllm", "--port", str(port)]
+    line += ["--model", "builtin", "--adapter", str(tmp_path), "--vllm-arguments=--enforce-eager"]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            read_until(server, "policy (version 3)")
+            found = ask(port)
+            (guardian,) = psutil.Process(server.pid).children()
+            guardian.children()[0].kill()
+            read_until(server, "started again")
+            while not serves(port):
+                assert server.poll() is None
+                time.sleep(0.5)
+            assert ask(port) == found
+        finally:
+            processes = psutil.Process(server.pid).children(recursive=True)
+            server.send_signal(signal.SIGTERM)
+            server.wait(60)
+    assert not [process for process in processes if alive(process)]
