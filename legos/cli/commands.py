@@ -196,7 +196,6 @@ def serve(
         log_prompts: Write prompts to the log.
     """
     given = locals()
-    from legos.apps.serve import read_adapters
     from legos.apps.serve import serve as run
     from legos.server.options import ServerOptions
 
@@ -212,6 +211,7 @@ def serve(
         log_prompts=log_prompts,
     )
     if backend == "vllm":
+        from legos.apps.serve import read_adapters
         from legos.apps.serve_vllm import serve_vllm
 
         _refuse_unused(given, _NOT_OF_VLLM, "--backend vllm")
