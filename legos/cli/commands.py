@@ -35,7 +35,9 @@ def train(
     model: str | None = None,
     arena: str | None = None,
     device: str | None = None,
+    engine: Literal["device", "vllm"] | None = None,
     server: Several = (),
+    vllm_bin: Path | None = None,
     steps: int | None = None,
     out: Path | None = None,
     seed: int | None = None,
@@ -70,9 +72,11 @@ def train(
     Args:
         model: A model folder, a name on the hub, or "builtin".
         arena: A known arena, path/to/file.py:Class, or package.module:Class.
-        device: Library that trains: mlx, or torch, which needs the extra torch and --server.
-        server: Address of a running server that generates in place of an engine in this process;
-            may be repeated. Its API key is read from LEGOS_API_KEY.
+        device: Library that trains: mlx, or torch, which needs the extra torch and another engine.
+        engine: What generates: the device in this process, or vLLM, which is started.
+        server: Address of a running server that generates, `legos serve` (may be repeated) or
+            vLLM. Its API key is read from LEGOS_API_KEY.
+        vllm_bin: The vllm program; by default LEGOS_VLLM_BIN, or vllm on PATH.
         steps: Length of the run, in optimiser steps.
         out: Run folder; by default a new one under runs/.
         seed: Seed of every random draw of the run.
@@ -93,7 +97,9 @@ def train(
         "--model": ("model", model),
         "--arena": ("arena", arena),
         "--device": ("device", device),
+        "--engine": ("engine", engine),
         "--server": ("server", server or None),
+        "--vllm-bin": ("vllm_bin", vllm_bin),
         "--steps": ("loop.steps", steps),
         "--out": ("out", out),
         "--seed": ("seed", seed),
@@ -102,13 +108,8 @@ def train(
         "--track": ("track.wandb", "auto" if track else None),
         "--serve": ("loop.serve_port", serve),
     }
-    groups = {
-        "training": training,
-        "generation": generation,
-        "play": play,
-        "loop": loop,
-        "track": tracking,
-    }
+    groups = {"training": training, "generation": generation, "play": play, "loop": loop}
+    groups["track"] = tracking
     resolved = resolve_run(config, resume=resume, overrides=dotted(groups, shorthands))
     resume = None if resume is None else resolved.config.out  # a name is now a folder
     from legos.apps.train import check

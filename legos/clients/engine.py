@@ -251,6 +251,7 @@ class EngineClient:
             choices=tree,
             restrict=sampling.restrict,
             stops=self._stops(sampling.stop) if sampling.stop else None,
+            stop=sampling.stop,
             adapter=adapter,
             filters=sampling.filters,
             grammar=grammar,

@@ -263,10 +263,14 @@ class RunConfig(Settings):
     generates."""
     arena: str = knob("nim")
     """An arena's name, path/to/file.py:Class, or package.module:Class."""
+    engine: Literal["device", "vllm"] = knob("device")
+    """What generates, where no server is given: an engine of the device in this process, or vLLM,
+    which the run starts as a process of its own."""
     server: tuple[str, ...] = knob((), loose=True)
-    """Address of a running server that generates (`legos serve`), such as http://localhost:8000;
-    several share the work; none: an engine in this process. An API key is read from
-    LEGOS_API_KEY."""
+    """Address of a running server that generates, such as http://localhost:8000: `legos serve`,
+    also several that share the work, or vLLM. An API key is read from LEGOS_API_KEY."""
+    vllm_bin: Path | None = knob(None, loose=True)
+    """The vllm program of engine vllm; none: LEGOS_VLLM_BIN, or vllm on PATH."""
     out: Path | None = knob(None, loose=True)
     """Run folder; none: a new one under runs/."""
     seed: int = knob(0, ge=0, lt=2**32)
@@ -332,28 +336,32 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _check_server(self) -> Self:
         """Refuse settings of an engine in this process, where a server generates."""
-        if not self.server:
-            return self
-        server, loop = self.server[0], self.loop
-        if loop.deterministic:
+        if self.server and self.engine != "device":
             raise ConfigError(
-                f"loop.deterministic is true but server is {server!r}; a server batches requests "
-                "as they arrive, which changes rounding: leave one of them out"
+                f"engine is {self.engine!r} but server is {self.server[0]!r}; give one of them"
             )
-        if loop.serve_port is not None:
+        if not self.elsewhere:
+            return self
+        what = f"server is {self.server[0]!r}" if self.server else f"engine is {self.engine!r}"
+        if self.loop.deterministic:
             raise ConfigError(
-                f"loop.serve_port is {loop.serve_port} but server is {server!r}; ask that server "
-                "for the policy: leave loop.serve_port out"
+                f"loop.deterministic is true but {what}; a server batches requests as they "
+                "arrive, which changes rounding: leave one of them out"
             )
         fields = GenerationConfig.model_fields
         for name in OWN_ENGINE:
             value = getattr(self.generation, name)
             if value != fields[name].default:
                 raise ConfigError(
-                    f"generation.{name} is {value!r} but server is {server!r}, whose engine has "
-                    f"its own limits; set it there and leave generation.{name} out"
+                    f"generation.{name} is {value!r} but {what}, which has limits of its own; set "
+                    f"it there and leave generation.{name} out"
                 )
         return self
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another process generates."""
+        return bool(self.server) or self.engine == "vllm"
 
     @model_validator(mode="after")
     def _check_torch(self) -> Self:
@@ -361,7 +369,7 @@ class RunConfig(Settings):
         training = self.training
         if self.device != "torch":
             return self
-        if not self.server:
+        if not self.elsewhere:
             raise ConfigError(
                 "device is torch but server is empty; torch trains and does not generate: start a "
                 "server of the model (legos serve) and give its address, or set device to mlx"

@@ -46,6 +46,7 @@ class Request(Draws, frozen=True, kw_only=True):
     end_ids: tuple[int, ...] = ()  # token ids that end the completion and are kept in it
     choices: ChoiceNode | None = None  # legal answers; generation ends when one is complete
     stops: Callable[[tuple[int, ...]], bool] | None = None  # whether to end, after each token
+    stop: tuple[str, ...] = ()  # the texts that ``stops`` tests, for engines on a server
     adapter: str = POLICY  # "base": the model without adapter; "NAME@VERSION" requires a version
     grammar: Grammar | None = None  # constraint on the text of the completion
     stream: bool = False  # True: deliver a ``Progress`` for every token, then the whole result

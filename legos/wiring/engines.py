@@ -1,15 +1,19 @@
 """The engine of a trainer: in this process, or on servers that run elsewhere."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
+from legos.clients.answers import dialect_of
 from legos.clients.engine import EngineClient
 from legos.clients.openai import OpenAIClient
 from legos.clients.pool import ClientPool
+from legos.clients.requests import Dialect
+from legos.clients.transport import Transport, api_root
 from legos.device import LocalEngine, ModelHandle
+from legos.errors import EndpointError, EngineError, RequestError
 from legos.protocols import Client, Publisher, Scorer
 from legos.publish.engine import EnginePublisher
 from legos.publish.http import HttpPublisher
@@ -19,7 +23,7 @@ from legos.wiring.same_model import check_same_model
 if TYPE_CHECKING:
     from legos.server.seats import SeatHost
 
-__all__ = ["EngineHandle", "SeatClient", "ServedEngine", "TokenEngine"]
+__all__ = ["EngineHandle", "MakeEngine", "SeatClient", "ServedEngine", "TokenEngine"]
 
 RETRIES = 10  # of a request to the policy's server, which take about two minutes
 
@@ -66,6 +70,10 @@ class EngineHandle(Protocol):
         ...
 
 
+MakeEngine = Callable[[ModelHandle], EngineHandle]
+"""Makes the engine of a model, which has LoRA that still changes nothing."""
+
+
 class TokenEngine:
     """An engine that takes token ids, and the model that renders its prompts.
 
@@ -74,10 +82,24 @@ class TokenEngine:
         publisher: loads adapters into it.
     """
 
-    def __init__(self, engine: LocalEngine, model: ModelHandle) -> None:
+    def __init__(
+        self,
+        engine: LocalEngine,
+        model: ModelHandle,
+        *,
+        closing: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Take over an engine.
+
+        Args:
+            engine: the engine.
+            model: its model.
+            closing: called after the engine was closed.
+        """
         self.engine = engine
         self.publisher = EnginePublisher(engine)
         self._model = model
+        self._closing = closing
 
     def client(self) -> EngineClient:
         """A client of the engine, whose seats other programs can play too."""
@@ -112,8 +134,9 @@ class TokenEngine:
         """Do nothing: the engine's connections, if it has any, belong to its own thread."""
 
     def close(self) -> None:
-        """Stop the engine."""
+        """Stop the engine, and what was started for it."""
         self.engine.close()
+        self._closing()
 
 
 class ServedEngine:
@@ -135,17 +158,6 @@ class ServedEngine:
         self._pool = ClientPool(
             [OpenAIClient(url, api_key=api_key, dialect="legos", retries=RETRIES) for url in urls]
         )
-
-    def check(self, model: ModelHandle) -> None:
-        """Check that every server has the trainer's model.
-
-        Raises:
-            ModelError: a server has another model, or another tokenizer.
-            EngineError: a server does not answer.
-        """
-        for url in self._urls:
-            client = OpenAIClient(url, api_key=self._api_key, dialect="legos")
-            asyncio.run(check_same_model(client, model, where=url))
 
     def client(self) -> ClientPool:
         """A client of all servers."""
@@ -184,3 +196,31 @@ class ServedEngine:
 
     def _publisher(self) -> HttpPublisher:
         return HttpPublisher(self._urls, api_key=self._api_key)
+
+
+def served_engine(urls: Sequence[str], model: ModelHandle, *, api_key: str | None) -> ServedEngine:
+    """The engines of running servers (``legos serve``), which must have the model.
+
+    Raises:
+        ModelError: a server has another model, or another tokenizer.
+        EngineError: a server does not answer.
+    """
+    for url in urls:
+        client = OpenAIClient(url, api_key=api_key, dialect="legos")
+        asyncio.run(check_same_model(client, model, where=url))
+    return ServedEngine(urls, api_key=api_key)
+
+
+async def kind_of(url: str, *, api_key: str | None) -> Dialect:
+    """The kind of a server.
+
+    Raises:
+        EngineError: it does not answer.
+    """
+    server = Transport(api_root(url), api_key=api_key, timeout_s=60.0, max_connections=1, retries=2)
+    try:
+        return (await server.request("GET", "/models", dialect_of))[0]
+    except (EndpointError, RequestError) as error:
+        raise EngineError(str(error)) from error
+    finally:
+        await server.aclose()

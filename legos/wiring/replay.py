@@ -48,7 +48,7 @@ def replay_steps(
         CheckpointError: the checkpoint is from another model.
         TrainerError: a step has no sample.
     """
-    config = config.replace(server=())  # nothing is sampled
+    config = config.replace(server=(), engine="device")  # nothing is sampled
     trainer = trainer_of(config, inline=True, restored=checkpoint is not None)
     try:
         if checkpoint is not None:

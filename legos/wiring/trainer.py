@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,14 @@ from legos.weights.adapter import AdapterInfo
 from legos.weights.folder import read_adapter
 from legos.wiring.arena import policies_of
 from legos.wiring.device import find_device
-from legos.wiring.engines import EngineHandle, SeatClient, ServedEngine, TokenEngine
+from legos.wiring.engines import (
+    EngineHandle,
+    MakeEngine,
+    SeatClient,
+    TokenEngine,
+    kind_of,
+    served_engine,
+)
 from legos.wiring.model import apply_lora, model_place
 
 if TYPE_CHECKING:
@@ -52,7 +60,7 @@ class Trainer(PolicyTrainer):
         model: ModelHandle,
         config: TrainingConfig | None = None,
         limits: EngineLimits | None = None,
-        generation: EngineHandle | None = None,
+        generation: MakeEngine | None = None,
         policies: Sequence[str] = (POLICY,),
         seed: int = 0,
         restored: bool = False,
@@ -65,7 +73,8 @@ class Trainer(PolicyTrainer):
             config: settings of training.
             limits: limits of the engine that is made; None: the defaults, within the memory of
                 ``config``.
-            generation: an engine elsewhere; None: an engine of the model, in this process.
+            generation: makes an engine elsewhere for the model with LoRA; None: an engine of the
+                model's device, in this process.
             policies: names of the adapters to train, each with its own optimiser; an arena lists
                 its own in ``Arena.policies``.
             seed: seed of the first matrix of each LoRA pair.
@@ -91,7 +100,11 @@ class Trainer(PolicyTrainer):
         self.model = model
         settings = backend_config(config, restored=restored, report=tell)
         limits = limits or EngineLimits(memory_bytes=settings.memory_limit_bytes)
-        self.generation = generation or TokenEngine(model.make_engine(limits), model)
+        self.generation: EngineHandle = (
+            TokenEngine(model.make_engine(limits), model)
+            if generation is None
+            else generation(model)
+        )
         others = model.processes
         self.rank, self.num_processes = (others.rank, others.size) if others else (0, 1)
         super().__init__(
@@ -146,7 +159,7 @@ class Trainer(PolicyTrainer):
     @property
     def engine(self) -> LocalEngine:
         """The engine that takes token ids."""
-        return self._token_engine("its engine takes no token ids").engine
+        return self._token_engine().engine
 
     def client(self) -> SeatClient:
         """A client of the engine."""
@@ -155,7 +168,7 @@ class Trainer(PolicyTrainer):
     @property
     def endpoints(self) -> "SeatHost":
         """Serves the seats of plays to other programs (``Table.endpoint``)."""
-        return self._token_engine("its seats cannot be served to other programs").endpoints
+        return self._token_engine().endpoints
 
     async def tokens_generated(self, policy: str = POLICY) -> int:
         """Number of tokens that the engine has sampled for a policy.
@@ -176,9 +189,17 @@ class Trainer(PolicyTrainer):
         self.generation.close()
         self.model.close()
 
-    def _token_engine(self, otherwise: str) -> TokenEngine:
+    def _token_engine(self) -> TokenEngine:
+        """The engine, if requests of token ids reach it.
+
+        Raises:
+            ConfigError: they do not.
+        """
         if not isinstance(self.generation, TokenEngine):
-            raise ConfigError(f"the policy is on a server, so {otherwise}; leave the server out")
+            raise ConfigError(
+                "the policy is on servers of `legos serve`, so this process serves neither it nor "
+                "its seats; ask those servers and leave loop.serve_port out, or leave server out"
+            )
         return self.generation
 
 
@@ -207,11 +228,13 @@ def trainer_of(
     """
     device = find_device(config.device)
     policies = policies_of(config.arena)
+    say = tell or logger.info
+    elsewhere = _elsewhere(config, policies, api_key, say)
     model = device.load(
         model_place(config.model),
         inline=inline,
         training=_size(config, len(policies)),
-        report=tell or logger.info,
+        report=say,
     )
     longest = config.generation.max_tokens
     if longest is not None and longest >= model.context:
@@ -223,7 +246,7 @@ def trainer_of(
         model=model,
         config=config.training,
         limits=config.generation.limits(config.training.memory_limit_gib),
-        generation=_served(config, model, api_key),
+        generation=elsewhere,
         policies=policies,
         seed=config.seed,
         restored=restored,
@@ -231,13 +254,33 @@ def trainer_of(
     )
 
 
-def _served(config: RunConfig, model: ModelHandle, api_key: str | None) -> EngineHandle | None:
-    """The engines of the run's servers, which have the model; None: there are no servers."""
+def _elsewhere(
+    config: RunConfig, policies: Sequence[str], api_key: str | None, say: Callable[[str], object]
+) -> MakeEngine | None:
+    """Makes the engine that the settings name; None: one in this process.
+
+    Raises:
+        ConfigError: the servers are of a kind that cannot work together.
+        EngineError: a server does not answer.
+    """
+    from legos.wiring.vllm import started_vllm, vllm_at
+
+    if config.engine == "vllm":
+        return partial(started_vllm, config.vllm_bin, policies=policies, say=say)
     if not config.server:
         return None
-    served = ServedEngine(config.server, api_key=api_key)
-    served.check(model)
-    return served
+    kinds = [asyncio.run(kind_of(url, api_key=api_key)) for url in config.server]
+    if kinds == ["vllm"]:
+        return partial(vllm_at, config.server[0], policies=policies, api_key=api_key)
+    other = next(
+        (url for url, kind in zip(config.server, kinds, strict=True) if kind != "legos"), None
+    )
+    if other is not None:
+        raise ConfigError(
+            f"server {other!r} is neither `legos serve` nor the only server of the run, a vLLM; "
+            "give addresses of `legos serve`, or of one vLLM server"
+        )
+    return partial(served_engine, config.server, api_key=api_key)
 
 
 def _size(config: RunConfig, policies: int) -> TrainingSize:
@@ -252,7 +295,7 @@ def _size(config: RunConfig, policies: int) -> TrainingSize:
         others=sum(map(bool, (training.kl_coef, training.ema_kl_coef))),
         policies=policies,
         limit_bytes=backend.memory_limit_bytes,
-        engine=None if config.server else config.generation.limits(training.memory_limit_gib),
+        engine=None if config.elsewhere else config.generation.limits(training.memory_limit_gib),
     )
 
 

@@ -1,15 +1,144 @@
-"""Make the parts of a vLLM server from a model."""
+"""Make the engine of a vLLM server, which runs elsewhere or as a process of ours."""
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from legos.builtin import EXAMPLE
 from legos.data.message import Message
+from legos.data.names import BASE, evaluated_name
 from legos.device import ModelHandle
+from legos.vllm.check import check_sampler, server_facts
+from legos.vllm.command import VllmOptions, find_vllm, vllm_command
+from legos.vllm.engine import VllmEngine
+from legos.vllm.live import LiveAdapters
 from legos.vllm.probe import TOLERANCE, Probe
+from legos.vllm.process import VllmProcess, free_port
+from legos.vllm.publisher import Upkeep, VllmPublisher
+from legos.vllm.upkeep import GivenServer, OwnServer
 from legos.weights.adapter import Adapter
+from legos.wiring.engines import TokenEngine
 
-__all__ = ["probe_of"]
+__all__ = ["probe_of", "started_vllm", "vllm_at"]
+
+WAIT_S = 600.0  # how long a run waits for a server that has failed
+
+
+def vllm_at(
+    url: str, model: ModelHandle, *, policies: Sequence[str], api_key: str | None = None
+) -> TokenEngine:
+    """The engine of a running vLLM server, which must see this machine's temporary folder.
+
+    Args:
+        url: address of the server.
+        model: the trainer's model, with LoRA that still changes nothing.
+        policies: names of the trained adapters.
+        api_key: API key of the server.
+
+    Raises:
+        ModelError: the server has another model, or reports other log-probabilities.
+        AdapterError: the server cannot serve the run's adapters.
+        EngineError: the server does not answer.
+    """
+    with ExitStack() as stack:
+        server = GivenServer(url, wait_s=WAIT_S)
+        return _engine(server, model, policies=policies, api_key=api_key, stack=stack)
+
+
+def started_vllm(
+    program: Path | None,
+    model: ModelHandle,
+    *,
+    policies: Sequence[str],
+    say: Callable[[str], object],
+) -> TokenEngine:
+    """Start ``vllm serve`` as a process of ours, and return its engine.
+
+    Args:
+        program: the ``vllm`` program; None: ``LEGOS_VLLM_BIN``, or ``vllm`` on PATH.
+        model: the trainer's model, with LoRA that still changes nothing.
+        policies: names of the trained adapters.
+        say: receives the progress of the start.
+
+    Raises:
+        ConfigError: the program is not found, or cannot serve LoRA of this rank.
+        EngineError: the server does not start.
+    """
+    assert model.lora is not None
+    options = VllmOptions(
+        model=model.folder,
+        name=model.folder.name,
+        dtype=model.dtype,
+        context=model.context,
+        rank=model.lora.rank,
+        max_loras=2 * len(policies) + 3,  # evaluated copies, the base, a next version and a rival
+    )
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="legos-vllm-")))
+        port = free_port()
+        command = vllm_command(find_vllm(program), options, port=port)
+        process = VllmProcess(command, port=port, log=folder / "vllm.log", say=say)
+        stack.callback(process.close)
+        process.start()
+        process.wait()
+        return _engine(OwnServer(process), model, policies=policies, api_key=None, stack=stack)
+
+
+def _engine(
+    server: Upkeep,
+    model: ModelHandle,
+    *,
+    policies: Sequence[str],
+    api_key: str | None,
+    stack: ExitStack,
+) -> TokenEngine:
+    """The engine of a server; closing it closes what is on the stack."""
+    facts = asyncio.run(server_facts(server.url, api_key=api_key, context=model.context))
+    probe = probe_of(model)
+    live = LiveAdapters(facts.model)
+    names = [*policies, *map(evaluated_name, policies), BASE]
+    publisher = VllmPublisher(server, live, probe, names=names, api_key=api_key)
+    engine = VllmEngine(
+        server.url,
+        live,
+        publisher,
+        num_vocabulary=model.num_vocabulary,
+        context=facts.context,
+        api_key=api_key,
+    )
+    stack.callback(engine.close)
+    # vLLM applies LoRA of the output head to requests of its base model too, after an adapter was
+    # used; an adapter that changes nothing answers as the base model does.
+    engine.load_adapter(replace(model.base_adapter(), name=BASE)).result()
+    asyncio.run(
+        check_sampler(
+            server.url,
+            live.newest[BASE].model,
+            api_key=api_key,
+            prompt=probe.prompt,
+            logprobs=partial(_next_token, model(probe.prompt)[-1]),
+            tolerance=4 * TOLERANCE[_dtype(model)],  # of one token; the probe's is a mean
+        )
+    )
+    return TokenEngine(engine, model, closing=stack.pop_all().close)
+
+
+def _next_token(logits: NDArray[np.floating], temperature: float) -> NDArray[np.float64]:
+    """[V] nats of the next token at a temperature."""
+    scaled = logits.astype(np.float64) / temperature
+    scaled -= scaled.max()
+    return scaled - np.log(np.exp(scaled).sum())
+
+
+def _dtype(model: ModelHandle) -> str:
+    return model.dtype if model.dtype in TOLERANCE else "float32"
 
 
 def probe_of(model: ModelHandle) -> Probe:
@@ -22,5 +151,4 @@ def probe_of(model: ModelHandle) -> Probe:
         chosen = shifted[np.arange(len(prompt) - 1), prompt[1:]]
         return chosen - np.log(np.exp(shifted).sum(axis=-1))
 
-    dtype = model.dtype if model.dtype in TOLERANCE else "float32"
-    return Probe(tuple(prompt), logprobs, like=model.base_adapter(), dtype=dtype)
+    return Probe(tuple(prompt), logprobs, like=model.base_adapter(), dtype=_dtype(model))

@@ -1,0 +1,113 @@
+"""``legos train --server`` against a real vLLM server."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from legos import GRPOCredit, TrainingConfig, make_arena, synchronous_training_loop
+from legos.cli import main
+from legos.config.schema import RunConfig
+from legos.data.sample import TrainingBatch
+from legos.loop.trainer import Metrics
+from legos.run.checkpoint import newest_whole, read_state
+from legos.track.jsonl import read_steps
+from legos.vllm.process import VllmProcess
+from legos.weights.folder import write_adapter
+from legos.wiring.trainer import trainer_of
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+FAST = ("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16")
+RUN = Path("run")
+
+
+def ledger_of(run: Path) -> dict[str, int]:
+    """The account of a run's newest checkpoint; raises where it does not balance."""
+    state = read_state(newest_whole(run / "checkpoints"))
+    ledger = state["trainer"]["ledger"]
+    queued = sum(len(sample[1]) for batch in state["queued"] for sample in batch["samples"])
+    lost = sum(ledger["filtered"].values()) + sum(ledger["discarded"].values())
+    assert ledger["generated"] == ledger["trained"] + lost + queued
+    return ledger
+
+
+def test_a_run_is_evaluated_balanced_and_resumed(
+    vllm_server: VllmProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    server = ("--server", vllm_server.url, "--training.staleness-limit", "0")
+    assert main(["train", *server, "--out", str(RUN), "--steps", "3", *FAST]) == 0
+    assert ledger_of(RUN)["trained"] > 0
+    assert main(["train", "--resume", str(RUN), "--steps", "5"]) == 0
+    steps = {int(step["step"] or 0): step for step in read_steps(RUN / "metrics.jsonl")}
+    assert sorted(steps) == [1, 2, 3, 4, 5]
+    assert all("eval/optimal_move_rate" in steps[step] for step in (3, 5))
+    assert all((step["mismatch_k3"] or 0) < 1e-6 for step in steps.values())
+    assert all(step["staleness_max"] == 0 for step in steps.values())
+    ledger_of(RUN)
+
+
+RIVALS = """
+from legos import Arena, Seat, Task
+
+class Rivals(Arena):
+    roles = ("learner", "rival")
+    max_tokens = 3
+
+    def tasks(self, rng):
+        while True:
+            yield Task(id="round")
+
+    def seats(self, task):
+        rival = Seat(role="rival", client=self.client, name="old", adapter="old", trainable=False)
+        return {**super().seats(task), "rival": rival}
+
+    async def play(self, t):
+        said = await t.ask_all({role: "Nim: 5 left" for role in self.roles})
+        learner, rival = (len(said[role].answer) for role in self.roles)
+        return {"learner": learner - rival, "rival": rival - learner}
+"""
+
+
+def test_tokens_of_a_frozen_rival_on_the_same_server_are_not_in_the_account(
+    vllm_server: VllmProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "rivals.py").write_text(RIVALS)
+    training = TrainingConfig(min_samples_per_step=8, learning_rate=3e-3, kl_coef=0.0)
+    config = RunConfig(
+        arena=f"{tmp_path / 'rivals.py'}:Rivals", server=(vllm_server.url,), training=training
+    )
+    trainer = trainer_of(config, inline=False)
+    arena = make_arena(config.arena, trainer.client())
+    arena.credit_assigner, arena.tasks_per_step, arena.group_size = GRPOCredit(), 4, 4
+    (tmp_path / "old").mkdir()
+    write_adapter(trainer.backend.adapter(), tmp_path / "old")
+    old = trainer.load_adapter(tmp_path / "old", name="old")
+    rivals: list[tuple[str, int]] = []
+
+    async def note(_: Metrics, batches: Sequence[TrainingBatch]) -> None:
+        plays = [play for batch in batches for play in batch.episodes]
+        seats = [seat for play in plays for seat in play.rollouts if seat.role == "rival"]
+        rivals.extend(
+            (turn.completion.adapter, version)
+            for seat in seats
+            for turn in seat.turns
+            for version in turn.completion.versions
+        )
+
+    async def go() -> tuple[int, int]:
+        await synchronous_training_loop(arena, trainer, 6, after_step=note, progress=False)
+        return await trainer.tokens_generated("policy"), await trainer.tokens_generated("old")
+
+    try:
+        sampled, of_rival = asyncio.run(go())
+        assert trainer.version >= 5
+        assert set(rivals) == {("old", old.version)}
+        assert of_rival >= len(rivals) > 0
+        ledger = trainer.ledger
+        assert ledger.generated == sampled
+        assert ledger.trained > 0
+        ledger.check(queued=0)
+    finally:
+        trainer.close()
