@@ -1,13 +1,11 @@
 """The commands: each parses its options and calls one function of ``legos.apps``."""
 
-import inspect
-import shlex
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
+from legos.cli.backends import NOT_OF_LEGOS, refuse_unused, serve_with_vllm
 from legos.cli.output import Flag, show
 from legos.cli.overrides import (
     EvaluationLoopOptions,
@@ -212,23 +210,9 @@ def serve(
         log_prompts=log_prompts,
     )
     if backend == "vllm":
-        from legos.apps.serve import read_adapters
-        from legos.apps.serve_vllm import serve_vllm
-
-        _refuse_unused(given, _NOT_OF_VLLM, "--backend vllm")
-        serve_vllm(
-            model=model,
-            adapters=read_adapters(adapter),
-            host=host,
-            port=port,
-            api_key=api_key,
-            max_rows=max_batch,
-            program=vllm_bin,
-            arguments=[part for text in vllm_arguments for part in shlex.split(text)],
-            say=show,
-        )
+        serve_with_vllm(serve, given)
         return
-    _refuse_unused(given, ("vllm_bin", "vllm_arguments"), "--backend legos")
+    refuse_unused(serve, given, NOT_OF_LEGOS, "--backend legos")
     run(
         model=model,
         adapters=adapter,
@@ -240,30 +224,6 @@ def serve(
         keep_awake=keep_awake,
         say=show,
     )
-
-
-_NOT_OF_VLLM = (
-    "decode_ahead",
-    "max_queue",
-    "timeout_s",
-    "max_body_mb",
-    "adapter_folder",
-    "max_adapters",
-    "drain_s",
-    "keep_awake",
-    "log_prompts",
-)
-
-
-def _refuse_unused(given: Mapping[str, object], names: Sequence[str], backend: str) -> None:
-    """Refuse options of ``serve`` that a backend does not read.
-
-    Raises:
-        ConfigError: one of them was given.
-    """
-    for name in names:
-        if given[name] != inspect.signature(serve).parameters[name].default:
-            raise ConfigError(f"--{name.replace('_', '-')} has no effect with {backend}")
 
 
 def chat(

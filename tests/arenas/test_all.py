@@ -17,6 +17,7 @@ from legos import (
     training_loop,
 )
 from legos.arena.registry import known_arenas
+from legos.clients.engine import EngineClient
 from legos.config.schema import GenerationConfig, PlayConfig
 from legos.data.sample import TrainingBatch
 from legos.protocols import Client
@@ -64,7 +65,7 @@ def trained(files: Path) -> Generator[tuple[Trainer, str]]:
     config = TrainingConfig(lora_rank=4, learning_rate=1e-3, min_samples_per_step=1)
     trainer = Trainer(model=model, config=config)
     service = Service(
-        trainer.client(),
+        EngineClient(trainer.engine, model.tokenizer),
         trainer.engine,
         model.tokenizer,
         model="tiny",
