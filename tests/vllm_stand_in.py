@@ -16,7 +16,7 @@ from legos.vllm.probe import Probe
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.peft import read_peft
 
-PROMPT = (3, 5, 7)
+PROMPT, WATCHED = (3, 4), (5, 7)
 NOT_FOUND = HttpAnswer({"error": {"message": "cannot be found"}}, 404)
 
 
@@ -32,15 +32,15 @@ def small_adapter(version: int, *, name: str = "policy", size: float = 1.0) -> A
     )
 
 
-def logprobs(adapter: Adapter | None, prompt: Sequence[int] = PROMPT) -> NDArray[np.float64]:
-    """[T - 1] nats of a prompt's tokens after the first; None: the base model."""
+def logprobs(adapter: Adapter | None, watched: Sequence[int] = WATCHED) -> NDArray[np.float64]:
+    """[K] nats of the next token; None: the base model."""
     arrays = {} if adapter is None else adapter.arrays
     size = sum(np.abs(array).sum() for name, array in arrays.items() if name.endswith("lora_b"))
-    return -np.array(prompt[1:]) * float(size)
+    return -np.array(watched) * float(size)
 
 
 def small_probe() -> Probe:
-    return Probe(PROMPT, logprobs, like=small_adapter(0))
+    return Probe(PROMPT, WATCHED, logprobs, like=small_adapter(0))
 
 
 class StandIn:
@@ -101,10 +101,7 @@ class StandIn:
             return NOT_FOUND
         adapter = None if self.ignores else self.loaded.get(name)
         watched = asked.body["logprob_token_ids"]
-        values = logprobs(adapter, [0, *watched])
-        tops = {f"token_id:{token}": nats for token, nats in zip(watched, values, strict=True)}
-        choices = [
-            {"index": index, "logprobs": {"top_logprobs": [tops]}}
-            for index, _ in enumerate(asked.body["prompt"])
-        ]
+        values = zip(watched, logprobs(adapter, watched), strict=True)
+        tops = {f"token_id:{token}": nats for token, nats in values}
+        choices = [{"logprobs": {"top_logprobs": [tops]}}]
         return HttpAnswer(json.dumps({"choices": choices}).encode())

@@ -124,10 +124,10 @@ async def _load(
     """
     server = VllmApi(url, api_key=api_key)
     try:
-        plain = await server.logprobs(base, PROMPT)
+        plain = await server.logprobs(base, PROMPT, PROMPT)
         for adapter in adapters:
             await server.load(adapter.name, str(folder / adapter.name), base_model=base)
-            found = await server.logprobs(adapter.name, PROMPT)
+            found = await server.logprobs(adapter.name, PROMPT, PROMPT)
             trained = any(np.any(a) for n, a in adapter.arrays.items() if n.endswith("lora_b"))
             if trained and np.array_equal(found, plain):
                 raise AdapterError(

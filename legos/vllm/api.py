@@ -66,7 +66,7 @@ class VllmApi:
         except (RequestError, EndpointError) as error:
             if (await self.listed()).get(name) == place:
                 return
-            await self.logprobs(base_model, (1, 2))  # otherwise its engine failed
+            await self.logprobs(base_model, (1,), (1,))  # otherwise its engine failed
             text = f"{error};".lower()
             mend = "; ".join(flag for reason, flag in _FLAGS if re.search(reason, text))
             raise AdapterError(f"adapter {name} cannot be loaded: {error}; {mend}") from error
@@ -79,27 +79,27 @@ class VllmApi:
             if name in await self.listed():
                 raise
 
-    async def logprobs(self, name: str, prompt: Sequence[int]) -> NDArray[np.float64]:
-        """[T - 1] nats of the tokens of a prompt after the first, at temperature 1.
+    async def logprobs(
+        self, name: str, prompt: Sequence[int], watched: Sequence[int]
+    ) -> NDArray[np.float64]:
+        """[K] nats of K tokens as the next one after a prompt, at temperature 1.
 
-        Each position is a prompt of its own: vLLM's ``prompt_logprobs`` applies LoRA on the output
-        head to wrong rows, and kills the engine where other requests are in the batch.
+        vLLM's ``prompt_logprobs`` would give more positions, but applies LoRA on the output head to
+        wrong rows, and kills the engine where other requests are in the batch.
         """
         body = {
             "model": name,
-            "prompt": [prompt[:end] for end in range(1, len(prompt))],
+            "prompt": prompt,
             "max_tokens": 1,
             "temperature": 1.0,
             "logprobs": 0,
-            "logprob_token_ids": sorted(set(prompt[1:])),
+            "logprob_token_ids": watched,
             "return_tokens_as_token_ids": True,
         }
 
         def read(answer: bytes) -> NDArray[np.float64]:
-            choices = sorted(_decoded(answer, _Completion).choices, key=lambda one: one.index)
-            tops = [choice.logprobs.top_logprobs[0] for choice in choices]
-            found = [top[f"token_id:{token}"] for top, token in zip(tops, prompt[1:], strict=True)]
-            return np.array(found, np.float64)
+            (top,) = _decoded(answer, _Completion).choices[0].logprobs.top_logprobs
+            return np.array([top[f"token_id:{token}"] for token in watched], np.float64)
 
         return await self._request("POST", "/v1/completions", read, json=body)
 
@@ -131,7 +131,6 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    index: int
     logprobs: _Logprobs
 
 

@@ -19,16 +19,17 @@ Floats = NDArray[np.floating]
 TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
 """Largest mean difference of a log-probability, nats, by the type in which the server computes."""
 
-CLEAR = 0.5  # nats a token by which the first adapter changes the prompt's log-probabilities
+CLEAR = 0.5  # nats a token by which the first adapter changes the log-probabilities
 TIMES_NOISE = 4.0  # a smaller change cannot be told from rounding
 
 
 class Probe:
-    """A fixed prompt, and what the trainer computes for it under each adapter."""
+    """A fixed prompt, and the probabilities of the next token that the trainer computes for it."""
 
     def __init__(
         self,
         prompt: tuple[int, ...],
+        watched: tuple[int, ...],
         logprobs: Callable[[Adapter], Floats],
         *,
         like: Adapter,
@@ -37,13 +38,14 @@ class Probe:
         """Make a probe.
 
         Args:
-            prompt: [T] token ids.
-            logprobs: [T - 1] nats of the tokens after the first, as the trainer computes them under
-                an adapter; it is called on a thread.
+            prompt: token ids.
+            watched: [K] different token ids, at most 128.
+            logprobs: [K] nats of these as the next token, as the trainer computes them under an
+                adapter; it is called on a thread.
             like: an adapter with the run's LoRA.
             dtype: the narrower of the float types of trainer and server.
         """
-        self.prompt = prompt
+        self.prompt, self.watched = prompt, watched
         self.noise = 0.0  # largest mean difference between server and trainer so far, nats
         self._logprobs = logprobs
         self._like = like
@@ -52,11 +54,11 @@ class Probe:
         self._base: Floats | None = None
 
     def expected(self, adapter: Adapter) -> Floats:
-        """[T - 1] nats of the prompt's tokens under an adapter, as the trainer computes them."""
+        """[K] nats of the watched tokens under an adapter, as the trainer computes them."""
         return self._logprobs(adapter)
 
     def first_adapter(self) -> Adapter:
-        """An adapter of the run's shape that clearly changes the prompt's log-probabilities.
+        """An adapter of the run's shape that clearly changes the log-probabilities.
 
         Raises:
             AdapterError: no adapter of this shape does.
@@ -80,7 +82,7 @@ class Probe:
 
         Args:
             adapter: the adapter that was loaded.
-            found: [T - 1] nats at the server.
+            found: [K] nats at the server.
             server: address of the server.
 
         Raises:

@@ -8,6 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from legos.errors import AdapterError, EndpointError, EngineError, RequestError
 from legos.vllm.api import VllmApi
 from legos.vllm.live import LiveAdapters, ServedModel
@@ -219,11 +222,14 @@ class VllmPublisher:
         place = str(self._folders.place(served))
         await self._api.load(served.model, place, base_model=self._live.base_model)
         try:
-            found = await self._api.logprobs(served.model, self._probe.prompt)
+            found = await self._logprobs(served.model)
             await asyncio.to_thread(self._probe.check, adapter, found, server=self._server.url)
         except AdapterError:
             await self._api.unload(served.model)
             raise
+
+    async def _logprobs(self, model: str) -> NDArray[np.float64]:
+        return await self._api.logprobs(model, self._probe.prompt, self._probe.watched)
 
     async def _retire(self) -> None:
         """Unload replaced adapters that no request uses, and remove folders of earlier ones."""
@@ -282,7 +288,7 @@ class VllmPublisher:
     async def _reload(self) -> int:
         """Load what is live and not loaded, check all of it, and return how many were lost."""
         listed = await self._api.listed()
-        await self._api.logprobs(self._live.base_model, self._probe.prompt)
+        await self._logprobs(self._live.base_model)
         live = list(self._live.loaded())
         for served in live:
             await self._load(served, self._adapters[served.model])

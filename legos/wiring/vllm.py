@@ -141,14 +141,20 @@ def _dtype(model: ModelHandle) -> str:
     return model.dtype if model.dtype in TOLERANCE else "float32"
 
 
+PROMPT = 8  # tokens of the prompt: a long one would slow every publication down
+WATCHED = 64  # tokens whose probabilities after a fixed prompt are compared
+
+
 def probe_of(model: ModelHandle) -> Probe:
     """A probe that compares a server with a model, whose LoRA it leaves as it is."""
-    prompt = model.tokenizer.render((Message("user", EXAMPLE),))
+    prompt = tuple(model.tokenizer.render((Message("user", EXAMPLE),)))[-PROMPT:]
+
+    step = max(1, model.num_vocabulary // WATCHED)
+    watched = tuple(range(0, model.num_vocabulary, step))[:WATCHED]
 
     def logprobs(adapter: Adapter) -> NDArray[np.float64]:
-        logits = model(prompt, adapter=adapter)[:-1].astype(np.float64)
-        shifted = logits - logits.max(axis=-1, keepdims=True)
-        chosen = shifted[np.arange(len(prompt) - 1), prompt[1:]]
-        return chosen - np.log(np.exp(shifted).sum(axis=-1))
+        logits = model(prompt, adapter=adapter)[-1].astype(np.float64)
+        logits -= logits.max()
+        return logits[list(watched)] - np.log(np.exp(logits).sum())
 
-    return Probe(tuple(prompt), logprobs, like=model.base_adapter(), dtype=_dtype(model))
+    return Probe(prompt, watched, logprobs, like=model.base_adapter(), dtype=_dtype(model))

@@ -13,9 +13,9 @@ from legos.wiring.model import apply_lora, load_model
 from legos.wiring.vllm import probe_of
 
 
-def logprobs(logits: NDArray[np.float32], ids: tuple[int, ...]) -> NDArray[np.float64]:
-    logits_TV = logits[:-1].astype(np.float64)
-    return logits_TV[np.arange(len(ids) - 1), ids[1:]] - np.log(np.exp(logits_TV).sum(-1))
+def next_token(logits: NDArray[np.float32], watched: tuple[int, ...]) -> NDArray[np.float64]:
+    last = logits[-1].astype(np.float64)
+    return last[list(watched)] - np.log(np.exp(last).sum())
 
 
 def test_a_probe_computes_any_adapter_and_leaves_the_model_as_it_is(
@@ -26,10 +26,10 @@ def test_a_probe_computes_any_adapter_and_leaves_the_model_as_it_is(
     probe = probe_of(model)
     first, ids = probe.first_adapter(), probe.prompt
     before, found = model(ids), probe.expected(first)
-    assert np.abs(found - logprobs(before, ids)).mean() > 0.5
+    assert np.abs(found - next_token(before, probe.watched)).mean() > 0.5
     transposed = {name: array.T for name, array in first.arrays.items()}
     with pytest.raises(AdapterError, match="rank"):
         probe.expected(replace(first, arrays=transposed))
     np.testing.assert_array_equal(model(ids), before)
     model.set_adapter(first)
-    np.testing.assert_allclose(found, logprobs(model(ids), ids), atol=1e-5)
+    np.testing.assert_allclose(found, next_token(model(ids), probe.watched), atol=1e-5)
