@@ -28,6 +28,8 @@ from legos.wiring.engines import TokenEngine
 
 __all__ = ["probe_of", "started_vllm", "vllm_at"]
 
+PROMPT = 8  # tokens of the probe's prompt: a long one would slow every publication down
+WATCHED = 64  # tokens whose probabilities after it are compared
 WAIT_S = 600.0  # how long a run waits for a server that has failed
 
 
@@ -139,10 +141,6 @@ def _next_token(logits: NDArray[np.floating], temperature: float) -> NDArray[np.
 
 def _dtype(model: ModelHandle) -> str:
     return model.dtype if model.dtype in TOLERANCE else "float32"
-
-
-PROMPT = 8  # tokens of the prompt: a long one would slow every publication down
-WATCHED = 64  # tokens whose probabilities after a fixed prompt are compared
 
 
 def probe_of(model: ModelHandle) -> Probe:
