@@ -5,6 +5,7 @@ gradient.
 """
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -26,7 +27,9 @@ from legos.testing import make_episode, make_turn, random_samples
 from legos.weights.policy_state import PolicyState, write_policy_state
 from legos.wiring.model import apply_lora, load_model
 
-pytest.importorskip("torch", reason="torch is not installed; uv pip install 'torch<2.14'")
+pytestmark = pytest.mark.skipif(  # torch itself is imported by the first test, not by every worker
+    find_spec("torch") is None, reason="torch is not installed; uv pip install 'torch<2.14'"
+)
 
 Arrays = Mapping[str, NDArray[np.float32]]
 Name = Literal["mlx", "torch"]
