@@ -19,6 +19,7 @@ from legos.data.names import BASE, POLICY
 from legos.data.request import Generated, Request
 from legos.data.sample import Sample
 from legos.data.step import MeasuredStep
+from legos.losses.softmax import log_softmax
 from legos.testing.records import make_sample
 from legos.weights.adapter import Adapter
 from legos.wiring.device import Row, device_checks
@@ -275,9 +276,7 @@ class SelfTest:
         gaps: list[NDArray[np.float64]] = []
         for prompt, answer in answers:
             logits = self._model(prompt + answer.token_ids[:-1])[len(prompt) - 1 :]
-            top = logits.max(axis=1)
-            normaliser = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
-            own = logits[np.arange(len(logits)), answer.token_ids] - normaliser
+            own = log_softmax(np, logits)[np.arange(len(logits)), answer.token_ids]
             gaps.append(np.abs(own.astype(np.float64) - np.array(answer.logprobs)))
         return np.concatenate(gaps)
 

@@ -7,6 +7,7 @@ tokens. All arrays are float32 and at the sampling temperature, as in the engine
 from typing import Any
 
 from legos.data.batch import Batch
+from legos.losses.softmax import logsumexp
 
 __all__ = [
     "IMPOSSIBLE",
@@ -62,14 +63,14 @@ def position_logprobs(xp: Any, logits: Any, positions: Positions) -> tuple[Any, 
     """
     if positions.tempered:
         logits = logits / positions.temperature
-    normaliser = _logsumexp(xp, logits)
+    normaliser = logsumexp(xp, logits)
     if not positions.any_legal:
         return logits - normaliser, None
     legal = xp.where(
         positions.is_legal, xp.take_along_axis(logits, positions.legal, axis=1), IMPOSSIBLE
     )
     if positions.any_restricted:
-        normaliser = xp.where(positions.restricted[:, None], _logsumexp(xp, legal), normaliser)
+        normaliser = xp.where(positions.restricted[:, None], logsumexp(xp, legal), normaliser)
     return logits - normaliser, xp.where(positions.is_legal, legal - normaliser, IMPOSSIBLE)
 
 
@@ -95,7 +96,7 @@ def entropy(xp: Any, position_logprob: Any, legal_logprob: Any, positions: Posit
     if not positions.any_legal:
         return -xp.sum(xp.exp(position_logprob) * position_logprob, axis=1)
     weights = xp.where(positions.has_legal[:, None], legal_logprob, 0.0)
-    log_p = weights - _logsumexp(xp, weights)
+    log_p = weights - logsumexp(xp, weights)
     over_legal = -xp.sum(xp.where(positions.is_legal, xp.exp(log_p) * log_p, 0.0), axis=1)
     if positions.all_legal:
         return over_legal
@@ -155,9 +156,3 @@ def _mean_over_support(
     log_p, legal_values = (xp.where(positions.is_legal, x, 0.0) for x in (policy[1], values[1]))
     over_legal = xp.sum(xp.where(positions.is_legal, xp.exp(log_p) * legal_values, 0.0), axis=1)
     return xp.where(positions.restricted, over_legal, over_all)
-
-
-def _logsumexp(xp: Any, x: Any) -> Any:
-    """[..., 1] log of the sum of exponentials over the last axis."""
-    top = xp.max(x, axis=-1, keepdims=True)
-    return top + xp.log(xp.sum(xp.exp(x - top), axis=-1, keepdims=True))

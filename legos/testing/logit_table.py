@@ -24,6 +24,7 @@ from legos.data.step import BackendConfig, PassResult, Update
 from legos.errors import AdapterError, CheckpointError, RequestError, TrainerError
 from legos.losses.objective import Objective
 from legos.losses.positions import Positions, chosen_logprobs, position_logprobs
+from legos.losses.softmax import log_softmax
 from legos.losses.total import BatchArrays, total_loss
 from legos.protocols import Snapshot
 from legos.testing.engine import FakeEngine
@@ -149,7 +150,7 @@ class TableEngine(FakeEngine):
         if any(len(answer) != 1 for _, answers in prompts for answer in answers):
             raise RequestError("a table scores choices of one token alone")
         return [
-            _log_softmax(self._row(adapter, prompt)[[token for (token,) in answers]]).tolist()
+            log_softmax(np, self._row(adapter, prompt)[[token for (token,) in answers]]).tolist()
             for prompt, answers in prompts
         ]
 
@@ -169,7 +170,7 @@ class TableEngine(FakeEngine):
         legal: list[tuple[int, ...]] = []
         while node is not None and not node.closed and len(tokens) < request.max_tokens:
             row = self._row(request.adapter, (*request.prompt_ids, *tokens))
-            found = _log_softmax(row[list(node.legal)] / request.temperature)
+            found = log_softmax(np, row[list(node.legal)] / request.temperature)
             draw = np.random.default_rng([request.seed, len(tokens)])
             index = int(draw.choice(len(found), p=np.exp(found)))
             tokens.append(node.legal[index])
@@ -310,11 +311,6 @@ def _logits(table: Table, contexts: Sequence[str], num_vocabulary: int) -> Float
     """[P, V] rows of a table; zeros for missing contexts."""
     nothing = np.zeros(num_vocabulary)
     return np.stack([table.get(name, nothing) for name in contexts])
-
-
-def _log_softmax(logits: Floats) -> Floats:
-    top = logits.max()
-    return logits - top - np.log(np.exp(logits - top).sum())
 
 
 def _batch_of(samples: Sequence[Sample], weights: Sequence[float]) -> Batch:

@@ -8,6 +8,7 @@ from legos.data.message import Message
 from legos.data.names import BASE
 from legos.device import ModelHandle
 from legos.errors import EndpointError, EngineError, ModelError, RequestError
+from legos.losses.softmax import log_softmax
 
 __all__ = ["ANSWERS", "check_same_model", "own_scores", "tolerance"]
 
@@ -53,10 +54,8 @@ def own_scores(model: ModelHandle) -> list[float]:
     scores: list[float] = []
     for answer in model.tokenizer.encode_each(ANSWERS):
         logits = model((*prompt, *answer))[len(prompt) - 1 : -1].astype(np.float64)
-        chosen = logits[np.arange(len(answer)), list(answer)]
-        largest = logits.max(axis=-1)
-        total = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=-1))
-        scores.append(float((chosen - total).sum()))
+        chosen = log_softmax(np, logits)[np.arange(len(answer)), list(answer)]
+        scores.append(float(chosen.sum()))
     return scores
 
 

@@ -15,6 +15,7 @@ from legos.builtin import EXAMPLE
 from legos.data.message import Message
 from legos.data.names import BASE, evaluated_name
 from legos.device import ModelHandle
+from legos.losses.softmax import log_softmax
 from legos.vllm.check import check_sampler, server_facts
 from legos.vllm.command import VllmOptions, find_vllm, vllm_command
 from legos.vllm.engine import VllmEngine
@@ -134,9 +135,7 @@ def _engine(
 
 def _next_token(logits: NDArray[np.floating], temperature: float) -> NDArray[np.float64]:
     """[V] nats of the next token at a temperature."""
-    scaled = logits.astype(np.float64) / temperature
-    scaled -= scaled.max()
-    return scaled - np.log(np.exp(scaled).sum())
+    return log_softmax(np, logits.astype(np.float64) / temperature)
 
 
 def _dtype(model: ModelHandle) -> str:
@@ -146,13 +145,11 @@ def _dtype(model: ModelHandle) -> str:
 def probe_of(model: ModelHandle) -> Probe:
     """A probe that compares a server with a model, whose LoRA it leaves as it is."""
     prompt = tuple(model.tokenizer.render((Message("user", EXAMPLE),)))[-PROMPT:]
-
     step = max(1, model.num_vocabulary // WATCHED)
     watched = tuple(range(0, model.num_vocabulary, step))[:WATCHED]
 
     def logprobs(adapter: Adapter) -> NDArray[np.float64]:
         logits = model(prompt, adapter=adapter)[-1].astype(np.float64)
-        logits -= logits.max()
-        return logits[list(watched)] - np.log(np.exp(logits).sum())
+        return log_softmax(np, logits)[list(watched)]
 
     return Probe(prompt, watched, logprobs, like=model.base_adapter(), dtype=_dtype(model))

@@ -1,0 +1,16 @@
+"""Log-sum-exp and log-softmax, over any array namespace."""
+
+from typing import Any
+
+__all__ = ["log_softmax", "logsumexp"]
+
+
+def logsumexp(xp: Any, x: Any) -> Any:
+    """[..., 1] log of the sum of exponentials over the last axis."""
+    top = xp.max(x, axis=-1, keepdims=True)
+    return top + xp.log(xp.sum(xp.exp(x - top), axis=-1, keepdims=True))
+
+
+def log_softmax(xp: Any, x: Any) -> Any:
+    """[..., V] log-probabilities (nats) of [..., V] logits."""
+    return x - logsumexp(xp, x)
