@@ -28,7 +28,12 @@ from legos.losses.objective import Objective
 from legos.protocols import Snapshot
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.fits import check_finite, check_shapes
-from legos.weights.policy_state import PolicyState, read_policy_state, write_policy_state
+from legos.weights.policy_state import (
+    PolicyState,
+    policy_folder,
+    read_policy_state,
+    write_policy_state,
+)
 from legos.weights.reference import Lora, Reference
 
 __all__ = ["TorchBackend"]
@@ -311,7 +316,7 @@ class TorchBackend:
 
         def write(folder: Path) -> None:
             for name, state in states.items():
-                place = _place(folder, name)
+                place = policy_folder(folder, name)
                 place.mkdir(exist_ok=True)
                 write_policy_state(state, place)
                 lora = references[name]
@@ -334,7 +339,7 @@ class TorchBackend:
 
     def _restore(self, folder: Path) -> None:
         for name, policy in self._policies.items():
-            place = _place(folder, name)
+            place = policy_folder(folder, name)
             state = read_policy_state(place, name, _shapes(policy.arrays))
             check_finite(state.ema, name="EMA")
             policy.reference.restore(place)
@@ -342,11 +347,6 @@ class TorchBackend:
             policy.ema = {key: self._tensor(array) for key, array in state.ema.items()}
             policy.moments = {key: self._tensor(array) for key, array in state.moments.items()}
             policy.updates = state.updates
-
-
-def _place(folder: Path, name: str) -> Path:
-    """The folder of a policy in a checkpoint."""
-    return folder if name == POLICY else folder / name
 
 
 def _detached(arrays: Arrays) -> dict[str, Tensor]:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from legos.data.names import POLICY
 from legos.errors import CheckpointError
 from legos.weights.fits import check_shapes
 from legos.weights.tensors import Floats, pack_tensors, unpack_tensors
 
-__all__ = ["PolicyState", "read_policy_state", "write_policy_state"]
+__all__ = ["PolicyState", "policy_folder", "read_policy_state", "write_policy_state"]
 
 ADAPTER_FILE = "adapter.safetensors"
 EMA_FILE = "ema.safetensors"
@@ -32,6 +33,11 @@ class PolicyState:
     adapter: Mapping[str, Any]
     ema: Mapping[str, Any]
     moments: Mapping[str, Any]  # "<array>.m" and "<array>.v" for every array of the adapter
+
+
+def policy_folder(checkpoint: Path, name: str) -> Path:
+    """The folder of a policy in a checkpoint: the checkpoint's own, unless it has another name."""
+    return checkpoint if name == POLICY else checkpoint / name
 
 
 def write_policy_state(state: PolicyState, folder: Path) -> None:

@@ -35,7 +35,12 @@ from legos.mlx.train.reference import other_lora
 from legos.mlx.train.step_gradients import StepGradients
 from legos.protocols import Snapshot
 from legos.weights.adapter import Adapter, LoraShape
-from legos.weights.policy_state import PolicyState, read_policy_state, write_policy_state
+from legos.weights.policy_state import (
+    PolicyState,
+    policy_folder,
+    read_policy_state,
+    write_policy_state,
+)
 from legos.weights.reference import Lora, Reference
 
 __all__ = ["MlxBackend"]
@@ -299,7 +304,7 @@ class MlxBackend:
 
         def write(folder: Path) -> None:
             for name, state in found.items():
-                place = _place(folder, name)
+                place = policy_folder(folder, name)
                 place.mkdir(exist_ok=True)
                 write_policy_state(state, place)
                 self._policies[name].reference.write(references[name], place)
@@ -325,7 +330,7 @@ class MlxBackend:
     def _restore(self, folder: Path) -> None:
         shapes = {name: array.shape for name, array in lora_arrays(self._model).items()}
         for name, policy in self._policies.items():
-            place = _place(folder, name)
+            place = policy_folder(folder, name)
             state = read_policy_state(place, name, shapes)
             ema = {key: mx.array(array) for key, array in state.ema.items()}
             moments = {key: mx.array(array) for key, array in state.moments.items()}
@@ -339,11 +344,6 @@ class MlxBackend:
                 "learning_rate": mx.array(0.0),
             }
             mx.eval(ema, policy.optimiser.state)
-
-
-def _place(folder: Path, name: str) -> Path:
-    """The folder of a policy in a checkpoint."""
-    return folder if name == POLICY else folder / name
 
 
 def _same(array: T) -> T:
