@@ -1,17 +1,18 @@
 """One client for the servers of a policy: it balances their load and counts sampled tokens."""
 
-import time
 from collections import Counter
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
 
+from legos.clients.busy import BusyClock
 from legos.data.message import Completion, Message, Prompt, Sampling
 from legos.data.names import POLICY, adapter_name
 from legos.errors import EndpointError, EngineError
 from legos.protocols import Client, Scorer
 
 __all__ = ["ClientPool", "ServerClient"]
+
+T = TypeVar("T")
 
 
 class ServerClient(Client, Scorer, Protocol):
@@ -41,15 +42,13 @@ class ClientPool:
         """
         self._waiting: dict[ServerClient, int] = dict.fromkeys(clients, 0)
         self._failed: dict[ServerClient, EndpointError] = {}
-        self._worked_s = 0.0
-        self._busy_since: float | None = None
+        self._clock = BusyClock()
         self.tokens: Counter[str] = Counter()
 
     @property
     def seconds(self) -> float:
         """Seconds in which at least one request was waiting for its answer."""
-        running = 0.0 if self._busy_since is None else time.perf_counter() - self._busy_since
-        return self._worked_s + running
+        return self._clock.seconds
 
     async def complete(
         self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
@@ -60,16 +59,11 @@ class ClientPool:
             RequestError: the server refuses the request.
             EngineError: no server answers.
         """
-        while True:
-            client = self._least_busy()
-            try:
-                with self._waits(client):
-                    completion = await client.complete(prompt, sampling, adapter=adapter)
-            except EndpointError as error:
-                self._failed[client] = error
-            else:
-                self.tokens[adapter_name(adapter)] += len(completion.token_ids)
-                return completion
+        completion = await self._ask(
+            lambda client: client.complete(prompt, sampling, adapter=adapter)
+        )
+        self.tokens[adapter_name(adapter)] += len(completion.token_ids)
+        return completion
 
     async def score(
         self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]], *, adapter: str = POLICY
@@ -80,18 +74,25 @@ class ClientPool:
             RequestError: the server refuses the request.
             EngineError: no server answers.
         """
-        while True:
-            client = self._least_busy()
-            try:
-                with self._waits(client):
-                    return await client.score(prompts, adapter=adapter)
-            except EndpointError as error:
-                self._failed[client] = error
+        return await self._ask(lambda client: client.score(prompts, adapter=adapter))
 
     async def aclose(self) -> None:
         """Close this event loop's connections."""
         for client in self._waiting:
             await client.aclose()
+
+    async def _ask(self, request: Callable[[ServerClient], Awaitable[T]]) -> T:
+        """Send a request to the least busy server, and to another one where it fails."""
+        while True:
+            client = self._least_busy()
+            self._waiting[client] += 1
+            try:
+                with self._clock.request():
+                    return await request(client)
+            except EndpointError as error:
+                self._failed[client] = error
+            finally:
+                self._waiting[client] -= 1
 
     def _least_busy(self) -> ServerClient:
         usable = [client for client in self._waiting if client not in self._failed]
@@ -99,17 +100,3 @@ class ClientPool:
             failures, self._failed = list(self._failed.values()), {}  # a later request tries again
             raise EngineError("; ".join(map(str, failures))) from failures[-1]
         return min(usable, key=self._waiting.__getitem__)
-
-    @contextmanager
-    def _waits(self, client: ServerClient) -> Generator[None]:
-        """Within the block, one more request waits for a server."""
-        if not any(self._waiting.values()):
-            self._busy_since = time.perf_counter()
-        self._waiting[client] += 1
-        try:
-            yield
-        finally:
-            self._waiting[client] -= 1
-            if self._busy_since is not None and not any(self._waiting.values()):
-                self._worked_s += time.perf_counter() - self._busy_since
-                self._busy_since = None

@@ -1,10 +1,10 @@
 """Send prompts to a vLLM server as lists of those that come in one turn and ask for the same."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from functools import partial
 
+from legos.clients.busy import BusyClock
 from legos.clients.transport import Transport, api_root
 from legos.errors import EndpointError, EngineError, LegosError, RequestError
 from legos.vllm.completions import Drawn, Query, body_of, drawn_of
@@ -48,14 +48,12 @@ class PromptLists:
         )
         self._outbox: dict[Query, list[_Asked]] = {}
         self._calls: set[asyncio.Task[None]] = set()
-        self._busy_since: float | None = None
-        self._worked_s = 0.0
+        self._clock = BusyClock()
 
     @property
     def seconds(self) -> float:
         """Seconds in which at least one list was at the server."""
-        since = self._busy_since
-        return self._worked_s + (0.0 if since is None else time.perf_counter() - since)
+        return self._clock.seconds
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -90,11 +88,9 @@ class PromptLists:
 
     def _send(self, query: Query, asked: Sequence[_Asked]) -> None:
         """Send one list; it is aborted when nobody waits for any of its answers."""
-        if not self._calls:
-            self._busy_since = time.perf_counter()
         call = asyncio.get_running_loop().create_task(self._call(query, asked))
         self._calls.add(call)
-        call.add_done_callback(self._called)
+        call.add_done_callback(self._calls.discard)
 
         def ended(_: "asyncio.Future[_Answer]") -> None:
             if all(answer.cancelled() for _, answer in asked):
@@ -103,17 +99,12 @@ class PromptLists:
         for _, answer in asked:
             answer.add_done_callback(ended)
 
-    def _called(self, call: "asyncio.Task[None]") -> None:
-        self._calls.discard(call)
-        if not self._calls and self._busy_since is not None:
-            self._worked_s += time.perf_counter() - self._busy_since
-            self._busy_since = None
-
     async def _call(self, query: Query, asked: Sequence[_Asked]) -> None:
         """Send one list, and pass its answers on, or the error to each."""
         prompts = [prompt for prompt, _ in asked]
         try:
-            found, version = await self._answered(query, prompts)
+            with self._clock.request():
+                found, version = await self._answered(query, prompts)
         except RequestError as error:
             if len(asked) == 1:
                 _fail(asked, error)
