@@ -103,5 +103,6 @@ class StandIn:
         watched = asked.body["logprob_token_ids"]
         values = zip(watched, logprobs(adapter, watched), strict=True)
         tops = {f"token_id:{token}": nats for token, nats in values}
-        choices = [{"logprobs": {"top_logprobs": [tops]}}]
-        return HttpAnswer(json.dumps({"choices": choices}).encode())
+        sampled = {"token_logprobs": [-1.0], "top_logprobs": [tops]}
+        choice = {"index": 0, "finish_reason": "length", "token_ids": [5], "logprobs": sampled}
+        return HttpAnswer(json.dumps({"choices": [choice]}).encode())

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from legos.clients.transport import Transport, server_root
 from legos.errors import AdapterError, EndpointError, RequestError
+from legos.vllm.completions import Query, body_of, decoded, drawn_of
 
 __all__ = ["VllmApi"]
 
@@ -87,19 +88,14 @@ class VllmApi:
         vLLM's ``prompt_logprobs`` would give more positions, but applies LoRA on the output head to
         wrong rows, and kills the engine where other requests are in the batch.
         """
-        body = {
-            "model": name,
-            "prompt": prompt,
-            "max_tokens": 1,
-            "temperature": 1.0,
-            "logprobs": 0,
-            "logprob_token_ids": watched,
-            "return_tokens_as_token_ids": True,
-        }
+        query = Query(adapter=name, max_tokens=1, watched=tuple(watched))
+        body = body_of(query, [tuple(prompt)], model=name)
 
         def read(answer: bytes) -> NDArray[np.float64]:
-            (top,) = _decoded(answer, _Completion).choices[0].logprobs.top_logprobs
-            return np.array([top[f"token_id:{token}"] for token in watched], np.float64)
+            (drawn,) = drawn_of(answer, query, 1)
+            if not drawn.others:  # it was aborted, or the server does not know logprob_token_ids
+                raise EndpointError("the vLLM server's answer lacks log-probabilities asked for")
+            return np.array([drawn.others[0][token] for token in watched], np.float64)
 
         return await self._request("POST", "/v1/completions", read, json=body)
 
@@ -126,27 +122,8 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-class _Logprobs(msgspec.Struct):
-    top_logprobs: list[dict[str, float]]
-
-
-class _Choice(msgspec.Struct):
-    logprobs: _Logprobs
-
-
-class _Completion(msgspec.Struct):
-    choices: list[_Choice]
-
-
 def _models(answer: bytes) -> Mapping[str, str]:
-    return {model.id: model.root or "" for model in _decoded(answer, _Models).data}
-
-
-def _decoded(answer: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(answer, type=kind)
-    except msgspec.MsgspecError as error:
-        raise EndpointError(f"the vLLM server's answer cannot be read: {error}") from error
+    return {model.id: model.root or "" for model in decoded(answer, _Models).data}
 
 
 def _slots(answer: bytes) -> int | None:

@@ -1,6 +1,7 @@
 """Check a vLLM server before a run: its model, its sampler, and what it reports about tokens."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 
 from legos.clients.transport import Transport, api_root
 from legos.errors import EndpointError, EngineError, ModelError, RequestError
-from legos.vllm.completions import Drawn, Query, body_of, drawn_of
+from legos.vllm.completions import Drawn, Query, body_of, decoded, drawn_of
 
 __all__ = ["ServerFacts", "check_sampler", "server_facts"]
 
@@ -46,8 +47,8 @@ async def server_facts(url: str, *, api_key: str | None, context: int) -> Server
     """
     transport = _transport(url, api_key)
     try:
-        listed = await transport.request("GET", "/models", msgspec.json.Decoder(_Models).decode)
-    except (EndpointError, RequestError, msgspec.MsgspecError) as error:
+        listed = await transport.request("GET", "/models", partial(decoded, kind=_Models))
+    except (EndpointError, RequestError) as error:
         raise EngineError(f"{url} does not list its models: {error}") from error
     finally:
         await transport.aclose()
@@ -86,10 +87,7 @@ async def check_sampler(
         for temperature in TEMPERATURES:
             query = Query(adapter="base", max_tokens=1, temperature=temperature)
             body = body_of(query, [tuple(prompt)], model=served)
-
-            def read(answer: bytes, query: Query = query) -> list[Drawn]:
-                return drawn_of(answer, query, 1)
-
+            read = partial(drawn_of, query=query, count=1)
             (drawn,) = await transport.request("POST", "/completions", read, json=body)
             _compare(url, drawn, temperature, logprobs, tolerance)
     except RequestError as error:

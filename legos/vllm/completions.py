@@ -5,7 +5,7 @@ prompts of a list share it, so equal prompts would get equal answers.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -15,7 +15,9 @@ from legos.data.message import Alternatives, Filters, FinishReason
 from legos.data.request import Generated, Request
 from legos.errors import EndpointError, RequestError
 
-__all__ = ["Drawn", "Query", "body_of", "drawn_of", "generated_of", "query_of"]
+__all__ = ["Drawn", "Query", "body_of", "decoded", "drawn_of", "generated_of", "query_of"]
+
+T = TypeVar("T")
 
 UNCHANGED = Filters()
 _REASONS: Mapping[str | None, FinishReason | None] = {
@@ -130,16 +132,25 @@ def body_of(query: Query, prompts: Sequence[tuple[int, ...]], *, model: str) -> 
     return body
 
 
+def decoded(answer: bytes, kind: type[T]) -> T:
+    """Read an answer of the server.
+
+    Raises:
+        EndpointError: it has other fields than expected.
+    """
+    try:
+        return msgspec.json.decode(answer, type=kind)
+    except msgspec.MsgspecError as error:
+        raise EndpointError(f"the vLLM server's answer cannot be read: {error}") from error
+
+
 def drawn_of(answer: bytes, query: Query, count: int) -> list[Drawn]:
     """The answer to each prompt, in their order.
 
     Raises:
         EndpointError: the answer cannot be read, or lacks tokens or log-probabilities.
     """
-    try:
-        choices = msgspec.json.decode(answer, type=_Answer).choices
-    except msgspec.MsgspecError as error:
-        raise EndpointError(f"the vLLM server's answer cannot be read: {error}") from error
+    choices = decoded(answer, _Answer).choices
     by_index = {choice.index: choice for choice in choices}
     if sorted(by_index) != list(range(count)):
         raise EndpointError(f"the vLLM server answered {len(choices)} of {count} prompts")
