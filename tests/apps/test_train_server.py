@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from accounts import balanced_ledger
 
 from legos import apply_lora, load_model
 from legos.cli import main
 from legos.clients.engine import EngineClient
 from legos.device import LocalEngine, ModelHandle
-from legos.run.checkpoint import newest_whole, read_state
 from legos.server.app import make_app
 from legos.server.service import Service
 from legos.testing import serving, write_tiny_model
@@ -60,13 +60,7 @@ def test_a_run_on_a_server_is_evaluated_balanced_and_resumed(
     steps = {int(step["step"] or 0): step for step in read_steps(RUN / "metrics.jsonl")}
     assert sorted(steps) == [1, 2, 3, 4, 5]
     assert all("eval/optimal_move_rate" in steps[step] for step in (3, 5))
-    checkpoint = newest_whole(RUN / "checkpoints")
-    assert checkpoint is not None
-    state = read_state(checkpoint)
-    ledger = state["trainer"]["ledger"]
-    queued = sum(len(sample[1]) for batch in state["queued"] for sample in batch["samples"])
-    lost = sum(ledger["filtered"].values()) + sum(ledger["discarded"].values())
-    assert ledger["generated"] == ledger["trained"] + lost + queued
+    ledger = balanced_ledger(RUN)
     sampled = engine.tokens_generated("policy").result() - before
     assert 0 < ledger["trained"] <= ledger["generated"] <= sampled
     assert engine.versions()["policy"] == steps[5]["policy_version"]

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from accounts import balanced_ledger
 
 from legos import GRPOCredit, TrainingConfig, make_arena, synchronous_training_loop
 from legos.cli import main
 from legos.config.schema import RunConfig
 from legos.data.sample import TrainingBatch
 from legos.loop.trainer import Metrics
-from legos.run.checkpoint import newest_whole, read_state
 from legos.track.jsonl import read_steps
 from legos.vllm.process import VllmProcess
 from legos.weights.folder import write_adapter
@@ -22,30 +22,20 @@ FAST = ("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16")
 RUN = Path("run")
 
 
-def ledger_of(run: Path) -> dict[str, int]:
-    """The account of a run's newest checkpoint; raises where it does not balance."""
-    state = read_state(newest_whole(run / "checkpoints"))
-    ledger = state["trainer"]["ledger"]
-    queued = sum(len(sample[1]) for batch in state["queued"] for sample in batch["samples"])
-    lost = sum(ledger["filtered"].values()) + sum(ledger["discarded"].values())
-    assert ledger["generated"] == ledger["trained"] + lost + queued
-    return ledger
-
-
 def test_a_run_is_evaluated_balanced_and_resumed(
     vllm_server: VllmProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     server = ("--server", vllm_server.url, "--training.staleness-limit", "0")
     assert main(["train", *server, "--out", str(RUN), "--steps", "3", *FAST]) == 0
-    assert ledger_of(RUN)["trained"] > 0
+    assert balanced_ledger(RUN)["trained"] > 0
     assert main(["train", "--resume", str(RUN), "--steps", "5"]) == 0
     steps = {int(step["step"] or 0): step for step in read_steps(RUN / "metrics.jsonl")}
     assert sorted(steps) == [1, 2, 3, 4, 5]
     assert all("eval/optimal_move_rate" in steps[step] for step in (3, 5))
     assert all((step["mismatch_k3"] or 0) < 1e-6 for step in steps.values())
     assert all(step["staleness_max"] == 0 for step in steps.values())
-    ledger_of(RUN)
+    balanced_ledger(RUN)
 
 
 RIVALS = """
