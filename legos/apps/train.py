@@ -154,7 +154,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 served = _served(config, trainer, shared)
                 restarts = config.loop.max_restarts
                 with watched(lambda: trainer.model.turns, folder.path, most=restarts):
-                    _go(run, config, folder, trainer, signals=signals, served=served)
+                    _go(run, config, folder, signals=signals, served=served)
                 _sum_up(run, folder, config, time.perf_counter() - started)
         return 0 if signals.received is None else 128 + signals.received
 
@@ -222,7 +222,6 @@ def _go(
     run: Run,
     config: RunConfig,
     folder: RunFolder,
-    trainer: Trainer,
     *,
     signals: StopSignals,
     served: AbstractAsyncContextManager[object],
@@ -237,7 +236,6 @@ def _go(
                 await run.go(tracker, evaluations)
         finally:
             signals.on_stop(None)
-            await trainer.generation.aclose()
             # A thread of a play cannot be cancelled; with a new pool the loop does not wait for it.
             loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
 

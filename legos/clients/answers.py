@@ -19,7 +19,14 @@ from legos.data.message import (
 )
 from legos.errors import AdapterError, EndpointError, RequestError
 
-__all__ = ["completion_of", "dialect_of", "ids_of", "scores_of", "text_of_event"]
+__all__ = [
+    "completion_of",
+    "dialect_of",
+    "generated_of",
+    "ids_of",
+    "scores_of",
+    "text_of_event",
+]
 
 AnswerT = TypeVar("AnswerT")
 _REASONS: Mapping[str | None, FinishReason] = {
@@ -54,6 +61,7 @@ class _Message(Struct):
 
 
 class _Choice(Struct):
+    index: int = 0
     message: _Message | None = None
     text: str | None = None
     finish_reason: str | None = None
@@ -135,17 +143,10 @@ def completion_of(
     if not answer.choices:
         raise EndpointError("the server's answer cannot be read: it has no choice")
     choice = answer.choices[0]
-    asked, answered = target.model, answer.model or target.model
-    if target.dialect != "openai" and split_adapter(asked)[0] != split_adapter(answered)[0]:
-        raise AdapterError(f"{asked!r} was asked for but {answered!r} answered")
+    if target.dialect != "openai":
+        _check_name(target.model, answer.model)
     sampled = _sampled(choice, sampling, target)
-    wanted = split_adapter(target.adapter)[1]
-    other = next((v for v in sampled.versions if wanted is not None and v != wanted), None)
-    if other is not None:
-        raise AdapterError(
-            f"{target.adapter!r} was asked for but version {other} sampled; "
-            "publish that version again, or ask without a version"
-        )
+    _check_version(target.adapter, sampled)
     has_tokens = bool(sampled.token_ids)
     prompt_ids = answer.prompt_token_ids or choice.prompt_token_ids or ()
     return Completion(
@@ -159,6 +160,29 @@ def completion_of(
         filtered=sampling.filters is not None or sampling.json_schema is not None,
         tool_calls=_calls(choice, sampling.seed) if sampling.tools is not None else (),
     )
+
+
+def generated_of(body: bytes, adapter: str, count: int) -> list[Generated]:
+    """What our server has sampled for a list of prompts, in their order.
+
+    Args:
+        body: the answer.
+        adapter: name of the adapter that was asked for, or NAME@VERSION.
+        count: number of prompts, with one answer each.
+
+    Raises:
+        AdapterError: another adapter or version answered.
+        EndpointError: the answer cannot be read.
+        RequestError: the server is of another version of the kit.
+    """
+    answer = _decoded(body, _Answer)
+    _check_name(adapter, answer.model)
+    if [choice.index for choice in answer.choices] != list(range(count)):
+        raise EndpointError(f"the server answered {len(answer.choices)} of {count} prompts")
+    found = [_reported(choice) for choice in answer.choices]
+    for one in found:
+        _check_version(adapter, one)
+    return found
 
 
 def scores_of(body: bytes) -> list[list[float]]:
@@ -225,23 +249,31 @@ def _calls(choice: _Choice, seed: int) -> tuple[ToolCall, ...]:
     return with_ids(named, seed)
 
 
-def _sampled(choice: _Choice, sampling: Sampling, target: Target) -> Generated:
-    """The tokens of an answer as the server reports them; none if anything is missing."""
-    dialect, version = target.dialect, target.version
-    reason = _REASONS.get(choice.finish_reason, "stop")
+def _check_name(asked: str, answered: str) -> None:
+    """Refuse the answer of another adapter; an empty name is that of a server that gives none."""
+    if answered and split_adapter(asked)[0] != split_adapter(answered)[0]:
+        raise AdapterError(f"{asked!r} was asked for but {answered!r} answered")
+
+
+def _check_version(asked: str, sampled: Generated) -> None:
+    """Refuse tokens of another version than ``NAME@VERSION`` asks for."""
+    wanted = split_adapter(asked)[1]
+    other = next((v for v in sampled.versions if wanted is not None and v != wanted), None)
+    if other is not None:
+        raise AdapterError(
+            f"{asked!r} was asked for but version {other} sampled; "
+            "publish that version again, or ask without a version"
+        )
+
+
+def _reported(choice: _Choice) -> Generated:
+    """The tokens of an answer of our server, which reports all there is to know about them."""
     ids, logprobs, versions = choice.token_ids, choice.token_logprobs, choice.versions
-    if dialect == "legos" and (ids is None or logprobs is None or versions is None):
+    if ids is None or logprobs is None or versions is None:
         raise RequestError(
             "the server's answer lacks token_ids, token_logprobs or versions; "
             "it is of another version of the kit than this client"
         )
-    if dialect == "vllm":
-        known = version is not None and (target.processed or sampling.temperature == 1.0)
-        logprobs = _vllm_logprobs(choice.logprobs) if known else None
-        versions = (version or 0,) * len(ids or ())
-        ids = ids if logprobs and len(logprobs) == len(ids or ()) else None
-    if dialect == "openai" or not ids or logprobs is None or versions is None:
-        return Generated(finish_reason=reason)
     return Generated(
         token_ids=ids,
         logprobs=logprobs,
@@ -249,6 +281,24 @@ def _sampled(choice: _Choice, sampling: Sampling, target: Target) -> Generated:
         raw_logprobs=choice.raw_logprobs or (),
         alternatives=choice.alternatives or (),
         legal=choice.legal or (),
+        finish_reason=_REASONS.get(choice.finish_reason, "stop"),
+    )
+
+
+def _sampled(choice: _Choice, sampling: Sampling, target: Target) -> Generated:
+    """The tokens of an answer as the server reports them; none if anything is missing."""
+    if target.dialect == "legos":
+        return _reported(choice)
+    version, ids = target.version, choice.token_ids
+    known = version is not None and (target.processed or sampling.temperature == 1.0)
+    logprobs = _vllm_logprobs(choice.logprobs) if target.dialect == "vllm" and known else None
+    reason = _REASONS.get(choice.finish_reason, "stop")
+    if not ids or not logprobs or len(logprobs) != len(ids):
+        return Generated(finish_reason=reason)
+    return Generated(
+        token_ids=ids,
+        logprobs=logprobs,
+        versions=(version or 0,) * len(ids),
         finish_reason=reason,
     )
 

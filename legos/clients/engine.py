@@ -36,7 +36,7 @@ from legos.protocols import Engine
 __all__ = ["EngineClient"]
 
 _SHORT = 32  # tokens; longer completions rarely repeat, and caching them takes memory
-_SMALL = 256  # characters of choices; the memory of their trees is bounded by size times number
+_SMALL = 256  # characters of choices, so that the memory of many small trees is bounded
 _SMALL_TREES, _LARGE_TREES, _GRAMMARS = 1024, 8, 32
 _GATHERED = 64  # requests
 _LONG = 1 << 20  # characters of a prompt, which would block the event loop for a second
@@ -69,8 +69,8 @@ class EngineClient:
             tokenizer: the tokenizer of its model.
             tool_format: returns the format of the model's tool calls; called once, if needed.
             endpoints: returns what serves seats of this client over HTTP (``Table.endpoint``).
-            use_threads: for servers: make grammars, large trees of choices and tokens of scores on
-                threads, and submit a burst of requests together, in an order that may vary.
+            use_threads: for servers: make grammars, large trees and scored tokens on threads, and
+                submit a burst of requests together, in an order that may vary.
         """
         self._engine = engine
         self._tokenizer = tokenizer
@@ -150,11 +150,10 @@ class EngineClient:
     ) -> AsyncGenerator[Progress | Completion]:
         """Sample one completion and report its tokens as they are sampled.
 
-        A consumer that is slower than the engine gets several tokens at once. ``aclose``, or
-        cancelling the consumer, ends the request.
+        A slow consumer gets several tokens at once. ``aclose``, or cancelling it, ends the request.
 
         Yields:
-            ``Progress`` for new tokens, once or more, and at the end the whole ``Completion``.
+            ``Progress`` for new tokens, once or more, and then the whole ``Completion``.
 
         Raises:
             RequestError: the request cannot be served.
@@ -186,11 +185,7 @@ class EngineClient:
     async def score(
         self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]], *, adapter: str = POLICY
     ) -> list[list[float]]:
-        """Log-probability (nats, temperature 1) of each choice as the complete answer.
-
-        Args:
-            prompts: messages, and the choices after them.
-            adapter: the adapter that the probabilities belong to.
+        """Log-probability (nats, temperature 1) of each choice after its messages, as the answer.
 
         Raises:
             RequestError: a prompt or choice cannot be scored.
@@ -249,12 +244,14 @@ class EngineClient:
             seed=sampling.seed,
             end_ids=self._ends(sampling.stop_ids, sampling.ignore_end),
             choices=tree,
+            choice_texts=sampling.choices,
             restrict=sampling.restrict,
             stops=self._stops(sampling.stop) if sampling.stop else None,
             stop=sampling.stop,
             adapter=adapter,
             filters=sampling.filters,
             grammar=grammar,
+            json_schema=sampling.json_schema,
             num_alternatives=sampling.num_alternatives,
             raw_logprobs=sampling.raw_logprobs,
             stream=stream,
@@ -361,7 +358,7 @@ class EngineClient:
             tokens += len(result.token_ids)
 
     def _prompt_ids(self, prompt: Prompt, sampling: Sampling) -> tuple[int, ...]:
-        tools = () if sampling.tools is None else self._tools(sampling.tools)
+        tools = self._tools(sampling.tools) if sampling.tools else ()
         if isinstance(prompt, Continuation):
             return self._tokenizer.render(prompt, tools)
         messages, ids = messages_or_ids(prompt)

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from legos.data.message import Message, Sampling, messages_or_ids
+from legos.data.message import Filters, Message, Sampling, messages_or_ids
 from legos.errors import RequestError
 
-__all__ = ["Dialect", "Target", "chat_fields", "request_of", "split_adapter"]
+__all__ = ["Dialect", "Target", "chat_fields", "filter_fields", "request_of", "split_adapter"]
 
 Dialect = Literal["legos", "vllm", "openai"]
 LARGEST_SEED = (1 << 63) - 1  # for servers other than ours
@@ -94,7 +94,7 @@ def request_of(
     if sampling.ignore_end:
         body["ignore_eos"] = True
     body |= _extensions(sampling, dialect, chat=chat)
-    body |= _filters(sampling, dialect)
+    body |= filter_fields(sampling.filters, sampling.json_schema, plain=dialect == "openai")
     return ("/chat/completions" if chat else "/completions"), body
 
 
@@ -139,17 +139,24 @@ def _extensions(sampling: Sampling, dialect: Dialect, *, chat: bool) -> dict[str
     return extra
 
 
-def _filters(sampling: Sampling, dialect: Dialect) -> dict[str, Any]:
-    """Fields that change the distribution besides the temperature."""
+def filter_fields(
+    filters: Filters | None, json_schema: str | None, *, plain: bool = False
+) -> dict[str, Any]:
+    """Fields that change the distribution besides the temperature.
+
+    Args:
+        filters: None: no change.
+        json_schema: schema of the answer, as text; None: any answer.
+        plain: use only fields of OpenAI's API.
+    """
     fields: dict[str, Any] = {}
-    filters = sampling.filters
     if filters is not None:
         fields = {
             "top_p": filters.top_p,
             "presence_penalty": filters.presence_penalty,
             "frequency_penalty": filters.frequency_penalty,
         }
-        if dialect != "openai":
+        if not plain:
             fields |= {
                 "top_k": filters.top_k,
                 "min_p": filters.min_p,
@@ -157,10 +164,9 @@ def _filters(sampling: Sampling, dialect: Dialect) -> dict[str, Any]:
             }
         if filters.logit_bias:
             fields["logit_bias"] = {str(token): bias for token, bias in filters.logit_bias}
-    if sampling.json_schema is not None:
-        schema = msgspec.json.decode(sampling.json_schema)
+    if json_schema is not None:
         fields["response_format"] = {
             "type": "json_schema",
-            "json_schema": {"name": "answer", "schema": schema},
+            "json_schema": {"name": "answer", "schema": msgspec.json.decode(json_schema)},
         }
     return fields

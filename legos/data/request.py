@@ -45,10 +45,12 @@ class Request(Draws, frozen=True, kw_only=True):
     max_tokens: int  # >= 1
     end_ids: tuple[int, ...] = ()  # token ids that end the completion and are kept in it
     choices: ChoiceNode | None = None  # legal answers; generation ends when one is complete
+    choice_texts: tuple[str, ...] = ()  # the same as texts, for engines on a server
     stops: Callable[[tuple[int, ...]], bool] | None = None  # whether to end, after each token
     stop: tuple[str, ...] = ()  # the texts that ``stops`` tests, for engines on a server
     adapter: str = POLICY  # "base": the model without adapter; "NAME@VERSION" requires a version
     grammar: Grammar | None = None  # constraint on the text of the completion
+    json_schema: str | None = None  # the schema of the grammar, for engines on a server
     stream: bool = False  # True: deliver a ``Progress`` for every token, then the whole result
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from legos.clients.engine import EngineClient
 from legos.config.schema import RunConfig, TrainingConfig
 from legos.data.limits import EngineLimits, TrainingSize
 from legos.data.names import POLICY
@@ -24,9 +25,7 @@ from legos.weights.folder import read_adapter
 from legos.wiring.arena import policies_of
 from legos.wiring.device import find_device
 from legos.wiring.engines import (
-    EngineHandle,
     MakeEngine,
-    SeatClient,
     TokenEngine,
     kind_of,
     served_engine,
@@ -40,6 +39,7 @@ __all__ = ["Trainer", "step_settings", "trainer_of"]
 
 
 logger = logging.getLogger(__name__)
+_KINDS = {"vllm": "a vLLM server", "openai": "neither `legos serve` nor vLLM"}
 
 
 class Trainer(PolicyTrainer):
@@ -100,7 +100,7 @@ class Trainer(PolicyTrainer):
         self.model = model
         settings = backend_config(config, restored=restored, report=tell)
         limits = limits or EngineLimits(memory_bytes=settings.memory_limit_bytes)
-        self.generation: EngineHandle = (
+        self.generation = (
             TokenEngine(model.make_engine(limits), model)
             if generation is None
             else generation(model)
@@ -159,16 +159,16 @@ class Trainer(PolicyTrainer):
     @property
     def engine(self) -> LocalEngine:
         """The engine that takes token ids."""
-        return self._token_engine().engine
+        return self.generation.engine
 
-    def client(self) -> SeatClient:
+    def client(self) -> EngineClient:
         """A client of the engine."""
         return self.generation.client()
 
     @property
     def endpoints(self) -> "SeatHost":
         """Serves the seats of plays to other programs (``Table.endpoint``)."""
-        return self._token_engine().endpoints
+        return self.generation.endpoints
 
     async def tokens_generated(self, policy: str = POLICY) -> int:
         """Number of tokens that the engine has sampled for a policy.
@@ -188,19 +188,6 @@ class Trainer(PolicyTrainer):
         """Stop the threads of the engine and of the model."""
         self.generation.close()
         self.model.close()
-
-    def _token_engine(self) -> TokenEngine:
-        """The engine, if requests of token ids reach it.
-
-        Raises:
-            ConfigError: they do not.
-        """
-        if not isinstance(self.generation, TokenEngine):
-            raise ConfigError(
-                "the policy is on servers of `legos serve`, so this process serves neither it nor "
-                "its seats; ask those servers and leave loop.serve_port out, or leave server out"
-            )
-        return self.generation
 
 
 def trainer_of(
@@ -269,16 +256,14 @@ def _elsewhere(
         return partial(started_vllm, config.vllm_bin, policies=policies, say=say)
     if not config.server:
         return None
-    kinds = [asyncio.run(kind_of(url, api_key=api_key)) for url in config.server]
-    if kinds == ["vllm"]:
-        return partial(vllm_at, config.server[0], policies=policies, api_key=api_key)
-    other = next(
-        (url for url, kind in zip(config.server, kinds, strict=True) if kind != "legos"), None
-    )
+    kinds = {url: asyncio.run(kind_of(url, api_key=api_key)) for url in config.server}
+    if set(kinds.values()) == {"vllm"}:
+        return partial(vllm_at, config.server, policies=policies, api_key=api_key)
+    other = next((url for url, kind in kinds.items() if kind != "legos"), None)
     if other is not None:
         raise ConfigError(
-            f"server {other!r} is neither `legos serve` nor the only server of the run, a vLLM; "
-            "give addresses of `legos serve`, or of one vLLM server"
+            f"server {other!r} is {_KINDS[kinds[other]]}, and the servers of a run are all "
+            "`legos serve` or all vLLM; give addresses of one kind"
         )
     return partial(served_engine, config.server, api_key=api_key)
 

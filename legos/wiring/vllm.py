@@ -12,17 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legos.builtin import EXAMPLE
+from legos.clients.remote import RemoteEngine
 from legos.data.message import Message
 from legos.data.names import BASE, evaluated_name
 from legos.device import ModelHandle
 from legos.losses.softmax import log_softmax
 from legos.vllm.check import check_sampler, server_facts
 from legos.vllm.command import VllmOptions, find_vllm, vllm_command
-from legos.vllm.engine import VllmEngine
 from legos.vllm.live import LiveAdapters
 from legos.vllm.probe import TOLERANCE, Probe
 from legos.vllm.process import VllmProcess, free_port
 from legos.vllm.publisher import Upkeep, VllmPublisher
+from legos.vllm.server import VllmServer
 from legos.vllm.upkeep import GivenServer, OwnServer
 from legos.weights.adapter import Adapter
 from legos.wiring.engines import TokenEngine
@@ -35,24 +36,24 @@ WAIT_S = 600.0  # how long a run waits for a server that has failed
 
 
 def vllm_at(
-    url: str, model: ModelHandle, *, policies: Sequence[str], api_key: str | None = None
+    urls: Sequence[str], model: ModelHandle, *, policies: Sequence[str], api_key: str | None = None
 ) -> TokenEngine:
-    """The engine of a running vLLM server, which must see this machine's temporary folder.
+    """The engine on running vLLM servers, which must see this machine's temporary folder.
 
     Args:
-        url: address of the server.
+        urls: addresses of the servers.
         model: the trainer's model, with LoRA that still changes nothing.
         policies: names of the trained adapters.
-        api_key: API key of the server.
+        api_key: API key of the servers.
 
     Raises:
-        ModelError: the server has another model, or reports other log-probabilities.
-        AdapterError: the server cannot serve the run's adapters.
-        EngineError: the server does not answer.
+        ModelError: a server has another model, or reports other log-probabilities.
+        AdapterError: a server cannot serve the run's adapters.
+        EngineError: a server does not answer.
     """
     with ExitStack() as stack:
-        server = GivenServer(url, wait_s=WAIT_S)
-        return _engine(server, model, policies=policies, api_key=api_key, stack=stack)
+        servers = [GivenServer(url, wait_s=WAIT_S) for url in urls]
+        return _engine(servers, model, policies=policies, api_key=api_key, stack=stack)
 
 
 def started_vllm(
@@ -91,45 +92,53 @@ def started_vllm(
         stack.callback(process.close)
         process.start()
         process.wait()
-        return _engine(OwnServer(process), model, policies=policies, api_key=None, stack=stack)
+        return _engine([OwnServer(process)], model, policies=policies, api_key=None, stack=stack)
 
 
 def _engine(
-    server: Upkeep,
+    servers: Sequence[Upkeep],
     model: ModelHandle,
     *,
     policies: Sequence[str],
     api_key: str | None,
     stack: ExitStack,
 ) -> TokenEngine:
-    """The engine of a server; closing it closes what is on the stack."""
-    facts = asyncio.run(server_facts(server.url, api_key=api_key, context=model.context))
+    """The engine on servers; closing it closes what is on the stack."""
     probe = probe_of(model)
-    live = LiveAdapters(facts.model)
     names = [*policies, *map(evaluated_name, policies), BASE]
-    publisher = VllmPublisher(server, live, probe, names=names, api_key=api_key)
-    engine = VllmEngine(
-        server.url,
-        live,
-        publisher,
+    live: list[LiveAdapters] = []
+    contexts: list[int] = []
+    for server in servers:
+        facts = asyncio.run(server_facts(server.url, api_key=api_key, context=model.context))
+        live.append(LiveAdapters(facts.model))
+        contexts.append(facts.context)
+    pairs = list(zip(servers, live, strict=True))
+    publishers = [
+        VllmPublisher(server, there, probe, names=names, api_key=api_key) for server, there in pairs
+    ]
+    engine = RemoteEngine(
+        [VllmServer(server.url, there, api_key=api_key) for server, there in pairs],
+        publishers,
         num_vocabulary=model.num_vocabulary,
-        context=facts.context,
-        api_key=api_key,
+        context=min(contexts),
     )
     stack.callback(engine.close)
+    for publisher in publishers:
+        engine.call(publisher.start()).result()
     # vLLM applies LoRA of the output head to requests of its base model too, after an adapter was
     # used; an adapter that changes nothing answers as the base model does.
     engine.load_adapter(replace(model.base_adapter(), name=BASE)).result()
-    asyncio.run(
-        check_sampler(
-            server.url,
-            live.newest[BASE].model,
-            api_key=api_key,
-            prompt=probe.prompt,
-            logprobs=partial(_next_token, model(probe.prompt)[-1]),
-            tolerance=4 * TOLERANCE[_dtype(model)],  # of one token; the probe's is a mean
+    for server, there in pairs:
+        asyncio.run(
+            check_sampler(
+                server.url,
+                there.newest[BASE].model,
+                api_key=api_key,
+                prompt=probe.prompt,
+                logprobs=partial(_next_token, model(probe.prompt)[-1]),
+                tolerance=4 * TOLERANCE[_dtype(model)],  # of one token; the probe's is a mean
+            )
         )
-    )
     return TokenEngine(engine, model, closing=stack.pop_all().close)
 
 

@@ -1,61 +1,40 @@
-"""A pool of servers: least load, another server for one that fails, and the count of tokens."""
+"""A pool of servers: least load, another server for one that fails, and the time of waiting."""
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
-from legos.clients.pool import ClientPool
-from legos.data.message import Completion, Message, Prompt, Sampling
+from legos.clients.pool import ServerPool
 from legos.errors import EndpointError, EngineError
-
-ASK = (Message("user", "?"),)
-ANSWER = Completion(text="1", token_ids=(4, 5), logprobs=(-1.0, -1.0), versions=(3, 3))
 
 
 class Server:
-    """A client of a server that answers when it is released, or fails."""
+    """A server that answers when it is released, or fails."""
 
     def __init__(self, *, fails: bool = False) -> None:
         self.fails = fails
         self.asked = 0
         self.go = asyncio.Event()
 
-    async def complete(
-        self, prompt: Prompt, sampling: Sampling, *, adapter: str = "policy"
-    ) -> Completion:
+    async def answer(self) -> int:
         self.asked += 1
         if self.fails:
             raise EndpointError("it is down")
         await self.go.wait()
-        return ANSWER
-
-    async def score(
-        self, prompts: Sequence[object], *, adapter: str = "policy"
-    ) -> list[list[float]]:
-        if self.fails:
-            raise EndpointError("it is down")
-        return [[-1.0]]
-
-    async def aclose(self) -> None:
-        pass
+        return self.asked
 
 
-def test_requests_go_to_the_least_busy_server_and_their_tokens_are_counted() -> None:
+def test_requests_go_to_the_least_busy_server_and_their_time_is_counted() -> None:
     async def go() -> None:
         servers = Server(), Server()
-        pool = ClientPool(servers)
-        asked = [
-            asyncio.create_task(pool.complete(ASK, Sampling(), adapter=name))
-            for name in ("policy", "policy@3", "old")
-        ]
+        pool = ServerPool(servers)
+        asked = [asyncio.create_task(pool.ask(Server.answer)) for _ in range(3)]
         await asyncio.sleep(0)
         assert [server.asked for server in servers] == [2, 1]
         assert pool.seconds > 0
         for server in servers:
             server.go.set()
         await asyncio.gather(*asked)
-        assert pool.tokens == {"policy": 4, "old": 2}
         done = pool.seconds
         assert pool.seconds == done
 
@@ -66,14 +45,14 @@ def test_another_server_answers_for_one_that_fails_and_none_ends_the_run() -> No
     async def go() -> None:
         failing, good = Server(fails=True), Server()
         good.go.set()
-        pool = ClientPool([failing, good])
-        assert await pool.complete(ASK, Sampling()) == ANSWER
-        assert await pool.complete(ASK, Sampling()) == ANSWER
+        pool = ServerPool([failing, good])
+        assert await pool.ask(Server.answer) == 1
+        assert await pool.ask(Server.answer) == 2
         assert (failing.asked, good.asked) == (1, 2)
         good.fails = True
         with pytest.raises(EngineError, match="it is down; it is down"):
-            await pool.score([(ASK, ("1",))])
+            await pool.ask(Server.answer)
         good.fails = False
-        assert await pool.score([(ASK, ("1",))]) == [[-1.0]]
+        assert await pool.ask(Server.answer) == 4
 
     asyncio.run(go())

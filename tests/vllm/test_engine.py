@@ -49,7 +49,7 @@ def adapter(model: ModelHandle) -> Adapter:
 
 @pytest.fixture(scope="module")
 def served(vllm_server: VllmProcess, model: ModelHandle, adapter: Adapter) -> Iterator[TokenEngine]:
-    made = vllm_at(vllm_server.url, model, policies=("policy",))
+    made = vllm_at([vllm_server.url], model, policies=("policy",))
     made.load_adapter(adapter)
     yield made
     made.close()
@@ -165,7 +165,7 @@ def test_a_stop_text_ends_a_completion_with_its_last_token(
 def test_an_adapter_is_dropped_and_a_closed_engine_refuses(
     vllm_server: VllmProcess, model: ModelHandle
 ) -> None:
-    served = vllm_at(vllm_server.url, model, policies=("policy",))
+    served = vllm_at([vllm_server.url], model, policies=("policy",))
     served.load_adapter(random_adapter(model, 1))
     served.engine.drop_adapter("policy").result()
     with pytest.raises(RequestError, match="'policy' is not live"):
@@ -180,6 +180,6 @@ def test_a_server_with_another_model_is_refused(vllm_server: VllmProcess, tmp_pa
     apply_lora(other)
     try:
         with pytest.raises((AdapterError, ModelError)):
-            vllm_at(vllm_server.url, other, policies=("policy",))
+            vllm_at([vllm_server.url], other, policies=("policy",))
     finally:
         other.close()

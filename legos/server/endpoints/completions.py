@@ -1,7 +1,7 @@
 """``POST /v1/completions``: completions of prompts that are texts or token ids."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -65,9 +65,9 @@ async def _asked(service: Service, body: CompletionBody) -> Asked:
     sampling = body.sampling(
         max_tokens=None if body.choices else DEFAULT_TOKENS, alternatives=body.logprobs or 0
     )
-    samplings = [sampling] * len(prompts)
-    if body.seed is None:  # equal prompts of one request get different random seeds
-        samplings = [msgspec.structs.replace(sampling, seed=body.first_seed()) for _ in prompts]
+    samplings = [
+        msgspec.structs.replace(sampling, seed=seed) for seed in _seeds(body, len(prompts))
+    ]
     return Asked(
         source=service.source,
         prompts=prompts,
@@ -90,6 +90,25 @@ async def _prompts(service: Service, body: CompletionBody) -> list[tuple[int, ..
     if not ids or not all(ids):
         raise Problem(400, "prompt is empty; expected at least one token", param="prompt")
     return ids
+
+
+def _seeds(body: CompletionBody, count: int) -> Sequence[int]:
+    """The seed of the first answer to each prompt.
+
+    Raises:
+        Problem: the request gives seeds, but not one for each prompt.
+    """
+    if body.seeds is None:
+        # Without a seed, equal prompts of one request get different random seeds.
+        return [body.first_seed() for _ in range(count)]
+    if body.seed is not None or len(body.seeds) != count:
+        raise Problem(
+            400,
+            f"there are {len(body.seeds)} seeds for {count} prompts; give one for each prompt, and "
+            "no seed beside them",
+            param="seeds",
+        )
+    return body.seeds
 
 
 class _TextReply:

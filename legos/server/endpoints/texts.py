@@ -1,6 +1,7 @@
 """Endpoints that sample nothing: ``/tokenize``, ``/detokenize`` and ``/v1/score``."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from legos.server.middleware.bodies import JsonRoute
 from legos.server.problems import Problem
 from legos.server.schemas.answers import Decoded, Scores, Tokens
 from legos.server.schemas.sampling import check_choices
-from legos.server.schemas.texts import DetokenizeBody, ScoreBody, TokenizeBody
+from legos.server.schemas.texts import DetokenizeBody, ScoreBody, ScoredTokens, TokenizeBody
 from legos.server.service import Service, encode_texts
 
 __all__ = ["text_router"]
@@ -51,21 +52,33 @@ def text_router(service: Service) -> APIRouter:
     @router.post("/v1/score", response_class=Response, responses={200: {"model": Scores}})
     async def score(body: ScoreBody, request: Request) -> Response:
         """Log-probability (nats, temperature 1) of each choice as the complete answer."""
-        for one in body.prompts:
-            check_choices(one.choices)
-        prompts = [
-            ([Message(m.fields()["role"], m.text) for m in one.messages], one.choices)
-            for one in body.prompts
-        ]
         adapter = service.adapter_of(body.model, body.adapter)
         # The engine splits a scoring request into parts, so one of any size is admitted if no
         # other completion runs.
         most = service.options.max_running + service.options.max_queue
-        with service.admitted(min(len(prompts), most)):
-            work = service.source.score(prompts, adapter=adapter)
+        with service.admitted(min(len(body.prompts), most)):
+            work = _scores(service, body, adapter)
             return _json({"scores": await service.attend(request.receive, work)})
 
     return router
+
+
+async def _scores(service: Service, body: ScoreBody, adapter: str) -> Sequence[Sequence[float]]:
+    """Scores of texts or of token ids."""
+    chats: list[tuple[Sequence[Message], Sequence[str]]] = []
+    rows: list[tuple[tuple[int, ...], list[tuple[int, ...]]]] = []
+    for one in body.prompts:
+        if isinstance(one, ScoredTokens):
+            rows.append((tuple(one.prompt), [tuple(choice) for choice in one.choices]))
+        else:
+            check_choices(one.choices)
+            messages = [Message(m.fields()["role"], m.text) for m in one.messages]
+            chats.append((messages, one.choices))
+    if chats:
+        return await service.source.score(chats, adapter=adapter)
+    ends = body.end_token_ids
+    end_ids = service.tokenizer.end_ids if ends is None else ends
+    return await asyncio.wrap_future(service.engine.score(rows, end_ids=end_ids, adapter=adapter))
 
 
 def _json(answer: dict[str, Any]) -> Response:

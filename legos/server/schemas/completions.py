@@ -5,10 +5,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from legos.data.message import MAX_ALTERNATIVES
-from legos.server.schemas.sampling import SamplingFields
+from legos.server.schemas.sampling import MAX_SEED, SamplingFields
 from legos.server.schemas.schema import ONE_ERROR, Ids
 
 __all__ = ["CompletionBody"]
+
+Seed = Annotated[int, Field(ge=0, lt=MAX_SEED)]
 
 
 class CompletionBody(SamplingFields):
@@ -19,6 +21,9 @@ class CompletionBody(SamplingFields):
     )
     add_special_tokens: bool = Field(
         True, description="Begin texts with the tokens that the model's texts begin with."
+    )
+    seeds: Annotated[list[Seed], ONE_ERROR] | None = Field(
+        None, description="The seed of each prompt, in place of one seed for all."
     )
     logprobs: int | None = Field(
         None,

@@ -15,7 +15,7 @@ from legos.data.message import MAX_BIAS, Filters, Sampling
 from legos.server.problems import Problem
 from legos.server.schemas.schema import ONE_ERROR, Body, Ids, Text
 
-__all__ = ["ModelFields", "SamplingFields", "check_choices", "with_seed"]
+__all__ = ["MAX_SEED", "ModelFields", "SamplingFields", "check_choices", "with_seed"]
 
 MAX_SEED = 1 << 64
 MOST_CHOICE_CHARACTERS = 32_768  # total over all choices of a request; each may be a token

@@ -35,7 +35,23 @@ class ScoredPrompt(Body):
     choices: Annotated[list[Text], ONE_ERROR] = Field(min_length=1, max_length=1024)
 
 
-class ScoreBody(ModelFields):
-    """Chats whose possible answers are scored, without sampling."""
+class ScoredTokens(Body):
+    """A prompt and its possible answers as token ids."""
 
-    prompts: Annotated[list[ScoredPrompt], ONE_ERROR] = Field(min_length=1, max_length=1024)
+    prompt: Ids = Field(min_length=1)
+    choices: Annotated[list[Ids], ONE_ERROR] = Field(min_length=1, max_length=1024)
+
+
+class ScoreBody(ModelFields):
+    """Prompts whose possible answers are scored, without sampling."""
+
+    prompts: (
+        Annotated[list[ScoredPrompt], ONE_ERROR, Field(min_length=1, max_length=1024)]
+        | Annotated[list[ScoredTokens], ONE_ERROR, Field(min_length=1, max_length=1024)]
+    ) = Field(description="Chats with texts, or token ids with token ids.")
+    end_token_ids: Ids | None = Field(
+        None,
+        max_length=64,
+        description="The ids that end an answer, where prompts are token ids; by default the "
+        "model's end tokens.",
+    )

@@ -1,0 +1,109 @@
+"""Send requests to a server as lists of those that come in one turn and ask for the same."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from legos.errors import LegosError, RequestError
+
+__all__ = ["Asks", "RequestLists"]
+
+LISTED = 64  # requests of one list
+LISTED_TOKENS = 64  # a request for more tokens travels alone
+
+
+class Asks(Protocol):
+    """What the requests of a list have in common; equal ones can be hashed and travel together."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Maximum number of tokens of each answer."""
+        ...
+
+
+QueryT = TypeVar("QueryT", bound=Asks)
+ItemT = TypeVar("ItemT")
+AnswerT = TypeVar("AnswerT")
+
+
+class RequestLists(Generic[QueryT, ItemT, AnswerT]):
+    """Gathers requests; all methods belong to one event loop.
+
+    An answer of more than ``LISTED_TOKENS`` tokens would keep the others of its list waiting, so it
+    travels alone.
+    """
+
+    def __init__(
+        self, send: Callable[[QueryT, Sequence[ItemT]], Awaitable[Sequence[AnswerT]]]
+    ) -> None:
+        """Gather for a server.
+
+        Args:
+            send: sends one list; returns the answer to each item, in their order. It is cancelled
+                when nobody waits for any of them.
+        """
+        self._send = send
+        self._outbox: dict[QueryT, list[tuple[ItemT, asyncio.Future[AnswerT]]]] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def ask(self, query: QueryT, item: ItemT) -> AnswerT:
+        """The answer to one request, which travels with the others of this turn.
+
+        Raises:
+            RequestError: the server refuses it.
+            LegosError: the list was not answered.
+        """
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[AnswerT] = loop.create_future()
+        if not self._outbox:
+            loop.call_soon(self._flush)
+        self._outbox.setdefault(query, []).append((item, answer))
+        return await answer
+
+    def _flush(self) -> None:
+        """Send what has come in this turn, as lists."""
+        outbox, self._outbox = self._outbox, {}
+        for query, asked in outbox.items():
+            size = LISTED if query.max_tokens <= LISTED_TOKENS else 1
+            waited = [(item, answer) for item, answer in asked if not answer.done()]
+            for start in range(0, len(waited), size):
+                self._start(query, waited[start : start + size])
+
+    def _start(
+        self, query: QueryT, asked: Sequence[tuple[ItemT, "asyncio.Future[AnswerT]"]]
+    ) -> None:
+        """Send one list; it is aborted when nobody waits for any of its answers."""
+        call = asyncio.get_running_loop().create_task(self._call(query, asked))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+        def ended(_: "asyncio.Future[AnswerT]") -> None:
+            if all(answer.cancelled() for _, answer in asked):
+                call.cancel()
+
+        for _, answer in asked:
+            answer.add_done_callback(ended)
+
+    async def _call(
+        self, query: QueryT, asked: Sequence[tuple[ItemT, "asyncio.Future[AnswerT]"]]
+    ) -> None:
+        """Send one list, and pass its answers on, or the error to each."""
+        try:
+            found = await self._send(query, [item for item, _ in asked])
+        except RequestError as error:
+            if len(asked) == 1:
+                _fail(asked, error)
+            for each in asked if len(asked) > 1 else ():  # so that only the refused one fails
+                self._start(query, [each])
+        except LegosError as error:
+            _fail(asked, error)
+        else:
+            for (_, answer), one in zip(asked, found, strict=True):
+                if not answer.done():
+                    answer.set_result(one)
+
+
+def _fail(asked: Sequence[tuple[ItemT, "asyncio.Future[AnswerT]"]], error: LegosError) -> None:
+    for _, answer in asked:
+        if not answer.done():
+            answer.set_exception(error)

@@ -1,0 +1,139 @@
+"""One vLLM server as a part of an engine: token ids go there in lists, and answers come back."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from msgspec.structs import replace
+
+from legos.clients.lists import RequestLists
+from legos.clients.transport import Transport, api_root
+from legos.data.request import Generated, Request
+from legos.errors import EndpointError, EngineError, LegosError, RequestError
+from legos.vllm.completions import Drawn, Query, body_of, drawn_of, generated_of, query_of
+from legos.vllm.live import LiveAdapters
+from legos.vllm.scores import score_prompts
+
+__all__ = ["VllmServer"]
+
+CONNECTIONS = 256
+REQUEST_S = 600.0  # maximum time of one answer
+MOST_ABORTS, ABORTED_S = 20, 0.5  # how often a prompt is asked again, and the pause before
+_Prompt = tuple[int, ...]
+_Answer = tuple[Drawn, int]
+"""What was sampled, and the version of the adapter that sampled it."""
+
+
+class VllmServer:
+    """Implements ``legos.clients.remote.RemoteServer``; it belongs to one event loop.
+
+    Differences from an engine in this process: seeds have no effect, and a running request keeps
+    the adapter that it began with.
+    """
+
+    def __init__(self, url: str, live: LiveAdapters, *, api_key: str | None = None) -> None:
+        """Describe a server; nothing is sent yet.
+
+        Args:
+            url: its address.
+            live: the adapters that are live there.
+            api_key: bearer token.
+        """
+        self._live = live
+        self._transport = Transport(
+            api_root(url),
+            api_key=api_key,
+            timeout_s=REQUEST_S,
+            max_connections=CONNECTIONS,
+            retries=1,
+        )
+        self._lists = RequestLists(self._drawn)
+
+    async def answer(self, request: Request) -> Generated:
+        """Sample one completion; see ``RemoteServer``."""
+        query = query_of(request)
+        if request.restrict:
+            return await self._restricted(query, request)
+        drawn, version = await self._ask(query, request.prompt_ids)
+        return generated_of(drawn, request, version=version)
+
+    async def score(
+        self,
+        prompts: Sequence[tuple[_Prompt, Sequence[_Prompt]]],
+        *,
+        end_ids: Sequence[int],
+        adapter: str,
+    ) -> list[list[float]]:
+        """Log-probability of each continuation as the complete answer to its prompt, nats."""
+
+        async def ask(query: Query, prompt: _Prompt) -> Mapping[int, float]:
+            return (await self._ask(query, prompt))[0].others[0]
+
+        return await score_prompts(prompts, end_ids=end_ids, adapter=adapter, ask=ask)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._transport.aclose()
+
+    async def _ask(self, query: Query, prompt: _Prompt) -> _Answer:
+        """The answer to one prompt, which travels with the others of this turn.
+
+        Raises:
+            RequestError: the server refuses it.
+            EngineError: the server does not come back, or keeps aborting it.
+        """
+        for _ in range(MOST_ABORTS):
+            drawn, version = await self._lists.ask(query, prompt)
+            if drawn.finish_reason is not None:
+                return drawn, version
+            await asyncio.sleep(ABORTED_S)
+        raise EngineError(f"the vLLM server aborted a request {MOST_ABORTS} times in a row")
+
+    async def _drawn(self, query: Query, prompts: Sequence[_Prompt]) -> list[_Answer]:
+        """The answers to a list; the server is brought back after a failure.
+
+        Raises:
+            RequestError: the server refuses the list, or no such adapter is live.
+            EngineError: the server does not come back.
+        """
+        while True:
+            with self._live.use(query.adapter) as served:
+                epoch = self._live.epoch
+                body = body_of(query, prompts, model=served.model)
+                read = partial(drawn_of, query=query, count=len(prompts))
+                try:
+                    found = await self._transport.request("POST", "/completions", read, json=body)
+                except EndpointError as error:
+                    failure: LegosError = error
+                except RequestError as error:
+                    if "(404)" not in str(error):
+                        raise
+                    failure = error  # the server has lost the adapter
+                else:
+                    return [(drawn, served.version) for drawn in found]
+            await self._live.recover(failure, epoch)
+
+    async def _restricted(self, query: Query, request: Request) -> Generated:
+        """Sample legal tokens only, one request for each token that is not the only legal one."""
+        node = request.choices
+        token_ids: _Prompt = ()
+        logprobs: list[float] = []
+        versions: list[int] = []
+        legal: list[_Prompt] = []
+        while node is not None and node.children and len(token_ids) < request.max_tokens:
+            prompt = request.prompt_ids + token_ids
+            one = replace(query, max_tokens=1, allowed=node.legal)
+            drawn, version = await self._ask(one, prompt)
+            legal.append(node.legal)
+            logprobs += drawn.logprobs
+            versions.append(version)
+            token_ids += drawn.token_ids
+            node = node.children.get(token_ids[-1])
+        closed = node is None or not node.children
+        return Generated(
+            token_ids=token_ids,
+            logprobs=tuple(logprobs),
+            versions=tuple(versions),
+            legal=tuple(legal),
+            finish_reason="stop" if closed else "length",
+        )

@@ -1,0 +1,93 @@
+"""Lists of requests: what travels together, and what happens to one that fails."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from msgspec import Struct
+
+from legos.clients.lists import LISTED, LISTED_TOKENS, RequestLists
+from legos.errors import EndpointError, RequestError
+
+
+class Query(Struct, frozen=True):
+    max_tokens: int
+    adapter: str = "policy"
+
+
+class Server:
+    """Answers an item with twice its value; refuses lists with 13, and fails at 99."""
+
+    def __init__(self) -> None:
+        self.lists: list[tuple[Query, list[int]]] = []
+        self.cancelled = 0
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def send(self, query: Query, items: Sequence[int]) -> list[int]:
+        self.lists.append((query, list(items)))
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if 13 in items:
+            raise RequestError("13 is refused")
+        if 99 in items:
+            raise EndpointError("it is down")
+        return [2 * item for item in items]
+
+
+def test_requests_of_one_turn_that_ask_for_the_same_travel_together() -> None:
+    async def go() -> None:
+        server = Server()
+        lists = RequestLists(server.send)
+        short, other, long = Query(3), Query(3, "old"), Query(LISTED_TOKENS + 1)
+        asked = [(short, 100 + n) for n in range(LISTED + 1)] + [(other, 7), (long, 8), (long, 9)]
+        assert await asyncio.gather(*(lists.ask(*one) for one in asked)) == [
+            2 * n for _, n in asked
+        ]
+        assert [(query, len(items)) for query, items in server.lists] == [
+            (short, LISTED),
+            (short, 1),
+            (other, 1),
+            (long, 1),
+            (long, 1),
+        ]
+
+    asyncio.run(go())
+
+
+def test_only_the_refused_request_of_a_list_fails_and_a_failed_list_fails_all() -> None:
+    async def go() -> None:
+        lists = RequestLists(Server().send)
+        asked = [lists.ask(Query(1), item) for item in (1, 13, 2)]
+        first, refused, last = await asyncio.gather(*asked, return_exceptions=True)
+        assert (first, last) == (2, 4)
+        assert isinstance(refused, RequestError)
+        asked = [lists.ask(Query(1), item) for item in (1, 99)]
+        assert all(
+            isinstance(found, EndpointError)
+            for found in await asyncio.gather(*asked, return_exceptions=True)
+        )
+
+    asyncio.run(go())
+
+
+def test_a_list_is_aborted_when_nobody_waits_for_it() -> None:
+    async def go() -> None:
+        server = Server()
+        server.go.clear()
+        lists = RequestLists(server.send)
+        first, second = (asyncio.create_task(lists.ask(Query(1), n)) for n in (1, 2))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.sleep(0.01)
+        assert server.cancelled == 0
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        await asyncio.sleep(0.01)
+        assert server.cancelled == 1
+
+    asyncio.run(go())

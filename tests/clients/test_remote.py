@@ -1,0 +1,125 @@
+"""The engine on a server of ours answers as the engine in this process does."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace as changed
+from typing import NamedTuple
+
+import pytest
+from msgspec.structs import replace
+
+from legos import Message, Sampling, apply_lora, load_model
+from legos.clients.engine import EngineClient
+from legos.data.message import Completion
+from legos.device import LocalEngine, ModelHandle
+from legos.errors import AdapterError, EngineError, RequestError
+from legos.server.app import make_app
+from legos.server.service import Service
+from legos.testing import serving
+from legos.wiring.engines import TokenEngine, served_engine
+
+ASK = (Message("user", "Nim: 5 left, last one wins.\nMoves: 1 2 3"),)
+MOVES = ("1", "2", "3")
+WORDS = ("raise", "rest", "re", "call")  # several tokens each; one begins another
+
+
+class Both(NamedTuple):
+    """One engine here, and the same one over HTTP."""
+
+    url: str
+    model: ModelHandle
+    engine: LocalEngine
+    here: EngineClient
+    there: TokenEngine
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[Both]:
+    model = load_model()
+    apply_lora(model)
+    engine = model.make_engine()
+    here = EngineClient(engine, model.tokenizer)
+    source = EngineClient(engine, model.tokenizer, use_threads=True)
+    service = Service(
+        source, engine, model.tokenizer, model="builtin", context=model.context, lora_scale=1.0
+    )
+    with serving(make_app(service)) as url:
+        there = served_engine([url], model, api_key=None)
+        there.load_adapter(changed(model.base_adapter(), version=3))
+        yield Both(url, model, engine, here, there)
+        there.close()
+    engine.close()
+    model.close()
+
+
+def ask(client: EngineClient, sampling: Sampling, count: int = 6) -> list[Completion]:
+    seeded = [replace(sampling, seed=seed) for seed in range(1, count + 1)]
+
+    async def go() -> list[Completion]:
+        return await asyncio.gather(*(client.complete(ASK, one) for one in seeded))
+
+    return [replace(one, elapsed_s=0.0) for one in asyncio.run(go())]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(max_tokens=30),
+        Sampling(max_tokens=30, temperature=0.7, stop=("2",), num_alternatives=3),
+        Sampling(max_tokens=20, ignore_end=True, raw_logprobs=True),
+        Sampling(choices=MOVES, max_tokens=None),
+        Sampling(choices=WORDS, max_tokens=None, restrict=True),
+        Sampling(max_tokens=70),
+    ],
+    ids=["free", "stopped", "raw", "moves", "words", "long"],
+)
+def test_answers_are_those_of_the_engine_in_this_process(both: Both, sampling: Sampling) -> None:
+    found = ask(both.there.client(), sampling)
+    assert found == ask(both.here, sampling)
+    assert all(one.trainable and set(one.versions) == {3} for one in found)
+
+
+def test_exact_scores_are_those_of_the_engine_in_this_process(both: Both) -> None:
+    prompts = [(ASK, MOVES), (ASK, WORDS)]
+    there = asyncio.run(both.there.client().score(prompts))
+    assert there == asyncio.run(both.here.score(prompts))
+
+
+def test_what_the_server_does_not_have_is_refused_alone(both: Both) -> None:
+    client = both.there.client()
+
+    async def go() -> list[object]:
+        sampling = Sampling(max_tokens=2)
+        names = ("policy@3", "policy@2", "nobody", "policy@3")
+        asked = [client.complete(ASK, sampling, adapter=name) for name in names]
+        return list(await asyncio.gather(*asked, return_exceptions=True))
+
+    good, old, unknown, last = asyncio.run(go())
+    assert isinstance(good, Completion)
+    assert isinstance(last, Completion)
+    assert isinstance(old, RequestError)
+    assert isinstance(unknown, RequestError)
+
+
+def test_tokens_are_counted_adapters_dropped_and_a_closed_engine_refuses(both: Both) -> None:
+    engine = both.there.engine
+    before = both.there.tokens_generated("policy").result()
+    (found,) = ask(both.there.client(), Sampling(max_tokens=5, ignore_end=True), count=1)
+    assert both.there.tokens_generated("policy").result() - before == len(found.token_ids) == 5
+    assert both.there.seconds() > 0
+    assert engine.versions() == {"policy": 3}
+    rival = changed(both.model.base_adapter(), name="rival", version=1)
+    both.there.load_adapter(rival)
+    assert both.engine.versions() == {"policy": 3, "rival": 1}
+    engine.drop_adapter("rival").result()
+    assert both.engine.versions() == engine.versions() == {"policy": 3}
+    with pytest.raises(AdapterError, match="rival"):
+        engine.drop_adapter("rival").result()
+
+
+def test_a_closed_engine_refuses_and_the_server_goes_on(both: Both) -> None:
+    other = served_engine([both.url], both.model, api_key=None)
+    other.close()
+    with pytest.raises(EngineError, match="closed"):
+        ask(other.client(), Sampling(max_tokens=1), count=1)
+    assert len(ask(both.there.client(), Sampling(max_tokens=1), count=1)) == 1
