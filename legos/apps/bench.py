@@ -14,6 +14,7 @@ __all__ = ["BENCHES", "bench", "explained"]
 
 BENCHES: Mapping[str, str] = {
     "arenas": "plays without a model: turns, waiting plays, slow tools",
+    "async": "the line with overlap, against play and training in turns",
     "engine": "generation alone",
     "loop": "the whole line, from a play to the next adapter",
     "server": "generation over HTTP, and adapter swaps",

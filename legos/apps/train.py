@@ -7,12 +7,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import (
-    AbstractAsyncContextManager,
-    closing,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import AbstractAsyncContextManager, closing, contextmanager, nullcontext
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -41,6 +36,7 @@ from legos.wiring.arena import check_options, make_arena
 from legos.wiring.evaluate import evaluation_of
 from legos.wiring.learning_rate import advise_learning_rate
 from legos.wiring.machine import blas_hint, quiet_collector, share_cores
+from legos.wiring.ray import ray_players
 from legos.wiring.trainer import Trainer, trainer_of
 
 __all__ = ["check", "train"]
@@ -129,6 +125,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
         with (
             ThreadPoolExecutor(max_workers=1) as writer,
             StopSignals() as signals,
+            ray_players(config, trainer.generation, trainer.model) as play,
             _folder(resolved, resumed, arena.name) as folder,
         ):
             run = Run(
@@ -140,6 +137,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 count_tokens=_token_count(trainer, shared),
                 engine_seconds=trainer.engine_seconds,
                 writer=writer,
+                play=play,
             )
             if checkpoint is not None:
                 run.resume(checkpoint)

@@ -42,6 +42,15 @@ RATIOS: Mapping[str, Mapping[str, Ratio]] = {
             "speed of 64 simultaneous plays while others wait for a tool of 1 s, against none", 0.95
         ),
     },
+    "async": {
+        "compute_async_vs_sync": Ratio(
+            "samples per second with overlap, against in turns, where plays only compute", 0.97
+        ),
+        "tool_async_vs_sync": Ratio("the same where each play waits 0.5 s for a tool", 1.6),
+        "tails_async_vs_sync": Ratio(
+            "the same where the lengths of plays have a heavy tail, 50 ms to 2 s", 1.6
+        ),
+    },
     "engine": {
         "engine_vs_bare": Ratio(f"{_BARE}, 64 prompts, 64 tokens each", 0.9),
         "group_prefill_share": Ratio(

@@ -25,6 +25,8 @@ from legos.errors import ConfigError
 __all__ = ["bench", "chat", "doctor", "evaluate", "export", "serve", "train"]
 
 Several = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
+Training = Annotated[TrainingOptions | None, Parameter(group=Group("Optimiser step", sort_key=3))]
+Generation = Annotated[GenerationOptions | None, Parameter(group=Group("Sampling", sort_key=2))]
 Key = Annotated[str | None, Parameter(env_var="LEGOS_API_KEY", show_env_var=True)]
 
 
@@ -36,6 +38,9 @@ def train(
     engine: Literal["device", "vllm"] | None = None,
     server: Several = (),
     vllm_bin: Path | None = None,
+    ray: str | None = None,
+    players: int | None = None,
+    engines: int | None = None,
     steps: int | None = None,
     out: Path | None = None,
     seed: int | None = None,
@@ -46,12 +51,8 @@ def train(
     track: Literal["wandb"] | None = None,
     serve: int | None = None,
     dry_run: Flag = False,
-    training: Annotated[
-        TrainingOptions | None, Parameter(group=Group("Optimiser step", sort_key=3))
-    ] = None,
-    generation: Annotated[
-        GenerationOptions | None, Parameter(group=Group("Sampling", sort_key=2))
-    ] = None,
+    training: Training = None,
+    generation: Generation = None,
     play: Annotated[PlayOptions | None, Parameter(group=Group("Playing", sort_key=1))] = None,
     loop: Annotated[LoopOptions | None, Parameter(group=Group("Run", sort_key=0))] = None,
     tracking: Annotated[
@@ -75,6 +76,9 @@ def train(
         server: Address of a running server that generates, `legos serve` (may be repeated) or
             vLLM. Its API key is read from LEGOS_API_KEY.
         vllm_bin: The vllm program; by default LEGOS_VLLM_BIN, or vllm on PATH.
+        ray: Ray cluster that plays and generates: local, auto, or HOST:PORT.
+        players: Processes of the cluster that play; 0: plays run in this process.
+        engines: Engines of the cluster; by default one, unless a server is given.
         steps: Length of the run, in optimiser steps.
         out: Run folder; by default a new one under runs/.
         seed: Seed of every random draw of the run.
@@ -98,6 +102,9 @@ def train(
         "--engine": ("engine", engine),
         "--server": ("server", server or None),
         "--vllm-bin": ("vllm_bin", vllm_bin),
+        "--ray": ("ray", ray),
+        "--players": ("players", players),
+        "--engines": ("engines", engines),
         "--steps": ("loop.steps", steps),
         "--out": ("out", out),
         "--seed": ("seed", seed),

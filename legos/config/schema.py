@@ -12,6 +12,7 @@ from pydantic import model_validator
 from legos.arena.curriculum import CurriculumName
 from legos.arena.playable import IllegalMove
 from legos.config.objective import ObjectiveSettings
+from legos.config.places import check_places
 from legos.config.setting import Settings, knob
 from legos.credit.registry import DISCOUNTED, WITHOUT_GROUPS, CreditName
 from legos.data.limits import DecodeAhead, EngineLimits, InFlight
@@ -27,17 +28,6 @@ __all__ = [
     "TrackConfig",
     "TrainingConfig",
 ]
-
-
-OWN_ENGINE = (  # settings of an engine in this process
-    "max_batch",
-    "prefill_tokens",
-    "chunk_tokens",
-    "cache_gib",
-    "prefix_cache_gib",
-    "in_flight",
-    "decode_ahead",
-)
 
 
 class TrainingConfig(ObjectiveSettings):
@@ -271,6 +261,13 @@ class RunConfig(Settings):
     also several that share the work, or vLLM. An API key is read from LEGOS_API_KEY."""
     vllm_bin: Path | None = knob(None, loose=True)
     """The vllm program of engine vllm; none: LEGOS_VLLM_BIN, or vllm on PATH."""
+    ray: str | None = knob(None, loose=True)
+    """Ray cluster that plays and generates: local for one of this machine alone, auto for the one
+    that runs on it, or HOST:PORT; none: this process."""
+    players: int = knob(1, ge=0, loose=True)
+    """Processes of the cluster that play; 0: plays run in this process."""
+    engines: int | None = knob(None, ge=1, loose=True)
+    """Engines of the cluster; none: one, unless server is given."""
     out: Path | None = knob(None, loose=True)
     """Run folder; none: a new one under runs/."""
     seed: int = knob(0, ge=0, lt=2**32)
@@ -334,57 +331,14 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _check_server(self) -> Self:
-        """Refuse settings of an engine in this process, where a server generates."""
-        if self.server and self.engine != "device":
-            raise ConfigError(
-                f"engine is {self.engine!r} but server is {self.server[0]!r}; give one of them"
-            )
-        if not self.elsewhere:
-            return self
-        what = f"server is {self.server[0]!r}" if self.server else f"engine is {self.engine!r}"
-        if self.loop.deterministic:
-            raise ConfigError(
-                f"loop.deterministic is true but {what}; a server batches requests as they "
-                "arrive, which changes rounding: leave one of them out"
-            )
-        fields = GenerationConfig.model_fields
-        for name in OWN_ENGINE:
-            value = getattr(self.generation, name)
-            if value != fields[name].default:
-                raise ConfigError(
-                    f"generation.{name} is {value!r} but {what}, which has limits of its own; set "
-                    f"it there and leave generation.{name} out"
-                )
+    def _check_places(self) -> Self:
+        check_places(self)
         return self
 
     @property
     def elsewhere(self) -> bool:
         """Whether another process generates."""
-        return bool(self.server) or self.engine == "vllm"
-
-    @model_validator(mode="after")
-    def _check_torch(self) -> Self:
-        """Refuse settings that torch does not support."""
-        training = self.training
-        if self.device != "torch":
-            return self
-        if not self.elsewhere:
-            raise ConfigError(
-                "device is torch but server is empty; torch trains and does not generate: start a "
-                "server of the model (legos serve) and give its address, or set device to mlx"
-            )
-        if training.use_dora:
-            raise ConfigError(
-                "device is torch but training.use_dora is true; torch trains plain LoRA: leave "
-                "use_dora out, or set device to mlx"
-            )
-        if training.memory_limit_gib is not None:
-            raise ConfigError(
-                f"device is torch but training.memory_limit_gib is {training.memory_limit_gib}; "
-                "torch plans no memory: lower training.micro_batch_tokens, or set device to mlx"
-            )
-        return self
+        return bool(self.server) or self.engine == "vllm" or self.ray is not None
 
 
 def _bytes(gib: float | None) -> int | None:

@@ -12,11 +12,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing, nullcontext
 
 from legos.arena.arena import Arena
+from legos.arena.step import play_each
 from legos.data.sample import TrainingBatch
 from legos.errors import TrainerError
 from legos.loop.buffer import Buffer, Stopped
 from legos.loop.failures import MAX_FAILED_SHARE
-from legos.loop.player import Player
+from legos.loop.player import Player, PlayGroup
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.protocols import Publisher
 from legos.publish.engine import reaching
@@ -37,6 +38,7 @@ async def training_loop(
     after_step: AfterStep | None = None,
     buffer: Buffer | None = None,
     publisher: Publisher | None = None,
+    play: PlayGroup = play_each,
     progress: bool = True,
 ) -> None:
     """Play and train at the same time until the trainer has done ``num_steps`` steps in total.
@@ -53,6 +55,7 @@ async def training_loop(
             in it. Without it, the remaining groups are recorded as discarded.
         publisher: sends the adapter of each step to the engines; None: to the trainer's engine
             and to the server of the arena's client.
+        play: plays a group, here or in other processes.
         progress: show the steps on the console, as ``legos train`` does.
 
     Raises:
@@ -74,6 +77,7 @@ async def training_loop(
         buffer,
         episode_concurrency=episode_concurrency,
         step_concurrency=step_concurrency,
+        play=play,
     )
     failure: Exception | None = None
     reached = nullcontext(publisher) if publisher else reaching(arena.client, trainer.publisher)

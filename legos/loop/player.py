@@ -7,21 +7,32 @@ staleness limit is 0, so that the trainer waits for all of them anyway.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 
 from legos.arena.arena import Arena
 from legos.arena.cursor import PlannedGroup, Split
 from legos.arena.stage import Stage, stage_of
 from legos.arena.step import finish_group, play_each, required_credit
+from legos.data.episode import Episode, Task
 from legos.loop.buffer import Admission, Buffer, Stopped
 
-__all__ = ["Player"]
+__all__ = ["PlayGroup", "Player"]
+
+PlayGroup = Callable[[Stage, Arena, Sequence[tuple[Task, int]]], Awaitable[list[Episode]]]
+"""Plays the tasks of a group, each with the seed of its play, as ``play_each`` does."""
 
 
 class Player:
     """Plays one arena for one buffer."""
 
     def __init__(
-        self, arena: Arena, buffer: Buffer, *, episode_concurrency: int, step_concurrency: int
+        self,
+        arena: Arena,
+        buffer: Buffer,
+        *,
+        episode_concurrency: int,
+        step_concurrency: int,
+        play: PlayGroup = play_each,
     ) -> None:
         """Make a player.
 
@@ -30,6 +41,7 @@ class Player:
             buffer: admits and receives the groups.
             episode_concurrency: number of simultaneous plays for each step that is being played.
             step_concurrency: number of steps whose tasks are played at the same time.
+            play: plays a group, here or in other processes.
 
         Raises:
             ArenaError: the arena has no credit rule.
@@ -42,6 +54,7 @@ class Player:
         needs_step = getattr(self._credit, "needs_step", False)
         self._split: Split = "round" if needs_step or buffer.in_turns else "id"
         self._unfinished: set[PlannedGroup] = set()
+        self._play_group = play
 
     async def run(self) -> None:
         """Play until the buffer ends; an error outside of single plays ends the buffer.
@@ -69,7 +82,7 @@ class Player:
             return  # running plays may finish, or are cancelled with the player
 
     async def _play(self, stage: Stage, group: PlannedGroup, admission: Admission) -> None:
-        episodes = await play_each(stage, self._arena, group.plays)
+        episodes = await self._play_group(stage, self._arena, group.plays)
         batch = finish_group(self._arena, self._arena.cursor, group, episodes, self._credit)
         self._unfinished.discard(group)
         await self._buffer.put(batch, admission)

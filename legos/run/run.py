@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from legos.arena.arena import Arena
+from legos.arena.step import play_each
 from legos.data.sample import TrainingBatch
 from legos.errors import CheckpointError, EngineError
 from legos.files.lines import report_steps
 from legos.loop.buffer import Stopped
 from legos.loop.failures import MAX_FAILED_SHARE
 from legos.loop.loop import buffer_of, training_loop
+from legos.loop.player import PlayGroup
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.protocols import Snapshot, Tracker
 from legos.publish.engine import reaching
@@ -70,6 +72,7 @@ class Run:
         count_tokens: Callable[[], Awaitable[int]],
         engine_seconds: Callable[[], float],
         writer: Executor,
+        play: PlayGroup = play_each,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Make a run; it starts only with ``resume`` or ``go``.
@@ -84,6 +87,7 @@ class Run:
                 made, for play and for evaluations.
             engine_seconds: returns the seconds that the engine has computed since then.
             writer: one thread, which writes checkpoints and adapters.
+            play: plays a group, here or in other processes.
             clock: returns a time in seconds.
         """
         self._folder = folder
@@ -93,6 +97,7 @@ class Run:
         self._count_tokens = count_tokens
         self._engine_seconds = engine_seconds
         self._engine_worked = 0.0  # engine seconds at the end of the previous step
+        self._play = play
         self._clock = clock
         self._step_ended = self._saved = clock()
         self._buffer = buffer_of(trainer, arena, max_failed_share=settings.max_failed_share)
@@ -258,6 +263,7 @@ class Run:
                 after_step=partial(self._after_step, out),
                 buffer=self._buffer,
                 publisher=out.publisher,
+                play=self._play,
                 progress=False,
             )
         if not self.finished:  # the run was stopped during the last evaluation

@@ -250,10 +250,13 @@ def _elsewhere(
         ConfigError: the servers are of a kind that cannot work together.
         EngineError: a server does not answer.
     """
+    from legos.wiring.ray import ray_engine
     from legos.wiring.vllm import started_vllm, vllm_at
 
     if config.engine == "vllm":
         return partial(started_vllm, config.vllm_bin, policies=policies, say=say)
+    if config.ray is not None and not config.server:
+        return partial(ray_engine, config, say=say)
     if not config.server:
         return None
     kinds = {url: asyncio.run(kind_of(url, api_key=api_key)) for url in config.server}

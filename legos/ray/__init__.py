@@ -1,0 +1,1 @@
+"""A Ray cluster on which engines generate, players play and rewards are computed."""

@@ -1,0 +1,42 @@
+"""The version of the kit on a node: all processes of a run must have the same one."""
+
+import hashlib
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from legos.errors import ConfigError
+
+__all__ = ["check_kit", "kit_digest"]
+
+
+@cache
+def kit_digest() -> str:
+    """Hexadecimal digest of the kit's source files, which also tells changed copies apart."""
+    spec = find_spec("legos")
+    assert spec is not None
+    assert spec.origin is not None
+    root = Path(spec.origin).parent
+    state = hashlib.blake2b(digest_size=8)
+    for path in sorted(root.rglob("*.py")):
+        state.update(f"{path.relative_to(root)}\0".encode())
+        state.update(path.read_bytes())
+    return state.hexdigest()
+
+
+def check_kit(expected: str, *, node: str) -> None:
+    """Compare the kit of this process with that of the run.
+
+    Args:
+        expected: ``kit_digest`` of the process that started the run.
+        node: address of this node, for the message.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    found = kit_digest()
+    if found != expected:
+        raise ConfigError(
+            f"node {node} has another version of legos: its sources have the digest {found}, those "
+            f"of the run {expected}; install the same version of legos on every node"
+        )

@@ -1,0 +1,30 @@
+"""Ray itself, which is an extra: the only place that imports it."""
+
+from importlib import import_module
+from typing import Any
+
+from legos.errors import ConfigError
+
+__all__ = ["ActorDiedError", "RayActorError", "RayError", "RayTaskError", "cause_of", "ray"]
+
+try:
+    ray: Any = import_module("ray")  # half typed, and missing where the extra is not installed
+    _exceptions: Any = import_module("ray.exceptions")
+except ModuleNotFoundError as missing:
+    raise ConfigError(
+        "ray is not installed; install the extra ray (pip install 'legos[ray]'), or leave --ray out"
+    ) from missing
+
+RayError: type[Exception] = _exceptions.RayError
+RayActorError: type[Exception] = _exceptions.RayActorError
+"""A process of the cluster does not answer: it has died, and perhaps comes back."""
+ActorDiedError: type[Exception] = _exceptions.ActorDiedError
+"""It does not come back."""
+RayTaskError: type[Exception] = _exceptions.RayTaskError
+"""A function of another process raised an error."""
+
+
+def cause_of(error: Exception) -> Exception:
+    """The error that was raised in the other process."""
+    cause: object = getattr(error, "cause", None)
+    return cause if isinstance(cause, Exception) else error
