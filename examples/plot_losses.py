@@ -4,7 +4,7 @@
     uv run --extra plot python examples/plot_losses.py losses.jsonl docs
 
 A second or two on any machine. One panel per loss: the mean of its seeds over their range, the
-other losses' means in grey, the goal dashed.
+other losses' means in grey, the goal dashed. `--by engines` does so for `compare_engines.py`.
 """
 
 import argparse
@@ -32,6 +32,7 @@ STYLE: dict[Any, Any] = {
     "xtick.color": GREY,
     "ytick.color": GREY,
 }
+FILES = {"loss": "losses", "engines": "engines"}  # field -> beginning of the pictures' names
 GAMES = {"nim": ("share of optimal moves", 0.95, 1.0), "kuhn": ("exploitability", 0.05, 0.5)}
 
 
@@ -56,22 +57,23 @@ def draw(game: str, curves: dict[str, np.ndarray], picture: Path) -> None:
     print(f"wrote {picture}")
 
 
-def main(file: Path, folder: Path) -> None:
-    """Draw the file's games into the folder."""
+def main(file: Path, folder: Path, by: str) -> None:
+    """Draw the file's games into the folder, one panel for each value of a field."""
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     for game in dict.fromkeys(row["game"] for row in rows):
         mine = [row for row in rows if row["game"] == game]
         curves = {
-            loss: np.array([row["curve"] for row in mine if row["loss"] == loss])
-            for loss in dict.fromkeys(row["loss"] for row in mine)
+            name: np.array([row["curve"] for row in mine if row[by] == name])
+            for name in dict.fromkeys(row[by] for row in mine)
         }
         with mpl.rc_context(STYLE):
-            draw(game, curves, folder / f"losses_{game}.svg")
+            draw(game, curves, folder / f"{FILES[by]}_{game}.svg")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--by", choices=tuple(FILES), default="loss", help="field of each panel")
     arguments = parser.parse_args()
-    main(arguments.file, arguments.folder)
+    main(arguments.file, arguments.folder, arguments.by)

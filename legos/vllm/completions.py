@@ -40,6 +40,7 @@ class Query(Struct, frozen=True, kw_only=True):
     allowed: tuple[int, ...] = ()  # only these token ids can be sampled; (): all
     watched: tuple[int, ...] = ()  # token ids whose log-probabilities are wanted
     num_alternatives: int = 0
+    json_schema: str | None = None  # the completion is JSON that satisfies it
 
 
 class Drawn(Struct, frozen=True, kw_only=True):
@@ -73,11 +74,6 @@ def query_of(request: Request) -> Query:
     Raises:
         RequestError: vLLM cannot do what is asked.
     """
-    if request.grammar is not None:
-        raise RequestError(
-            "a vLLM server is not asked for JSON that follows a schema; leave json_schema out, or "
-            "serve the model with `legos serve`"
-        )
     if request.raw_logprobs and (request.temperature != 1.0 or request.filters is not None):
         raise RequestError(
             f"raw_logprobs at temperature {request.temperature:g} needs two log-probabilities of "
@@ -91,6 +87,7 @@ def query_of(request: Request) -> Query:
         stop=request.stop,
         filters=request.filters or UNCHANGED,
         num_alternatives=request.num_alternatives,
+        json_schema=request.json_schema,
     )
 
 
@@ -127,6 +124,8 @@ def body_of(query: Query, prompts: Sequence[tuple[int, ...]], *, model: str) -> 
         body["logit_bias"] = {str(token): bias for token, bias in filters.logit_bias}
     if query.allowed:
         body["allowed_token_ids"] = query.allowed
+    if query.json_schema is not None:
+        body["structured_outputs"] = {"json": msgspec.json.decode(query.json_schema)}
     if query.watched:
         body["logprob_token_ids"] = query.watched
     return body

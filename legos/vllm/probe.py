@@ -77,18 +77,19 @@ class Probe:
             "no adapter of this shape changes the log-probabilities of a fixed prompt"
         )
 
-    def check(self, adapter: Adapter, found: Floats, *, server: str) -> None:
+    def check(self, adapter: Adapter, found: Floats, expected: Floats, *, server: str) -> None:
         """Check the log-probabilities of a server: the trainer's, and not those of the base model.
 
         Args:
             adapter: the adapter that was loaded.
             found: [K] nats at the server.
+            expected: [K] nats of the trainer (``expected``).
             server: address of the server.
 
         Raises:
             AdapterError: they differ.
         """
-        expected, base = self.expected(adapter), self._base_expected()
+        base = self._base_expected()
         gap, from_base = _gap(found, expected), _gap(found, base)
         label = f"adapter {adapter.name}@{adapter.version}"
         if from_base < gap and _gap(expected, base) > TIMES_NOISE * self.noise:

@@ -100,7 +100,7 @@ class VllmPublisher:
             first = await asyncio.to_thread(self._probe.first_adapter)
             served = self._folders.served(first)
             await self._folders.write(first, served)
-            await self._load(served, first)
+            await self._load(served, first, self._expected(first))
             self._slots = await self._api.slots()
             await self._api.unload(served.model)
         except EndpointError as error:
@@ -134,8 +134,12 @@ class VllmPublisher:
                     f"{info.digest}; give the new adapter a version of its own"
                 )
             await self._make_room(served)
-            await self._folders.write(adapter, served)
-            await self._persist(lambda: self._load(served, adapter))
+            expected = self._expected(adapter)
+            try:
+                await self._folders.write(adapter, served)
+                await self._persist(lambda: self._load(served, adapter, expected))
+            finally:
+                expected.cancel()
             self._adapters[served.model] = adapter
             self._live.announce(served)
             self._failures = 0
@@ -212,7 +216,16 @@ class VllmPublisher:
                 f"version; start the server with --max-loras {needed} or more"
             )
 
-    async def _load(self, served: ServedModel, adapter: Adapter) -> None:
+    def _expected(self, adapter: Adapter) -> "asyncio.Task[NDArray[np.floating]]":
+        """What the trainer computes with an adapter, while the server reads it."""
+        return asyncio.create_task(asyncio.to_thread(self._probe.expected, adapter))
+
+    async def _load(
+        self,
+        served: ServedModel,
+        adapter: Adapter,
+        expected: "asyncio.Task[NDArray[np.floating]]",
+    ) -> None:
         """Load an adapter, or find it loaded, and check what the server computes with it.
 
         Raises:
@@ -223,7 +236,7 @@ class VllmPublisher:
         await self._api.load(served.model, place, base_model=self._live.base_model)
         try:
             found = await self._logprobs(served.model)
-            await asyncio.to_thread(self._probe.check, adapter, found, server=self._server.url)
+            self._probe.check(adapter, found, await expected, server=self._server.url)
         except AdapterError:
             await self._api.unload(served.model)
             raise
@@ -291,5 +304,6 @@ class VllmPublisher:
         await self._logprobs(self._live.base_model)
         live = list(self._live.loaded())
         for served in live:
-            await self._load(served, self._adapters[served.model])
+            adapter = self._adapters[served.model]
+            await self._load(served, adapter, self._expected(adapter))
         return sum(served.model not in listed for served in live)

@@ -1,9 +1,11 @@
 """The engine of a real vLLM server: tokens, log-probabilities, choices, scores, cancellation."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
@@ -173,6 +175,31 @@ def test_an_adapter_is_dropped_and_a_closed_engine_refuses(
     served.close()
     with pytest.raises(EngineError, match="closed"):
         ask(served.client(), Sampling(max_tokens=1))
+
+
+def test_several_servers_share_the_requests_and_all_get_each_version(
+    vllm_server: VllmProcess, model: ModelHandle
+) -> None:
+    served = vllm_at([vllm_server.url, vllm_server.url], model, policies=("policy",))
+    try:
+        for version in (1, 2):
+            served.load_adapter(random_adapter(model, version))
+            found = ask(served.client(), *[Sampling(max_tokens=2)] * 6)
+            assert {one for each in found for one in each.versions} == {version}
+        models = httpx.get(f"{vllm_server.url}/v1/models", trust_env=False).json()["data"]
+        runs = {one["id"].split("+")[1] for one in models if one["id"].startswith("policy@2+")}
+        assert len(runs) == 2  # each server has its own copy, loaded by its own publisher
+    finally:
+        served.close()
+
+
+def test_json_follows_its_schema(client: EngineClient) -> None:
+    schema = """{"type": "object", "properties": {"move": {"enum": [1, 2, 3]}},
+        "required": ["move"], "additionalProperties": false}"""
+    for completion in ask(client, *[Sampling(max_tokens=64, json_schema=schema)] * 4):
+        assert json.loads(completion.text)["move"] in (1, 2, 3)
+        assert completion.finish_reason == "stop"
+        assert not completion.trainable
 
 
 def test_a_server_with_another_model_is_refused(vllm_server: VllmProcess, tmp_path: Path) -> None:

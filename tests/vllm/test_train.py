@@ -1,9 +1,14 @@
 """``legos train --server`` against a real vLLM server."""
 
 import asyncio
-from collections.abc import Sequence
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 from accounts import balanced_ledger
 
@@ -12,6 +17,7 @@ from legos.cli import main
 from legos.config.schema import RunConfig
 from legos.data.sample import TrainingBatch
 from legos.loop.trainer import Metrics
+from legos.run.checkpoint import checkpoint_steps
 from legos.track.jsonl import read_steps
 from legos.vllm.process import VllmProcess
 from legos.weights.folder import write_adapter
@@ -36,6 +42,47 @@ def test_a_run_is_evaluated_balanced_and_resumed(
     assert all((step["mismatch_k3"] or 0) < 1e-6 for step in steps.values())
     assert all(step["staleness_max"] == 0 for step in steps.values())
     balanced_ledger(RUN)
+
+
+def test_a_run_killed_while_vllm_restarts_resumes_and_its_account_balances(
+    vllm_server: VllmProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    server = ("--server", vllm_server.url, "--loop.checkpoint-every", "1")
+    command = [sys.executable, "-m", "legos", "train", *server, "--out", str(RUN), *FAST]
+    log = Path("run.log")
+    with log.open("wb") as said:
+        run = subprocess.Popen([*command, "--steps", "1000"], stdout=said, stderr=said)
+    try:
+        wait_until(lambda: len(checkpoint_steps(RUN / "checkpoints")) > 2, run, log)
+        psutil.Process(vllm_server.pid).children()[0].kill()
+        wait_until(lambda: "the vLLM server fails" in log.read_text(), run, log)
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            restarted = thread.submit(vllm_server.restart)
+            time.sleep(1.0)
+            assert not restarted.done()
+            run.kill()
+            run.wait()
+            restarted.result()
+    finally:
+        run.kill()
+        run.wait()
+    before = balanced_ledger(RUN)
+    last = max(checkpoint_steps(RUN / "checkpoints"))
+    assert main(["train", "--resume", str(RUN), "--steps", str(last + 3)]) == 0
+    after = balanced_ledger(RUN)
+    assert after["trained"] > before["trained"] > 0
+    steps = [int(step["step"] or 0) for step in read_steps(RUN / "metrics.jsonl")]
+    assert sorted({*steps} - {0}) == list(range(1, last + 4))
+
+
+def wait_until(happened: Callable[[], bool], run: "subprocess.Popen[bytes]", log: Path) -> None:
+    """Wait for something that a run does."""
+    deadline = time.monotonic() + 300.0
+    while not happened():
+        assert run.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
 
 
 RIVALS = """
