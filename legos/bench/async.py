@@ -49,7 +49,7 @@ RATIO = {
 class _Pausing(Arena):
     """Two questions with a pause between them, drawn from the play's own generator."""
 
-    tasks_per_step = 16
+    tasks_per_step = 64  # a step of 256 plays, as the default arena's
     group_size = 4
     restrict_choices = True  # one token each, whatever is learned
 

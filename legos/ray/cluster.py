@@ -1,6 +1,7 @@
 """Connect to a Ray cluster, and check that every node can take part in a run."""
 
 import os
+import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -11,6 +12,7 @@ from legos.ray.library import RayError, RayTaskError, cause_of, ray
 
 __all__ = ["SPREAD", "check_nodes", "connect", "disconnect"]
 
+PROBE_S = 10.0  # how long a host may take to accept a connection
 ANSWER_S = 60.0  # how long a node may take to start a process and answer
 SPREAD = "SPREAD"  # actors are placed on the nodes in turn
 
@@ -28,10 +30,13 @@ def connect(address: str, *, num_cpus: int | None = None) -> bool:
         Whether this call made the connection, so that the caller closes it (``ray.shutdown``).
 
     Raises:
-        EngineError: nothing answers at the address.
+        ConfigError: it is no address.
+        EngineError: nothing answers there.
     """
     if ray.is_initialized():
         return False
+    if address not in ("local", "auto"):
+        _probe(address)
     if address == "local":
         os.environ.setdefault("RAY_worker_niceness", "0")  # engines are as urgent as the trainer
     options: dict[str, Any] = {"num_cpus": num_cpus} if address == "local" else {}
@@ -51,6 +56,25 @@ def connect(address: str, *, num_cpus: int | None = None) -> bool:
             "--head`, give the address that it prints, or use --ray local"
         ) from error
     return True
+
+
+def _probe(address: str) -> None:
+    """Open a connection, because Ray tries for minutes at an address where nothing listens.
+
+    Raises:
+        ConfigError: it is no address.
+        EngineError: nothing listens there.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "//" in host:
+        raise ConfigError(f"ray is {address!r}; expected local, auto, or HOST:PORT of a cluster")
+    try:
+        socket.create_connection((host, int(port)), timeout=PROBE_S).close()
+    except OSError as error:
+        raise EngineError(
+            f"no Ray cluster answers at {address!r} ({error.strerror or error}); start one with "
+            "`ray start --head`, give the address that it prints, or use --ray local"
+        ) from error
 
 
 def disconnect() -> None:

@@ -80,3 +80,18 @@ def test_the_loop_bench_measures_both_halves_and_the_line() -> None:
     assert figures["moves_per_s"] == pytest.approx(
         figures["moves_per_step"] / figures["seconds_per_step"], rel=0.05
     )
+
+
+@pytest.mark.slow
+def test_the_bench_of_overlap_compares_equal_samples_and_shows_where_the_time_went() -> None:
+    figures = bench("async", 6.0, quick=True)
+    assert set(figures["ratios"]) == set(RATIOS["async"])
+    for runs in figures["runs"].values():
+        assert [*runs["sync"]["staleness"]] == [0]
+        assert max(runs["async"]["staleness"]) > 0
+        assert len(runs["async"]["reward_by_step"]) == len(runs["sync"]["reward_by_step"])
+        for run in runs.values():
+            assert 0.0 < run["trainer_busy_share"] < 1.0
+            assert all(start <= end for start, end in run["timeline"]["plays"])
+    tool = figures["runs"]["tool"]
+    assert tool["sync"]["wall_s"] > tool["sync"]["samples"] / 256 * 0.5

@@ -1,0 +1,25 @@
+"""Addresses at which no cluster answers; needs the extra ray, and no cluster."""
+
+from pathlib import Path
+
+import pytest
+
+from legos.cli import main
+
+pytestmark = pytest.mark.optional
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.1:1", "no Ray cluster answers at '127.0.0.1:1' (Connection refused)"),
+        ("ray://127.0.0.1", "ray is 'ray://127.0.0.1'; expected local, auto, or HOST:PORT"),
+    ],
+)
+def test_an_address_where_nothing_answers_is_named(
+    address: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray")
+    assert main(["train", "--ray", address, "--steps", "1", "--out", str(tmp_path / "run")]) != 0
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "run").exists()
