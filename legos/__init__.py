@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     from legos.credit.whitened import ReinforcePPCredit
     from legos.data.episode import Episode, Task
     from legos.data.message import Completion, Message, Sampling
+    from legos.data.shares import Portion
     from legos.errors import RunError
     from legos.loop.loop import synchronous_training_loop, training_loop
+    from legos.loop.mix import Mix
+    from legos.loop.replay import ReplayBuffer
     from legos.protocols import Client, Curriculum, Matchmaker, RewardModel, Seat
     from legos.wiring.arena import make_arena
     from legos.wiring.evaluate import evaluate
@@ -59,8 +62,11 @@ _NAMES = {
     "legos.credit.whitened": "ReinforcePPCredit",
     "legos.data.episode": "Episode Task",
     "legos.data.message": "Completion Message Sampling",
+    "legos.data.shares": "Portion",
     "legos.errors": "RunError",
     "legos.loop.loop": "synchronous_training_loop training_loop",
+    "legos.loop.mix": "Mix",
+    "legos.loop.replay": "ReplayBuffer",
     "legos.protocols": "Client Curriculum Matchmaker RewardModel Seat",
     "legos.wiring.arena": "make_arena",
     "legos.wiring.evaluate": "evaluate",
@@ -87,11 +93,14 @@ __all__ = [
     "Matchmaker",
     "MaxRLCredit",
     "Message",
+    "Mix",
     "OpenAIClient",
     "OverlongPenalty",
+    "Portion",
     "RAECredit",
     "RLOOCredit",
     "ReinforcePPCredit",
+    "ReplayBuffer",
     "Reply",
     "RewardModel",
     "RunError",

@@ -9,14 +9,17 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from accounts import checked_ledger
 from stored_plays import timeless_plays
 
 from legos.arena.arena import Arena
 from legos.arena.table import Table
-from legos.credit import RAECredit
+from legos.credit import GRPOCredit, RAECredit
 from legos.data.episode import Task
 from legos.data.names import POLICY
+from legos.data.shares import Portion
 from legos.data.step import Update
+from legos.loop.mix import Mix
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
 from legos.run.checkpoint import newest_whole, read_state
@@ -49,6 +52,18 @@ class Duel(Arena):
         second = await t.ask("second", f"{t.task.id} after {first.answer}")
         gain = float(int(first.answer) - int(second.answer))
         return {"first": gain, "second": -gain}
+
+
+class Solo(Duel):
+    """The same for one seat, in longer tasks."""
+
+    roles = ("only",)
+    tasks_per_step = 3
+    group_size = 3
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        answers = [await t.ask("only", f"{t.task.id} turn {n}") for n in range(t.rng.randrange(4))]
+        return {"only": float(sum(int(each.answer) for each in answers))}
 
 
 class Evaluation:
@@ -97,12 +112,16 @@ class World:
         limit: int = 0,
         players: int = 1,
         writer: Executor | None = None,
+        mixed: bool = False,
         **settings: Any,
     ) -> None:
         self.folder = RunFolder(path)
         self.sampled = 0
         self.client = ScriptedClient(self._answer)
         self.arena = Duel(self.client, credit_assigner=RAECredit())
+        self.other = Solo(self.client, credit_assigner=GRPOCredit())
+        halves = {self.arena: 0.5, self.other: Portion(0.5, order="newest")}
+        played = Mix(halves, tokens_per_step=40) if mixed else self.arena
         self.backend = FakeBackend()
         self.evaluation = Evaluation()
         self.publisher = FakePublisher()
@@ -124,7 +143,7 @@ class World:
         settings = {"evaluation_alone": True} | settings
         self.run = Run(
             self.folder,
-            self.arena,
+            played,
             self.trainer,
             RunSettings(episode_concurrency=8, step_concurrency=players, **settings),
             evaluation=self.evaluation,
@@ -186,7 +205,4 @@ def episodes(folder: RunFolder) -> list[Any]:
 
 def check_balance(world: World) -> None:
     """Every token that was sampled is in the checkpoint's books, and they balance."""
-    ledger = world.state["trainer"]["ledger"]
-    queued = sum(len(sample[1]) for batch in world.state["queued"] for sample in batch["samples"])
-    lost = sum(ledger["filtered"].values()) + sum(ledger["discarded"].values())
-    assert ledger["generated"] == ledger["trained"] + lost + queued
+    checked_ledger(world.state)

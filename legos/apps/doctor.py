@@ -156,7 +156,7 @@ def _settings() -> str:
         config = resolve(recommend=advice).config
     except LegosError as error:
         return f"{error}"
-    return f"valid (model {config.model}, arena {config.arena})"
+    return f"valid (model {config.model}, arena {config.title})"
 
 
 def _line(check: Check) -> str:

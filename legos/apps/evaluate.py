@@ -11,7 +11,7 @@ from legos.config.resolve import resolve
 from legos.errors import ConfigError
 from legos.run.find import find_run, split_place
 from legos.weights.folder import read_adapter
-from legos.wiring.arena import check_options, make_arena, policies_of
+from legos.wiring.arena import check_options, make_mix, policies_of
 from legos.wiring.evaluate import evaluation_of
 
 __all__ = ["evaluate_run"]
@@ -32,6 +32,7 @@ def evaluate_run(
 
     Returns:
         ``arena``, ``policy_version`` and the figures of the arena; None where one is not defined.
+        Of a mix, ``arenas``: name of each arena -> its figures.
 
     Raises:
         CheckpointError: the run or the adapter is not found.
@@ -41,21 +42,19 @@ def evaluate_run(
     """
     folder = find_run(split_place(str(run))[0])
     config = resolve(run=folder.config, overrides=overrides).config
-    check_options(config.arena, config.play.options)
-    first, *others = policies_of(config.arena)
+    for name, one in config.arenas.items():
+        check_options(name, one.play.options)
+    first, *others = policies_of(config.arenas)
     weights = named_adapter(str(run), name=first)
     beside = map(read_adapter, folder.adapters_beside(weights.version, others))
     with loaded(config.model, [weights, *beside], config.generation.limits()) as live:
         handle = live.handle
         client = EngineClient(live.engine, handle.tokenizer, tool_format=lambda: handle.tool_format)
-        arena = make_arena(
-            config.arena, client, play=config.play, generation=config.generation, seed=config.seed
-        )
-        evaluation = evaluation_of(config, arena, client)
+        evaluation = evaluation_of(config, make_mix(config, client), client)
         unread = [name for name in _OF_PLAYS if name in (overrides or {})]
         if evaluation.exact and unread:
             raise ConfigError(
-                f"{unread[0]} has no effect: {config.arena} is evaluated exactly, from the "
+                f"{unread[0]} has no effect: {config.title} is evaluated exactly, from the "
                 "policy's own probabilities; leave it out"
             )
         figures = asyncio.run(evaluation.figures())

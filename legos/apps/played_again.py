@@ -19,7 +19,7 @@ from legos.data.names import POLICY
 from legos.errors import ConfigError, RequestError
 from legos.run.folder import RunFolder
 from legos.run.stored import episode_to_json
-from legos.wiring.arena import make_arena
+from legos.wiring.arena import make_mix
 
 __all__ = ["differences"]
 
@@ -93,7 +93,8 @@ def differences(run: RunFolder, stored: Stored) -> list[str]:
     """
     config = read_config(run.config)
     client = _Recorded(stored)
-    arena = make_arena(config.arena, client, play=config.play, seed=config.seed)
+    arenas = make_mix(config, client).arenas
+    arena = arenas.get(stored["arena"]) or next(iter(arenas.values()))
     arena.matchmaker = Cast(lambda seat, _: replace(seat, client=client))
     plays = play_all(arena, [(_task(arena, stored), stored["play_seed"])], asyncio.Semaphore(1))
     [episode] = asyncio.run(plays)

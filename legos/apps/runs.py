@@ -177,7 +177,7 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
         return {"problem": f"{error}"}
     metrics, figures = _last(folder.metrics), _last(folder.evaluations)
     summary = {
-        "arena": config.arena,
+        "arena": config.title,
         "model": config.model,
         "step": int(metrics.get("step") or figures.get("step") or 0),
         "steps": config.loop.steps,

@@ -5,17 +5,16 @@ import os
 import shlex
 import socket
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, closing, contextmanager, nullcontext
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from legos.apps.adapters import resume_command
+from legos.apps.comparison import comparison
 from legos.apps.restart import restart, watched
 from legos.apps.shared_engine import SharedEngine
 from legos.apps.signals import StopSignals
@@ -24,7 +23,6 @@ from legos.config.resolve import ResolvedConfig, is_chosen, read_config
 from legos.config.schema import RunConfig
 from legos.data.names import evaluated_name
 from legos.errors import ConfigError, DeviceError, LegosError, TrainerError
-from legos.loop.evaluation import flat_figures
 from legos.mac import awake, has_battery, on_battery
 from legos.protocols import Tracker
 from legos.run.checkpoint import checkpoints
@@ -32,7 +30,7 @@ from legos.run.find import find_run, fresh_folder, split_place
 from legos.run.folder import FAILS_AGAIN, RUNS, RunFolder
 from legos.run.run import Run, RunSettings
 from legos.track import ConsoleTracker, JsonlTracker, ManyTrackers, WandbTracker
-from legos.wiring.arena import check_options, make_arena
+from legos.wiring.arena import check_options, make_mix
 from legos.wiring.evaluate import evaluation_of
 from legos.wiring.learning_rate import advise_learning_rate
 from legos.wiring.machine import blas_hint, quiet_collector, share_cores
@@ -42,8 +40,8 @@ from legos.wiring.trainer import Trainer, trainer_of
 __all__ = ["check", "train"]
 
 # Settings that determine advantages, and settings that determine figures of an evaluation.
-CREDIT = ("play.credit", "play.discount", "play.overlong_margin")
-FIGURES = ("play.options", "loop.evaluation_plays", "loop.evaluation_temperature")
+CREDIT = ("credit", "discount", "overlong_margin")
+FIGURES = ("loop.evaluation_plays", "loop.evaluation_temperature")
 _NEEDS_CHANGE = (*FAILS_AGAIN, TrainerError)
 _CHANGE = "change what the message names, then "
 SERVED_AT = "127.0.0.1"
@@ -62,7 +60,8 @@ def check(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
             the port is taken.
     """
     config = resolved.config
-    check_options(config.arena, config.play.options)
+    for name, one in config.arenas.items():
+        check_options(name, one.play.options, where=f"mix.{name}" if config.mix else "play")
     if config.loop.serve_port:
         _check_port(config.loop.serve_port)
     if resume is None and config.out is not None:
@@ -115,10 +114,8 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 "launch a script instead, such as examples/data_parallel.py"
             )
         client = trainer.client()
-        arena = make_arena(
-            config.arena, client, play=config.play, generation=config.generation, seed=config.seed
-        )
-        evaluation = evaluation_of(config, arena, client)
+        mix = make_mix(config, client)
+        evaluation = evaluation_of(config, mix, client)
         shared = None
         if config.loop.serve_port is not None:
             shared = SharedEngine(trainer.engine, trained=trainer.policies)
@@ -126,11 +123,11 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
             ThreadPoolExecutor(max_workers=1) as writer,
             StopSignals() as signals,
             ray_players(config, trainer.generation, trainer.model) as play,
-            _folder(resolved, resumed, arena.name) as folder,
+            _folder(resolved, resumed, mix.title) as folder,
         ):
             run = Run(
                 folder,
-                arena,
+                mix,
                 trainer,
                 _run_settings(config),
                 evaluation=evaluation,
@@ -210,10 +207,15 @@ def _fork(run: Run, config: RunConfig, start: str) -> None:
     parent = find_run(name)
     before = read_config(parent.config)
 
-    def same(names: Iterable[str]) -> bool:
-        return all(get(config) == get(before) for get in map(attrgetter, names))
+    def of_play(settings: RunConfig, *names: str) -> list[object]:
+        return [getattr(one.play, name) for one in settings.arenas.values() for name in names]
 
-    run.fork(parent.checkpoint(step), same_credit=same(CREDIT), same_figures=same(FIGURES))
+    figures = all(get(config) == get(before) for get in map(attrgetter, FIGURES))
+    run.fork(
+        parent.checkpoint(step),
+        same_credit=of_play(config, *CREDIT) == of_play(before, *CREDIT),
+        same_figures=figures and of_play(config, "options") == of_play(before, "options"),
+    )
 
 
 def _go(
@@ -302,7 +304,7 @@ def _announce(resolved: ResolvedConfig, folder: RunFolder, trainer: Trainer, run
         done += f" (forked from {config.fork_from})"
     _print(
         f"{config.model} ({model.num_parameters:,} parameters, {adapted:,} in LoRA) plays "
-        f"{config.arena} for {config.loop.steps} steps{done}, in {folder.path}"
+        f"{config.title} for {config.loop.steps} steps{done}, in {folder.path}"
     )
     wanted, layers = config.training.lora_layers, adapter.shape.num_layers
     if wanted > layers and resolved.sources["training.lora_layers"] != "default":
@@ -340,7 +342,7 @@ def _sum_up(run: Run, folder: RunFolder, config: RunConfig, seconds: float) -> N
             f"  {resume_command(folder.path)}",
         )
         return
-    Console().print(_comparison(run.first, run.last, config.arena))
+    Console().print(comparison(run.first, run.last, config.title))
     _print(
         f"done in {seconds:.0f} s; next, try",
         *(f"  {shlex.join(['uv', 'run', 'legos', *hint])}" for hint in _hints(folder, config)),
@@ -352,15 +354,15 @@ def _hints(folder: RunFolder, config: RunConfig) -> Iterator[list[str]]:
     run = str(folder.path)
     yield ["eval", run]
     yield ["serve", "--adapter", run]
-    if config.model == BUILTIN and config.arena in _OTHER_GAME:
-        yield ["train", "--arena", _OTHER_GAME[config.arena]]
+    if config.model == BUILTIN and config.title in _OTHER_GAME:
+        yield ["train", "--arena", _OTHER_GAME[config.title]]
     else:
         yield ["train", "--resume", run, "--steps", str(2 * config.loop.steps)]
 
 
 def _report_finished(run: Run, folder: RunFolder, config: RunConfig) -> None:
     """Print that the resumed run has no steps left."""
-    Console().print(_comparison(run.first, run.last, config.arena))
+    Console().print(comparison(run.first, run.last, config.title))
     _print(
         f"nothing to do: the run in {folder.path} has done {run.step} steps of "
         f"{config.loop.steps}; continue with",
@@ -373,23 +375,3 @@ def _print(*lines: str) -> None:
     console = Console()
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _comparison(first: Mapping[str, Any], last: Mapping[str, Any], arena: str) -> Table:
-    """A table with a row for every figure of the arena."""
-    before, after = flat_figures(first), flat_figures(last)
-    table = Table(title=arena, box=None, header_style="bold", title_justify="left")
-    for title in ("", "before", "after"):
-        table.add_column(title, justify="right" if title else "left")
-    for name in (*after, *(before.keys() - after.keys())):
-        if name != "eval/policy_version":
-            label = name.removeprefix("eval/").replace("_", " ")
-            table.add_row(label, *(_figure(figures.get(name)) for figures in (before, after)))
-    return table
-
-
-def _figure(value: float | None) -> str:
-    """A float with four decimals, a count as it is, a dash for None."""
-    if value is None:
-        return "-"
-    return str(value) if isinstance(value, int) else f"{value:.4f}"

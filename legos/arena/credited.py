@@ -67,14 +67,17 @@ def batch_of(
         if episode.error or episode.void:
             tokens = sum(r.num_tokens for r in episode.rollouts if r.policy)
             discarded[episode.failure or "void"] += tokens
+    generated = sum(episode.num_tokens for episode in episodes)
+    metrics["arena/generated_tokens"] = float(generated)
     return TrainingBatch(
         samples=tuple(samples),
         episodes=tuple(episodes),
-        tokens_generated=sum(episode.num_tokens for episode in episodes),
+        tokens_generated=generated,
         tokens_discarded=dict(discarded),
         metrics=metrics,
         weights=weights,
         num_tasks=num_tasks,
+        arena=episodes[0].arena if episodes else "",
     )
 
 

@@ -27,6 +27,7 @@ RESERVED = frozenset(
         "judge_unclear",
         "endpoint_refused",
         "endpoint_replaced",
+        "generated_tokens",
     }
 )
 """Names of numbers that are counted for every arena; an arena's own have other names."""
@@ -102,6 +103,9 @@ def step_metrics(
         means = {form.format(name): mean for name, mean in _means(parts).items()}
         metrics |= means
         weights |= dict.fromkeys(means, float(len(parts)))
+    if trained:
+        metrics["reward_square_mean"] = fmean([sum(parts) ** 2 for parts in trained])
+        weights["reward_square_mean"] = float(len(trained))
     for (role, part), mean in _part_means(played, by_role).items():
         metrics[f"{_PART}{role}/{part}"] = mean
         weights[f"{_PART}{role}/{part}"] = float(len(by_role[role]))

@@ -16,6 +16,7 @@ from legos.cli.overrides import (
     TrackOptions,
     TrainingOptions,
     dotted,
+    shares,
 )
 from legos.cli.run_settings import resolve_run
 from legos.data.limits import DecodeAhead
@@ -34,6 +35,7 @@ def train(
     *,
     model: str | None = None,
     arena: str | None = None,
+    mix: Several = (),
     device: str | None = None,
     engine: Literal["device", "vllm"] | None = None,
     server: Several = (),
@@ -66,11 +68,14 @@ def train(
         legos train --arena kuhn --seed 1
         legos train --arena my_game.py:Race --steps 100
         legos train --model my_model --arena my_arena.py:Debate
+        legos train --mix nim=0.5 --mix kuhn=0.5
         legos train --resume runs/nim-1 --steps 1000
 
     Args:
         model: A model folder, a name on the hub, or "builtin".
         arena: A known arena, path/to/file.py:Class, or package.module:Class.
+        mix: Several arenas in place of one, each with its share of the trained tokens, NAME=SHARE
+            (may be repeated). Their settings stand in a file: [mix.NAME].
         device: Library that trains: mlx, or torch, which needs the extra torch and another engine.
         engine: What generates: the device in this process, or vLLM, which is started.
         server: Address of a running server that generates, `legos serve` (may be repeated) or
@@ -115,7 +120,8 @@ def train(
     }
     groups = {"training": training, "generation": generation, "play": play, "loop": loop}
     groups["track"] = tracking
-    resolved = resolve_run(config, resume=resume, overrides=dotted(groups, shorthands))
+    overrides = {**shares(mix), **dotted(groups, shorthands)}
+    resolved = resolve_run(config, resume=resume, overrides=overrides)
     resume = None if resume is None else resolved.config.out  # a name is now a folder
     from legos.apps.train import check
     from legos.apps.train import train as run

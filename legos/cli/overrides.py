@@ -28,6 +28,7 @@ __all__ = [
     "TrainingOptions",
     "dotted",
     "literal",
+    "shares",
 ]
 
 
@@ -118,6 +119,33 @@ def dotted(
         if name in settings:
             raise ConfigError(f"{option} and --{name} are the same setting; give one of them")
         settings[name] = value
+    return settings
+
+
+def shares(mix: Sequence[str]) -> dict[str, Any]:
+    """``NAME=SHARE`` of the command line as dotted settings.
+
+    Raises:
+        ConfigError: a text has another form, or an arena is named twice.
+    """
+    settings: dict[str, Any] = {}
+    for text in mix:
+        name, equals, share = text.rpartition("=")
+        try:
+            value = float(share)
+        except ValueError:
+            equals = ""
+            value = 0.0
+        if not (name and equals):
+            raise ConfigError(
+                f"--mix is {text!r}; expected an arena and its share, such as --mix nim=0.5"
+            )
+        key = f"mix.{name}.share"
+        if key in settings:
+            raise ConfigError(
+                f"--mix names arena {name!r} twice; name it once, with the sum of its shares"
+            )
+        settings[key] = value
     return settings
 
 

@@ -14,8 +14,8 @@ from legos.run.folder import RunFolder
 
 __all__ = ["resolve_run"]
 
-_KEPT = ("model", "arena", "seed", "training.lora_alpha", "training.use_dora")
-_SHARED = ("model", "arena")
+_KEPT = ("model", "seed", "training.lora_alpha", "training.use_dora")
+_SHARED = ("model",)
 _LORA = ("training.lora_", "training.use_dora")
 
 
@@ -113,6 +113,12 @@ def _changed(
     """
     resolved = resolve(run=run.config, files=files, overrides=overrides, recommend=advice)
     old, new = settings_of(read_config(run.config)), settings_of(resolved.config)
+    before, after = list(read_config(run.config).arenas), list(resolved.config.arenas)
+    if before != after:
+        raise ConfigError(
+            f"arena is {', '.join(after)} but {what} has {', '.join(before)}; leave it out, or "
+            "start a new run"
+        )
     for name in keep:
         if old[name] != new[name]:
             raise ConfigError(

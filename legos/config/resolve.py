@@ -7,13 +7,14 @@ settings, what ``loop.deterministic`` implies, TOML files in order, and the comm
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from pydantic.fields import FieldInfo
 
 from legos.builtin import BUILTIN, RECOMMENDED
+from legos.config.play import MixedArena
 from legos.config.schema import RunConfig
 from legos.config.setting import BadSetting, Settings, SettingsError, admits_none
 from legos.config.toml import uncommented, write_toml
@@ -37,6 +38,7 @@ _CHOSEN = (COMMAND_LINE, "file ", "run ")  # first words of the sources that a u
 _OF_ONE_RUN = ("out", "fork_from")  # never inherited by another run
 _NONE = ("none", Path("none"))  # the command line converts the text of a path
 _OPTIONS = "play.options"
+_MIX = "mix."
 _DETERMINISTIC = "loop.deterministic"
 _LOSS, _RATIO = "training.loss", "training.importance_sampling"
 _IMPLIED: Mapping[str, object] = {
@@ -77,13 +79,13 @@ def is_chosen(source: str) -> bool:
 
 
 def knobs() -> dict[str, FieldInfo]:
-    """Dotted name -> field of every setting, in the order of the schema."""
+    """Dotted name -> field of every setting, in the order of the schema, without ``mix``."""
     found: dict[str, FieldInfo] = {}
     for name, field in RunConfig.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Settings):
             found |= {f"{name}.{inner}": info for inner, info in kind.model_fields.items()}
-        else:
+        elif name != "mix":
             found[name] = field
     return found
 
@@ -120,16 +122,31 @@ def resolve(
 
 
 def _advice(recommend: Recommend, chosen: Mapping[str, object]) -> list[_Layer]:
-    """Layers of what the built-in model and the arena recommend."""
+    """Layers of what the built-in model and the arenas recommend.
+
+    Of the arenas of a mix, the first one that recommends a setting decides; its settings of play
+    hold for itself, unless ``play`` of the run has another value.
+    """
     fields = RunConfig.model_fields
     arena, model = (chosen.get(name, fields[name].default) for name in ("arena", "model"))
     if not (isinstance(arena, str) and isinstance(model, str)):
         return []  # a wrong type, which the check of the whole configuration reports
-    advice = {f"model {BUILTIN}": RECOMMENDED} if model == BUILTIN else {}
-    advice |= {f"arena {arena}": recommend(arena, model)}
-    return [
-        _Layer(source=source, values=_checked(values, source)) for source, values in advice.items()
-    ]
+    layers = [_Layer(source=f"model {BUILTIN}", values=RECOMMENDED)] if model == BUILTIN else []
+    mixed = list(dict.fromkeys(_arena_of(name) for name in chosen if name.startswith(_MIX)))
+    found = {name: recommend(name, model) for name in mixed}
+    for name, values in found.items():
+        own = {
+            f"{_MIX}{name}.{key.removeprefix('play.')}": value
+            for key, value in values.items()
+            if key.startswith("play.") and key not in chosen
+        }
+        layers.append(_Layer(source=f"arena {name}", values=own))
+    for name, values in reversed(found.items()):
+        rest = {key: value for key, value in values.items() if not key.startswith("play.")}
+        layers.append(_Layer(source=f"arena {name}", values=rest))
+    if not mixed:
+        layers.append(_Layer(source=f"arena {arena}", values=recommend(arena, model)))
+    return [replace(each, values=_checked(each.values, each.source)) for each in layers]
 
 
 def read_config(path: Path) -> RunConfig:
@@ -156,10 +173,39 @@ def _read_layer(path: Path, *, whole: bool = False) -> _Layer:
 def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, object]]:
     for name, value in table.items():
         dotted = f"{prefix}{name}"
-        if isinstance(value, Mapping) and (dotted in _GROUPS or dotted == _OPTIONS):
+        if dotted == "mix" and isinstance(value, Mapping):
+            yield from _flatten_mix(cast("Mapping[str, object]", value))
+        elif isinstance(value, Mapping) and (dotted in _GROUPS or dotted == _OPTIONS):
             yield from _flatten(cast("Mapping[str, object]", value), f"{dotted}.")
         else:
             yield dotted, value
+
+
+def _flatten_mix(arenas: Mapping[str, object]) -> Iterable[tuple[str, object]]:
+    """``mix.ARENA.SETTING`` for each setting; a number in place of a table is the share."""
+    for arena, value in arenas.items():
+        if isinstance(value, Mapping):
+            for name, inner in cast("Mapping[str, object]", value).items():
+                yield f"{_MIX}{arena}.{name}", inner
+        else:
+            yield f"{_MIX}{arena}.share", value
+
+
+def _field_of_mix(name: str, source: str) -> FieldInfo:
+    """The field of a setting ``mix.ARENA.SETTING``.
+
+    Raises:
+        ConfigError: there is no such setting.
+    """
+    last, fields = name.rpartition(".")[2], MixedArena.model_fields
+    if last not in fields:
+        raise ConfigError(f"{name} ({source}) is not a setting{did_you_mean(last, fields)}")
+    return fields[last]
+
+
+def _arena_of(name: str) -> str:
+    """The arena of a setting ``mix.ARENA.SETTING``; it may have dots."""
+    return name.removeprefix(_MIX).rpartition(".")[0]
 
 
 def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
@@ -172,7 +218,10 @@ def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
         elif name == _OPTIONS and isinstance(value, Mapping):
             options = cast("Mapping[str, object]", value)
             checked |= {f"{_OPTIONS}.{option}": inner for option, inner in options.items()}
-        elif name in _GROUPS or name == _OPTIONS:
+        elif name.startswith(_MIX):
+            none = value in _NONE and admits_none(_field_of_mix(name, source))
+            checked[name] = None if none else value
+        elif name in _GROUPS or name in (_OPTIONS, "mix"):
             raise ConfigError(f"{name} ({source}) is {value!r}; expected a table")
         elif name not in known:
             raise ConfigError(f"{name} ({source}) is not a setting{_suggest(name, known)}")
@@ -206,6 +255,8 @@ def _build(values: Mapping[str, object], origins: Mapping[str, str]) -> Resolved
     nested: dict[str, Any] = {}
     for name, value in values.items():
         *groups, last = name.split(".", 2)
+        if name.startswith(_MIX):
+            groups, last = ["mix", _arena_of(name)], name.rpartition(".")[2]
         table = nested
         for group in groups:
             table = table.setdefault(group, {})
@@ -230,9 +281,20 @@ def _with_source(problem: BadSetting, origins: Mapping[str, str]) -> str:
 
 
 def settings_of(config: RunConfig) -> dict[str, object]:
-    """Dotted name -> value of every setting and of every option of the arena."""
+    """Dotted name -> value of every setting and of every option of the arena.
+
+    Of the arenas of a mix, only settings that somebody set; ``arena`` is left out then.
+    """
     values: dict[str, object] = {}
     for name in knobs():
+        if name == "arena" and config.mix:
+            values |= {
+                f"{_MIX}{arena}.{field}": getattr(one, field)
+                for arena, one in config.mix.items()
+                for field in MixedArena.model_fields
+                if field in one.model_fields_set
+            }
+            continue
         group, _, last = name.rpartition(".")
         value = getattr(getattr(config, group) if group else config, last)
         if name == _OPTIONS:

@@ -4,18 +4,19 @@
 commands see them; all other parts take explicit arguments.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from pydantic import model_validator
 
-from legos.arena.curriculum import CurriculumName
-from legos.arena.playable import IllegalMove
 from legos.config.objective import ObjectiveSettings
 from legos.config.places import check_places
+from legos.config.play import MixedArena, PlayConfig, check_play
 from legos.config.setting import Settings, knob
-from legos.credit.registry import DISCOUNTED, WITHOUT_GROUPS, CreditName
+from legos.credit.registry import CreditName
 from legos.data.limits import DecodeAhead, EngineLimits, InFlight
+from legos.data.shares import Portion, Spill, check_shares
 from legos.data.step import MICRO_BATCH_TOKENS
 from legos.errors import ConfigError
 
@@ -43,7 +44,14 @@ class TrainingConfig(ObjectiveSettings):
     """Memory that the device may use. Micro-batches shrink to stay below it, and samples that do
     not fit alone are left out; none: most of what the device has."""
     min_samples_per_step: int = knob(16, unit="samples", ge=1)
-    """Samples that one optimiser step waits for. Raise it for a steadier gradient."""
+    """Samples that one optimiser step waits for, without tokens_per_step. Raise it for a steadier
+    gradient."""
+    tokens_per_step: int | None = knob(None, unit="tokens", ge=1)
+    """Sampled tokens of one optimiser step, which the arenas of a mix share; none: 2048 with
+    several arenas, and with one its tasks and samples."""
+    spill: Spill = knob("block")
+    """When an arena of a mix has too few tokens for a step: block waits for it, lend fills the step
+    from the other arenas, which get less in later steps."""
     staleness_limit: int = knob(3, unit="optimiser steps", ge=0)
     """Largest number of steps between the policy that sampled a token and the one that trains on
     it; 0: generation and training take turns."""
@@ -144,45 +152,6 @@ class GenerationConfig(Settings):
         )
 
 
-class PlayConfig(Settings):
-    """How the arena is played; none leaves a choice to the arena."""
-
-    tasks_per_step: int | None = knob(None, unit="tasks", ge=1)
-    """Tasks of one optimiser step; none: the arena's own number."""
-    group_size: int | None = knob(None, unit="episodes", ge=1)
-    """Plays of each task; the credit rule compares them with each other. Raise it where most groups
-    have equal rewards; none: the arena's own number."""
-    credit: CreditName | None = knob(None)
-    """Rule that turns rewards into advantages; none: the arena's own."""
-    discount: float = knob(1.0, ge=0, le=1)
-    """Factor on a reward for each turn until it comes, in credit rules that give every turn an
-    advantage of its own."""
-    curriculum: CurriculumName | None = knob(None)
-    """Which level the next task has, in arenas with levels: climb plays the easiest level that is
-    not mastered, and some easier tasks; uniform plays all equally often; none: the arena's own."""
-    curriculum_threshold: float | None = knob(None, unit="share", gt=0, le=1)
-    """Success from which on climb plays the next level; none: 0.8."""
-    curriculum_easier: float | None = knob(None, unit="share", ge=0, lt=1)
-    """Share of tasks that climb draws from all easier levels; none: 0.2."""
-    overlong_margin: int | None = knob(None, unit="tokens", ge=1)
-    """Penalise long completions: a penalty grows from 0 to 1 over this many tokens before the token
-    limit; none: no penalty."""
-    illegal: IllegalMove | None = knob(None)
-    """What an illegal move leads to: its role loses (forfeit), is asked again with the reason
-    (retry), or plays a random legal move (random); none: the arena's own choice."""
-    restrict_choices: bool | None = knob(None)
-    """Sample only legal moves; none: the arena's own choice."""
-    continue_tokens: bool | None = knob(None)
-    """Continue the conversation of a seat from the tokens that were sampled. If off, every prompt
-    is rendered again from its messages, and a template that rewrites earlier answers breaks the
-    sample; none: the arena's own choice."""
-    concurrency: int = knob(256, unit="episodes", ge=1)
-    """Plays that run at the same time for one step; loop.step_concurrency sets for how many steps.
-    Lower it to save memory."""
-    options: dict[str, Any] = knob({})
-    """Arguments of the arena's constructor, by name (--play.options.NAME VALUE)."""
-
-
 class LoopConfig(Settings):
     """The run: its length, its concurrency, and what it keeps."""
 
@@ -253,6 +222,8 @@ class RunConfig(Settings):
     generates."""
     arena: str = knob("nim")
     """An arena's name, path/to/file.py:Class, or package.module:Class."""
+    mix: dict[str, MixedArena] = knob({})
+    """Several arenas, each with its share and its settings of play (--mix NAME=SHARE)."""
     engine: Literal["device", "vllm"] = knob("device")
     """What generates, where no server is given: an engine of the device in this process, or vLLM,
     which the run starts as a process of its own."""
@@ -287,7 +258,7 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        training, loop, play = self.training, self.loop, self.play
+        training, loop = self.training, self.loop
         if loop.deterministic and training.staleness_limit > 0:
             raise ConfigError(
                 "loop.deterministic is true but training.staleness_limit is "
@@ -304,30 +275,8 @@ class RunConfig(Settings):
                 "loop.deterministic is true but loop.evaluation_alone is false; a deterministic "
                 "run makes nothing next to training: set it to true or leave it out"
             )
-        if play.group_size == 1 and play.credit not in (None, *WITHOUT_GROUPS):
-            raise ConfigError(
-                f"play.group_size is 1 but play.credit {play.credit!r} compares the plays of a "
-                "group; every advantage would be 0: use at least 2, or credit 'rae'"
-            )
-        if play.credit == "rae" and training.zero_advantage == "remove":
-            raise ConfigError(
-                "training.zero_advantage is 'remove' but play.credit is 'rae', where an advantage "
-                "of 0 does not mean that all plays of a task earned the same; set zero_advantage "
-                "to 'keep'"
-            )
-        climb = {"curriculum_threshold": play.curriculum_threshold}
-        climb["curriculum_easier"] = play.curriculum_easier
-        given = [name for name, value in climb.items() if value is not None]
-        if given and play.curriculum != "climb":
-            raise ConfigError(
-                f"play.{given[0]} is {climb[given[0]]} but play.curriculum is {play.curriculum!r}; "
-                "set play.curriculum to climb, or leave the other out"
-            )
-        if play.discount != 1.0 and play.credit not in DISCOUNTED:
-            raise ConfigError(
-                f"play.discount is {play.discount} but play.credit is {play.credit!r}, which gives "
-                f"all turns of a play the same advantage; use one of {', '.join(DISCOUNTED)}"
-            )
+        for name, one in self.arenas.items():
+            check_play(one.play, training, f"mix.{name}" if self.mix else "play")
         return self
 
     @model_validator(mode="after")
@@ -335,10 +284,70 @@ class RunConfig(Settings):
         check_places(self)
         return self
 
+    @model_validator(mode="after")
+    def _check_mix(self) -> Self:
+        """Refuse shares that do not add up, and settings that a mix does not read."""
+        if not self.mix:
+            return self
+        if "arena" in self.model_fields_set:
+            raise ConfigError(
+                f"arena is {self.arena!r} but mix names {', '.join(self.mix)}; give one of them"
+            )
+        if self.play.options:
+            raise ConfigError(
+                f"play.options is {self.play.options!r} but mix names {', '.join(self.mix)}; give "
+                f"options to their arena: [mix.{next(iter(self.mix))}] options = {{...}}"
+            )
+        if self.ray is not None and self.players:
+            raise ConfigError(
+                f"players is {self.players} but mix names {', '.join(self.mix)}; players on a Ray "
+                "cluster play one arena: set players to 0, so that plays run in this process"
+            )
+        check_shares({name: one.portion for name, one in self.arenas.items()})
+        for name, one in self.arenas.items():
+            limit, most = one.portion.staleness_limit, self.training.staleness_limit
+            if limit is not None and limit > most:
+                raise ConfigError(
+                    f"mix.{name}.staleness_limit is {limit} but training.staleness_limit is "
+                    f"{most}; raise that one, or lower the arena's"
+                )
+            most = most if limit is None else limit
+            if one.portion.reuse > most + 1:
+                raise ConfigError(
+                    f"mix.{name}.reuse is {one.portion.reuse} but its groups are too old after "
+                    f"{most + 1} steps (staleness_limit {most}); lower reuse or raise the limit"
+                )
+        return self
+
+    @property
+    def arenas(self) -> "Mapping[str, PlayedArena]":
+        """Each arena of the run, as ``arena`` and ``mix`` name it -> its settings."""
+        if not self.mix:
+            return {self.arena: PlayedArena(self.play, self.generation, Portion())}
+        return {name: self._played(one) for name, one in self.mix.items()}
+
+    def _played(self, one: MixedArena) -> "PlayedArena":
+        own = {"temperature": one.temperature, "max_tokens": one.max_tokens}
+        sampling = {name: value for name, value in own.items() if value is not None}
+        return PlayedArena(one.over(self.play), self.generation.replace(**sampling), one.portion)
+
+    @property
+    def title(self) -> str:
+        """The arena, or the arenas of the mix, for people."""
+        return "+".join(self.arenas)
+
     @property
     def elsewhere(self) -> bool:
         """Whether another process generates."""
         return bool(self.server) or self.engine == "vllm" or self.ray is not None
+
+
+class PlayedArena(NamedTuple):
+    """The settings of one arena of a run."""
+
+    play: PlayConfig
+    generation: GenerationConfig
+    portion: Portion
 
 
 def _bytes(gib: float | None) -> int | None:

@@ -131,7 +131,7 @@ class Settings(BaseModel):
         Raises:
             SettingsError: the copy is not valid.
         """
-        values = {name: getattr(self, name) for name in type(self).model_fields}
+        values = {name: getattr(self, name) for name in self.model_fields_set}
         return type(self)(**(values | changes))
 
 
@@ -146,6 +146,9 @@ def _problems(group: type[Settings], error: ValidationError) -> Iterator[BadSett
             yield BadSetting(key=key, text=str(cause), joint=True)
         elif detail["type"] == "extra_forbidden":
             yield BadSetting(key=key, text="does not exist" + did_you_mean(key, group.model_fields))
+        elif detail["type"] == "missing":
+            what = expected(group.model_fields[where[0]])
+            yield BadSetting(key=key, text=f"is missing; give it: {what}")
         else:
             field, came = group.model_fields[where[0]], detail["input"]
             text = f"is {came!r}; expected {expected(field)}{_nearest(field, came)}"

@@ -59,6 +59,8 @@ def read_sources(text: str) -> dict[str, str]:
         setting, comment, source = line.rpartition("  # ")
         if line.startswith("["):
             table = line.strip("[]") + "."
+            if table.startswith('mix."'):
+                table = f"mix.{json.loads(table[4:-1])}."
         elif comment:
             key = setting.partition(" = ")[0]
             sources[table + (json.loads(key) if key.startswith('"') else key)] = source
@@ -66,7 +68,13 @@ def read_sources(text: str) -> dict[str, str]:
 
 
 def _table_and_key(name: str) -> tuple[str, str]:
-    """``play.options.a.b`` becomes table ``play.options`` and key ``a.b``."""
+    """``play.options.a.b`` becomes table ``play.options`` and key ``a.b``.
+
+    The arena in ``mix.ARENA.key`` may have dots.
+    """
+    if name.startswith("mix."):
+        arena, _, last = name.removeprefix("mix.").rpartition(".")
+        return f"mix.{_key(arena)}", last
     parts = name.split(".", 2)
     return ".".join(parts[:-1]), parts[-1]
 

@@ -135,6 +135,7 @@ class TrainingBatch(Struct, frozen=True, kw_only=True):
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
     num_tasks: int = 1  # number of tasks drawn for its plays
+    arena: str = ""  # name of the arena that was played; "": unknown
 
     def __post_init__(self) -> None:
         """Check that the token counts balance.

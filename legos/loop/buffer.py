@@ -1,220 +1,258 @@
-"""The buffer between play and training: it delays new plays and drops samples that are too old.
+"""The buffer of one arena: its groups wait here for the trainer, until they are taken or too old.
 
-Admission control: a group is admitted if the groups ahead of it (being played, queued, trained on)
-imply that it is trained on at most ``staleness_limit`` optimiser steps later. Play therefore waits
-instead of producing samples that are too old. ``take`` checks the oldest token of every sample
-again, because training can overtake a slow play. A group whose plays began under a policy beyond
-the limit is no longer counted, so that it does not block other groups.
-
-A selection may leave out samples when they arrive (truncated answers, groups without advantage).
-The ledger records their tokens, and the trainer waits until further play gives enough samples.
+A selection may leave out samples when they arrive (truncated answers, groups without advantage, and
+groups with too few plays). The ledger records their tokens. ``legos.loop.batcher`` decides when an
+arena may play, and how much of each buffer an optimiser step takes.
 """
 
-import asyncio
 import logging
-import math
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from legos.arena.step import warn_of
 from legos.data.sample import Sample, TrainingBatch
+from legos.data.seeds import mix
 from legos.data.select import KEEP_ALL, Selection, only
+from legos.data.shares import Order
 from legos.loop.failures import MAX_FAILED_SHARE, FailureWindow
 from legos.loop.ledger import Ledger
 
-__all__ = ["Admission", "Buffer", "Stopped"]
+__all__ = ["Amount", "Buffer", "Waiting"]
 
 logger = logging.getLogger(__name__)
 
 REMEMBERED = 5  # steps; the samples per task are averaged over the tasks of this many steps
 
 
-class Stopped(Exception):  # noqa: N818 - a message, not an error
-    """Raised to all callers that wait at the buffer when the run is asked to end."""
+class Amount(NamedTuple):
+    """What some groups have together."""
+
+    tasks: int = 0
+    samples: int = 0
+    tokens: int = 0  # chosen tokens
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Admission:
-    """A group that was admitted and is being played."""
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A group that waits."""
 
-    num_tasks: int
-    version: int  # newest policy version when the group was admitted
+    batch: TrainingBatch
+    number: int  # number of groups that arrived before it
+    tokens: int  # number of chosen tokens
+    uses: int = 0  # number of steps that were trained on it
+
+    @classmethod
+    def of(cls, batch: TrainingBatch, number: int, uses: int = 0) -> "Waiting":
+        """Count the tokens of a group."""
+        return cls(batch, number, sum(len(sample.positions) for sample in batch.samples), uses)
 
 
 class Buffer:
-    """Groups of one arena that wait for the trainer."""
+    """Groups of one arena that wait for the trainer.
+
+    Attributes:
+        arena: name of the arena.
+        tasks_per_step: number of tasks that the arena draws at once.
+        staleness_limit: maximum staleness of a token, in optimiser steps.
+        reuse: number of steps that train on a group.
+        samples_per_task: mean over the newest tasks; 0.0: there is none yet.
+        tokens_per_task: the same mean of the chosen tokens.
+    """
 
     def __init__(
         self,
+        arena: str,
         ledger: Ledger,
         *,
-        min_samples: int,
         staleness_limit: int,
         tasks_per_step: int = 1,
+        order: Order = "oldest",
+        reuse: int = 1,
+        min_group_size: int = 1,
         select: Selection = KEEP_ALL,
         max_failed_share: float = MAX_FAILED_SHARE,
+        seed: int = 0,
     ) -> None:
         """Make an empty buffer.
 
         Args:
+            arena: name of the arena.
             ledger: counts the tokens.
-            min_samples: minimum number of samples for one optimiser step.
-            staleness_limit: maximum staleness of a token, in optimiser steps; 0 alternates between
-                play and training.
-            tasks_per_step: minimum number of tasks for one optimiser step.
+            staleness_limit: maximum staleness of a token, in optimiser steps.
+            tasks_per_step: number of tasks that the arena draws at once.
+            order: which groups a step takes.
+            reuse: number of steps that train on a group, within the staleness limit.
+            min_group_size: samples of groups with fewer plays that ended are left out.
             select: selects the samples of each group that are trained on.
             max_failed_share: maximum share of failed plays among the tasks of ten steps.
+            seed: seed of the order ``uniform``.
         """
+        self.arena = arena
+        self.tasks_per_step = tasks_per_step
+        self.staleness_limit = staleness_limit
+        self.reuse = reuse
+        self.samples_per_task = self.tokens_per_task = 0.0
         self._ledger = ledger
-        self._min_samples = min_samples
-        self._limit = staleness_limit
-        self._step = tasks_per_step
+        self._order: Order = order
+        self._min_group_size = min_group_size
         self._select = select
         self._failures = FailureWindow(
             tasks_per_step=tasks_per_step, max_failed_share=max_failed_share
         )
-        self._changed = asyncio.Condition()
-        self._queued: deque[TrainingBatch] = deque()
-        self._checked = 0  # number of oldest queued groups that hold no sample of a refused version
-        self._playing: set[Admission] = set()
-        self._training = 0  # tasks whose groups were taken and not yet released
+        self._seed = seed
+        self._queue: list[Waiting] = []  # in the order of arrival
+        self._checked = 0  # number of oldest groups that hold no sample of a refused version
+        self._arrived = 0
         self._tasks_seen = 0
-        self._samples_per_task = 0.0  # mean over the newest tasks
-        self._versions: Mapping[str, int] = {}  # policy -> its newest version
-        self._ending: Exception | None = None
-
-    @property
-    def in_turns(self) -> bool:
-        """Whether play must wait while the trainer trains."""
-        return self._limit == 0
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of chosen tokens in the queued samples."""
-        return sum(len(s.positions) for batch in self._queued for s in batch.samples)
+        self._steps = 0  # number of steps that took groups
 
     @property
     def queued(self) -> Sequence[TrainingBatch]:
-        """The queued groups, oldest first."""
-        return tuple(self._queued)
+        """The groups that wait, oldest first."""
+        return tuple(waiting.batch for waiting in self._queue)
 
-    async def admit(self, num_tasks: int = 1, *, at_once: int | None = None) -> Admission:
-        """Wait until another group may be played; follow with ``put``.
+    @property
+    def amount(self) -> Amount:
+        """What waits; tasks only of groups with samples, once for each step that they may get."""
+        tasks = samples = tokens = 0
+        for waiting in self._queue:
+            left = self.reuse - waiting.uses
+            tasks += left * waiting.batch.num_tasks if waiting.batch.samples else 0
+            samples += left * len(waiting.batch.samples)
+            tokens += left * waiting.tokens
+        return Amount(tasks, samples, tokens)
 
-        Args:
-            num_tasks: number of tasks in the group.
-            at_once: maximum number of tasks played at the same time; None: no limit.
+    @property
+    def num_tokens(self) -> int:
+        """Number of chosen tokens in the samples that wait."""
+        return sum(waiting.tokens for waiting in self._queue)
 
-        Raises:
-            Stopped: the run is ending.
+    def put(self, batch: TrainingBatch) -> Exception | None:
+        """Add a played group; returns the error that ends the run after it, or None.
+
+        A group without samples is kept for its metrics.
         """
-        async with self._changed:
-            await self._changed.wait_for(
-                lambda: self._ending or self._may_play(num_tasks, at_once or math.inf)
-            )
-            if self._ending:
-                raise Stopped
-            admission = Admission(num_tasks, self._newest)
-            self._playing.add(admission)
-            return admission
-
-    async def put(self, batch: TrainingBatch, admission: Admission | None = None) -> None:
-        """Add a played group; it is in the buffer even if the caller is cancelled here.
-
-        A group without samples is kept for its metrics. The trainer gets an error if too many such
-        groups come in a row, or if too many plays fail.
-        """
-        self._playing -= {admission}
         kept = self._account(batch)
-        self._queued.append(kept)
-        self._ending = self._ending or self._failures.judge(batch, kept, self._ledger)
+        self._queue.append(Waiting.of(kept, self._arrived))
+        self._arrived += 1
+        error = self._failures.judge(batch, kept, self._ledger)
         self._tasks_seen += kept.num_tasks
-        share = kept.num_tasks / min(self._tasks_seen, REMEMBERED * self._step)
-        size = len(kept.samples) / kept.num_tasks
-        self._samples_per_task += (size - self._samples_per_task) * min(share, 1.0)
-        await self._wake()
+        share = min(kept.num_tasks / min(self._tasks_seen, REMEMBERED * self.tasks_per_step), 1.0)
+        samples, tokens = len(kept.samples), self._queue[-1].tokens
+        self.samples_per_task += (samples / kept.num_tasks - self.samples_per_task) * share
+        self.tokens_per_task += (tokens / kept.num_tasks - self.tokens_per_task) * share
+        return error
 
-    async def take(self, versions: Mapping[str, int]) -> list[TrainingBatch]:
-        """Wait for enough samples that are not too old; take their groups.
+    def first(self, full: Callable[[Amount], bool]) -> int | None:
+        """Number of groups, in the order in which they are taken, until their amount is enough."""
+        tasks = samples = tokens = 0
+        for count, waiting in enumerate(self._ordered(), start=1):
+            tasks += waiting.batch.num_tasks
+            samples += len(waiting.batch.samples)
+            tokens += waiting.tokens
+            if full(Amount(tasks, samples, tokens)):
+                return count
+        return None
+
+    def take(self, number: int) -> list[Waiting]:
+        """Take so many groups, and all without samples if they would wait behind these."""
+        ordered = self._ordered()
+        taken = list(ordered[:number])
+        if self._order != "oldest":
+            taken += [waiting for waiting in ordered[number:] if not waiting.batch.samples]
+        numbers = {waiting.number for waiting in taken}
+        self._queue = [waiting for waiting in self._queue if waiting.number not in numbers]
+        self._checked = len(self._queue)
+        self._steps += 1
+        return taken
+
+    def put_back(self, taken: Sequence[Waiting]) -> None:
+        """Return the groups taken last, as if they had not been taken."""
+        self._queue = sorted([*taken, *self._queue], key=lambda waiting: waiting.number)
+        self._steps -= 1
+
+    def reuse_of(self, taken: Sequence[Waiting]) -> None:
+        """Return those groups taken last that another step may train on."""
+        again = [replace(each, uses=each.uses + 1) for each in taken if each.batch.samples]
+        again = [each for each in again if each.uses < self.reuse]
+        self._ledger.reused += sum(each.tokens for each in again)
+        self._queue = sorted([*again, *self._queue], key=lambda waiting: waiting.number)
+
+    def discard_rest(self, reason: str) -> None:
+        """Record the remaining tokens as discarded for a reason; they will not be trained on."""
+        for waiting in self._queue:
+            if waiting.uses:
+                self._ledger.reused -= waiting.tokens
+            elif waiting.tokens:
+                self._ledger.discard({reason: waiting.tokens})
+        self._queue = []
+
+    def check_again(self) -> None:
+        """Let ``drop_stale`` check every group, because the versions have changed."""
+        self._checked = 0
+
+    def drop_stale(self, versions: Mapping[str, int]) -> None:
+        """Drop samples of other versions than may be trained on.
 
         Args:
             versions: name of each trained policy -> its version.
-
-        Raises:
-            Stopped: the run is ending.
-            Exception: the error of a player that failed.
         """
-        async with self._changed:
-            self._versions, self._checked = versions, 0
-            await self._changed.wait_for(lambda: self._ending or self._enough())
-            if self._ending:
-                raise self._ending
-            taken = [self._queued.popleft() for _ in range(self._step_size() or 0)]
-            self._training = sum(batch.num_tasks for batch in taken)
-        warn_of([episode for batch in taken for episode in batch.episodes])
-        return taken
-
-    def put_back(self, batches: Sequence[TrainingBatch]) -> None:
-        """Return the groups taken last, because their step failed and the ledger does not have it.
-
-        A checkpoint then holds them, and a resumed run repeats the step.
-        """
-        self._queued.extendleft(reversed(batches))
-        self._training = 0
-
-    async def release(self, versions: Mapping[str, int]) -> None:
-        """Report that the groups taken last were trained on, and which versions are live."""
-        self._training = 0
-        self._versions = versions
-        await self._wake()
-
-    async def end(self, reason: Exception) -> None:
-        """Wake all waiting callers: players stop, the trainer gets ``reason``."""
-        self._ending = self._ending or reason
-        await self._wake()
-
-    async def ends_within(self, seconds: float) -> bool:
-        """Wait for the end of the run, for at most so many seconds; returns whether it came."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds), self._changed:
-                await self._changed.wait_for(lambda: self._ending)
-        return self._ending is not None
-
-    def discard_rest(self) -> None:
-        """Record the remaining tokens as discarded, because they will not be trained on."""
-        self._ledger.discard({"unused": self.num_tokens})
-        self._queued.clear()
+        kept = self._queue[: self._checked]
+        for waiting in self._queue[self._checked :]:
+            known = self._trainable(waiting, versions)
+            if known is waiting.batch:
+                kept.append(waiting)
+            elif known.samples:
+                kept.append(Waiting.of(known, waiting.number, waiting.uses))
+        self._queue = kept
+        self._checked = len(kept)
 
     def state(self) -> dict[str, Any]:
-        """The state that makes a resumed run admit groups as this one would, as JSON values."""
-        return {"tasks_seen": self._tasks_seen, "samples_per_task": self._samples_per_task}
+        """The state that makes a resumed run go on as this one would, as JSON values."""
+        return {
+            "tasks_seen": self._tasks_seen,
+            "samples_per_task": self.samples_per_task,
+            "tokens_per_task": self.tokens_per_task,
+            "arrived": self._arrived,
+            "steps": self._steps,
+            "waiting": [[waiting.number, waiting.uses] for waiting in self._queue],
+        }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore what ``state`` returned."""
+    def restore(self, state: Mapping[str, Any], queued: Sequence[TrainingBatch]) -> None:
+        """Restore what ``state`` returned, and the groups that waited; the ledger has them."""
         self._tasks_seen = state["tasks_seen"]
-        self._samples_per_task = state["samples_per_task"]
+        self.samples_per_task = state["samples_per_task"]
+        self.tokens_per_task = state["tokens_per_task"]
+        self._arrived = state["arrived"]
+        self._steps = state["steps"]
+        self._queue = [
+            Waiting.of(batch, number, uses)
+            for batch, (number, uses) in zip(queued, state["waiting"], strict=True)
+        ]
 
-    def refill(self, batches: Sequence[TrainingBatch], *, versions: Mapping[str, int]) -> None:
-        """Add the groups of a checkpoint; the ledger counts them already.
+    def figures(self, newest: int) -> dict[str, float]:
+        """What waits: rollouts, tokens, and the share of these tokens sampled by the newest policy.
 
         Args:
-            batches: the groups, oldest first.
-            versions: name of each trained policy -> its version in the checkpoint.
+            newest: the newest version of any policy.
         """
-        self._queued.extend(batches)
-        self._versions = versions
+        tokens = rollouts = fresh = 0
+        for batch in self.queued:
+            rollouts += len({sample.rollout for sample in batch.samples})
+            for sample in batch.samples:
+                tokens += len(sample.versions)
+                fresh += sample.versions.count(newest)
+        shown = {"rollouts": float(rollouts), "tokens": float(tokens)}
+        return shown | ({"on_policy_share": fresh / tokens} if tokens else {})
 
-    @property
-    def _newest(self) -> int:
-        """The newest version of any policy."""
-        return max(self._versions.values(), default=0)
-
-    async def _wake(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+    def _ordered(self) -> Sequence[Waiting]:
+        """The groups in the order in which they are taken."""
+        if self._order == "oldest":
+            return self._queue
+        if self._order == "newest":
+            return self._queue[::-1]
+        return sorted(self._queue, key=lambda each: mix(self._seed, self._steps, each.number))
 
     def _account(self, batch: TrainingBatch) -> TrainingBatch:
         """Record the tokens of a group and of the samples left out; returns the rest."""
@@ -222,74 +260,62 @@ class Buffer:
         self._ledger.discard(batch.tokens_discarded)
         kept, left_out = self._select(batch)
         self._ledger.filtered.update(left_out)
+        if self._min_group_size > 1:
+            plays = Counter(sample.group for sample in _one_of_each_play(kept.samples))
+            small = {group for group, number in plays.items() if number < self._min_group_size}
+            kept = self._only(kept, "small_group", lambda s: s.group not in small)
         return kept
 
-    def _may_play(self, num_tasks: int, at_once: float) -> bool:
-        oldest = self._newest - self._limit
-        playing = sum(a.num_tasks for a in self._playing if a.version >= oldest)
-        if not playing and not self._training and self._step_size() is None:
-            return True  # the trainer waits, and no other group is being played
-        if self.in_turns:
-            return False  # two policies would play it, and a resumed run could not repeat that
-        samples = self._samples_per_task * self._step
-        steps = math.ceil(self._min_samples / samples) if samples else 1
-        waiting = sum(batch.num_tasks for batch in self._queued if batch.samples)
-        pending = playing + waiting + self._training
-        most = (self._limit + 1) * steps * self._step
-        return playing + num_tasks <= at_once and pending + num_tasks <= most
-
-    def _step_size(self) -> int | None:
-        """Number of oldest groups that form the next optimiser step; None: more are needed."""
-        tasks = samples = 0
-        for count, batch in enumerate(self._queued, start=1):
-            tasks += batch.num_tasks
-            samples += len(batch.samples)
-            if tasks >= self._step and samples >= self._min_samples:
-                return count
-        return None
-
-    def _enough(self) -> bool:
-        """Drop samples of other versions than may be trained on; check whether a step is left.
-
-        ``take`` resets ``_checked``, so every group is checked once for each version.
-        """
-        arrived = [self._queued.pop() for _ in range(len(self._queued) - self._checked)]
-        for batch in reversed(arrived):
-            known = self._trainable(batch)
-            if known.samples or not batch.samples:
-                self._queued.append(known)
-        self._checked = len(self._queued)
-        enough = self._step_size() is not None
-        if not enough:
-            self._changed.notify_all()  # dropping samples may allow a new play
-        return enough
-
-    def _trainable(self, batch: TrainingBatch) -> TrainingBatch:
+    def _trainable(self, waiting: Waiting, versions: Mapping[str, int]) -> TrainingBatch:
         """The samples whose tokens are of versions that may be trained on."""
-        live = self._versions.values() or (0,)
+        batch, limit = waiting.batch, self.staleness_limit
+        live = versions.values() or (0,)
         found = set[int]().union(*(sample.versions for sample in batch.samples))
-        if not found or (min(found) >= max(live) - self._limit and max(found) <= min(live)):
+        if not found or (min(found) >= max(live) - limit and max(found) <= min(live)):
             return batch
 
         def newest(sample: Sample) -> int:
-            return self._versions.get(sample.policy, 0)
+            return versions.get(sample.policy, 0)
 
-        fresh = self._only(batch, "stale", lambda s: s.oldest_version >= newest(s) - self._limit)
-        known = self._only(fresh, "future", lambda s: s.newest_version <= newest(s))
+        again = waiting.uses > 0
+        fresh = self._only(
+            batch, "stale", lambda s: s.oldest_version >= newest(s) - limit, again=again
+        )
+        known = self._only(fresh, "future", lambda s: s.newest_version <= newest(s), again=again)
         if known is not fresh:
             logger.warning(
                 "%d samples have tokens of a policy version above %d, the newest that was "
                 "trained here, and are left out; does another run publish to the same server?",
                 len(fresh.samples) - len(known.samples),
-                self._newest,
+                max(live),
             )
         return known
 
     def _only(
-        self, batch: TrainingBatch, reason: str, keep: Callable[[Sample], bool]
+        self,
+        batch: TrainingBatch,
+        reason: str,
+        keep: Callable[[Sample], bool],
+        *,
+        again: bool = False,
     ) -> TrainingBatch:
-        """The batch with only some samples; the tokens of the others are filtered for a reason."""
+        """The batch with only some samples; the tokens of the others are filtered for a reason.
+
+        Args:
+            batch: the batch.
+            reason: the reason in the ledger.
+            keep: whether a sample stays.
+            again: whether a step was trained on the batch; its tokens are trained then.
+        """
         kept, tokens = only(batch, keep)
-        if tokens:
+        if tokens and again:
+            self._ledger.reused -= tokens
+        elif tokens:
             self._ledger.filtered[reason] += tokens
         return kept
+
+
+def _one_of_each_play(samples: Sequence[Sample]) -> list[Sample]:
+    """One sample of each play: the name of a rollout ends with ``/role``."""
+    plays = {sample.rollout.rpartition("/")[0]: sample for sample in samples}
+    return list(plays.values())

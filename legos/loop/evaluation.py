@@ -23,7 +23,7 @@ from legos.exact.figures import (
 )
 from legos.protocols import Scorer
 
-__all__ = ["ArenaEvaluation", "flat_figures"]
+__all__ = ["ArenaEvaluation", "MixEvaluation", "flat_figures"]
 
 logger = logging.getLogger(__name__)
 SEED = 0x5EED  # evaluations use other plays than training
@@ -168,10 +168,48 @@ class ArenaEvaluation:
         }
 
 
+class MixEvaluation:
+    """Evaluates policies at several arenas, one after another."""
+
+    def __init__(self, evaluations: Mapping[str, ArenaEvaluation]) -> None:
+        """Combine evaluations.
+
+        Args:
+            evaluations: name of each arena -> its evaluation.
+        """
+        self._evaluations = dict(evaluations)
+
+    @property
+    def tokens_generated(self) -> int:
+        """Number of tokens sampled so far for evaluations by play."""
+        return sum(each.tokens_generated for each in self._evaluations.values())
+
+    @property
+    def exact(self) -> bool:
+        """Whether the figures of all arenas are computed exactly, without any play."""
+        return all(each.exact for each in self._evaluations.values())
+
+    async def figures(self, *, adapters: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """``arena``: the names of all; ``arenas``: name of each -> its figures."""
+        found = {
+            name: await each.figures(adapters=adapters) for name, each in self._evaluations.items()
+        }
+        return {"arena": "+".join(found), "arenas": found}
+
+
 def flat_figures(figures: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of an evaluation under flat names: ``eval/vs_random_win``."""
+    """The numbers of an evaluation under flat names: ``eval/vs_random_win``.
+
+    Those of one of several arenas carry its name: ``eval/kuhn/vs_random_win``.
+    """
     flat: dict[str, float] = {}
+    arenas = cast("Mapping[str, Mapping[str, Any]]", figures.get("arenas") or {})
+    for arena, found in arenas.items():
+        own = flat_figures(found).items()
+        flat |= {f"eval/{arena}/{name.removeprefix('eval/')}": value for name, value in own}
     for name, value in figures.items():
+        if name == "arenas":
+            continue
         if isinstance(value, Mapping):
             numbers = cast("Mapping[str, float | None]", value)
             flat |= {f"eval/{name}_{k}": n for k, n in numbers.items() if n is not None}

@@ -1,10 +1,12 @@
-"""The asynchronous training loop: a player fills the buffer while the trainer empties it.
+"""The asynchronous training loop: players fill the buffers while the trainer empties them.
 
     player   produces groups      waits for admit()         unblocked by release(), put(), end()
     trainer  produces adapters    waits for take()          unblocked by put(), end()
 
-To end the loop, ``Buffer.end`` wakes all waiting callers; the trainer finishes the running device
-call and updates the ledger; then the player's unfinished plays are cancelled.
+Each arena has a player and a buffer; the batcher fills the trainer's steps from the buffers.
+
+To end the loop, ``Batcher.end`` wakes all waiting callers; the trainer finishes the running device
+call and updates the ledger; then the players' unfinished plays are cancelled.
 """
 
 import asyncio
@@ -14,29 +16,32 @@ from contextlib import closing, nullcontext
 from legos.arena.arena import Arena
 from legos.arena.step import play_each
 from legos.data.sample import TrainingBatch
-from legos.errors import TrainerError
-from legos.loop.buffer import Buffer, Stopped
+from legos.data.shares import Portion
+from legos.errors import ConfigError, TrainerError
+from legos.loop.batcher import Batcher, Stopped
+from legos.loop.buffer import Buffer
 from legos.loop.failures import MAX_FAILED_SHARE
+from legos.loop.mix import Mix, mix_of
 from legos.loop.player import Player, PlayGroup
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.protocols import Publisher
 from legos.publish.engine import reaching
 from legos.track.console import ConsoleTracker
 
-__all__ = ["AfterStep", "buffer_of", "synchronous_training_loop", "training_loop"]
+__all__ = ["AfterStep", "batcher_of", "synchronous_training_loop", "training_loop"]
 
 AfterStep = Callable[[Metrics, Sequence[TrainingBatch]], Awaitable[None]]
 
 
 async def training_loop(
-    arena: Arena,
+    arena: Arena | Mix | Sequence[Arena],
     trainer: PolicyTrainer,
     num_steps: int,
     *,
     episode_concurrency: int = 8,
     step_concurrency: int = 2,
     after_step: AfterStep | None = None,
-    buffer: Buffer | None = None,
+    batcher: Batcher | None = None,
     publisher: Publisher | None = None,
     play: PlayGroup = play_each,
     progress: bool = True,
@@ -44,93 +49,120 @@ async def training_loop(
     """Play and train at the same time until the trainer has done ``num_steps`` steps in total.
 
     Args:
-        arena: the arena to play.
+        arena: the arena to play, or several: a ``Mix``, or a list, whose shares are equal.
         trainer: the trainer of the policy.
         num_steps: the step at which to end (a resumed trainer continues from its own step).
-        episode_concurrency: number of simultaneous plays for each step that is being played.
+        episode_concurrency: number of simultaneous plays for each step that is being played, in
+            each arena.
         step_concurrency: number of steps whose tasks are played at the same time; there are
             ``episode_concurrency * step_concurrency`` simultaneous plays.
         after_step: called with the metrics of each step and the groups that it trained on.
-        buffer: for callers who end the loop from outside or resume one; its remaining groups stay
-            in it. Without it, the remaining groups are recorded as discarded.
+        batcher: for callers who end the loop from outside or resume one; the remaining groups stay
+            in its buffers. Without it, the remaining groups are recorded as discarded.
         publisher: sends the adapter of each step to the engines; None: to the trainer's engine
-            and to the server of the arena's client.
+            and to the servers of the arenas' clients.
         play: plays a group, here or in other processes.
         progress: show the steps on the console, as ``legos train`` does.
 
     Raises:
-        Stopped: ``buffer.end`` was called with it.
-        TrainerError: the arena names a policy that the trainer does not train.
+        Stopped: ``batcher.end`` was called with it.
+        ConfigError: two arenas have the same name.
+        TrainerError: an arena names a policy that the trainer does not train.
         Exception: the error of the trainer, or of the player outside of single plays.
     """
-    unknown = set(arena.policies).difference(trainer.policies)
-    if unknown:
-        raise TrainerError(
-            f"arena {arena.name!r} trains {list(arena.policies)}, but the trainer was made for "
-            f"{list(trainer.policies)}; make it with policies={arena.policies}"
+    mix = mix_of(arena)
+    _check_policies(mix, trainer)
+    trainer.num_steps, trainer.mixed = num_steps, len(mix.portions) > 1
+    given = batcher
+    batcher = batcher or batcher_of(trainer, mix)
+    players = [
+        Player(
+            each,
+            batcher,
+            episode_concurrency=portion.concurrency or episode_concurrency,
+            step_concurrency=step_concurrency,
+            play=play,
         )
-    trainer.num_steps = num_steps
-    given = buffer
-    buffer = buffer or buffer_of(trainer, arena)
-    player = Player(
-        arena,
-        buffer,
-        episode_concurrency=episode_concurrency,
-        step_concurrency=step_concurrency,
-        play=play,
-    )
+        for each, portion in mix.portions.items()
+    ]
     failure: Exception | None = None
-    reached = nullcontext(publisher) if publisher else reaching(arena.client, trainer.publisher)
+    clients = [each.client for each in mix.portions]
+    reached = nullcontext(publisher) if publisher else reaching(clients, trainer.publisher)
     shown = closing(ConsoleTracker(num_steps=num_steps)) if progress else nullcontext()
     async with reached as live:
         await trainer.publish_to(live)
-        await buffer.release(trainer.versions)
+        await batcher.release(trainer.versions, progress=trainer.progress)
         async with asyncio.TaskGroup() as group:
-            playing = group.create_task(player.run())
+            playing = [group.create_task(player.run()) for player in players]
             try:
                 with shown as console:
                     report = _reporting(console, after_step)
                     while trainer.step < num_steps:
-                        await _whole_step(trainer, buffer, live, report)
+                        await _whole_step(trainer, batcher, live, report)
             except Exception as error:
                 failure = error
             finally:
-                await buffer.end(Stopped())
-                playing.cancel()
+                await batcher.end(Stopped())
+                for each in playing:
+                    each.cancel()
     if given is None:
-        buffer.discard_rest()
+        batcher.discard_rest()
     if failure is not None:
         raise failure
 
 
-def buffer_of(
+def batcher_of(
     trainer: PolicyTrainer,
-    arena: Arena,
+    mix: Mix,
     *,
     staleness_limit: int | None = None,
     max_failed_share: float = MAX_FAILED_SHARE,
-) -> Buffer:
-    """An empty buffer with the settings of a trainer.
+) -> Batcher:
+    """A batcher with empty buffers and the settings of a trainer.
 
     Args:
-        trainer: its ledger counts the tokens of the buffer.
-        arena: the arena whose groups the buffer holds.
+        trainer: its ledger counts the tokens.
+        mix: the arenas, each of which gets a buffer.
         staleness_limit: maximum staleness in optimiser steps; None: that of the trainer.
         max_failed_share: maximum share of failed plays among the tasks of ten steps.
+
+    Raises:
+        ConfigError: an arena's groups are to be used again, but would be too old then.
     """
     settings = trainer.settings
-    return Buffer(
-        trainer.ledger,
+    limit = settings.staleness_limit if staleness_limit is None else staleness_limit
+
+    def buffer(arena: Arena, portion: Portion) -> Buffer:
+        own = limit if portion.staleness_limit is None else min(portion.staleness_limit, limit)
+        if portion.reuse > own + 1:
+            raise ConfigError(
+                f"reuse of arena {arena.name!r} is {portion.reuse}, but its groups are too old "
+                f"after {own + 1} steps (staleness_limit {own}); lower reuse, or raise "
+                "staleness_limit"
+            )
+        return Buffer(
+            arena.name,
+            trainer.ledger,
+            tasks_per_step=arena.tasks_per_step,
+            staleness_limit=own,
+            order=portion.order,
+            reuse=portion.reuse,
+            min_group_size=portion.min_group_size,
+            select=settings.select,
+            max_failed_share=max_failed_share,
+            seed=arena.seed,
+        )
+
+    return Batcher(
+        [buffer(*each) for each in mix.portions.items()],
         min_samples=settings.min_samples,
-        staleness_limit=settings.staleness_limit if staleness_limit is None else staleness_limit,
-        tasks_per_step=arena.tasks_per_step,
-        select=settings.select,
-        max_failed_share=max_failed_share,
+        staleness_limit=limit,
+        shares=mix.shares,
     )
 
 
 async def synchronous_training_loop(
-    arena: Arena,
+    arena: Arena | Mix | Sequence[Arena],
     trainer: PolicyTrainer,
     num_steps: int,
     *,
@@ -139,18 +171,19 @@ async def synchronous_training_loop(
     progress: bool = True,
 ) -> None:
     """The same loop with staleness limit 0: the newest policy plays every group."""
-    buffer = buffer_of(trainer, arena, staleness_limit=0)
+    mix = mix_of(arena)
+    batcher = batcher_of(trainer, mix, staleness_limit=0)
     await training_loop(
-        arena,
+        mix,
         trainer,
         num_steps,
         episode_concurrency=episode_concurrency,
         step_concurrency=1,
         after_step=after_step,
-        buffer=buffer,
+        batcher=batcher,
         progress=progress,
     )
-    buffer.discard_rest()
+    batcher.discard_rest()
 
 
 def _reporting(console: ConsoleTracker | None, after_step: AfterStep | None) -> AfterStep:
@@ -165,33 +198,43 @@ def _reporting(console: ConsoleTracker | None, after_step: AfterStep | None) -> 
     return report
 
 
+def _check_policies(mix: Mix, trainer: PolicyTrainer) -> None:
+    for name, arena in mix.arenas.items():
+        if set(arena.policies).difference(trainer.policies):
+            raise TrainerError(
+                f"arena {name!r} trains {list(arena.policies)}, but the trainer was made for "
+                f"{list(trainer.policies)}; make it with policies={mix.policies}"
+            )
+
+
 async def _one_step(
-    trainer: PolicyTrainer, buffer: Buffer, publisher: Publisher, after_step: AfterStep
+    trainer: PolicyTrainer, batcher: Batcher, publisher: Publisher, after_step: AfterStep
 ) -> None:
     """Take groups, train, publish and report; only then may plays start on the new policy.
 
     With staleness limit 0 no play runs during ``after_step``, so a checkpoint is complete.
     """
-    batches = await buffer.take(trainer.versions)
+    batches = await batcher.take(trainer.versions, progress=trainer.progress)
     try:
-        metrics = await trainer.train(batches, queued=lambda: buffer.num_tokens)
+        metrics = await trainer.train(batches, queued=lambda: batcher.num_tokens)
     except Exception:
-        buffer.put_back(batches)
+        batcher.put_back()
         raise
+    batcher.trained()
     await trainer.publish_to(publisher)
-    await after_step(metrics, batches)
+    await after_step({**metrics, **batcher.figures()}, batches)
     if trainer.step < trainer.num_steps:  # plays after the last step would not be trained on
-        await buffer.release(trainer.versions)
+        await batcher.release(trainer.versions, progress=trainer.progress)
 
 
 async def _whole_step(
-    trainer: PolicyTrainer, buffer: Buffer, publisher: Publisher, after_step: AfterStep
+    trainer: PolicyTrainer, batcher: Batcher, publisher: Publisher, after_step: AfterStep
 ) -> None:
     """Make one step; a cancellation waits until the step has finished or failed."""
-    step = asyncio.ensure_future(_one_step(trainer, buffer, publisher, after_step))
+    step = asyncio.ensure_future(_one_step(trainer, batcher, publisher, after_step))
     try:
         await asyncio.shield(step)
     except asyncio.CancelledError:
-        await buffer.end(Stopped())
+        await batcher.end(Stopped())
         await asyncio.wait([step])
         raise

@@ -14,7 +14,7 @@ from legos.arena.cursor import PlannedGroup, Split
 from legos.arena.stage import Stage, stage_of
 from legos.arena.step import finish_group, play_each, required_credit
 from legos.data.episode import Episode, Task
-from legos.loop.buffer import Admission, Buffer, Stopped
+from legos.loop.batcher import Admission, Batcher, Stopped
 
 __all__ = ["PlayGroup", "Player"]
 
@@ -23,12 +23,12 @@ PlayGroup = Callable[[Stage, Arena, Sequence[tuple[Task, int]]], Awaitable[list[
 
 
 class Player:
-    """Plays one arena for one buffer."""
+    """Plays one arena for the batcher."""
 
     def __init__(
         self,
         arena: Arena,
-        buffer: Buffer,
+        batcher: Batcher,
         *,
         episode_concurrency: int,
         step_concurrency: int,
@@ -38,7 +38,7 @@ class Player:
 
         Args:
             arena: the arena to play; its cursor holds the position in the tasks.
-            buffer: admits and receives the groups.
+            batcher: admits and receives the groups.
             episode_concurrency: number of simultaneous plays for each step that is being played.
             step_concurrency: number of steps whose tasks are played at the same time.
             play: plays a group, here or in other processes.
@@ -47,17 +47,17 @@ class Player:
             ArenaError: the arena has no credit rule.
         """
         self._arena = arena
-        self._buffer = buffer
+        self._batcher = batcher
         self._credit = required_credit(arena, arena.credit_assigner)
         self._slots = asyncio.Semaphore(episode_concurrency * step_concurrency)
         self._at_once = step_concurrency * arena.tasks_per_step
         needs_step = getattr(self._credit, "needs_step", False)
-        self._split: Split = "round" if needs_step or buffer.in_turns else "id"
+        self._split: Split = "round" if needs_step or batcher.in_turns else "id"
         self._unfinished: set[PlannedGroup] = set()
         self._play_group = play
 
     async def run(self) -> None:
-        """Play until the buffer ends; an error outside of single plays ends the buffer.
+        """Play until the run ends; an error outside of single plays ends it.
 
         A group that is interrupted stays unfinished, and a resumed run plays it again.
         """
@@ -66,7 +66,7 @@ class Player:
                 async with asyncio.TaskGroup() as plays:
                     await self._admit_groups(stage, plays)
         except* Exception as errors:
-            await self._buffer.end(errors.exceptions[0])
+            await self._batcher.end(errors.exceptions[0])
         finally:
             for group in self._unfinished:
                 self._arena.cursor.give_back(group)
@@ -76,7 +76,9 @@ class Player:
             while True:
                 group = self._arena.cursor.next_group(self._split)
                 self._unfinished.add(group)
-                admission = await self._buffer.admit(group.num_tasks, at_once=self._at_once)
+                admission = await self._batcher.admit(
+                    self._arena.name, group.num_tasks, at_once=self._at_once
+                )
                 plays.create_task(self._play(stage, group, admission))
         except Stopped:
             return  # running plays may finish, or are cancelled with the player
@@ -85,4 +87,4 @@ class Player:
         episodes = await self._play_group(stage, self._arena, group.plays)
         batch = finish_group(self._arena, self._arena.cursor, group, episodes, self._credit)
         self._unfinished.discard(group)
-        await self._buffer.put(batch, admission)
+        await self._batcher.put(batch, admission)

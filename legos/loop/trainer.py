@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from legos.arena.means import merged_metrics
 from legos.data.batch import LossNormalisation, normalisation_weights
 from legos.data.names import POLICY
 from legos.data.sample import Sample, TrainingBatch
 from legos.data.select import KEEP_ALL, Selection, only
 from legos.data.step import PassResult, Update
 from legos.errors import TrainerError
+from legos.loop.by_arena import play_metrics
 from legos.loop.ledger import Ledger
 from legos.losses.alarms import alarms
 from legos.losses.metrics import skip_reason, step_metrics
@@ -76,6 +76,7 @@ class PolicyTrainer:
         policies: names of the trained adapters; metrics of the first have no prefix.
         step: number of optimiser steps attempted so far.
         num_steps: length of the run in steps, for the schedules.
+        mixed: whether the run has several arenas, whose metrics then carry their names.
         ledger: counts every token.
     """
 
@@ -105,6 +106,7 @@ class PolicyTrainer:
         self.ledger = Ledger()
         self.step = 0
         self.num_steps = 1
+        self.mixed = False
         self._gather = gather or _alone
         self._sounding: set[tuple[str, str]] = set()  # metric and level of alarms already logged
 
@@ -112,6 +114,11 @@ class PolicyTrainer:
     def version(self) -> int:
         """Version of the first policy: the number of optimiser steps applied to it so far."""
         return self.backend.adapter(self.policies[0]).version
+
+    @property
+    def progress(self) -> float:
+        """Share of the steps of the run that are done."""
+        return self.step / self.num_steps
 
     @property
     def versions(self) -> dict[str, int]:
@@ -270,7 +277,7 @@ class PolicyTrainer:
             "staleness_max": int(ages.max()),
             "staleness_mean": float(ages.mean()),
             "reward_mean": 0.0,
-            **merged_metrics(step.batches),
+            **play_metrics(step.batches, mixed=self.mixed),
             **self.ledger.metrics(queued=queued),
             "step_s": time.perf_counter() - started,
         }
@@ -310,7 +317,11 @@ class PolicyTrainer:
 
     def _sound(self, metrics: Metrics) -> None:
         """Log an error each time it starts, and each warning once per process."""
-        found = alarms(metrics, [self._prefix(name) for name in self.policies])
+        prefixes = [self._prefix(name) for name in self.policies]
+        if self.mixed:
+            ends = "/token_share"
+            prefixes += [name.removesuffix(ends) + "/" for name in metrics if name.endswith(ends)]
+        found = alarms(metrics, prefixes)
         for alarm in found:
             if (alarm.metric, alarm.level) not in self._sounding:
                 level = logging.ERROR if alarm.level == "error" else logging.WARNING

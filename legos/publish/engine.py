@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from legos.clients.openai import OpenAIClient
 from legos.errors import EngineError
@@ -73,18 +73,16 @@ async def _all(calls: Iterable[Awaitable[object]]) -> None:
 
 
 @asynccontextmanager
-async def reaching(client: object, publisher: Publisher) -> AsyncGenerator[Publisher]:
-    """A publisher that also sends adapters to the server of an arena's client, if it has one.
+async def reaching(clients: Iterable[object], publisher: Publisher) -> AsyncGenerator[Publisher]:
+    """A publisher that also sends adapters to the servers of arenas' clients that have one.
 
     Args:
-        client: client of the arena.
+        clients: clients of the arenas.
         publisher: publisher of the trainer.
     """
-    if not isinstance(client, OpenAIClient):
-        yield publisher
-        return
-    server = HttpPublisher(client.base_url, api_key=client.api_key)
-    try:
-        yield ManyPublishers([publisher, server])
-    finally:
-        await server.aclose()
+    async with AsyncExitStack() as stack:
+        places = {(c.base_url, c.api_key) for c in clients if isinstance(c, OpenAIClient)}
+        servers = [HttpPublisher(url, api_key=key) for url, key in sorted(places, key=str)]
+        for server in servers:
+            stack.push_async_callback(server.aclose)
+        yield ManyPublishers([publisher, *servers]) if servers else publisher

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from legos.data.names import evaluated_name
 from legos.errors import ConfigError
-from legos.loop.buffer import Stopped
+from legos.loop.batcher import Stopped
 from legos.loop.evaluation import flat_figures
 from legos.loop.ledger import Ledger
 from legos.protocols import Publisher, Tracker

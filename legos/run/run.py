@@ -18,9 +18,10 @@ from legos.arena.step import play_each
 from legos.data.sample import TrainingBatch
 from legos.errors import CheckpointError, EngineError
 from legos.files.lines import report_steps
-from legos.loop.buffer import Stopped
+from legos.loop.batcher import Stopped
 from legos.loop.failures import MAX_FAILED_SHARE
-from legos.loop.loop import buffer_of, training_loop
+from legos.loop.loop import batcher_of, training_loop
+from legos.loop.mix import Mix, mix_of
 from legos.loop.player import PlayGroup
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.protocols import Snapshot, Tracker
@@ -64,7 +65,7 @@ class Run:
     def __init__(
         self,
         folder: RunFolder,
-        arena: Arena,
+        arena: Arena | Mix,
         trainer: PolicyTrainer,
         settings: RunSettings,
         *,
@@ -79,7 +80,7 @@ class Run:
 
         Args:
             folder: the run folder.
-            arena: the arena to play.
+            arena: the arena to play, or several.
             trainer: the trainer of the policy.
             settings: the length of the run and what it stores.
             evaluation: evaluates an adapter.
@@ -91,7 +92,7 @@ class Run:
             clock: returns a time in seconds.
         """
         self._folder = folder
-        self._arena = arena
+        self._mix = mix_of(arena)
         self._trainer = trainer
         self._settings = settings
         self._count_tokens = count_tokens
@@ -100,16 +101,16 @@ class Run:
         self._play = play
         self._clock = clock
         self._step_ended = self._saved = clock()
-        self._buffer = buffer_of(trainer, arena, max_failed_share=settings.max_failed_share)
+        self._batcher = batcher_of(trainer, self._mix, max_failed_share=settings.max_failed_share)
         self._unlogged: Metrics | None = None  # metrics of a step that could not be logged
         self._writer = writer
-        self._writing = Background(self._buffer.end)
+        self._writing = Background(self._batcher.end)
         self._evaluations = Evaluations(
             evaluation,
             trainer.ledger,
             folder,
             keep_best=settings.keep_best,
-            fail=self._buffer.end,
+            fail=self._batcher.end,
         )
 
     @property
@@ -168,27 +169,24 @@ class Run:
             CheckpointError: it does not fit, or the files cannot be written.
         """
         state: Figures = {**read_state(place), "best": None, "evaluating": None, "unlogged": None}
-        dropped: list[TrainingBatch] = []
         if not same_credit:
-            credit = self._arena.credit_assigner
-            state["arena"]["credit"] = credit.state() if credit else {}
-            dropped = batches_from_json(state["queued"])
-            state["queued"] = []
+            for name, arena in self._mix.arenas.items():
+                credit = arena.credit_assigner
+                state["arenas"][name]["credit"] = credit.state() if credit else {}
         if not same_figures:
             state |= {"first": {}, "last": {}, "evaluated_step": None}
         self._take_up(place, state)
-        tokens = sum(batch.tokens_generated for batch in dropped)
-        self._trainer.ledger.discard({"forked": tokens} if tokens else {})
+        if not same_credit:
+            self._batcher.discard_rest("forked")
         self._checkpoint(self._trainer.backend.snapshot().result())()
 
     def _take_up(self, place: Path, state: Figures) -> None:
         """Restore every part from a checkpoint's state."""
         try:
             self._trainer.restore(place, state["trainer"])
-            self._arena.restore(state["arena"])
-            queued = batches_from_json(state["queued"])
-            self._buffer.refill(queued, versions=self._trainer.versions)
-            self._buffer.restore(state["buffer"])
+            self._mix.restore(state["arenas"])
+            queued = {name: batches_from_json(each) for name, each in state["queued"].items()}
+            self._batcher.restore(state["batcher"], queued, versions=self._trainer.versions)
             self._evaluations.restore(state)
             self._unlogged = state["unlogged"]
         except (KeyError, TypeError, ValueError) as error:
@@ -212,7 +210,8 @@ class Run:
         elsewhere = self._trainer.ledger.generated - await self._count_tokens()
         failure: BaseException | None = None
         try:
-            async with reaching(self._arena.client, self._trainer.publisher) as publisher:
+            clients = [arena.client for arena in self._mix.portions]
+            async with reaching(clients, self._trainer.publisher) as publisher:
                 out = Outputs(tracker, evaluations, publisher)
                 try:
                     await self._to_the_end(out)
@@ -237,7 +236,7 @@ class Run:
     async def stop(self) -> None:
         """Ask the run to end; ``go`` then writes a checkpoint and returns."""
         self._evaluations.stop()
-        await self._buffer.end(Stopped())
+        await self._batcher.end(Stopped())
 
     async def _to_the_end(self, out: Outputs) -> None:
         settings, trainer = self._settings, self._trainer
@@ -255,13 +254,13 @@ class Run:
         self._step_ended, self._engine_worked = self._clock(), self._engine_seconds()
         if self.step < settings.num_steps:
             await training_loop(
-                self._arena,
+                self._mix,
                 trainer,
                 settings.num_steps,
                 episode_concurrency=settings.episode_concurrency,
                 step_concurrency=settings.step_concurrency,
                 after_step=partial(self._after_step, out),
-                buffer=self._buffer,
+                batcher=self._batcher,
                 publisher=out.publisher,
                 play=self._play,
                 progress=False,
@@ -296,7 +295,7 @@ class Run:
         if (due or late or step in self._evaluations.kept_steps) and not last:
             await self._save()
         if settings.pause_on_battery and not last:
-            await mains_power(self._buffer)
+            await mains_power(self._batcher)
 
     def _speed(self, turns: float, trained_s: float) -> Metrics:
         """Speed of the previous step, and the shares in which engine and trainer were idle."""
@@ -365,12 +364,12 @@ class Run:
         """
         step, settings, folder = self.step, self._settings, self._folder
         adapters, kept_steps = self._adapters(), self._evaluations.kept_steps
-        queued = self._buffer.queued  # immutable; converting it takes longest
+        queued = self._batcher.queued  # immutable; converting it takes longest
         state = deepcopy(
             {
                 "trainer": self._trainer.state(),
-                "arena": self._arena.state(),
-                "buffer": self._buffer.state(),
+                "arenas": self._mix.state(),
+                "batcher": self._batcher.state(),
                 "unlogged": self._unlogged,
                 **self._evaluations.state(),
             }
@@ -380,7 +379,10 @@ class Run:
             snapshot(place)
             return {
                 **state,
-                "queued": batches_to_json(queued, num_episodes=settings.episodes_kept),
+                "queued": {
+                    name: batches_to_json(waiting, num_episodes=settings.episodes_kept)
+                    for name, waiting in queued.items()
+                },
             }
 
         def write() -> None:

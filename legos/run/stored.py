@@ -26,6 +26,7 @@ def batches_to_json(
             "metrics": dict(batch.metrics),
             "weights": dict(batch.weights),
             "num_tasks": batch.num_tasks,
+            "arena": batch.arena,
             "episodes": [
                 msgspec.to_builtins(_without_data(episode), enc_hook=float)  # NumPy's floats
                 for episode in kept_episodes(batch.episodes, num_episodes)
@@ -53,6 +54,7 @@ def batches_from_json(stored: Sequence[Mapping[str, Any]]) -> list[TrainingBatch
                 metrics=item["metrics"],
                 weights=item["weights"],
                 num_tasks=item["num_tasks"],
+                arena=item.get("arena", ""),
             )
         )
     return batches

@@ -122,7 +122,29 @@ class ConsoleTracker:
         self._live.update(self._table(), refresh=True)
 
     def _columns(self) -> list[Column]:
-        return [column for column in COLUMNS if column.metric in self._seen]
+        """The columns with a value; with several arenas, those of each carry its name."""
+        return [
+            column
+            for general in COLUMNS
+            for column in (general, *self._by_arena(general))
+            if column.metric in self._seen
+        ]
+
+    def _by_arena(self, column: Column) -> list[Column]:
+        """The column of each arena of a mix, by ``batches/ARENA/token_share``."""
+        form = "batches/{}/reward_mean" if column.title == "reward" else column.metric
+        if column.metric.startswith("eval/"):
+            form = column.metric.replace("eval/", "eval/{}/")
+        if "{}" not in form:
+            return []
+        parts = [name.split("/") for name in sorted(self._seen)]
+        arenas = ["/".join(p[1:-1]) for p in parts if (p[0], p[-1]) == ("batches", "token_share")]
+        if len(arenas) < 2:
+            return []
+        return [
+            column._replace(title=f"{arena} {column.title}", metric=form.format(arena))
+            for arena in arenas
+        ]
 
     def _line(self, step: int, metrics: Metrics) -> str:
         cells = [
@@ -141,7 +163,7 @@ class ConsoleTracker:
         ]
         titles = ["step", *(column.title for column in columns)]
         widths = [max(map(len, cells)) for cells in zip(titles, *lines, strict=True)]
-        left_out = _left_out(titles, widths, self._console.width)
+        left_out = _left_out(columns, widths, self._console.width)
         table = Table(box=None, header_style="bold", pad_edge=False)
         for title in titles:
             if title not in left_out:
@@ -160,10 +182,11 @@ def _newest(rows: Mapping[int, Metrics], number: int) -> dict[int, Metrics]:
     return dict(sorted(rows.items())[-number:])
 
 
-def _left_out(titles: Sequence[str], widths: Sequence[int], room: int) -> set[str]:
+def _left_out(columns: Sequence[Column], widths: Sequence[int], room: int) -> set[str]:
     """The least important columns, as many as must be omitted to fit the terminal."""
     left_out: set[str] = set()
-    for column in sorted(COLUMNS, key=lambda column: column.rank, reverse=True):
+    titles = ["step", *(column.title for column in columns)]
+    for column in sorted(columns, key=lambda column: column.rank, reverse=True):
         shown = [w for title, w in zip(titles, widths, strict=True) if title not in left_out]
         if sum(shown) + _GAP * (len(shown) - 1) <= room:
             break

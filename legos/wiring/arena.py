@@ -1,7 +1,7 @@
 """Make an arena with its client, credit rule and options from the configuration."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from legos.arena.arena import Arena, GameArena
@@ -9,13 +9,14 @@ from legos.arena.checks import check_attributes
 from legos.arena.curriculum import make_curriculum
 from legos.arena.game import Game
 from legos.arena.registry import find_arena
-from legos.config.schema import GenerationConfig, PlayConfig
+from legos.config.schema import GenerationConfig, PlayConfig, RunConfig
 from legos.credit.overlong import OverlongPenalty
 from legos.credit.registry import make_credit
 from legos.errors import ArenaError, ConfigError, LegosError, did_you_mean
+from legos.loop.mix import Mix
 from legos.protocols import Client
 
-__all__ = ["DEFAULT_CREDIT", "check_options", "make_arena"]
+__all__ = ["DEFAULT_CREDIT", "check_options", "make_arena", "make_mix", "policies_of"]
 
 DEFAULT_CREDIT = "grpo"
 PASS_ON = (
@@ -90,6 +91,27 @@ def make_arena(
     return arena
 
 
+def make_mix(config: RunConfig, client: Client | None) -> Mix:
+    """Make the arenas of a run.
+
+    Args:
+        config: settings of the run.
+        client: answers for every seat.
+
+    Raises:
+        ArenaError: as for ``make_arena``.
+        ConfigError: as for ``make_arena``; or two arenas have the same name.
+    """
+    portions = {
+        make_arena(
+            name, client, play=one.play, generation=one.generation, seed=config.seed
+        ): one.portion
+        for name, one in config.arenas.items()
+    }
+    training = config.training
+    return Mix(portions, tokens_per_step=training.tokens_per_step, spill=training.spill)
+
+
 def _follow(arena: Arena, play: PlayConfig) -> None:
     """Set the curriculum of the configuration.
 
@@ -123,18 +145,24 @@ def _penalise_overlong(arena: Arena, margin: int) -> None:
         )
 
 
-def policies_of(name: str) -> tuple[str, ...]:
-    """Names of the adapters that an arena trains.
+def policies_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Names of the adapters that some arenas train.
 
     Raises:
         ArenaError: the arena is not found.
     """
-    kind = find_arena(name)
-    return kind.policies if issubclass(kind, Arena) else Arena.policies
+    kinds = map(find_arena, names)
+    found = (kind.policies if issubclass(kind, Arena) else Arena.policies for kind in kinds)
+    return tuple(dict.fromkeys(policy for policies in found for policy in policies))
 
 
-def check_options(name: str, options: Mapping[str, object]) -> None:
+def check_options(name: str, options: Mapping[str, object], *, where: str = "play") -> None:
     """Refuse options that the arena's constructor does not take, and missing required ones.
+
+    Args:
+        name: name of the arena.
+        options: its options.
+        where: the group that holds them, ``play`` or ``mix.ARENA``.
 
     Raises:
         ArenaError: an option is unknown or missing, or the arena is not found.
@@ -145,6 +173,8 @@ def check_options(name: str, options: Mapping[str, object]) -> None:
         if required and key not in _OURS and key not in options:
             raise ArenaError(
                 f"arena {name!r} needs an option {key!r}; give --play.options.{key} VALUE"
+                if where == "play"
+                else f"arena {name!r} needs an option {key!r}; give it in options of [{where}]"
             )
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return

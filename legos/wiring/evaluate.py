@@ -4,22 +4,27 @@ from typing import Any
 
 from legos.arena.arena import Arena
 from legos.config.schema import RunConfig
-from legos.loop.evaluation import ArenaEvaluation
+from legos.loop.evaluation import ArenaEvaluation, MixEvaluation
+from legos.loop.mix import Mix
 from legos.protocols import Scorer
 from legos.wiring.trainer import Trainer
 
 __all__ = ["evaluate", "evaluation_of"]
 
 
-def evaluation_of(config: RunConfig, arena: Arena, scorer: Scorer) -> ArenaEvaluation:
+def evaluation_of(config: RunConfig, mix: Mix, scorer: Scorer) -> ArenaEvaluation | MixEvaluation:
     """Make the evaluation of a run's settings."""
-    return ArenaEvaluation(
-        arena,
-        scorer,
-        plays=config.loop.evaluation_plays,
-        temperature=config.loop.evaluation_temperature,
-        concurrency=config.play.concurrency,
-    )
+    found = {
+        name: ArenaEvaluation(
+            arena,
+            scorer,
+            plays=config.loop.evaluation_plays,
+            temperature=config.loop.evaluation_temperature,
+            concurrency=mix.portions[arena].concurrency or config.play.concurrency,
+        )
+        for name, arena in mix.arenas.items()
+    }
+    return MixEvaluation(found) if len(found) > 1 else next(iter(found.values()))
 
 
 async def evaluate(

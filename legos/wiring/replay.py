@@ -53,6 +53,7 @@ def replay_steps(
     try:
         if checkpoint is not None:
             trainer.restore(checkpoint, read_state(checkpoint)["trainer"])
+        trainer.mixed = len(config.arenas) > 1
         share_cores(2)  # as in the run, because the number of threads changes rounding
         metrics: Metrics = {}
         for step in steps:

@@ -214,7 +214,7 @@ def trainer_of(
         ConfigError: ``max_tokens`` exceeds the model's context.
     """
     device = find_device(config.device)
-    policies = policies_of(config.arena)
+    policies = policies_of(config.arenas)
     say = tell or logger.info
     elsewhere = _elsewhere(config, policies, api_key, say)
     model = device.load(
@@ -223,8 +223,9 @@ def trainer_of(
         training=_size(config, len(policies)),
         report=say,
     )
-    longest = config.generation.max_tokens
-    if longest is not None and longest >= model.context:
+    limits = {one.generation.max_tokens or 0 for one in config.arenas.values()}
+    longest = max(limits)
+    if longest >= model.context:
         raise ConfigError(
             f"generation.max_tokens is {longest} but model {config.model!r} has a context of "
             f"{model.context} tokens for prompt and completion together; give a smaller number"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accounts import waiting_tokens
 
 from legos.cli import main
 from legos.config.resolve import read_config
@@ -79,11 +80,11 @@ def test_another_credit_rule_starts_without_baselines_or_what_waited(
     options = [option for option in SMALL if option != "--deterministic"]
     assert main(["train", "--out", str(lagging), "--steps", "4", *options]) == 0
     state = read_state(newest_whole(lagging / "checkpoints"))
-    waiting = sum(len(sample[1]) for batch in state["queued"] for sample in batch["samples"])
+    waiting = waiting_tokens(state)
     child = tmp_path / "child"
     assert fork(str(lagging), child, "--play.credit", "rloo", "--steps", "5") == 0
     state = read_state(newest_whole(child / "checkpoints"))
-    assert state["arena"]["credit"].keys() == {"singletons"}
+    assert state["arenas"]["nim"]["credit"].keys() == {"singletons"}
     ledger = state["trainer"]["ledger"]
     assert ledger["discarded"].get("forked", 0) == waiting
     [line] = read_steps(child / "metrics.jsonl")

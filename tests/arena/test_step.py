@@ -118,6 +118,8 @@ def test_numbers_of_a_step_by_hand() -> None:
         "arena/turns": 4.0,
         "arena/token_breaks": 0.0,
         "credit/singletons": 3.0,
+        "reward_square_mean": 2 / 3,
+        "arena/generated_tokens": 18.0,
     }
 
 

@@ -34,6 +34,15 @@ def test_self_play_leaves_the_reference_as_it_was() -> None:
 
 
 @pytest.mark.slow
+def test_two_games_share_the_tokens() -> None:
+    told = run("two_games.py", "--steps", "6")
+    shares = dict(re.findall(r"(\w+): \d+ tokens, ([\d.]+) of all", told))
+    assert shares.keys() == {"nim", "kuhn"}
+    assert abs(float(shares["nim"]) - 0.57) < 0.15  # 0.4 to 0.8 in six steps of whole groups
+    assert "nim {'optimal_move_rate': 0." in told
+
+
+@pytest.mark.slow
 def test_two_processes_train_one_policy() -> None:
     done = subprocess.run(
         [

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 
 import pytest
 from msgspec.structs import replace
+from one_buffer import GAME, alone, put
 
 from legos.data.names import POLICY
 from legos.data.sample import Sample, TrainingBatch
 from legos.errors import ArenaError
-from legos.loop.buffer import Buffer
+from legos.loop.batcher import Batcher
+from legos.loop.buffer import Buffer, Waiting
 from legos.loop.ledger import Ledger
 from legos.testing import make_episode, make_sample
 
@@ -25,13 +27,13 @@ def played(*, failed: int, of: int) -> TrainingBatch:
 
 @pytest.mark.parametrize(("failed", "ends"), [(5, False), (6, True)])
 def test_too_large_a_share_of_failed_plays_ends_the_run(failed: int, ends: bool) -> None:
-    async def story() -> Buffer:
-        buffer = Buffer(Ledger(), min_samples=1, staleness_limit=99, max_failed_share=0.5)
+    async def story() -> Batcher:
+        batcher = alone(Ledger(), min_samples=1, staleness_limit=99, max_failed_share=0.5)
         for number in range(10):
-            await buffer.put(played(failed=failed, of=10))
+            await put(batcher, played(failed=failed, of=10))
             if number < 9:
-                await buffer.take({POLICY: 0})  # one bad batch says nothing yet
-        return buffer
+                await batcher.take({POLICY: 0})  # one bad batch says nothing yet
+        return batcher
 
     async def taken() -> None:
         await (await story()).take({POLICY: 0})
@@ -49,17 +51,17 @@ def batch(count: int) -> TrainingBatch:
     return TrainingBatch(samples=samples, episodes=(), tokens_generated=count)
 
 
-async def filled(limit: int, *sizes: int) -> Buffer:
-    buffer = Buffer(Ledger(), min_samples=16, staleness_limit=limit)
+async def filled(limit: int, *sizes: int) -> Batcher:
+    batcher = alone(Ledger(), min_samples=16, staleness_limit=limit)
     for size in sizes:
-        admission = await asyncio.wait_for(buffer.admit(), 1)
-        await buffer.put(batch(size), admission)
-    return buffer
+        admission = await asyncio.wait_for(batcher.admit(GAME), 1)
+        await batcher.put(batch(size), admission)
+    return batcher
 
 
-async def admits(buffer: Buffer) -> bool:
+async def admits(batcher: Batcher) -> bool:
     try:
-        await asyncio.wait_for(buffer.admit(), 0.01)
+        await asyncio.wait_for(batcher.admit(GAME), 0.01)
     except TimeoutError:
         return False
     return True
@@ -68,32 +70,33 @@ async def admits(buffer: Buffer) -> bool:
 @pytest.mark.parametrize(("limit", "plays"), [(0, False), (1, True)])
 def test_without_lag_nothing_is_played_once_a_step_is_due(limit: int, plays: bool) -> None:
     async def story() -> tuple[bool, bool]:
-        buffer = await filled(limit, 4, 4, 10)  # batches that grow: on average four make a step
-        due = await admits(buffer)
-        await buffer.take({POLICY: 0})
-        return due, await admits(buffer)
+        batcher = await filled(limit, 4, 4, 10)  # batches that grow: on average four make a step
+        due = await admits(batcher)
+        await batcher.take({POLICY: 0})
+        return due, await admits(batcher)
 
     assert asyncio.run(story()) == (plays, plays)
 
 
 def test_without_lag_play_goes_on_after_the_step() -> None:
     async def story() -> bool:
-        buffer = await filled(0, 4, 4, 10)
-        await buffer.take({POLICY: 0})
-        await buffer.release({POLICY: 1})
-        return await admits(buffer)
+        batcher = await filled(0, 4, 4, 10)
+        await batcher.take({POLICY: 0})
+        await batcher.release({POLICY: 1})
+        return await admits(batcher)
 
     assert asyncio.run(story())
 
 
 def test_the_pace_of_a_resumed_run_is_the_one_it_had() -> None:
     async def story() -> list[bool]:
-        buffer = await filled(1, 4, 4, 4, 4)
+        batcher = await filled(1, 4, 4, 4, 4)
         answers: list[bool] = []
-        for state in (buffer.state(), {"tasks_seen": 0, "samples_per_task": 0.0}):
-            resumed = Buffer(Ledger(), min_samples=16, staleness_limit=1)
-            resumed.refill(buffer.queued, versions={POLICY: 0})
-            resumed.restore(state)
+        state = batcher.state()
+        for changed in ({}, {"tasks_seen": 0, "samples_per_task": 0.0}):
+            resumed = alone(Ledger(), min_samples=16, staleness_limit=1)
+            known = {GAME: {**state[GAME], **changed}}
+            resumed.restore(known, batcher.queued, versions={POLICY: 0})
             answers.append(await admits(resumed))
         return answers
 
@@ -105,13 +108,13 @@ def test_a_sample_is_as_old_as_its_oldest_token(version: int, kept: list[int]) -
     ledger = Ledger()
 
     async def story() -> list[int]:
-        buffer = Buffer(ledger, min_samples=1, staleness_limit=1)
+        batcher = alone(ledger, min_samples=1, staleness_limit=1)
         samples = tuple(
             make_sample((1, 2, 3), positions=(1, 2), versions=(4, oldest)) for oldest in (3, 4)
         )
-        await buffer.put(TrainingBatch(samples=samples, episodes=(), tokens_generated=4))
+        await put(batcher, TrainingBatch(samples=samples, episodes=(), tokens_generated=4))
         try:
-            (taken,) = await asyncio.wait_for(buffer.take({POLICY: version}), 0.01)
+            (taken,) = await asyncio.wait_for(batcher.take({POLICY: version}), 0.01)
         except TimeoutError:
             return []
         return [sample.oldest_version for sample in taken.samples]
@@ -126,12 +129,12 @@ def test_a_sample_of_a_version_that_was_not_trained_here_is_filtered(
     ledger = Ledger()
 
     async def story() -> list[int]:
-        buffer = Buffer(ledger, min_samples=1, staleness_limit=3)
+        batcher = alone(ledger, min_samples=1, staleness_limit=3)
         samples = tuple(
             make_sample((1, 2, 3), positions=(1, 2), versions=(4, newest)) for newest in (5, 6)
         )
-        await buffer.put(TrainingBatch(samples=samples, episodes=(), tokens_generated=4))
-        (taken,) = await buffer.take({POLICY: 5})
+        await put(batcher, TrainingBatch(samples=samples, episodes=(), tokens_generated=4))
+        (taken,) = await batcher.take({POLICY: 5})
         return [sample.newest_version for sample in taken.samples]
 
     assert asyncio.run(story()) == [5]
@@ -145,19 +148,19 @@ def test_a_waiting_trainer_checks_the_versions_of_each_sample_once(
     checked: list[Sample] = []
     check = vars(Buffer)["_trainable"]
 
-    def counted(buffer: Buffer, group: TrainingBatch) -> TrainingBatch:
-        checked.extend(group.samples)
-        return check(buffer, group)
+    def counted(buffer: Buffer, group: Waiting, versions: Mapping[str, int]) -> TrainingBatch:
+        checked.extend(group.batch.samples)
+        return check(buffer, group, versions)
 
     monkeypatch.setattr(Buffer, "_trainable", counted)
 
     async def story() -> None:
-        buffer = Buffer(Ledger(), min_samples=30, staleness_limit=2)
+        batcher = alone(Ledger(), min_samples=30, staleness_limit=2)
         for version, groups in ((0, 10), (1, 10), (2, 10)):
-            taking = asyncio.ensure_future(buffer.take({POLICY: version}))
+            taking = asyncio.ensure_future(batcher.take({POLICY: version}))
             for _ in range(groups):
                 await asyncio.sleep(0)
-                await buffer.put(batch(3))
+                await put(batcher, batch(3))
             await asyncio.wait_for(taking, 1)
 
     asyncio.run(story())
@@ -170,10 +173,10 @@ def test_the_age_of_a_sample_is_that_of_its_own_policy() -> None:
 
     async def taken(versions: Mapping[str, int]) -> tuple[list[tuple[str, int]], Ledger]:
         ledger = Ledger()
-        buffer = Buffer(ledger, min_samples=1, staleness_limit=1)
+        batcher = alone(ledger, min_samples=1, staleness_limit=1)
         samples = tuple(of(policy, version) for policy in ("a", "b") for version in range(6))
-        await buffer.put(TrainingBatch(samples=samples, episodes=(), tokens_generated=12))
-        (batch,) = await asyncio.wait_for(buffer.take(versions), 1)
+        await put(batcher, TrainingBatch(samples=samples, episodes=(), tokens_generated=12))
+        (batch,) = await asyncio.wait_for(batcher.take(versions), 1)
         return [(sample.policy, sample.versions[0]) for sample in batch.samples], ledger
 
     kept, ledger = asyncio.run(taken({"a": 5, "b": 2}))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from one_buffer import GAME, alone
 
 from legos.arena.arena import Arena
 from legos.arena.table import Table
@@ -19,9 +20,9 @@ from legos.data.sample import Sample, TrainingBatch
 from legos.data.select import Selection
 from legos.data.step import PassResult, Update
 from legos.errors import TrainerError
-from legos.loop.buffer import Buffer
 from legos.loop.ledger import Ledger
-from legos.loop.loop import synchronous_training_loop, training_loop
+from legos.loop.loop import batcher_of, synchronous_training_loop, training_loop
+from legos.loop.mix import mix_of
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
 from legos.testing import FakeBackend, FakePublisher, ScriptedClient, make_sample
@@ -121,11 +122,11 @@ DEAD = make_sample((1, 2), advantages=0.0, group="dead")
 def test_a_batch_without_samples_goes_along_for_its_metrics() -> None:
     async def go() -> list[TrainingBatch]:
         select = Selection(overlong=False, zero_advantage=True)
-        buffer = Buffer(Ledger(), min_samples=1, staleness_limit=0, select=select)
+        batcher = alone(Ledger(), min_samples=1, staleness_limit=0, select=select)
         for samples in ((DEAD,), (LIVE,)):
-            admission = await buffer.admit()
-            await buffer.put(batch(*samples), admission)
-        return await buffer.take({POLICY: 0})
+            admission = await batcher.admit(GAME)
+            await batcher.put(batch(*samples), admission)
+        return await batcher.take({POLICY: 0})
 
     assert [taken.samples for taken in asyncio.run(go())] == [(), (LIVE,)]
 
@@ -164,11 +165,11 @@ def test_a_batch_of_another_tokenizer_makes_the_step_wait_and_not_fail() -> None
     async def go() -> tuple[list[TrainingBatch], Ledger]:
         select = Selection(overlong=False, zero_advantage=False, num_vocabulary=10)
         ledger = Ledger()
-        buffer = Buffer(ledger, min_samples=1, staleness_limit=0, select=select)
+        batcher = alone(ledger, min_samples=1, staleness_limit=0, select=select)
         for samples in ((make_sample((1, 10)),), (LIVE,)):
-            admission = await buffer.admit()
-            await buffer.put(batch(*samples), admission)
-        return await buffer.take({POLICY: 0}), ledger
+            admission = await batcher.admit(GAME)
+            await batcher.put(batch(*samples), admission)
+        return await batcher.take({POLICY: 0}), ledger
 
     taken, ledger = asyncio.run(go())
     assert [each.samples for each in taken] == [(), (LIVE,)]
@@ -193,16 +194,15 @@ class Failing(FakeBackend):
 def test_what_a_failed_step_was_made_of_waits_again(limit: int) -> None:
     trained = trainer(staleness_limit=limit)
     trained.backend = Failing()
-    buffer = Buffer(
-        trained.ledger, min_samples=4, staleness_limit=limit, select=trained.settings.select
-    )
+    coin = Coin(5, trained)
+    batcher = batcher_of(trained, mix_of(coin))
     with pytest.raises(TrainerError, match="no memory"):
-        asyncio.run(training_loop(Coin(5, trained), trained, 4, buffer=buffer))
-    assert buffer.num_tokens >= 4
-    trained.ledger.check(queued=buffer.num_tokens)
+        asyncio.run(training_loop(coin, trained, 4, batcher=batcher))
+    assert batcher.num_tokens >= 4
+    trained.ledger.check(queued=batcher.num_tokens)
     with pytest.raises(TrainerError, match="no memory"):
         trained.train_step(batch(LIVE))
-    trained.ledger.check(queued=buffer.num_tokens)
+    trained.ledger.check(queued=batcher.num_tokens)
 
 
 class Narrow(FakeBackend):

@@ -59,9 +59,9 @@ def test_the_server_of_an_arenas_client_is_reached_and_closed() -> None:
     server = ScriptedServer(lambda asked: HttpAnswer(live))
 
     async def publish_both(url: str) -> None:
-        async with reaching(object(), own) as publisher:
+        async with reaching([object()], own) as publisher:
             assert publisher is own
-        async with reaching(OpenAIClient(url), own) as publisher:
+        async with reaching([OpenAIClient(url)], own) as publisher:
             await publisher.publish(adapter(4))
         gc.collect()  # warns of a connection that is not closed
 

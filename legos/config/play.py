@@ -1,0 +1,130 @@
+"""Settings of play: of the arena of a run, and of each arena of a mix."""
+
+from typing import Any
+
+from legos.arena.curriculum import CurriculumName
+from legos.arena.playable import IllegalMove
+from legos.config.objective import ObjectiveSettings
+from legos.config.setting import Settings, knob
+from legos.credit.registry import DISCOUNTED, WITHOUT_GROUPS, CreditName
+from legos.data.shares import Order, Portion
+from legos.errors import ConfigError
+
+__all__ = ["MixedArena", "PlayConfig", "check_play"]
+
+
+class PlayConfig(Settings):
+    """How the arena is played; none leaves a choice to the arena."""
+
+    tasks_per_step: int | None = knob(None, unit="tasks", ge=1)
+    """Tasks of one optimiser step; none: the arena's own number."""
+    group_size: int | None = knob(None, unit="episodes", ge=1)
+    """Plays of each task; the credit rule compares them with each other. Raise it where most groups
+    have equal rewards; none: the arena's own number."""
+    credit: CreditName | None = knob(None)
+    """Rule that turns rewards into advantages; none: the arena's own."""
+    discount: float = knob(1.0, ge=0, le=1)
+    """Factor on a reward for each turn until it comes, in credit rules that give every turn an
+    advantage of its own."""
+    curriculum: CurriculumName | None = knob(None)
+    """Which level the next task has, in arenas with levels: climb plays the easiest level that is
+    not mastered, and some easier tasks; uniform plays all equally often; none: the arena's own."""
+    curriculum_threshold: float | None = knob(None, unit="share", gt=0, le=1)
+    """Success from which on climb plays the next level; none: 0.8."""
+    curriculum_easier: float | None = knob(None, unit="share", ge=0, lt=1)
+    """Share of tasks that climb draws from all easier levels; none: 0.2."""
+    overlong_margin: int | None = knob(None, unit="tokens", ge=1)
+    """Penalise long completions: a penalty grows from 0 to 1 over this many tokens before the token
+    limit; none: no penalty."""
+    illegal: IllegalMove | None = knob(None)
+    """What an illegal move leads to: its role loses (forfeit), is asked again with the reason
+    (retry), or plays a random legal move (random); none: the arena's own choice."""
+    restrict_choices: bool | None = knob(None)
+    """Sample only legal moves; none: the arena's own choice."""
+    continue_tokens: bool | None = knob(None)
+    """Continue the conversation of a seat from the tokens that were sampled. If off, every prompt
+    is rendered again from its messages, and a template that rewrites earlier answers breaks the
+    sample; none: the arena's own choice."""
+    concurrency: int = knob(256, unit="episodes", ge=1)
+    """Plays that run at the same time for one step; loop.step_concurrency sets for how many steps.
+    Lower it to save memory."""
+    options: dict[str, Any] = knob({})
+    """Arguments of the arena's constructor, by name (--play.options.NAME VALUE)."""
+
+
+class MixedArena(PlayConfig):
+    """One arena of a mix; what it leaves out is as in ``play`` and ``generation``."""
+
+    share: float = knob(..., unit="share", ge=0, le=1)
+    """Share of the trained tokens; those of all arenas add up to 1."""
+    share_end: float | None = knob(None, unit="share", ge=0, le=1)
+    """Share at the end of the run, to which it changes linearly; none: the same."""
+    order: Order = knob("oldest")
+    """Which groups an optimiser step takes: those that ended first, those that ended last (newest),
+    or any with equal chance (uniform)."""
+    reuse: int = knob(1, unit="optimiser steps", ge=1)
+    """Number of optimiser steps that train on a group, within the staleness limit."""
+    min_group_size: int = knob(1, unit="episodes", ge=1)
+    """Groups with fewer plays that ended are left out."""
+    staleness_limit: int | None = knob(None, unit="optimiser steps", ge=1)
+    """Largest staleness of the arena's tokens; none: training.staleness_limit."""
+    temperature: float | None = knob(None, gt=0, le=10)
+    """Sampling temperature in training; none: generation.temperature."""
+    max_tokens: int | None = knob(None, unit="tokens", ge=1)
+    """Longest completion of one turn; none: generation.max_tokens."""
+
+    @property
+    def portion(self) -> Portion:
+        """Its part of the mix."""
+        own = self.model_fields_set
+        return Portion(
+            share=self.share,
+            share_end=self.share_end,
+            order=self.order,
+            reuse=self.reuse,
+            min_group_size=self.min_group_size,
+            staleness_limit=self.staleness_limit,
+            concurrency=self.concurrency if "concurrency" in own else None,
+        )
+
+    def over(self, play: PlayConfig) -> PlayConfig:
+        """Its settings of play, where ``play`` has those of the run."""
+        own = self.model_fields_set & PlayConfig.model_fields.keys()
+        return play.replace(**{name: getattr(self, name) for name in own})
+
+
+def check_play(play: PlayConfig, training: ObjectiveSettings, where: str) -> None:
+    """Refuse settings of play that contradict each other.
+
+    Args:
+        play: settings of an arena.
+        training: settings of the objective.
+        where: the group of the settings, ``play`` or ``mix.ARENA``.
+
+    Raises:
+        ConfigError: two contradict each other; the message names both.
+    """
+    if play.group_size == 1 and play.credit not in (None, *WITHOUT_GROUPS):
+        raise ConfigError(
+            f"{where}.group_size is 1 but {where}.credit {play.credit!r} compares the plays of a "
+            "group; every advantage would be 0: use at least 2, or credit 'rae'"
+        )
+    if play.credit == "rae" and training.zero_advantage == "remove":
+        raise ConfigError(
+            f"training.zero_advantage is 'remove' but {where}.credit is 'rae', where an advantage "
+            "of 0 does not mean that all plays of a task earned the same; set zero_advantage "
+            "to 'keep'"
+        )
+    climb = {"curriculum_threshold": play.curriculum_threshold}
+    climb["curriculum_easier"] = play.curriculum_easier
+    given = [name for name, value in climb.items() if value is not None]
+    if given and play.curriculum != "climb":
+        raise ConfigError(
+            f"{where}.{given[0]} is {climb[given[0]]} but {where}.curriculum is "
+            f"{play.curriculum!r}; set {where}.curriculum to climb, or leave the other out"
+        )
+    if play.discount != 1.0 and play.credit not in DISCOUNTED:
+        raise ConfigError(
+            f"{where}.discount is {play.discount} but {where}.credit is {play.credit!r}, which "
+            f"gives all turns of a play the same advantage; use one of {', '.join(DISCOUNTED)}"
+        )

@@ -1,0 +1,362 @@
+"""The batcher: it decides when each arena may play, and fills optimiser steps from the buffers.
+
+Admission control: a group is admitted if the groups ahead of it (being played, queued, trained on)
+imply that it is trained on at most ``staleness_limit`` optimiser steps later. Play therefore waits
+instead of producing samples that are too old. ``take`` checks the oldest token of every sample
+again, because training can overtake a slow play. A group whose plays began under a policy beyond
+the limit is no longer counted, so that it does not block other groups.
+
+The size of a step. One arena: the groups of ``tasks_per_step`` tasks, and more until they have
+``min_samples`` samples. With a token budget, deficit round-robin: each step adds ``share * budget``
+to the deficit of every arena, an arena gives groups while its deficit is positive, and their tokens
+are subtracted. A group is never cut, so a step may exceed the budget, and the arena pays it back in
+the next steps: over a run, the tokens of an arena differ from its share by one group at most.
+
+Source: deficit round-robin, Shreedhar and Varghese 1995, with groups in place of packets.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from legos.arena.step import warn_of
+from legos.data.sample import TrainingBatch
+from legos.data.shares import Shares
+from legos.loop.buffer import Amount, Buffer, Waiting
+
+__all__ = ["Admission", "Batcher", "Stopped"]
+
+
+class Stopped(Exception):  # noqa: N818 - a message, not an error
+    """Raised to all callers that wait at the batcher when the run is asked to end."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Admission:
+    """A group that was admitted and is being played."""
+
+    arena: str
+    num_tasks: int
+    version: int  # newest policy version when the group was admitted
+
+
+class Batcher:
+    """Fills optimiser steps from the buffers of one or several arenas."""
+
+    def __init__(
+        self,
+        buffers: Sequence[Buffer],
+        *,
+        min_samples: int,
+        staleness_limit: int,
+        shares: Shares | None = None,
+    ) -> None:
+        """Make a batcher.
+
+        Args:
+            buffers: one for each arena.
+            min_samples: minimum number of samples for one optimiser step without a token budget.
+            staleness_limit: maximum staleness of a token, in optimiser steps; 0 alternates between
+                play and training.
+            shares: the token budget of a step and the share of each arena; None: the only arena
+                gives its tasks.
+        """
+        self.buffers = {buffer.arena: buffer for buffer in buffers}
+        self._min_samples = min_samples
+        self._limit = staleness_limit
+        self._shares = shares
+        self._deficits = dict.fromkeys(self.buffers, 0.0)  # tokens that an arena is owed
+        self._before = dict(self._deficits)  # the deficits before the groups taken last
+        self._progress = 0.0
+        self._changed = asyncio.Condition()
+        self._playing: set[Admission] = set()
+        self._taken: dict[str, list[Waiting]] = {}  # the groups that are being trained on
+        self._training = False
+        self._versions: Mapping[str, int] = {}  # policy -> its newest version
+        self._ending: Exception | None = None
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether play must wait while the trainer trains."""
+        return self._limit == 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of chosen tokens in the samples that wait."""
+        return sum(buffer.num_tokens for buffer in self.buffers.values())
+
+    @property
+    def queued(self) -> Mapping[str, Sequence[TrainingBatch]]:
+        """Name of each arena -> its groups that wait, oldest first."""
+        return {name: buffer.queued for name, buffer in self.buffers.items()}
+
+    async def admit(
+        self, arena: str, num_tasks: int = 1, *, at_once: int | None = None
+    ) -> Admission:
+        """Wait until another group may be played; follow with ``put``.
+
+        Args:
+            arena: name of the arena.
+            num_tasks: number of tasks in the group.
+            at_once: maximum number of the arena's tasks played at the same time; None: no limit.
+
+        Raises:
+            Stopped: the run is ending.
+        """
+        buffer = self.buffers[arena]
+        async with self._changed:
+            await self._changed.wait_for(
+                lambda: self._ending or self._may_play(buffer, num_tasks, at_once or math.inf)
+            )
+            if self._ending:
+                raise Stopped
+            admission = Admission(arena, num_tasks, self._newest)
+            self._playing.add(admission)
+            return admission
+
+    async def put(self, batch: TrainingBatch, admission: Admission) -> None:
+        """Add a played group; it is in the buffer even if the caller is cancelled here.
+
+        The trainer gets an error if too many groups without samples come in a row, or if too many
+        plays fail.
+        """
+        self._playing -= {admission}
+        error = self.buffers[admission.arena].put(batch)
+        self._ending = self._ending or error
+        await self._wake()
+
+    async def take(
+        self, versions: Mapping[str, int], *, progress: float = 0.0
+    ) -> list[TrainingBatch]:
+        """Wait for enough samples that are not too old; take their groups, arena by arena.
+
+        Args:
+            versions: name of each trained policy -> its version.
+            progress: share of the run's steps that are done.
+
+        Raises:
+            Stopped: the run is ending.
+            Exception: the error of a player that failed.
+        """
+        async with self._changed:
+            self._versions, self._progress = versions, progress
+            for buffer in self.buffers.values():
+                buffer.check_again()
+            await self._changed.wait_for(lambda: self._ending or self._enough())
+            if self._ending:
+                raise self._ending
+            self._pull(self._sizes() or {})
+        batches = [waiting.batch for taken in self._taken.values() for waiting in taken]
+        warn_of([episode for batch in batches for episode in batch.episodes])
+        return batches
+
+    def put_back(self) -> None:
+        """Return the groups taken last, because their step failed and the ledger does not have it.
+
+        A checkpoint then holds them, and a resumed run repeats the step.
+        """
+        for name, taken in self._taken.items():
+            self.buffers[name].put_back(taken)
+        self._deficits = self._before
+        self._taken, self._training = {}, False
+
+    def trained(self) -> None:
+        """Report that a step was trained on the groups taken last; some may be used again.
+
+        Nothing is played for the step after it before ``release``.
+        """
+        for name, taken in self._taken.items():
+            self.buffers[name].reuse_of(taken)
+
+    async def release(self, versions: Mapping[str, int], *, progress: float = 0.0) -> None:
+        """Report that the step is complete; the arguments are those of ``take``."""
+        self._taken, self._training = {}, False
+        self._versions, self._progress = versions, progress
+        await self._wake()
+
+    async def end(self, reason: Exception) -> None:
+        """Wake all waiting callers: players stop, the trainer gets ``reason``."""
+        self._ending = self._ending or reason
+        await self._wake()
+
+    async def ends_within(self, seconds: float) -> bool:
+        """Wait for the end of the run, for at most so many seconds; returns whether it came."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(lambda: self._ending)
+        return self._ending is not None
+
+    def discard_rest(self, reason: str = "unused") -> None:
+        """Record the remaining tokens as discarded for a reason; they will not be trained on."""
+        for buffer in self.buffers.values():
+            buffer.discard_rest(reason)
+
+    def state(self) -> dict[str, Any]:
+        """The state that makes a resumed run go on as this one would, as JSON values."""
+        return {
+            name: {"deficit_tokens": self._deficits[name], **buffer.state()}
+            for name, buffer in self.buffers.items()
+        }
+
+    def restore(
+        self,
+        state: Mapping[str, Any],
+        queued: Mapping[str, Sequence[TrainingBatch]],
+        *,
+        versions: Mapping[str, int],
+    ) -> None:
+        """Restore what ``state`` returned; the ledger counts the groups already.
+
+        Args:
+            state: the state.
+            queued: name of each arena -> its groups that waited, oldest first.
+            versions: name of each trained policy -> its version in the checkpoint.
+        """
+        for name, buffer in self.buffers.items():
+            buffer.restore(state[name], queued[name])
+            self._deficits[name] = state[name]["deficit_tokens"]
+        self._versions = versions
+
+    def figures(self) -> dict[str, float]:
+        """What waits in each buffer, as ``replays/ARENA/…``."""
+        found: dict[str, float] = {}
+        for name, buffer in self.buffers.items():
+            shown = buffer.figures(self._newest)
+            if self._shares is not None:
+                shown["deficit_tokens"] = self._deficits[name]
+            found |= {f"replays/{name}/{key}": value for key, value in shown.items()}
+        return found
+
+    @property
+    def _newest(self) -> int:
+        """The newest version of any policy."""
+        return max(self._versions.values(), default=0)
+
+    async def _wake(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _may_play(self, buffer: Buffer, num_tasks: int, at_once: float) -> bool:
+        oldest = self._newest - buffer.staleness_limit
+        fresh = [a for a in self._playing if a.version >= oldest]
+        mine = sum(a.num_tasks for a in fresh if a.arena == buffer.arena)
+        waits = not self._training  # the trainer waits for groups
+        if self.in_turns:  # one group at a time, so that a resumed run repeats it
+            return waits and not fresh and buffer is self._most_lacking()
+        if waits and not mine and self._lacks()[buffer.arena] > 0:
+            return True
+        return mine + num_tasks <= at_once and self._in_time(buffer, mine, num_tasks)
+
+    def _in_time(self, buffer: Buffer, playing: int, num_tasks: int) -> bool:
+        """Whether another group would be trained on within the staleness limit."""
+        waiting = buffer.amount
+        shares, steps = self._shares, buffer.staleness_limit + 1
+        if shares is None or not buffer.tokens_per_task:
+            training = sum(each.batch.num_tasks for each in self._taken.get(buffer.arena, ()))
+            samples = buffer.samples_per_task * buffer.tasks_per_step
+            each = 1
+            if shares is None and samples:
+                each = math.ceil(self._min_samples / samples)
+            pending = playing * buffer.reuse + waiting.tasks + training
+            return pending + num_tasks * buffer.reuse <= steps * each * buffer.tasks_per_step
+        tokens = playing * buffer.reuse * buffer.tokens_per_task + waiting.tokens
+        steps -= self._training  # the deficits are already those after the step in training
+        part = shares.part(buffer.arena, self._progress) * shares.tokens_per_step
+        room = steps * part + self._deficits[buffer.arena]
+        if shares.spill == "lend" and not self._training and self._sizes() is None:
+            room = max(room, shares.tokens_per_step)
+        return tokens < room
+
+    def _lacks(self) -> dict[str, float]:
+        """Name of each arena -> what the next step still needs of it (tokens, or 1 or 0)."""
+        if self._sizes() is not None:
+            return dict.fromkeys(self.buffers, 0.0)
+        if self._shares is None:
+            return dict.fromkeys(self.buffers, 1.0)
+        return {
+            name: max(0.0, quota - self.buffers[name].num_tokens)
+            for name, quota in self._quotas().items()
+        }
+
+    def _most_lacking(self) -> Buffer | None:
+        """The buffer that lacks most for the next step; None: the step has enough."""
+        lacks = self._lacks()
+        name = max(lacks, key=lambda name: lacks[name])
+        return self.buffers[name] if lacks[name] > 0 else None
+
+    def _quotas(self) -> dict[str, float]:
+        """Name of each arena -> tokens that it owes the next step; at least one is positive."""
+        assert self._shares is not None
+        budget, parts = self._shares.tokens_per_step, self._shares.parts(self._progress)
+        quotas = dict(self._deficits)
+        while True:  # a group larger than the budgets of several steps was paid for in advance
+            quotas = {name: quota + parts[name] * budget for name, quota in quotas.items()}
+            if any(quota > 0 for quota in quotas.values()):
+                return quotas
+
+    def _sizes(self) -> dict[str, int] | None:
+        """Number of groups that each arena gives to the next step; None: more are needed."""
+        if self._shares is None:
+            [(name, buffer)] = self.buffers.items()
+
+            def full(got: Amount) -> bool:
+                return got.tasks >= buffer.tasks_per_step and got.samples >= self._min_samples
+
+            number = buffer.first(full)
+            return None if number is None else {name: number}
+        wanted = self._quotas()
+        if self._shares.spill == "lend":
+            wanted = _lent(wanted, {name: b.num_tokens for name, b in self.buffers.items()})
+        sizes: dict[str, int] = {}
+        for name, quota in wanted.items():
+            number = 0 if quota <= 0 else self._first(name, quota)
+            if number is None:
+                return None
+            sizes[name] = number
+        return sizes
+
+    def _first(self, name: str, quota: float) -> int | None:
+        return self.buffers[name].first(lambda got: got.tokens >= quota)
+
+    def _pull(self, sizes: Mapping[str, int]) -> None:
+        """Take groups from the buffers, and charge their tokens to the arenas."""
+        quotas = self._quotas() if self._shares is not None else {}
+        self._before = dict(self._deficits)
+        self._taken = {name: self.buffers[name].take(size) for name, size in sizes.items()}
+        self._training = True
+        for name, quota in quotas.items():
+            left = quota - sum(waiting.tokens for waiting in self._taken[name])
+            if self._shares is not None and self._shares.spill == "lend":
+                most = self._shares.tokens_per_step  # a longer debt is forgiven
+                left = min(max(left, -most), most)
+            self._deficits[name] = left
+
+    def _enough(self) -> bool:
+        """Drop samples of other versions than may be trained on; check whether a step is left."""
+        for buffer in self.buffers.values():
+            buffer.drop_stale(self._versions)
+        enough = self._sizes() is not None
+        if not enough:
+            self._changed.notify_all()  # dropping samples may allow a new play
+        return enough
+
+
+def _lent(quotas: Mapping[str, float], have: Mapping[str, int]) -> dict[str, float]:
+    """The quotas of a step in which arenas with more tokens fill in for those with too few.
+
+    Args:
+        quotas: name of each arena -> its tokens of the step.
+        have: name of each arena -> its tokens that wait.
+    """
+    wanted = {name: min(max(quota, 0.0), have[name]) for name, quota in quotas.items()}
+    short = sum(max(quota, 0.0) for quota in quotas.values()) - sum(wanted.values())
+    for name in sorted(quotas, key=lambda name: wanted[name] - have[name]):
+        more = min(short, have[name] - wanted[name])
+        wanted[name] += more
+        short -= more
+    if short > 0:  # all together have too few: nobody's quota is lowered
+        return dict(quotas)
+    return wanted

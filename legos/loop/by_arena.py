@@ -1,0 +1,70 @@
+"""The metrics of an optimiser step from its batches: of all arenas together, and of each one."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from legos.arena.means import RESERVED, merged_metrics
+from legos.data.sample import TrainingBatch
+
+__all__ = ["play_metrics"]
+
+_SQUARE = "reward_square_mean"
+_COMMON = frozenset({"reward_mean", "reward_std", "credit/singletons"}) | {
+    f"arena/{name}" for name in RESERVED
+}
+_OWN = ("reward_mean", "reward_std", "reward_part/")  # beginnings of what each arena reports
+
+
+def play_metrics(batches: Sequence[TrainingBatch], *, mixed: bool) -> dict[str, float]:
+    """Merge the metrics of a step's batches.
+
+    Args:
+        batches: the batches of one optimiser step.
+        mixed: whether the run has several arenas. Numbers that only one arena has (its own metrics,
+            the rewards of its roles) then carry its name: ``batches/ARENA/…``.
+    """
+    by_arena: dict[str, list[TrainingBatch]] = {}
+    for batch in batches:
+        by_arena.setdefault(batch.arena, []).append(batch)
+    merged = _with_deviation(merged_metrics(batches))
+    if mixed:
+        merged = {name: value for name, value in merged.items() if name in _COMMON}
+    tokens = {name: _amounts(own)["tokens"] for name, own in by_arena.items()}
+    for name, own in by_arena.items():
+        if not name:
+            continue
+        found = _with_deviation(merged_metrics(own))
+        if not mixed:
+            found = {key: value for key, value in found.items() if key.startswith(_OWN)}
+        found |= {
+            "generated_tokens": sum(b.metrics.get("arena/generated_tokens", 0.0) for b in own),
+            **_amounts(own),
+            "token_share": tokens[name] / (sum(tokens.values()) or 1.0),
+        }
+        merged |= {f"batches/{name}/{key}": value for key, value in found.items()}
+    return merged
+
+
+def _amounts(batches: Sequence[TrainingBatch]) -> dict[str, float]:
+    """Counts of rollouts, samples and tokens, and shares of samples and tokens."""
+    samples = [sample for batch in batches for sample in batch.samples]
+    rollouts = sum(len({sample.rollout for sample in batch.samples}) for batch in batches)
+    advantages = [a for sample in samples for a in sample.advantages]
+    found = {
+        "rollouts": float(rollouts),
+        "samples": float(len(samples)),
+        "tokens": float(len(advantages)),
+    }
+    if samples:
+        found["truncation_share"] = sum(sample.truncated for sample in samples) / len(samples)
+        found["zero_advantage_share"] = sum(abs(a) < 1e-9 for a in advantages) / len(advantages)
+    return found
+
+
+def _with_deviation(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Replace the mean of squared rewards by their standard deviation."""
+    found = dict(metrics)
+    if _SQUARE in found:
+        square, mean = found.pop(_SQUARE), found["reward_mean"]
+        found["reward_std"] = math.sqrt(max(0.0, square - mean * mean))
+    return found

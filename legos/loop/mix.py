@@ -1,0 +1,94 @@
+"""A mix: the arenas of a run and their shares of the tokens of an optimiser step."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from legos.arena.arena import Arena
+from legos.data.shares import TOKENS_PER_STEP, Portion, Shares, Spill, check_shares
+from legos.errors import ConfigError
+
+__all__ = ["Mix", "mix_of"]
+
+
+class Mix:
+    """One or several arenas that are trained together.
+
+    Attributes:
+        portions: arena -> its part.
+        shares: how arenas share the tokens of a step; None: the only arena gives its tasks.
+    """
+
+    def __init__(
+        self,
+        portions: Mapping[Arena, float | Portion],
+        *,
+        tokens_per_step: int | None = None,
+        spill: Spill = "block",
+    ) -> None:
+        """Mix arenas.
+
+        Args:
+            portions: arena -> its share of the trained tokens, or its ``Portion``.
+            tokens_per_step: chosen tokens of an optimiser step; None: 2048 for several arenas, and
+                the tasks and samples of a step for one.
+            spill: whether a step waits for an arena that has too few tokens.
+
+        Raises:
+            ConfigError: there is no arena, two have the same name, or the shares do not add up.
+        """
+        self.portions: dict[Arena, Portion] = {
+            arena: each if isinstance(each, Portion) else Portion(each)
+            for arena, each in portions.items()
+        }
+        names = [arena.name for arena in self.portions]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise ConfigError(
+                f"arena {twice[0]!r} is in the mix {names.count(twice[0])} times; name each arena "
+                "once, and give it the sum of its shares"
+            )
+        by_name = dict(zip(names, self.portions.values(), strict=True))
+        check_shares(by_name)
+        if tokens_per_step is not None and tokens_per_step < 1:
+            raise ConfigError(f"tokens_per_step is {tokens_per_step}; expected at least 1")
+        self.shares: Shares | None = None
+        if tokens_per_step is not None or len(names) > 1:
+            self.shares = Shares(
+                tokens_per_step=tokens_per_step or TOKENS_PER_STEP, spill=spill, portions=by_name
+            )
+
+    @property
+    def arenas(self) -> Mapping[str, Arena]:
+        """Name -> arena."""
+        return {arena.name: arena for arena in self.portions}
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Names of the adapters that the arenas train."""
+        return tuple(dict.fromkeys(name for arena in self.portions for name in arena.policies))
+
+    @property
+    def title(self) -> str:
+        """The names of the arenas, for people."""
+        return "+".join(self.arenas)
+
+    def state(self) -> dict[str, Any]:
+        """Name of each arena -> its state, as JSON values."""
+        return {name: arena.state() for name, arena in self.arenas.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state`` returned."""
+        for name, arena in self.arenas.items():
+            arena.restore(state[name])
+
+
+def mix_of(arena: "Arena | Mix | Sequence[Arena]") -> Mix:
+    """A mix of one arena, of several with equal shares, or the mix itself.
+
+    Raises:
+        ConfigError: there is no arena, or two have the same name.
+    """
+    if isinstance(arena, Mix):
+        return arena
+    arenas = [arena] if isinstance(arena, Arena) else list(arena)
+    return Mix(dict.fromkeys(arenas, 1.0 / max(len(arenas), 1)))
