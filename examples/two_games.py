@@ -11,12 +11,15 @@ about 0.35.
 import argparse
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 
 from legos import Mix, Portion, Trainer, TrainingConfig, evaluate, load_model, make_arena
 from legos import training_loop as train
+from legos.data.sample import TrainingBatch
 
 
 async def main(steps: int) -> None:
+    """Train on both games, and print what each got and what was learned."""
     model = load_model("builtin")
     config = TrainingConfig(
         learning_rate=3e-3, kl_coef=0.0, staleness_limit=1, lora_rank=16, entropy_coef=0.2
@@ -28,9 +31,9 @@ async def main(steps: int) -> None:
         {nim: Portion(0.4, share_end=0.8), kuhn: Portion(0.6, share_end=0.2, order="newest")},
         tokens_per_step=1024,
     )
-    tokens = Counter()
+    tokens = Counter[str]()
 
-    async def after_step(_, batches):
+    async def after_step(_: object, batches: Sequence[TrainingBatch]) -> None:
         for batch in batches:
             tokens[batch.arena] += sum(len(sample.positions) for sample in batch.samples)
 

@@ -8,17 +8,23 @@ from random import Random
 from typing import Any
 
 from legos.arena.arena import Arena
+from legos.arena.credited import batch_of
 from legos.arena.table import Table
 from legos.bench.rounds import Workload, speed_ratio
 from legos.credit import GRPOCredit
-from legos.data.episode import Task
+from legos.data.episode import Episode, Task
+from legos.data.names import POLICY
+from legos.loop.batcher import Admission, Batcher
+from legos.loop.buffer import Buffer
+from legos.loop.ledger import Ledger
 from legos.loop.loop import training_loop
 from legos.wiring.trainer import Trainer
 
-__all__ = ["slow_play_throughput", "timed_steps"]
+__all__ = ["samples_per_minute", "slow_play_throughput", "timed_steps"]
 
 PLAYS = 64  # number of simultaneous plays
 FAST_S, SLOW_S = 0.004, 2.0  # the ratio of 10 ms to 5 s
+STEPS = 10  # measured steps of records
 
 
 class _Waiting(Arena):
@@ -71,6 +77,33 @@ def slow_play_throughput(trainer: Trainer, work: Workload) -> float:
         least=1,
     )
     return speed_ratio(pairs)
+
+
+def samples_per_minute(episodes: Sequence[Episode]) -> float:
+    """Samples that one core takes through credit, buffer and batcher in a minute.
+
+    Args:
+        episodes: plays that ended, of one arena; those of one task are a group.
+    """
+    groups: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.task.id, []).append(episode)
+    arena = episodes[0].arena
+
+    async def step() -> int:
+        buffer = Buffer(arena, Ledger(), staleness_limit=0, tasks_per_step=len(groups))
+        batcher = Batcher([buffer], min_samples=1, staleness_limit=0)
+        for group in groups.values():
+            await batcher.put(batch_of(group, GRPOCredit()), Admission(arena, 1, 0))
+        batches = await batcher.take(
+            {POLICY: episodes[0].rollouts[0].turns[0].completion.versions[0]}
+        )
+        return sum(len(batch.samples) for batch in batches)
+
+    asyncio.run(step())
+    started = time.thread_time()
+    samples = sum(asyncio.run(step()) for _ in range(STEPS))
+    return 60 * samples / (time.thread_time() - started)
 
 
 def timed_steps(

@@ -9,7 +9,7 @@ from typing import Any
 
 from legos.arena.registry import advice
 from legos.bench.engine_bench import numbered_requests
-from legos.bench.line import slow_play_throughput, timed_steps
+from legos.bench.line import samples_per_minute, slow_play_throughput, timed_steps
 from legos.bench.rounds import Workload, medians, speed_ratio
 from legos.clients.submit import submit_all
 from legos.config.resolve import resolve
@@ -52,7 +52,8 @@ class _LoopBench:
 
         The bare loops compute every row, as loops without sharing do, and then equal rows once.
         """
-        prompts = self._step_prompts()
+        step = self._step()
+        prompts = [sample.token_ids[:-1] for sample in step.samples]
         distinct = sorted(set(prompts))
         bare_s = {
             "bare_generation_s": self._median(lambda: self._bare(prompts, 1)),
@@ -78,6 +79,7 @@ class _LoopBench:
         return {
             **line,
             "distinct_rows_per_step": len(distinct),
+            "samples_per_minute": samples_per_minute(step.episodes),
             **bare_s,
             "completions_per_s": {name: speed for name, (_, speed) in engine.items()},
             "ratios": {
@@ -150,8 +152,8 @@ class _LoopBench:
         measure()
         return statistics.median(measure() for _ in range(self._work.size(2 * ROUNDS, 2)))
 
-    def _step_prompts(self) -> list[Row]:
-        """The prompts of one training batch of the default arena, with repetitions."""
+    def _step(self) -> TrainingBatch:
+        """One training batch of the default arena, whose prompts repeat."""
         play = self._config.play
 
         async def step() -> TrainingBatch:
@@ -159,7 +161,7 @@ class _LoopBench:
             arena = make_arena(self._config.arena, self._trainer.client(), play=play, seed=1)
             return await arena.step(concurrency=play.concurrency)
 
-        return [sample.token_ids[:-1] for sample in asyncio.run(step()).samples]
+        return asyncio.run(step())
 
     def _distinct_prompts(self, count: int, length: int) -> list[Row]:
         """Prompts of equal length, all different."""

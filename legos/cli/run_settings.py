@@ -14,8 +14,8 @@ from legos.run.folder import RunFolder
 
 __all__ = ["resolve_run"]
 
-_KEPT = ("model", "seed", "training.lora_alpha", "training.use_dora")
-_SHARED = ("model",)
+_KEPT = ("model", "arena", "seed", "training.lora_alpha", "training.use_dora")
+_SHARED = ("model", "arena")
 _LORA = ("training.lora_", "training.use_dora")
 
 
@@ -113,14 +113,14 @@ def _changed(
     """
     resolved = resolve(run=run.config, files=files, overrides=overrides, recommend=advice)
     old, new = settings_of(read_config(run.config)), settings_of(resolved.config)
-    before, after = list(read_config(run.config).arenas), list(resolved.config.arenas)
-    if before != after:
+    before, after = read_config(run.config).mix, resolved.config.mix
+    if list(before) != list(after):
         raise ConfigError(
-            f"arena is {', '.join(after)} but {what} has {', '.join(before)}; leave it out, or "
-            "start a new run"
+            f"mix names {', '.join(after)} but {what} has {', '.join(before) or 'one arena'}; "
+            "name the same arenas, or start a new run"
         )
     for name in keep:
-        if old[name] != new[name]:
+        if old.get(name) != new.get(name):
             raise ConfigError(
                 f"{name} is {new[name]!r} ({resolved.sources[name]}) but {what} has "
                 f"{old[name]!r}; leave it out, or start a new run"
