@@ -123,14 +123,15 @@ def train(
     overrides = {**shares(mix), **dotted(groups, shorthands)}
     resolved = resolve_run(config, resume=resume, overrides=overrides)
     resume = None if resume is None else resolved.config.out  # a name is now a folder
-    from legos.apps.train import check
-    from legos.apps.train import train as run
+    from legos.apps import train as apps
+    from legos.wiring.model import follow
 
-    check(resolved, resume=resume)
+    if not dry_run and follow(resolved.config.device, resolved.config.model):
+        return None  # the first process has the run folder
+    apps.check(resolved, resume=resume)
     if dry_run:
-        show(resolved.toml())
-        return None
-    return run(resolved, resume=resume)
+        return show(resolved.toml())
+    return apps.train(resolved, resume=resume)
 
 
 def evaluate(

@@ -6,5 +6,7 @@
 - ``arrays``: the array namespace of the losses, over torch
 - ``passes``: packs the rows of a step without padding
 - ``gradients``: loss, sums and log-probabilities of the passes
+- ``ranks``: the processes that torchrun started, and their shards of the weights
+- ``shares``: a step that several processes compute
 - ``backend``: the backend, with its optimiser
 """

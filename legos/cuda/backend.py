@@ -16,9 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from legos.cuda.gradients import Found, Others, StepGradients
+from legos.cuda.gradients import Found, Others
 from legos.cuda.lora import Modules, install, other_lora
 from legos.cuda.model import CausalModel
+from legos.cuda.ranks import Ranks
+from legos.cuda.shares import begin
 from legos.data.names import POLICY
 from legos.data.packing import StepSamples, check_token_ids, per_sample
 from legos.data.sample import Sample
@@ -68,6 +70,8 @@ class TorchBackend:
         modules: Modules,
         first: Adapter,
         config: BackendConfig | None = None,
+        *,
+        ranks: Ranks | None = None,
     ) -> None:
         """Take over a model with LoRA.
 
@@ -77,6 +81,7 @@ class TorchBackend:
             modules: its modules with LoRA.
             first: LoRA arrays with which every policy starts.
             config: settings of the backend; None: the defaults.
+            ranks: processes that compute every step with this one.
 
         Raises:
             TrainerError: packed samples of the model see each other.
@@ -87,9 +92,8 @@ class TorchBackend:
         self._model = model
         self._modules = modules
         self._shape: LoraShape = first.shape
-        self._gradients = StepGradients(model, modules, max_tokens=config.micro_batch_tokens)
         self._policies: Mapping[str, _Policy] = {}
-        call(self._prepare, first.arrays).result()
+        call(self._prepare, first.arrays, ranks).result()
 
     def forward_backward(
         self,
@@ -151,10 +155,14 @@ class TorchBackend:
         except (AdapterError, ValueError, KeyError, OSError) as error:
             raise CheckpointError(f"{folder} cannot be restored: {error}") from error
 
-    def _prepare(self, first: Mapping[str, Any]) -> None:
-        self._model.check_packing()
-        if self._config.gradient_checkpointing:
-            self._model.checkpoint_layers()
+    def _prepare(self, first: Mapping[str, Any], ranks: Ranks | None) -> None:
+        self._gradients = begin(
+            self._model,
+            self._modules,
+            ranks,
+            max_tokens=self._config.micro_batch_tokens,
+            checkpointing=self._config.gradient_checkpointing,
+        )
         self._policies = {name: self._begun(name, first) for name in self._config.policies}
         if not self._config.restored:
             for policy in self._policies.values():

@@ -1,5 +1,6 @@
 """The torch device: loads models, and makes backends from them."""
 
+import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,11 +17,13 @@ from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.cuda.backend import TorchBackend
 from legos.cuda.lora import Modules, insert_lora, install, lora_shape, new_arrays, other_lora
 from legos.cuda.model import choose_device, load_model
+from legos.cuda.ranks import Ranks, ignore_signals, launched
+from legos.cuda.shares import follow, shared_logits
 from legos.data.limits import EngineLimits, TrainingSize
 from legos.data.names import POLICY
 from legos.data.packing import check_token_ids
 from legos.data.step import BackendConfig
-from legos.errors import AdapterError, ModelError
+from legos.errors import AdapterError, ModelError, TrainerError
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.fits import check_finite, check_shapes
 from legos.weights.model_folder import context_length, resolve_folder
@@ -49,12 +52,34 @@ class TorchDevice:
             report: receives the device and the type of the weights as one line.
 
         Raises:
-            ModelError: the model is not found, a file is missing, or torch cannot train it.
+            ModelError: the model is not found, a file is missing, or torch cannot train it; or
+                this is not the first of several processes, which alone runs a loop.
         """
         model = TorchModel(resolve_folder(name), inline=inline)
         if report is not None:
             report(f"{model.device} in {model.dtype}, torch {torch.__version__}")
         return model
+
+    def follow(self, name: str) -> None:
+        """Compute with the first of several processes what it orders, until its run ends.
+
+        Args:
+            name: its model: a folder in hub format, or a hub name.
+
+        Raises:
+            ModelError: the model is not found, or is another one.
+            TrainerError: the first process ended without a word, or a computation failed.
+        """
+        folder, device = resolve_folder(name), choose_device()
+        ranks = launched(device)
+        if ranks is None:
+            raise TrainerError("this process was started alone; start several with torchrun")
+        try:
+            model = load_model(folder, device, ranks)
+            ignore_signals()
+            follow(model, ranks)
+        finally:
+            ranks.leave()
 
     def facts(self) -> Mapping[str, str | int | float | bool]:
         """Versions of torch and transformers, and the device with its memory in bytes."""
@@ -94,7 +119,8 @@ class TorchModel:
         self.lora: LoraShape | None = None
         self.device = choose_device()
         self._executor = None if inline else ThreadPoolExecutor(1, "legos-trainer")
-        self._model = self._call(load_model, folder, self.device).result()
+        self._ranks: Ranks | None = self._call(_as_first, self.device).result()
+        self._model = self._call(load_model, folder, self.device, self._ranks).result()
         self._modules: Modules = {}
         self._first: Mapping[str, torch.Tensor] = {}  # LoRA arrays before the first update
         whole = self._model.whole
@@ -127,12 +153,12 @@ class TorchModel:
         """
         check_token_ids(input_ids, self.num_vocabulary)
         if adapter is None:
-            return self._call(self._model.all_logits, list(input_ids)).result()
+            return self._call(self._logits, list(input_ids)).result()
         other = Lora(arrays=self._fitting(adapter), scale=adapter.shape.scale)
 
         def under_adapter() -> NDArray[np.float32]:
             with other_lora(self._modules, other):
-                return self._model.all_logits(list(input_ids))
+                return self._logits(list(input_ids))
 
         return self._call(under_adapter).result()
 
@@ -162,6 +188,8 @@ class TorchModel:
         if self.lora is not None:
             raise ModelError("the model has LoRA already; load it again for another shape")
         self._modules = insert_lora(self._model.whole, self._last(shape.num_layers), shape)
+        if self._ranks is not None:
+            self._call(self._ranks.tell, "add_lora", shape).result()
         self._first = new_arrays(self._modules, shape.rank, seed=seed)
         install(self._modules, self._first)
         self.lora = shape
@@ -210,15 +238,25 @@ class TorchModel:
             TrainerError: packed samples of the model see each other.
             AdapterError: the reference adapter does not exist, or does not fit.
         """
-        return TorchBackend(self._call, self._model, self._modules, self.base_adapter(), config)
+        first = self.base_adapter()
+        return TorchBackend(
+            self._call, self._model, self._modules, first, config, ranks=self._ranks
+        )
 
     def close(self) -> None:
-        """Stop the thread, after its current call."""
+        """End the other processes, and stop the thread after its current call."""
+        if self._ranks is not None:
+            self._call(self._ranks.leave).result()
         if self._executor is not None:
             self._executor.shutdown()
 
     def _last(self, num_layers: int) -> Sequence[Any]:
         return self._model.layers[-num_layers:] if num_layers else []
+
+    def _logits(self, input_ids: Sequence[int]) -> NDArray[np.float32]:
+        if self._ranks is None:
+            return self._model.all_logits(input_ids)
+        return shared_logits(self._model, self._modules, self._ranks, input_ids)
 
     def _fitting(self, adapter: Adapter) -> Mapping[str, torch.Tensor]:
         """An adapter's arrays on the device, after a check that they fit."""
@@ -240,3 +278,13 @@ class TorchModel:
         except Exception as error:
             future.set_exception(error)
         return future
+
+
+def _as_first(device: torch.device) -> Ranks | None:
+    """The processes that this one leads; None: it is alone."""
+    if int(os.environ.get("RANK", "0")) > 0:
+        raise ModelError(
+            f"this is process {os.environ['RANK']} of a group, and only process 0 loads a model to "
+            "train it; launch `legos train --device torch`, whose other processes compute with it"
+        )
+    return launched(device)

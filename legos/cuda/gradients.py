@@ -54,8 +54,25 @@ class StepGradients:
         max_tokens: maximum number of padded tokens of a pass.
     """
 
-    def __init__(self, model: CausalModel, modules: Modules, *, max_tokens: int) -> None:
+    def __init__(
+        self,
+        model: CausalModel,
+        modules: Modules,
+        *,
+        max_tokens: int,
+        rounds: Callable[[int], int] | None = None,
+    ) -> None:
+        """Make the computation of a model's steps.
+
+        Args:
+            model: the model.
+            modules: its modules with LoRA.
+            max_tokens: maximum number of padded tokens of a pass.
+            rounds: given the number of passes of a step here, returns the largest one of all
+                processes that make passes together; None: this process is alone.
+        """
         self.max_tokens = max_tokens
+        self._rounds = rounds or (lambda passes: passes)
         self._model = model
         self._modules = modules
         self._xp = TorchArrays(model.device)
@@ -93,13 +110,17 @@ class StepGradients:
         rows = step_rows(step.samples)
         ends = list(accumulate(len(sample.positions) for sample in step.samples))
         loss, sums, logprobs = 0.0, np.zeros(len(SUMS)), np.zeros(ends[-1], np.float32)
-        for one in self._plan(rows):
+        plan = self._plan(rows)
+        for one in plan:
             batch, members = pass_batch(step, rows, one)
             value, counted, logprob = of_pass(batch, one)
             loss += value.item()
             sums += counted.double().cpu().numpy()
             for index, row, mask in zip(members, logprob.cpu().numpy(), batch.mask, strict=True):
                 logprobs[ends[index] - mask.sum() : ends[index]] = row[mask]
+        idle = StepSamples(samples=step.samples, weights=[0.0] * len(step.samples))
+        for _ in range(self._rounds(len(plan)) - len(plan)):  # the others need this one's shards
+            of_pass(pass_batch(idle, rows, plan[-1])[0], plan[-1])
         return Found(loss=loss, sums=sums, logprobs=logprobs)
 
     def _plan(self, rows: StepRows) -> Sequence[Pass]:

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_flash_attn_2_available
 
+from legos.cuda.ranks import Ranks
 from legos.errors import ModelError, TrainerError
 from legos.weights.model_folder import WAY_OUT
 
@@ -42,7 +43,9 @@ def choose_device() -> torch.device:
             f"LEGOS_DEVICE is gpu, but torch {torch.__version__} finds no CUDA device; unset it to "
             "train on the CPU, or install a torch with CUDA and a driver"
         )
-    return torch.device("cuda" if found and wanted != "cpu" else "cpu")
+    if not found or wanted == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))  # as torchrun sets it
 
 
 class CausalModel:
@@ -131,13 +134,20 @@ class CausalModel:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
-def load_model(folder: Path, device: torch.device) -> CausalModel:
+def load_model(folder: Path, device: torch.device, ranks: Ranks | None = None) -> CausalModel:
     """Load a model folder in the hub's format, frozen, in the type of its weights.
+
+    Args:
+        folder: the folder.
+        device: the device that computes.
+        ranks: processes that keep a shard of every layer each, and all load the model now.
 
     Raises:
         ModelError: transformers cannot load it, or torch training does not support it; the message
             names what does.
     """
+    if ranks is not None:
+        ranks.check_same(folder)
     config = json.loads((folder / "config.json").read_text())
     if "quantization" in config:
         raise ModelError(
@@ -166,4 +176,6 @@ def load_model(folder: Path, device: torch.device) -> CausalModel:
     if lacking := sorted(report["missing_keys"]):
         raise ModelError(f"{folder} lacks the weights {', '.join(lacking[:3])}; {WAY_OUT}")
     whole.requires_grad_(False)
+    if ranks is not None:
+        ranks.shard(whole.base_model, whole.get_input_embeddings())
     return CausalModel(whole.to(device).eval())

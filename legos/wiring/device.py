@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from legos.data.limits import TrainingSize
 from legos.data.sample import Sample
@@ -11,6 +11,9 @@ from legos.data.step import MeasuredStep
 from legos.device import Device, LocalEngine, ModelHandle
 from legos.errors import ModelError, did_you_mean
 from legos.weights.adapter import Adapter
+
+if TYPE_CHECKING:
+    from legos.cuda.device import TorchDevice
 
 __all__ = [
     "DEVICES",
@@ -20,6 +23,7 @@ __all__ = [
     "device_checks",
     "find_device",
     "rows_on_macs",
+    "torch_device",
 ]
 
 Row = tuple[int, ...]
@@ -33,7 +37,12 @@ def _mlx() -> Device:
     return MlxDevice()
 
 
-def _torch() -> Device:
+def torch_device() -> "TorchDevice":
+    """The torch device.
+
+    Raises:
+        ModelError: torch is not installed.
+    """
     if find_spec("torch") is None:
         raise ModelError(
             "torch is not installed; install the extra torch (pip install 'legos[torch]'), or "
@@ -44,7 +53,7 @@ def _torch() -> Device:
     return TorchDevice()
 
 
-DEVICES: Mapping[str, Callable[[], Device]] = {"mlx": _mlx, "torch": _torch}
+DEVICES: Mapping[str, Callable[[], Device]] = {"mlx": _mlx, "torch": torch_device}
 """Name -> the device; its library is imported when it is asked for."""
 
 

@@ -1,14 +1,16 @@
-"""Load a model on a device, add LoRA to it, and switch LoRA off."""
+"""Load a model on a device or follow a process that has, add LoRA, and switch LoRA off."""
 
+import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from legos.builtin import BUILTIN, builtin_path
 from legos.device import Device, ModelHandle
+from legos.errors import ConfigError
 from legos.weights.adapter import LoraShape
-from legos.wiring.device import find_device
+from legos.wiring.device import find_device, torch_device
 
-__all__ = ["apply_lora", "disable_lora", "load_model", "model_place"]
+__all__ = ["apply_lora", "disable_lora", "follow", "load_model", "model_place"]
 
 SMALL_MODEL = 10_000_000  # parameters; up to this size, LoRA adapts the output head by default
 
@@ -76,3 +78,31 @@ def apply_lora(
 def disable_lora(model: ModelHandle) -> AbstractContextManager[None]:
     """Within the block, calls of the model compute the base model without LoRA."""
     return model.without_lora()
+
+
+def follow(name: str, model: str) -> bool:
+    """Compute what another process orders, if ``torchrun`` started this one and it is not first.
+
+    Args:
+        name: the device that trains.
+        model: folder, hub name, or "builtin".
+
+    Returns:
+        Whether this process followed; the run has ended then. False: it runs the loop itself.
+
+    Raises:
+        ConfigError: ``torchrun`` started several processes for another device.
+        LegosError: the first process ended without a word, or a computation failed.
+    """
+    size = os.environ.get("WORLD_SIZE", "1")
+    if "TORCHELASTIC_RUN_ID" not in os.environ or size == "1":
+        return False
+    if name != "torch":
+        raise ConfigError(
+            f"torchrun started {size} processes, but device is {name!r}; add --device torch, or "
+            "start one process"
+        )
+    if os.environ["RANK"] == "0":
+        return False
+    torch_device().follow(model_place(model))
+    return True

@@ -1,0 +1,158 @@
+"""The processes that ``torchrun`` started: who they are, what they exchange, and their shards.
+
+The first process orders, and the others compute with it. Every order and every computation is
+made by all of them, in the same order, because the shards of the weights are exchanged in both
+passes. Orders and results travel over gloo, weights and gradients over the device's own library.
+"""
+
+import os
+import signal
+import zlib
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from legos.errors import ModelError, TrainerError
+
+__all__ = ["END", "Ranks", "ignore_signals", "launched"]
+
+LONGEST_WAIT = timedelta(days=7)  # the others wait while the first plays
+READ_BYTES = 1 << 20  # read from each end of a file of weights to compare it
+END = "end"
+Order = tuple[Any, ...]
+"""Name of what is computed, and its arguments."""
+
+
+class Ranks:
+    """The group of processes, and the place of this one in it.
+
+    Attributes:
+        rank: index of this process, from 0.
+        size: number of processes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Join the group that the environment describes, as ``torchrun`` sets it."""
+        self.rank = int(os.environ["RANK"])
+        self.size = int(os.environ["WORLD_SIZE"])
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "cpu:gloo"
+        dist.init_process_group(backend, timeout=LONGEST_WAIT)
+        self._mesh = init_device_mesh(device.type, (self.size,))
+        self._broken = False
+
+    def check_same(self, folder: Path) -> None:
+        """Compare the model folders of all processes, before anything is loaded.
+
+        Raises:
+            ModelError: they differ; the message names a process.
+        """
+        found = self.gathered((f"{folder}", _fingerprint(folder)))
+        for rank, (other, files) in enumerate(found):
+            if files != found[0][1]:
+                raise ModelError(
+                    f"process {rank} of {self.size} has another model in {other} than process 0 "
+                    f"in {found[0][0]}; give all processes the same --model and the same files"
+                )
+
+    def shard(self, trunk: Any, embedding: nn.Module) -> None:
+        """Keep an equal part of each layer's weights here; embedding and head stay whole."""
+        for layer in getattr(trunk, "layers", ()):
+            fully_shard(layer, mesh=self._mesh, reshard_after_forward=True)
+        fully_shard(trunk, mesh=self._mesh, ignored_params=set(embedding.parameters()))
+
+    def tell(self, *order: Any) -> None:
+        """Send an order to the other processes.
+
+        Raises:
+            TrainerError: a process has ended.
+        """
+        self._checked(dist.broadcast_object_list, [order])
+
+    def told(self) -> Order:
+        """Wait for the next order; an end of the run is ``("end",)``.
+
+        Raises:
+            TrainerError: the first process has ended without a word.
+        """
+        box: list[Any] = [None]
+        self._checked(dist.broadcast_object_list, box)
+        return box[0]
+
+    def gathered(self, value: Any) -> list[Any]:
+        """The values of all processes, in the order of their ranks."""
+        values: list[Any] = [None] * self.size
+        self._checked(dist.all_gather_object, values, value)
+        return values
+
+    def most(self, number: int) -> int:
+        """The largest number that a process has."""
+        return max(self.gathered(number))
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Replace the values of tensors by their sums over all processes."""
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        self._checked(dist.all_reduce, flat)
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+    def failed(self, error: Exception) -> TrainerError:
+        """The error of a computation after which the processes no longer agree on the next one."""
+        self._broken = True
+        if isinstance(error, TrainerError):
+            return error
+        first = f"{error}".partition("\n")[0]
+        return TrainerError(
+            f"process {self.rank} of {self.size} cannot go on: {type(error).__name__}: {first}; "
+            "look at the messages of the other processes, and resume the run with torchrun (if "
+            "memory was full: lower training.micro_batch_tokens)"
+        )
+
+    def leave(self) -> None:
+        """End the other processes if this is the first one, and leave the group."""
+        if not dist.is_initialized():
+            return
+        try:
+            if self.rank == 0 and not self._broken:
+                self.tell(END)
+        finally:
+            dist.destroy_process_group()
+
+    def _checked(self, collective: Any, *arguments: Any) -> None:
+        try:
+            collective(*arguments)
+        except RuntimeError as error:  # of gloo and NCCL: the other side is gone
+            raise self.failed(error) from error
+
+
+def launched(device: torch.device) -> Ranks | None:
+    """The group of this process; None: it was started alone."""
+    return Ranks(device) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None
+
+
+def ignore_signals() -> None:
+    """Leave Ctrl-C and SIGTERM to the first process, which ends the others in order."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _fingerprint(folder: Path) -> dict[str, tuple[int, int]]:
+    """Name of each file of a model -> its size and a checksum of its two ends."""
+    found: dict[str, tuple[int, int]] = {}
+    for file in (folder / "config.json", *sorted(folder.glob("model*.safetensors"))):
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            ends = stream.read(READ_BYTES)
+            stream.seek(max(0, size - READ_BYTES))
+            found[file.name] = (size, zlib.crc32(ends + stream.read()))
+    return found
