@@ -184,3 +184,12 @@ def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"binary\.toml is not valid TOML"):
         read_config(tmp_path / "binary.toml")
+
+
+def test_the_settings_of_the_maths_example() -> None:
+    path = Path(__file__).parents[2] / "examples" / "gsm8k.toml"
+    config = resolve(files=[path], overrides={"server": ("http://localhost:8000",)}).config
+    assert (config.arena, config.device, config.play.group_size) == ("math", "torch", 8)
+    assert (config.training.clip_range, config.training.clip_range_high) == (0.2, 0.28)
+    with pytest.raises(ConfigError, match="device is torch but server is empty"):
+        resolve(files=[path])
