@@ -19,6 +19,7 @@ from legos.cli.overrides import (
     shares,
 )
 from legos.cli.run_settings import resolve_run
+from legos.config.resolve import ResolvedConfig
 from legos.data.limits import DecodeAhead
 from legos.data.names import POLICY
 from legos.errors import ConfigError
@@ -123,6 +124,10 @@ def train(
     overrides = {**shares(mix), **dotted(groups, shorthands)}
     resolved = resolve_run(config, resume=resume, overrides=overrides)
     resume = None if resume is None else resolved.config.out  # a name is now a folder
+    return _train(resolved, resume, dry_run=dry_run)
+
+
+def _train(resolved: ResolvedConfig, resume: Path | None, *, dry_run: bool) -> int | None:
     from legos.apps import train as apps
     from legos.wiring.model import follow
 
