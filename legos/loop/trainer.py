@@ -78,6 +78,7 @@ class PolicyTrainer:
         num_steps: length of the run in steps, for the schedules.
         mixed: whether the run has several arenas, whose metrics then carry their names.
         ledger: counts every token.
+        metrics: those of the newest step that this process made.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class PolicyTrainer:
         self.settings = settings
         self.policies = tuple(policies)
         self.ledger = Ledger()
+        self.metrics: Metrics = {}
         self.step = 0
         self.num_steps = 1
         self.mixed = False
@@ -285,6 +287,7 @@ class PolicyTrainer:
         if peaks:
             metrics["memory/peak_gib"] = max(peaks) / 2**30
         self._sound(metrics)
+        self.metrics = metrics
         return metrics
 
     def _book(self, part: _Part, own: Sequence[Sample]) -> None:

@@ -102,7 +102,8 @@ class Run:
         self._clock = clock
         self._step_ended = self._saved = clock()
         self._batcher = batcher_of(trainer, self._mix, max_failed_share=settings.max_failed_share)
-        self._unlogged: Metrics | None = None  # metrics of a step that could not be logged
+        self._restored: Metrics | None = None  # metrics that the process before could not log
+        self._logged = 0  # newest step whose metrics are in the trackers, or in ``_restored``
         self._writer = writer
         self._writing = Background(self._batcher.end)
         self._evaluations = Evaluations(
@@ -129,6 +130,11 @@ class Run:
         return self._trainer.step
 
     @property
+    def _unlogged(self) -> Metrics | None:
+        """Metrics of the newest step, if its line could not be written."""
+        return self._trainer.metrics if self.step > self._logged else self._restored
+
+    @property
     def finished(self) -> bool:
         """Whether all steps are done and the final policy has been evaluated."""
         return self.step >= self._settings.num_steps and self._evaluations.step == self.step
@@ -152,7 +158,10 @@ class Run:
         kept, again = self._folder.rewind(
             step=self.step, versions=self._trainer.versions, evaluated=self._evaluations.step
         )
-        kept |= {self.step} if self._unlogged is not None else set()
+        if self.step in kept:
+            self._restored = None  # a process that was killed had logged it
+        elif self._restored is not None:
+            kept |= {self.step}
         report_steps(self._folder.metrics, self.step, kept=kept, again=again)
 
     def fork(self, place: Path, *, same_credit: bool, same_figures: bool) -> None:
@@ -188,7 +197,7 @@ class Run:
             queued = {name: batches_from_json(each) for name, each in state["queued"].items()}
             self._batcher.restore(state["batcher"], queued, versions=self._trainer.versions)
             self._evaluations.restore(state)
-            self._unlogged = state["unlogged"]
+            self._restored, self._logged = state["unlogged"], self._trainer.step
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{place} does not fit this run: {error!r}; was it written by another version?"
@@ -240,9 +249,9 @@ class Run:
 
     async def _to_the_end(self, out: Outputs) -> None:
         settings, trainer = self._settings, self._trainer
-        if self._unlogged is not None:
-            out.steps.log(self._unlogged, step=self.step)
-            self._unlogged = None
+        if self._restored is not None:
+            out.steps.log(self._restored, step=self.step)
+            self._restored = None
         await trainer.publish_to(out.publisher)
         await self._evaluations.make_up(out)
         # The second case is an evaluation that was interrupted, or never started.
@@ -282,9 +291,8 @@ class Run:
             adapters = self._adapters()
             keep = partial(self._on_writer, partial(self._folder.write_adapters, adapters))
             await self._evaluations.start(step, adapters, out, keep=keep)
-        self._unlogged = metrics
         out.steps.log(metrics, step=step)
-        self._unlogged = None
+        self._logged = step
         if settings.keep_batches:
             self._folder.write_batches(step, self._record(batches))
         episodes = [episode for batch in batches for episode in batch.episodes]

@@ -2,10 +2,11 @@
 
 import asyncio
 import random
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from virtual_time import in_virtual_time
 
 from legos.arena.arena import Arena
 from legos.arena.endings import Forfeit
@@ -22,24 +23,6 @@ from legos.protocols import CreditAssigner
 from legos.testing import FakeBackend, FakePublisher, ScriptedClient
 
 FAST_S, SLOW_S = 0.01, 5.0
-
-
-class VirtualTime(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer instead of waiting for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._now = 0.0
-        select = self._selector.select  # type: ignore[attr-defined]
-
-        def jump(timeout: float | None = None) -> Any:
-            self._now += timeout or 0.0
-            return select(0)
-
-        self._selector.select = jump  # type: ignore[attr-defined]
-
-    def time(self) -> float:
-        return self._now
 
 
 class Waits(Arena):
@@ -81,13 +64,6 @@ def trainer(limit: int = 2) -> PolicyTrainer:
     return PolicyTrainer(FakeBackend(), FakePublisher(), settings)
 
 
-def in_virtual_time(story: Coroutine[Any, Any, None]) -> float:
-    """Run to the end; the seconds that it took by the loop's clock."""
-    with asyncio.Runner(loop_factory=VirtualTime) as runner:
-        runner.run(story)
-        return runner.get_loop().time()
-
-
 def seconds(slow: Sequence[int], *, steps: int, step_concurrency: int) -> float:
     """How long 64 plays at once take for so many optimiser steps."""
     made = trainer()
@@ -100,7 +76,7 @@ def seconds(slow: Sequence[int], *, steps: int, step_concurrency: int) -> float:
         step_concurrency=step_concurrency,
         progress=False,
     )
-    took = in_virtual_time(story)
+    _, took = in_virtual_time(story)
     made.ledger.check(queued=0)
     assert made.step == steps
     return took
