@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from accounts import balanced_ledger
-from run_world import Duel
+from run_world import Duel, Solo
 from virtual_time import in_virtual_time
 
-from legos.credit import RAECredit
+from legos.credit import GRPOCredit, RAECredit
 from legos.data.message import Completion, Prompt, Sampling
 from legos.data.names import POLICY
+from legos.data.shares import Portion
 from legos.data.step import PassResult, Update
 from legos.errors import ArenaError, CheckpointError, EngineError, RequestError, TrainerError
+from legos.loop.mix import Mix
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
 from legos.protocols import Snapshot
@@ -202,7 +204,9 @@ class SlowEvaluation:
 class Session:
     """One process of a run: everything is made anew, and what it knows comes from the folder."""
 
-    def __init__(self, path: Path, nature: Nature, *, limit: int, players: int) -> None:
+    def __init__(
+        self, path: Path, nature: Nature, *, limit: int, players: int, mixed: bool
+    ) -> None:
         self.nature = nature
         self.folder = RunFolder(path)
         self.publisher = SlowPublisher(nature)
@@ -217,9 +221,13 @@ class Session:
             update=lambda step, num_steps: Update(learning_rate=0.1),
         )
         self.trainer = PolicyTrainer(SlowBackend(nature), self.publisher, settings)
+        duel = Duel(self.client, credit_assigner=RAECredit())
+        solo = Solo(self.client, credit_assigner=GRPOCredit())
         self.run = Run(
             self.folder,
-            Duel(self.client, credit_assigner=RAECredit()),
+            Mix({duel: 0.5, solo: Portion(0.5, order="newest")}, tokens_per_step=30)
+            if mixed
+            else duel,
             self.trainer,
             RunSettings(
                 num_steps=STEPS,
@@ -304,11 +312,12 @@ def play_schedule(seed: int, place: Path) -> Account:
     """
     draw = random.Random(seed)
     limit, players = draw.choice(((0, 1), (1, 1), (1, 2), (3, 2)))
+    mixed = draw.random() < 0.5
     path, seen = place / "run-0", Account(0, 0, 0, 0, 0, 0)
     for number in range(SESSIONS + 1):
         calm = number >= SESSIONS // 2
         nature = Nature(f"{seed} {number}", calm=calm)
-        session = Session(path, nature, limit=limit, players=players)
+        session = Session(path, nature, limit=limit, players=players, mixed=mixed)
         stop_s = killed_s = None
         if not calm:
             at_s = draw.choice((draw.random(), 10 * draw.random()))
