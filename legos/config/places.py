@@ -76,13 +76,12 @@ def _check_own_engine(config: Any) -> None:
         )
     if config.ray is not None and not config.server:
         return  # its engines are made here, with these settings
-    fields: Mapping[str, Any] = type(config.generation).model_fields
+    chosen: Mapping[str, Any] = config.generation.model_dump(exclude_defaults=True)
     for name in OWN_ENGINE:
-        value = getattr(config.generation, name)
-        if value != fields[name].default:
+        if name in chosen:
             raise ConfigError(
-                f"generation.{name} is {value!r} but {what}, which has limits of its own; set "
-                f"it there and leave generation.{name} out"
+                f"generation.{name} is {chosen[name]!r} but {what}, which has limits of its own; "
+                f"set it there and leave generation.{name} out"
             )
 
 

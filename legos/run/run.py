@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,11 +26,12 @@ from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.protocols import Snapshot, Tracker
 from legos.publish.engine import reaching
 from legos.run.background import Background
-from legos.run.checkpoint import read_state, write_checkpoint
+from legos.run.checkpoint import write_checkpoint
 from legos.run.evaluations import Evaluation, Evaluations, Figures, Outputs
 from legos.run.folder import RunFolder
 from legos.run.power import mains_power
-from legos.run.stored import batches_from_json, batches_to_json, kept_episodes
+from legos.run.state import RunState
+from legos.run.stored import batches_to_json, kept_episodes
 from legos.weights.adapter import Adapter
 
 __all__ = ["Run", "RunSettings"]
@@ -102,8 +102,6 @@ class Run:
         self._clock = clock
         self._step_ended = self._saved = clock()
         self._batcher = batcher_of(trainer, self._mix, max_failed_share=settings.max_failed_share)
-        self._restored: Metrics | None = None  # metrics that the process before could not log
-        self._logged = 0  # newest step whose metrics are in the trackers, or in ``_restored``
         self._writer = writer
         self._writing = Background(self._batcher.end)
         self._evaluations = Evaluations(
@@ -113,6 +111,7 @@ class Run:
             keep_best=settings.keep_best,
             fail=self._batcher.end,
         )
+        self._state = RunState(trainer, self._mix, self._batcher, self._evaluations)
 
     @property
     def first(self) -> Figures:
@@ -128,11 +127,6 @@ class Run:
     def step(self) -> int:
         """Optimiser steps done."""
         return self._trainer.step
-
-    @property
-    def _unlogged(self) -> Metrics | None:
-        """Metrics of the newest step, if its line could not be written."""
-        return self._trainer.metrics if self.step > self._logged else self._restored
 
     @property
     def finished(self) -> bool:
@@ -154,15 +148,13 @@ class Run:
         Raises:
             CheckpointError: it belongs to another model or arena; nothing is removed then.
         """
-        self._take_up(place, read_state(place))
+        self._state.restore(place)
         kept, again = self._folder.rewind(
             step=self.step, versions=self._trainer.versions, evaluated=self._evaluations.step
         )
-        if self.step in kept:
-            self._restored = None  # a process that was killed had logged it
-        elif self._restored is not None:
-            kept |= {self.step}
-        report_steps(self._folder.metrics, self.step, kept=kept, again=again)
+        report_steps(
+            self._folder.metrics, self.step, kept=self._state.with_restored(kept), again=again
+        )
 
     def fork(self, place: Path, *, same_credit: bool, same_figures: bool) -> None:
         """Start this new run from a checkpoint of another run, and save it as its own.
@@ -177,31 +169,8 @@ class Run:
         Raises:
             CheckpointError: it does not fit, or the files cannot be written.
         """
-        state: Figures = {**read_state(place), "best": None, "evaluating": None, "unlogged": None}
-        if not same_credit:
-            for name, arena in self._mix.arenas.items():
-                credit = arena.credit_assigner
-                state["arenas"][name]["credit"] = credit.state() if credit else {}
-        if not same_figures:
-            state |= {"first": {}, "last": {}, "evaluated_step": None}
-        self._take_up(place, state)
-        if not same_credit:
-            self._batcher.discard_rest("forked")
+        self._state.fork(place, same_credit=same_credit, same_figures=same_figures)
         self._checkpoint(self._trainer.backend.snapshot().result())()
-
-    def _take_up(self, place: Path, state: Figures) -> None:
-        """Restore every part from a checkpoint's state."""
-        try:
-            self._trainer.restore(place, state["trainer"])
-            self._mix.restore(state["arenas"])
-            queued = {name: batches_from_json(each) for name, each in state["queued"].items()}
-            self._batcher.restore(state["batcher"], queued, versions=self._trainer.versions)
-            self._evaluations.restore(state)
-            self._restored, self._logged = state["unlogged"], self._trainer.step
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"{place} does not fit this run: {error!r}; was it written by another version?"
-            ) from error
 
     async def go(self, tracker: Tracker, evaluations: Tracker) -> bool:
         """Train to the last step, or until ``stop``; a checkpoint is written in any case.
@@ -249,9 +218,7 @@ class Run:
 
     async def _to_the_end(self, out: Outputs) -> None:
         settings, trainer = self._settings, self._trainer
-        if self._restored is not None:
-            out.steps.log(self._restored, step=self.step)
-            self._restored = None
+        self._state.log_restored(out.steps)
         await trainer.publish_to(out.publisher)
         await self._evaluations.make_up(out)
         # The second case is an evaluation that was interrupted, or never started.
@@ -291,8 +258,7 @@ class Run:
             adapters = self._adapters()
             keep = partial(self._on_writer, partial(self._folder.write_adapters, adapters))
             await self._evaluations.start(step, adapters, out, keep=keep)
-        out.steps.log(metrics, step=step)
-        self._logged = step
+        self._state.log(metrics, out.steps)
         if settings.keep_batches:
             self._folder.write_batches(step, self._record(batches))
         episodes = [episode for batch in batches for episode in batch.episodes]
@@ -372,26 +338,11 @@ class Run:
         """
         step, settings, folder = self.step, self._settings, self._folder
         adapters, kept_steps = self._adapters(), self._evaluations.kept_steps
-        queued = self._batcher.queued  # immutable; converting it takes longest
-        state = deepcopy(
-            {
-                "trainer": self._trainer.state(),
-                "arenas": self._mix.state(),
-                "batcher": self._batcher.state(),
-                "unlogged": self._unlogged,
-                **self._evaluations.state(),
-            }
-        )
+        values = self._state.take(num_episodes=settings.episodes_kept)
 
         def fill(place: Path) -> dict[str, Any]:
             snapshot(place)
-            return {
-                **state,
-                "queued": {
-                    name: batches_to_json(waiting, num_episodes=settings.episodes_kept)
-                    for name, waiting in queued.items()
-                },
-            }
+            return values()
 
         def write() -> None:
             folder.write_adapters(adapters)

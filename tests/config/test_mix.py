@@ -15,13 +15,15 @@ HALVES = {"mix.nim.share": 0.5, "mix.kuhn.share": 0.5}
 
 
 def test_each_arena_has_its_settings_over_those_of_play_and_generation() -> None:
-    config = RunConfig(
-        mix={
-            "nim": {"share": 0.25, "group_size": 4, "options": {"largest": 9}},
-            "games.py:Own": {"share": 0.75, "max_tokens": 9, "concurrency": 8},
-        },
-        play={"group_size": 2, "concurrency": 64},
-        generation={"max_tokens": 50, "temperature": 0.5},
+    config = RunConfig.model_validate(
+        {
+            "mix": {
+                "nim": {"share": 0.25, "group_size": 4, "options": {"largest": 9}},
+                "games.py:Own": {"share": 0.75, "max_tokens": 9, "concurrency": 8},
+            },
+            "play": {"group_size": 2, "concurrency": 64},
+            "generation": {"max_tokens": 50, "temperature": 0.5},
+        }
     )
     nim, own = config.arenas.values()
     assert (nim.play.group_size, own.play.group_size) == (4, 2)

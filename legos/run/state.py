@@ -1,0 +1,120 @@
+"""The state of a run, which a checkpoint holds next to the backend's: taken and restored as one."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from legos.errors import CheckpointError
+from legos.loop.batcher import Batcher
+from legos.loop.mix import Mix
+from legos.loop.trainer import Metrics, PolicyTrainer
+from legos.protocols import Tracker
+from legos.run.checkpoint import read_state
+from legos.run.evaluations import Evaluations, Figures
+from legos.run.stored import batches_from_json, batches_to_json
+
+__all__ = ["RunState"]
+
+
+class RunState:
+    """The parts of a run that have state, and which line of metrics is still to be written.
+
+    A step can be complete when the run ends before its line is written: the publication of its
+    adapter fails, or the disk is full. A checkpoint then holds the line.
+    """
+
+    def __init__(
+        self, trainer: PolicyTrainer, mix: Mix, batcher: Batcher, evaluations: Evaluations
+    ) -> None:
+        self._trainer = trainer
+        self._mix = mix
+        self._batcher = batcher
+        self._evaluations = evaluations
+        self._restored: Metrics | None = None  # the line that the process before did not write
+        self._logged = 0  # newest step whose line is written, or restored
+
+    def take(self, *, num_episodes: int) -> Callable[[], dict[str, Any]]:
+        """Take the state as it is now.
+
+        Args:
+            num_episodes: number of plays of each waiting group that are kept.
+
+        Returns:
+            A function that gives the state as JSON values; it may be called on any thread, because
+            converting the groups takes longest.
+        """
+        queued = self._batcher.queued  # immutable
+        newer = self._trainer.step > self._logged
+        state = deepcopy(
+            {
+                "trainer": self._trainer.state(),
+                "arenas": self._mix.state(),
+                "batcher": self._batcher.state(),
+                "unlogged": self._trainer.metrics if newer else self._restored,
+                **self._evaluations.state(),
+            }
+        )
+
+        def values() -> dict[str, Any]:
+            groups = {
+                name: batches_to_json(waiting, num_episodes=num_episodes)
+                for name, waiting in queued.items()
+            }
+            return {**state, "queued": groups}
+
+        return values
+
+    def restore(self, place: Path, state: Figures | None = None) -> None:
+        """Restore what ``take`` took.
+
+        Args:
+            place: a checkpoint.
+            state: replaces its state.
+
+        Raises:
+            CheckpointError: it belongs to another model or arena.
+        """
+        state = read_state(place) if state is None else state
+        try:
+            self._trainer.restore(place, state["trainer"])
+            self._mix.restore(state["arenas"])
+            queued = {name: batches_from_json(each) for name, each in state["queued"].items()}
+            self._batcher.restore(state["batcher"], queued, versions=self._trainer.versions)
+            self._evaluations.restore(state)
+            self._restored, self._logged = state["unlogged"], self._trainer.step
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{place} does not fit this run: {error!r}; was it written by another version?"
+            ) from error
+
+    def fork(self, place: Path, *, same_credit: bool, same_figures: bool) -> None:
+        """Restore a checkpoint of another run as the start of this one; see ``Run.fork``."""
+        state: Figures = {**read_state(place), "best": None, "evaluating": None, "unlogged": None}
+        if not same_credit:
+            for name, arena in self._mix.arenas.items():
+                credit = arena.credit_assigner
+                state["arenas"][name]["credit"] = credit.state() if credit else {}
+        if not same_figures:
+            state |= {"first": {}, "last": {}, "evaluated_step": None}
+        self.restore(place, state)
+        if not same_credit:
+            self._batcher.discard_rest("forked")
+
+    def with_restored(self, written: set[int]) -> set[int]:
+        """The steps whose lines are written, and the one whose line is still to be written."""
+        step = self._trainer.step
+        if step in written:
+            self._restored = None  # by a process that was killed before its next checkpoint
+        return written | ({step} if self._restored is not None else set())
+
+    def log_restored(self, tracker: Tracker) -> None:
+        """Log the line that the process before did not write."""
+        if self._restored is not None:
+            tracker.log(self._restored, step=self._trainer.step)
+            self._restored = None
+
+    def log(self, metrics: Metrics, tracker: Tracker) -> None:
+        """Log the line of the newest step."""
+        tracker.log(metrics, step=self._trainer.step)
+        self._logged = self._trainer.step
