@@ -81,7 +81,7 @@ def test_help_of_train_is_short_and_begins_with_examples() -> None:
     told = train_help("--help", columns=80)
     assert len(told.splitlines()) < 60
     examples, _, options = told.partition("─ Parameters ─")
-    assert examples.count(" legos train --") == 4
+    assert examples.count(" legos train --") == 5
     for option in USUAL:
         assert re.search(rf"│ {option}\b", options), option
     assert "--training.micro-batch-tokens" not in options
@@ -91,7 +91,7 @@ def test_help_of_train_is_short_and_begins_with_examples() -> None:
 def test_the_examples_of_the_help_are_options_that_exist(trained: Trained) -> None:
     text = commands.train.__doc__ or ""
     examples = re.findall(r"^ +legos (train .*)$", text, re.MULTILINE)
-    assert len(examples) == 4
+    assert len(examples) == 5
     for example in examples:
         if "--resume" not in example and ".py" not in example:  # those need files of one's own
             assert main(example.split()) == 0
