@@ -95,7 +95,7 @@ def test_the_examples_of_the_help_are_options_that_exist(trained: Trained) -> No
     for example in examples:
         if "--resume" not in example and ".py" not in example:  # those need files of one's own
             assert main(example.split()) == 0
-    assert len(trained) == 1
+    assert len(trained) == 2
 
 
 def test_help_all_of_train_lists_every_setting_with_its_range() -> None:
