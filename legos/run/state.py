@@ -31,8 +31,8 @@ class RunState:
         self._mix = mix
         self._batcher = batcher
         self._evaluations = evaluations
-        self._restored: Metrics | None = None  # the line that the process before did not write
-        self._logged = 0  # newest step whose line is written, or restored
+        self._unlogged: Metrics | None = None  # a line that could not be written, here or before
+        self._logged = 0  # newest step whose line was written, or restored
 
     def take(self, *, num_episodes: int) -> Callable[[], dict[str, Any]]:
         """Take the state as it is now.
@@ -45,13 +45,15 @@ class RunState:
             converting the groups takes longest.
         """
         queued = self._batcher.queued  # immutable
-        newer = self._trainer.step > self._logged
+        unlogged = self._unlogged
+        if unlogged is None and self._trainer.step > self._logged:
+            unlogged = self._trainer.metrics
         state = deepcopy(
             {
                 "trainer": self._trainer.state(),
                 "arenas": self._mix.state(),
                 "batcher": self._batcher.state(),
-                "unlogged": self._trainer.metrics if newer else self._restored,
+                "unlogged": unlogged,
                 **self._evaluations.state(),
             }
         )
@@ -82,7 +84,7 @@ class RunState:
             queued = {name: batches_from_json(each) for name, each in state["queued"].items()}
             self._batcher.restore(state["batcher"], queued, versions=self._trainer.versions)
             self._evaluations.restore(state)
-            self._restored, self._logged = state["unlogged"], self._trainer.step
+            self._unlogged, self._logged = state["unlogged"], self._trainer.step
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{place} does not fit this run: {error!r}; was it written by another version?"
@@ -105,16 +107,16 @@ class RunState:
         """The steps whose lines are written, and the one whose line is still to be written."""
         step = self._trainer.step
         if step in written:
-            self._restored = None  # by a process that was killed before its next checkpoint
-        return written | ({step} if self._restored is not None else set())
+            self._unlogged = None  # by a process that was killed before its next checkpoint
+        return written | ({step} if self._unlogged is not None else set())
 
     def log_restored(self, tracker: Tracker) -> None:
         """Log the line that the process before did not write."""
-        if self._restored is not None:
-            tracker.log(self._restored, step=self._trainer.step)
-            self._restored = None
+        if self._unlogged is not None:
+            self.log(self._unlogged, tracker)
 
     def log(self, metrics: Metrics, tracker: Tracker) -> None:
-        """Log the line of the newest step."""
+        """Log the line of the newest step; it is kept for a checkpoint where that fails."""
+        self._unlogged = metrics
         tracker.log(metrics, step=self._trainer.step)
-        self._logged = self._trainer.step
+        self._unlogged, self._logged = None, self._trainer.step
