@@ -8,7 +8,7 @@ from typing import Any
 
 from legos.errors import ConfigError, EngineError
 from legos.ray.kit import check_kit, kit_digest
-from legos.ray.library import RayError, RayTaskError, cause_of, ray
+from legos.ray.library import RayError, RayTaskError, cause_of, first_line, ray
 
 __all__ = ["SPREAD", "check_nodes", "connect", "disconnect"]
 
@@ -52,8 +52,8 @@ def connect(address: str, *, num_cpus: int | None = None) -> bool:
         with suppress(Exception):  # what was begun before the error
             ray.shutdown()
         raise EngineError(
-            f"no Ray cluster answers at {address!r} ({_line(error)}); start one with `ray start "
-            "--head`, give the address that it prints, or use --ray local"
+            f"no Ray cluster answers at {address!r} ({first_line(error)[:200]}); start one with "
+            "`ray start --head`, give the address that it prints, or use --ray local"
         ) from error
     return True
 
@@ -113,12 +113,6 @@ def check_nodes() -> None:
             if isinstance(cause, ConfigError):
                 raise cause from None
             raise ConfigError(
-                f"node {asked[reference]} cannot run legos: {_line(cause)}; install the same "
-                "version of legos on every node"
+                f"node {asked[reference]} cannot run legos: {first_line(cause)[:200]}; install the "
+                "same version of legos on every node"
             ) from error
-
-
-def _line(error: BaseException) -> str:
-    """The first line of an error's message."""
-    text = str(error).strip().splitlines()
-    return text[0][:200] if text else type(error).__name__

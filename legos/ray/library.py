@@ -5,7 +5,15 @@ from typing import Any
 
 from legos.errors import ConfigError
 
-__all__ = ["ActorDiedError", "RayActorError", "RayError", "RayTaskError", "cause_of", "ray"]
+__all__ = [
+    "ActorDiedError",
+    "RayActorError",
+    "RayError",
+    "RayTaskError",
+    "cause_of",
+    "first_line",
+    "ray",
+]
 
 try:
     ray: Any = import_module("ray")  # half typed, and missing where the extra is not installed
@@ -28,3 +36,8 @@ def cause_of(error: Exception) -> Exception:
     """The error that was raised in the other process."""
     cause: object = getattr(error, "cause", None)
     return cause if isinstance(cause, Exception) else error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; the name of its type where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

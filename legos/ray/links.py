@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from legos.data.request import Request
 from legos.errors import EngineError
 from legos.ray.engine_actor import Results
-from legos.ray.library import ActorDiedError, RayError, ray
+from legos.ray.library import ActorDiedError, RayError, first_line, ray
 
 __all__ = ["Link"]
 
@@ -101,7 +101,7 @@ class Link:
         """Wait until the engine answers again; what was in its box is lost."""
         self.up = False
         self._box = uuid4().hex
-        logger.warning("an engine of the Ray cluster does not answer: %s", _line(error))
+        logger.warning("an engine of the Ray cluster does not answer: %s", first_line(error))
         self._events.lost(self)
         until = time.monotonic() + WAIT_S
         while not self._closed:
@@ -121,7 +121,3 @@ class Link:
     def _give_up(self, why: str) -> None:
         self._closed = True
         self._events.dead(self, EngineError(f"an engine of the Ray cluster died, and {why}"))
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

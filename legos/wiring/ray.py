@@ -81,11 +81,13 @@ def ray_players(
     from legos.ray.start import start_players
 
     with ExitStack() as stack:
-        _connected(config, stack)
+        engines = _engines_of(config, generation.engine)
+        if not engines:  # otherwise they have connected, and their nodes are checked
+            _connected(config, stack)
         place = _PlayPlace(
             config=config,
             arena=_TravellingArena.of(config.arena),
-            engines=_engines_of(config, generation.engine),
+            engines=engines,
             limits=(model.num_vocabulary, model.context),
             tool_format=model.tool_format,
         )
