@@ -102,6 +102,18 @@ class Inline(Executor):
         return future
 
 
+def step_settings(limit: int) -> StepSettings:
+    """The settings of a step; their schedule shows which step an update belongs to."""
+    return StepSettings(
+        min_samples=10,
+        staleness_limit=limit,
+        normalisation="token",
+        constant_length=1,
+        objective=lambda step, num_steps: Objective(),
+        update=lambda step, num_steps: Update(learning_rate=1.0 - step / num_steps),
+    )
+
+
 class World:
     """A run, and everything around it, in one process."""
 
@@ -128,14 +140,7 @@ class World:
         self.trainer = PolicyTrainer(
             self.backend,
             self.publisher,
-            StepSettings(
-                min_samples=10,
-                staleness_limit=limit,
-                normalisation="token",
-                constant_length=1,
-                objective=lambda step, num_steps: Objective(),
-                update=lambda step, num_steps: Update(learning_rate=1.0 - step / num_steps),
-            ),
+            step_settings(limit),
         )
         clock = settings.pop("clock", repeat(0.0))
         settings = {"num_steps": STEPS, "checkpoint_every": 2, "keep_checkpoints": 3} | settings

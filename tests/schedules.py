@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from accounts import balanced_ledger
-from run_world import Duel, Solo
+from run_world import Duel, Solo, step_settings
 from virtual_time import in_virtual_time
 
 from legos.credit import GRPOCredit, RAECredit
@@ -27,7 +27,7 @@ from legos.data.shares import Portion
 from legos.data.step import PassResult, Update
 from legos.errors import ArenaError, CheckpointError, EngineError, RequestError, TrainerError
 from legos.loop.mix import Mix
-from legos.loop.trainer import PolicyTrainer, StepSettings
+from legos.loop.trainer import PolicyTrainer
 from legos.losses.objective import Objective
 from legos.protocols import Snapshot
 from legos.run.folder import RunFolder
@@ -64,7 +64,6 @@ class Nature:
         self._rare = 0.0 if calm else self.rng.choice((0.0, 0.004, 0.02))
         self._slow = self.rng.choice((0.0, 0.01, 0.1))
         self.refused = 0.0 if calm else self.rng.choice((0.0, 0.05, 0.2))
-        self.injected = 0
 
     def device_s(self) -> float:
         """Seconds of a call of a device; many are equal, so that ties are common."""
@@ -77,7 +76,6 @@ class Nature:
     def may_fail(self, error: Callable[[str], Exception]) -> None:
         """Raise an error, rarely."""
         if self.rng.random() < self._rare:
-            self.injected += 1
             raise error("injected")
 
 
@@ -212,15 +210,7 @@ class Session:
         self.publisher = SlowPublisher(nature)
         self.client = SlowClient(nature, self.publisher)
         self.evaluation = SlowEvaluation(nature)
-        settings = StepSettings(
-            min_samples=10,
-            staleness_limit=limit,
-            normalisation="token",
-            constant_length=1,
-            objective=lambda step, num_steps: Objective(),
-            update=lambda step, num_steps: Update(learning_rate=0.1),
-        )
-        self.trainer = PolicyTrainer(SlowBackend(nature), self.publisher, settings)
+        self.trainer = PolicyTrainer(SlowBackend(nature), self.publisher, step_settings(limit))
         duel = Duel(self.client, credit_assigner=RAECredit())
         solo = Solo(self.client, credit_assigner=GRPOCredit())
         self.run = Run(

@@ -112,8 +112,9 @@ def _changed(
         ConfigError: a setting of ``keep`` changes; with the source of its new value.
     """
     resolved = resolve(run=run.config, files=files, overrides=overrides, recommend=advice)
-    old, new = settings_of(read_config(run.config)), settings_of(resolved.config)
-    before, after = read_config(run.config).mix, resolved.config.mix
+    former = read_config(run.config)
+    old, new = settings_of(former), settings_of(resolved.config)
+    before, after = former.mix, resolved.config.mix
     if list(before) != list(after):
         raise ConfigError(
             f"mix names {', '.join(after)} but {what} has {', '.join(before) or 'one arena'}; "

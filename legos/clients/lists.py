@@ -93,7 +93,8 @@ class RequestLists(Generic[QueryT, ItemT, AnswerT]):
         except RequestError as error:
             if len(asked) == 1:
                 _fail(asked, error)
-            for each in asked if len(asked) > 1 else ():  # so that only the refused one fails
+                return
+            for each in asked:  # so that only the refused one fails
                 self._start(query, [each])
         except LegosError as error:
             _fail(asked, error)

@@ -1,12 +1,13 @@
 """Servers that hold the same adapters: each request goes to the least busy one."""
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from legos.clients.busy import BusyClock
 from legos.errors import EndpointError, EngineError
 
-__all__ = ["ServerPool"]
+__all__ = ["ServerPool", "all_done"]
 
 ServerT = TypeVar("ServerT")
 T = TypeVar("T")
@@ -60,3 +61,10 @@ class ServerPool(Generic[ServerT]):
             failures, self._failed = list(self._failed.values()), {}  # a later request tries again
             raise EngineError("; ".join(map(str, failures))) from failures[-1]
         return min(usable, key=self._waiting.__getitem__)
+
+
+async def all_done(calls: Iterable[Awaitable[object]]) -> None:
+    """Wait for all calls, also if one fails; raises the first error."""
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result

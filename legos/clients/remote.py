@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from legos.clients.pool import ServerPool
+from legos.clients.pool import ServerPool, all_done
 from legos.data.check import RequestCheck
 from legos.data.names import POLICY, adapter_name
 from legos.data.request import Generated, Progress, Request, Result
@@ -126,7 +126,7 @@ class RemoteEngine:
         """Load an adapter under its name into every server; see ``Engine``."""
 
         async def load() -> AdapterInfo:
-            await _all([loader.publish(adapter) for loader in self._loaders])
+            await all_done([loader.publish(adapter) for loader in self._loaders])
             self._live[adapter.name] = adapter.info
             return adapter.info
 
@@ -136,7 +136,7 @@ class RemoteEngine:
         """Drop a named adapter in every server; see ``Engine``."""
 
         async def drop() -> None:
-            await _all([loader.drop(name) for loader in self._loaders])
+            await all_done([loader.drop(name) for loader in self._loaders])
             self._live.pop(name, None)
 
         return self.call(drop())
@@ -213,8 +213,8 @@ class RemoteEngine:
             await asyncio.gather(*tasks, return_exceptions=True)
             with suppress(TimeoutError):  # a server that hangs keeps its adapters
                 async with asyncio.timeout(CLOSE_S):
-                    await _all([loader.aclose() for loader in self._loaders])
-            await _all([server.aclose() for server in self._pool.servers])
+                    await all_done([loader.aclose() for loader in self._loaders])
+            await all_done([server.aclose() for server in self._pool.servers])
             self._loop.call_soon(self._loop.stop)  # after the last results
 
         asyncio.run_coroutine_threadsafe(end(), self._loop)
@@ -271,10 +271,3 @@ class RemoteEngine:
         generated = await self._pool.ask(lambda server: server.answer(request))
         self._tokens[adapter_name(request.adapter)] += len(generated.token_ids)
         return generated
-
-
-async def _all(calls: Sequence["Coroutine[Any, Any, object]"]) -> None:
-    """Wait for all calls, also if one fails; raises the first error."""
-    for result in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result

@@ -176,7 +176,7 @@ class TorchModel:
             )
         model = self._model
         output = None if model.tied or not head else model.whole.get_output_embeddings()
-        return lora_shape(self._last(num_layers), output, rank=rank, alpha=alpha)
+        return lora_shape(model.last_layers(num_layers), output, rank=rank, alpha=alpha)
 
     def add_lora(self, shape: LoraShape, *, seed: int = 0) -> None:
         """Add LoRA to the model; its outputs are unchanged until the first update.
@@ -187,7 +187,9 @@ class TorchModel:
         """
         if self.lora is not None:
             raise ModelError("the model has LoRA already; load it again for another shape")
-        self._modules = insert_lora(self._model.whole, self._last(shape.num_layers), shape)
+        self._modules = insert_lora(
+            self._model.whole, self._model.last_layers(shape.num_layers), shape
+        )
         if self._ranks is not None:
             self._call(self._ranks.tell, "add_lora", shape).result()
         self._first = new_arrays(self._modules, shape.rank, seed=seed)
@@ -249,9 +251,6 @@ class TorchModel:
             self._call(self._ranks.leave).result()
         if self._executor is not None:
             self._executor.shutdown()
-
-    def _last(self, num_layers: int) -> Sequence[Any]:
-        return self._model.layers[-num_layers:] if num_layers else []
 
     def _logits(self, input_ids: Sequence[int]) -> NDArray[np.float32]:
         if self._ranks is None:

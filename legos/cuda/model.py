@@ -128,6 +128,10 @@ class CausalModel:
                 "torch cannot train it; train it with --device mlx"
             )
 
+    def last_layers(self, number: int) -> Sequence[nn.Module]:
+        """The last layers, in order."""
+        return self.layers[-number:] if number else ()
+
     def checkpoint_layers(self) -> None:
         """Compute the layers again in the backward pass, instead of keeping their activations."""
         for layer in self.layers:

@@ -169,8 +169,8 @@ class _Follower:
         self._share: _Share | None = None
 
     def add_lora(self, shape: LoraShape) -> None:
-        last = self._model.layers[-shape.num_layers :] if shape.num_layers else []
-        self._modules = insert_lora(self._model.whole, last, shape)
+        model = self._model
+        self._modules = insert_lora(model.whole, model.last_layers(shape.num_layers), shape)
 
     def begin(self, max_tokens: int, checkpointing: bool) -> None:
         model, modules, ranks = self._model, self._modules, self._ranks

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from legos.data.batch import LossNormalisation, normalisation_weights
-from legos.data.names import POLICY
+from legos.data.names import POLICY, arenas_in
 from legos.data.sample import Sample, TrainingBatch
 from legos.data.select import KEEP_ALL, Selection, only
 from legos.data.step import PassResult, Update
@@ -322,8 +322,7 @@ class PolicyTrainer:
         """Log an error each time it starts, and each warning once per process."""
         prefixes = [self._prefix(name) for name in self.policies]
         if self.mixed:
-            ends = "/token_share"
-            prefixes += [name.removesuffix(ends) + "/" for name in metrics if name.endswith(ends)]
+            prefixes += [f"batches/{arena}/" for arena in arenas_in(metrics)]
         found = alarms(metrics, prefixes)
         for alarm in found:
             if (alarm.metric, alarm.level) not in self._sounding:

@@ -1,10 +1,11 @@
 """Publish a new adapter to the engine in this process, or to several publishers at once."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from legos.clients.openai import OpenAIClient
+from legos.clients.pool import all_done
 from legos.errors import EngineError
 from legos.protocols import Engine, Publisher
 from legos.publish.http import HttpPublisher
@@ -52,7 +53,7 @@ class ManyPublishers:
         Raises:
             EngineError: an engine cannot be reached, or has another adapter live afterwards.
         """
-        await _all(publisher.publish(adapter) for publisher in self.publishers)
+        await all_done(publisher.publish(adapter) for publisher in self.publishers)
         return adapter.info
 
     async def drop(self, name: str) -> None:
@@ -62,14 +63,7 @@ class ManyPublishers:
             AdapterError: no adapter of that name is live in one of the engines.
             EngineError: an engine cannot be reached.
         """
-        await _all(publisher.drop(name) for publisher in self.publishers)
-
-
-async def _all(calls: Iterable[Awaitable[object]]) -> None:
-    """Wait for all calls, also if one fails; raises the first error."""
-    for result in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
+        await all_done(publisher.drop(name) for publisher in self.publishers)
 
 
 @asynccontextmanager

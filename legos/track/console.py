@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from legos.data.names import arenas_in
+
 __all__ = ["COLUMNS", "Column", "ConsoleTracker"]
 
 Metrics = Mapping[str, float | int | None]
@@ -137,8 +139,7 @@ class ConsoleTracker:
             form = column.metric.replace("eval/", "eval/{}/")
         if "{}" not in form:
             return []
-        parts = [name.split("/") for name in sorted(self._seen)]
-        arenas = ["/".join(p[1:-1]) for p in parts if (p[0], p[-1]) == ("batches", "token_share")]
+        arenas = arenas_in(sorted(self._seen))
         if len(arenas) < 2:
             return []
         return [
