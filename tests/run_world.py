@@ -153,7 +153,7 @@ class World:
             RunSettings(episode_concurrency=8, step_concurrency=players, **settings),
             evaluation=self.evaluation,
             count_tokens=self.count,
-            engine_seconds=lambda: 0.0,
+            engine_figures=dict,
             writer=writer or Inline(),
             clock=lambda: next(clock),
         )

@@ -232,7 +232,7 @@ class Session:
             ),
             evaluation=self.evaluation,
             count_tokens=self.count,
-            engine_seconds=lambda: 0.0,
+            engine_figures=dict,
             writer=SlowWriter(nature),
             clock=lambda: asyncio.get_running_loop().time() if _running() else 0.0,
         )

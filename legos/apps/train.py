@@ -132,7 +132,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 _run_settings(config),
                 evaluation=evaluation,
                 count_tokens=_token_count(trainer, shared),
-                engine_seconds=trainer.engine_seconds,
+                engine_figures=trainer.engine_figures,
                 writer=writer,
                 play=play,
             )

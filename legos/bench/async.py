@@ -162,7 +162,7 @@ def _run(config: RunConfig, kind: str, steps: int, *, lag: bool) -> dict[str, An
         arena = _arena(config, kind, trainer)
 
         async def note(metrics: Metrics, batches: Sequence[TrainingBatch]) -> None:
-            trace.note(metrics, batches, trainer.engine_seconds())
+            trace.note(metrics, batches, trainer.engine_figures()["worked_seconds_total"])
 
         plays = config.play.concurrency
         if lag:

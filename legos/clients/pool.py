@@ -38,14 +38,23 @@ class ServerPool(Generic[ServerT]):
         """Seconds in which at least one request was waiting for its answer."""
         return self._clock.seconds
 
-    async def ask(self, request: Callable[[ServerT], Awaitable[T]]) -> T:
+    async def ask(
+        self,
+        request: Callable[[ServerT], Awaitable[T]],
+        *,
+        fits: Callable[[int], bool] = lambda _: True,
+    ) -> T:
         """Send a request to the least busy server, and to another one where it fails.
+
+        Args:
+            request: sends it to a server.
+            fits: whether the server of an index can answer it; where none can, any is asked.
 
         Raises:
             EngineError: no server answers.
         """
         while True:
-            index = self._least_busy()
+            index = self._least_busy(fits)
             self._waiting[index] += 1
             try:
                 with self._clock.request():
@@ -55,12 +64,13 @@ class ServerPool(Generic[ServerT]):
             finally:
                 self._waiting[index] -= 1
 
-    def _least_busy(self) -> int:
+    def _least_busy(self, fits: Callable[[int], bool]) -> int:
         usable = [index for index in range(len(self.servers)) if index not in self._failed]
         if not usable:
             failures, self._failed = list(self._failed.values()), {}  # a later request tries again
             raise EngineError("; ".join(map(str, failures))) from failures[-1]
-        return min(usable, key=self._waiting.__getitem__)
+        fitting = [index for index in usable if fits(index)]
+        return min(fitting or usable, key=self._waiting.__getitem__)
 
 
 async def all_done(calls: Iterable[Awaitable[object]]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from legos.clients.pool import ServerPool, all_done
 from legos.data.check import RequestCheck
-from legos.data.names import POLICY, adapter_name
+from legos.data.names import LAG, POLICY, adapter_name
 from legos.data.request import Generated, Progress, Request, Result
 from legos.errors import EngineError, LegosError, RequestError
 from legos.protocols import Deliver
@@ -55,7 +55,7 @@ class RemoteServer(Protocol):
 
 
 class AdapterLoader(Protocol):
-    """Loads adapters into one server or several; a publisher of HTTP or of vLLM does."""
+    """Loads adapters into the servers; ``legos.publish.broadcast.Broadcaster`` does."""
 
     async def publish(self, adapter: Adapter) -> AdapterInfo:
         """Load an adapter; return once it is live."""
@@ -63,6 +63,14 @@ class AdapterLoader(Protocol):
 
     async def drop(self, name: str) -> None:
         """Drop an adapter."""
+        ...
+
+    def holds(self, index: int, adapter: str) -> bool:
+        """Whether a server has the version of an adapter that requests expect."""
+        ...
+
+    def lags(self) -> Mapping[str, int]:
+        """Name of each server -> by how many versions it is behind."""
         ...
 
     async def aclose(self) -> None:
@@ -80,7 +88,7 @@ class RemoteEngine:
     def __init__(
         self,
         servers: Sequence[RemoteServer],
-        loaders: Sequence[AdapterLoader],
+        loader: AdapterLoader | None,
         *,
         num_vocabulary: int,
         context: int,
@@ -89,12 +97,12 @@ class RemoteEngine:
 
         Args:
             servers: the servers.
-            loaders: load adapters into them.
+            loader: loads adapters into them; None: another process does.
             num_vocabulary: token ids must be below it.
             context: maximum number of prompt and completion tokens together.
         """
         self._pool = ServerPool(servers)
-        self._loaders = tuple(loaders)
+        self._loader = loader
         self._check = RequestCheck(num_vocabulary=num_vocabulary, context=context)
         self._waiting: dict[tuple[Deliver, int], asyncio.Task[None]] = {}
         self._results: dict[Deliver, list[tuple[int, Result]]] = {}  # of this turn of the loop
@@ -126,7 +134,7 @@ class RemoteEngine:
         """Load an adapter under its name into every server; see ``Engine``."""
 
         async def load() -> AdapterInfo:
-            await all_done([loader.publish(adapter) for loader in self._loaders])
+            await self._loads.publish(adapter)
             self._live[adapter.name] = adapter.info
             return adapter.info
 
@@ -136,7 +144,7 @@ class RemoteEngine:
         """Drop a named adapter in every server; see ``Engine``."""
 
         async def drop() -> None:
-            await all_done([loader.drop(name) for loader in self._loaders])
+            await self._loads.drop(name)
             self._live.pop(name, None)
 
         return self.call(drop())
@@ -150,17 +158,21 @@ class RemoteEngine:
         return dict(self._live)
 
     def stats(self) -> Mapping[str, float]:
-        """Counts since the start, and the seconds in which a request waited for its answer.
+        """Counts since the start, and by how many versions each server is behind.
+
+        ``worked_seconds_total`` are the seconds in which a request waited for its answer.
 
         Raises:
             EngineError: it is closed.
         """
         self._check_open()
+        lags: Mapping[str, int] = {} if self._loader is None else self._loader.lags()
         return {
             "requests_total": self._requests,
             "waiting": len(self._waiting),
             "tokens_generated_total": self._tokens.total(),
             "worked_seconds_total": self._pool.seconds,
+            **{f"{LAG}{name}": lag for name, lag in lags.items()},
         }
 
     def tokens_generated(self, adapter: str) -> "Future[int]":
@@ -180,7 +192,10 @@ class RemoteEngine:
     ) -> "Future[list[list[float]]]":
         """Log-probability of each continuation as the complete answer to its prompt, nats."""
         return self.call(
-            self._pool.ask(lambda server: server.score(prompts, end_ids=end_ids, adapter=adapter))
+            self._pool.ask(
+                lambda server: server.score(prompts, end_ids=end_ids, adapter=adapter),
+                fits=partial(self._holds, adapter),
+            )
         )
 
     def call(self, work: "Coroutine[Any, Any, T]") -> "Future[T]":
@@ -213,13 +228,23 @@ class RemoteEngine:
             await asyncio.gather(*tasks, return_exceptions=True)
             with suppress(TimeoutError):  # a server that hangs keeps its adapters
                 async with asyncio.timeout(CLOSE_S):
-                    await all_done([loader.aclose() for loader in self._loaders])
+                    if self._loader is not None:
+                        await self._loader.aclose()
             await all_done([server.aclose() for server in self._pool.servers])
             self._loop.call_soon(self._loop.stop)  # after the last results
 
         asyncio.run_coroutine_threadsafe(end(), self._loop)
         self._thread.join()
         self._loop.close()
+
+    @property
+    def _loads(self) -> AdapterLoader:
+        assert self._loader is not None, "adapters are published by the process of the trainer"
+        return self._loader
+
+    def _holds(self, adapter: str, index: int) -> bool:
+        """Whether a server has what a request asks for."""
+        return self._loader is None or self._loader.holds(index, adapter)
 
     def _check_open(self) -> None:
         if self._closed is not None:
@@ -268,6 +293,8 @@ class RemoteEngine:
         reason = self._check.refusal(request)
         if reason is not None:
             raise RequestError(reason)
-        generated = await self._pool.ask(lambda server: server.answer(request))
+        generated = await self._pool.ask(
+            lambda server: server.answer(request), fits=partial(self._holds, request.adapter)
+        )
         self._tokens[adapter_name(request.adapter)] += len(generated.token_ids)
         return generated

@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 from functools import lru_cache
 
-__all__ = ["BASE", "POLICY", "adapter_name", "arenas_in", "evaluated_name"]
+__all__ = ["BASE", "LAG", "POLICY", "adapter_name", "arenas_in", "evaluated_name"]
 
 POLICY = "policy"  # the adapter that is trained, unless another name is given
 BASE = "base"  # the model without an adapter
+LAG = "lag_versions/"  # of an engine's figures: by how many versions the server named is behind
 
 
 @lru_cache(maxsize=1024)

@@ -2,15 +2,18 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
 from legos.clients.transport import Transport, server_root
 from legos.errors import AdapterError, EndpointError, EngineError, LegosError, RequestError
+from legos.publish.broadcast import Broadcaster
 from legos.weights.adapter import Adapter, AdapterInfo, pack_adapter
 
-__all__ = ["HttpPublisher"]
+__all__ = ["HttpPublisher", "http_broadcaster"]
+
+SLOTS = 3  # newest adapters whose bytes are kept for servers that have not got them
 
 
 class _Live(msgspec.Struct):
@@ -18,6 +21,23 @@ class _Live(msgspec.Struct):
 
     version: int
     digest: str
+
+
+class _Packed:
+    """The bytes of the newest adapters, which are packed once for all servers."""
+
+    def __init__(self) -> None:
+        self._slots: dict[AdapterInfo, asyncio.Future[bytes]] = {}
+
+    async def of(self, adapter: Adapter) -> bytes:
+        """The bytes of an adapter."""
+        info = adapter.info
+        if info not in self._slots:
+            loop = asyncio.get_running_loop()
+            self._slots[info] = loop.run_in_executor(None, pack_adapter, adapter)
+            if len(self._slots) > SLOTS:
+                del self._slots[next(iter(self._slots))]
+        return await asyncio.shield(self._slots[info])
 
 
 class HttpPublisher:
@@ -34,6 +54,7 @@ class HttpPublisher:
         api_key: str | None = None,
         timeout_s: float = 120.0,
         retries: int = 4,
+        packed: _Packed | None = None,
     ) -> None:
         """Make a publisher; nothing is sent yet.
 
@@ -42,10 +63,12 @@ class HttpPublisher:
             api_key: bearer token for all servers.
             timeout_s: maximum time to wait for one response, seconds.
             retries: maximum number of retries of a failed request.
+            packed: shared with publishers to other servers.
 
         Raises:
             RequestError: an address is not an HTTP address.
         """
+        self._packed = packed or _Packed()
         given = [urls] if isinstance(urls, str) else list(urls)
         self._servers = [
             Transport(
@@ -66,7 +89,7 @@ class HttpPublisher:
             EngineError: a server cannot be reached, or has another adapter live afterwards.
         """
         info = adapter.info
-        body = await asyncio.to_thread(pack_adapter, adapter)
+        body = await self._packed.of(adapter)
         await self._each(lambda server: _send(server, info, body))
         return info
 
@@ -94,6 +117,21 @@ class HttpPublisher:
             if len(failures) > 1 and isinstance(failure, LegosError):
                 failure.add_note(f"{len(failures)} of {len(answers)} servers failed")
             raise failure
+
+
+def http_broadcaster(urls: Sequence[str], *, api_key: str | None = None) -> Broadcaster:
+    """A broadcaster to servers that share the work (``legos serve``).
+
+    Raises:
+        RequestError: an address is not an HTTP address.
+    """
+    packed = _Packed()
+    return Broadcaster(
+        {
+            urlsplit(url).netloc or url: HttpPublisher(url, api_key=api_key, packed=packed)
+            for url in urls
+        }
+    )
 
 
 async def _drop(server: Transport, name: str) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,6 +14,7 @@ from typing import Any
 
 from legos.arena.arena import Arena
 from legos.arena.step import play_each
+from legos.data.names import LAG
 from legos.data.sample import TrainingBatch
 from legos.errors import CheckpointError, EngineError
 from legos.files.lines import report_steps
@@ -71,7 +72,7 @@ class Run:
         *,
         evaluation: Evaluation,
         count_tokens: Callable[[], Awaitable[int]],
-        engine_seconds: Callable[[], float],
+        engine_figures: Callable[[], Mapping[str, float]],
         writer: Executor,
         play: PlayGroup = play_each,
         clock: Callable[[], float] = time.perf_counter,
@@ -86,7 +87,7 @@ class Run:
             evaluation: evaluates an adapter.
             count_tokens: returns the number of tokens that the engine has sampled since it was
                 made, for play and for evaluations.
-            engine_seconds: returns the seconds that the engine has computed since then.
+            engine_figures: returns what the engine counts (``Engine.stats``); empty: nothing.
             writer: one thread, which writes checkpoints and adapters.
             play: plays a group, here or in other processes.
             clock: returns a time in seconds.
@@ -96,7 +97,7 @@ class Run:
         self._trainer = trainer
         self._settings = settings
         self._count_tokens = count_tokens
-        self._engine_seconds = engine_seconds
+        self._engine_figures = engine_figures
         self._engine_worked = 0.0  # engine seconds at the end of the previous step
         self._play = play
         self._clock = clock
@@ -227,7 +228,7 @@ class Run:
             out.steps.log(figures, step=self.step)
             await self._save()
             await self._writing.ended()  # a killed run needs a checkpoint to start from
-        self._step_ended, self._engine_worked = self._clock(), self._engine_seconds()
+        self._step_ended, self._engine_worked = self._clock(), _worked_s(self._engine_figures())
         if self.step < settings.num_steps:
             await training_loop(
                 self._mix,
@@ -272,8 +273,9 @@ class Run:
             await mains_power(self._batcher)
 
     def _speed(self, turns: float, trained_s: float) -> Metrics:
-        """Speed of the previous step, and the shares in which engine and trainer were idle."""
-        now, worked = self._clock(), self._engine_seconds()
+        """Speed of the previous step, shares of idle time, and how far servers lag."""
+        figures = self._engine_figures()
+        now, worked = self._clock(), _worked_s(figures)
         seconds = max(now - self._step_ended, 1e-9)
         engine_s = worked - self._engine_worked
         self._step_ended, self._engine_worked = now, worked
@@ -282,6 +284,7 @@ class Run:
             "loop/seconds_per_step": seconds,
             "loop/engine_idle_share": max(0.0, 1.0 - engine_s / seconds),
             "loop/trainer_idle_share": max(0.0, 1.0 - trained_s / seconds),
+            **{f"publish/{name}": n for name, n in figures.items() if name.startswith(LAG)},
         }
 
     def _record(self, batches: Sequence[TrainingBatch]) -> dict[str, Any]:
@@ -352,3 +355,8 @@ class Run:
 
         self._saved = self._clock()
         return write
+
+
+def _worked_s(figures: Mapping[str, float]) -> float:
+    """Seconds that the engine has computed; 0 where it does not report them."""
+    return figures.get("worked_seconds_total", 0.0)

@@ -16,7 +16,7 @@ from legos.clients.transport import Transport, api_root
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import EndpointError, EngineError, RequestError
 from legos.publish.engine import EnginePublisher
-from legos.publish.http import HttpPublisher
+from legos.publish.http import http_broadcaster
 from legos.weights.adapter import Adapter, AdapterInfo
 from legos.wiring.same_model import check_same_model
 
@@ -83,10 +83,6 @@ class TokenEngine:
         """Number of tokens sampled for a name; see ``LocalEngine``."""
         return self.engine.tokens_generated(adapter)
 
-    def seconds(self) -> float:
-        """Seconds that the engine has worked for this trainer; 0 where it does not report them."""
-        return self.engine.stats().get("worked_seconds_total", 0.0)
-
     def close(self) -> None:
         """Stop the engine, and what was started for it; a server that ran before goes on."""
         self.engine.close()
@@ -109,7 +105,7 @@ def served_engine(urls: Sequence[str], model: ModelHandle, *, api_key: str | Non
         asyncio.run(check_same_model(client, model, where=url))
     engine = RemoteEngine(
         [LegosServer(url, api_key=api_key) for url in urls],
-        [HttpPublisher(urls, api_key=api_key)],
+        http_broadcaster(urls, api_key=api_key),
         num_vocabulary=model.num_vocabulary,
         context=model.context,
     )

@@ -207,4 +207,4 @@ class _PlayPlace:
         key = os.environ.get("LEGOS_API_KEY")
         vocabulary, context = self.limits
         servers = [LegosServer(url, api_key=key) for url in self.config.server]
-        return RemoteEngine(servers, [], num_vocabulary=vocabulary, context=context)
+        return RemoteEngine(servers, None, num_vocabulary=vocabulary, context=context)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -180,9 +180,13 @@ class Trainer(PolicyTrainer):
         """
         return await asyncio.wrap_future(self.generation.tokens_generated(policy))
 
-    def engine_seconds(self) -> float:
-        """Seconds that the engine has worked for this trainer."""
-        return self.generation.seconds()
+    def engine_figures(self) -> Mapping[str, float]:
+        """The counts and sizes that the engine reports; see ``Engine.stats``.
+
+        Raises:
+            EngineError: the engine has died or was closed.
+        """
+        return self.engine.stats()
 
     def close(self) -> None:
         """Stop the threads of the engine and of the model."""

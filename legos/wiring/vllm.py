@@ -17,6 +17,7 @@ from legos.data.message import Message
 from legos.data.names import BASE, evaluated_name
 from legos.device import ModelHandle
 from legos.losses.softmax import log_softmax
+from legos.publish.broadcast import Broadcaster
 from legos.vllm.check import check_sampler, server_facts
 from legos.vllm.command import VllmOptions, find_vllm, vllm_command
 from legos.vllm.live import LiveAdapters
@@ -118,7 +119,9 @@ def _engine(
     ]
     engine = RemoteEngine(
         [VllmServer(server.url, there, api_key=api_key) for server, there in pairs],
-        publishers,
+        Broadcaster(
+            {each.url: publisher for each, publisher in zip(servers, publishers, strict=True)}
+        ),
         num_vocabulary=model.num_vocabulary,
         context=min(contexts),
     )
