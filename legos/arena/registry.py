@@ -14,13 +14,15 @@ from legos.arena.game import Game
 from legos.builtin import BUILTIN
 from legos.errors import ArenaError, did_you_mean
 
-__all__ = ["GROUP", "advice", "find_arena", "known_arenas"]
+__all__ = ["GROUP", "advice", "find_arena", "is_arena_file", "known_arenas"]
 
 GROUP = "legos.arenas"
 """Entry-point group: a package that lists its arenas here can be named without its module."""
 
 WORLDS = "legos.worlds"
 """Entry-point group: scheme -> function that makes the class of the arena SCHEME:NAME."""
+
+_FILE = "legos_arena_file_"  # before the path, in the name of a module from a file
 
 
 def find_arena(name: str) -> type:
@@ -109,6 +111,11 @@ def _load_module(module: str) -> ModuleType:
         raise ArenaError(f"cannot import {module}: {type(error).__name__}: {error}") from error
 
 
+def is_arena_file(module: ModuleType) -> bool:
+    """Whether a module was loaded from a file that was named by its path."""
+    return module.__name__.startswith(_FILE)
+
+
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         place = (
@@ -116,7 +123,7 @@ def _load_file(path: Path) -> ModuleType:
         )
         raise ArenaError(f"there is no file {path}{place}")
     # One module name per file, so that a second look-up returns the same classes.
-    name = f"legos_arena_file_{path.resolve()}"
+    name = f"{_FILE}{path.resolve()}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

@@ -1,5 +1,6 @@
 """Ray itself, which is an extra: the only place that imports it."""
 
+import os
 from importlib import import_module
 from typing import Any
 
@@ -15,6 +16,8 @@ __all__ = [
     "ray",
 ]
 
+# Under `uv run`, Ray would start every worker through uv, in an environment made on its node.
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 try:
     ray: Any = import_module("ray")  # half typed, and missing where the extra is not installed
     _exceptions: Any = import_module("ray.exceptions")

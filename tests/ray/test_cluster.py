@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,12 +47,23 @@ class Long(Arena):
 STORES = ARENA.replace("return {", "t.store('seen')[t.task.id] = 1\n        return {")
 
 
+class Length:
+    """A reward model that counts characters."""
+
+    def score(
+        self, prompts: Sequence[str], completions: Sequence[str], answers: Sequence[Any]
+    ) -> list[float]:
+        return [float(len(text)) for text in completions]
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Generator[Any]:
     """Two nodes on this machine, each with processes of its own; this process is connected."""
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # as legos.ray sets it before it imports Ray
     ray: Any = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster  # pyright: ignore
 
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # tests are no package
     made: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     made.add_node(num_cpus=2)
     ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
@@ -149,3 +161,17 @@ def test_a_node_with_another_version_is_refused_before_the_first_step(
     monkeypatch.setattr("legos.ray.cluster.kit_digest", lambda: "0123")
     with pytest.raises(ConfigError, match=r"node \S+ has another version of legos"):
         trainer_of(RunConfig(ray="auto"), inline=False)
+
+
+def test_scoring_workers_outlive_a_killed_one(cluster: Any) -> None:
+    from legos.ray.scoring import ScoringWorkers  # it needs Ray
+
+    async def scores() -> list[list[float]]:
+        workers = ScoringWorkers(Length(), name="length", workers=2)
+        found = [await workers.score([""], ["a" * n], [None]) for n in range(3)]
+        os.kill(
+            await workers._workers[0].__ray_call__.remote(lambda _: os.getpid()), signal.SIGKILL
+        )
+        return found + [await workers.score([""], ["a" * n], [None]) for n in range(3)]
+
+    assert asyncio.run(scores()) == [[0.0], [1.0], [2.0]] * 2
