@@ -143,9 +143,12 @@ def _story(error: Exception) -> str:
 
 def _own_line(error: Exception) -> str:
     """The innermost line outside the kit's code in an error's traceback."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not Path(frame.filename).is_relative_to(HOME)]
-    return "".join(traceback.format_list(own[-1:]))
+    own = [
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not Path(frame.f_code.co_filename).is_relative_to(HOME)
+    ]
+    return "".join(traceback.StackSummary.extract(iter(own[-1:])).format())
 
 
 def _failure_of(ending: Exception) -> Failure:
