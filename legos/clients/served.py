@@ -1,24 +1,43 @@
 """A server of ours (``legos serve``), asked with lists of token ids."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
 from legos.clients.answers import generated_of, scores_of
 from legos.clients.lists import RequestLists
+from legos.clients.recovery import Recovery
 from legos.clients.requests import filter_fields
 from legos.clients.transport import Transport, api_root
 from legos.data.message import Filters
+from legos.data.names import adapter_name
 from legos.data.request import Generated, Request
+from legos.errors import EngineError, LegosError, RequestError
 
-__all__ = ["LegosServer"]
+__all__ = ["LegosServer", "Loaded"]
 
 REQUEST_S = 600.0  # maximum time of one answer
 CONNECTIONS = 256
 RETRIES = 10  # of a failed request, which take about two minutes
+MOST_LOSSES = 10  # how often a server may lose one set of adapters
 SCORED = 256  # prompts of one request for scores
 _Row = tuple[int, ...]
+T = TypeVar("T")
+
+
+class Loaded(Protocol):
+    """The adapters that this process has loaded into servers (``HttpPublisher``)."""
+
+    @property
+    def versions(self) -> Mapping[str, int]:
+        """Name of each -> the version that requests get."""
+        ...
+
+    async def load_again(self, url: str) -> None:
+        """Load all of them into a server that has lost them."""
+        ...
 
 
 class _Query(Struct, frozen=True, kw_only=True):
@@ -41,16 +60,23 @@ class LegosServer:
     """Implements ``legos.clients.remote.RemoteServer``; it belongs to one event loop.
 
     The server's tokenizer must be that of the caller: choices, stop texts and JSON schemas travel
-    as texts.
+    as texts. A server that was started again gets its adapters again, and the requests that found
+    them missing are repeated.
     """
 
-    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+    def __init__(
+        self, url: str, *, api_key: str | None = None, loaded: Loaded | None = None
+    ) -> None:
         """Describe a server; nothing is sent yet.
 
         Args:
             url: its address.
             api_key: bearer token.
+            loaded: what this process has loaded there; None: another process loads the adapters.
         """
+        self._url, self._loaded = url, loaded
+        self._losses: tuple[Mapping[str, int], int] = {}, 0  # of these adapters, so often
+        self._recovery = Recovery(self._load_again)
         self._transport = Transport(
             api_root(url),
             api_key=api_key,
@@ -92,7 +118,8 @@ class LegosServer:
                 for prompt, answers in prompts[start : start + SCORED]
             ]
             body = {"prompts": asked, "model": adapter, "end_token_ids": end_ids}
-            scores += await self._transport.request("POST", "/score", scores_of, json=body)
+            ask = partial(self._transport.request, "POST", "/score", scores_of, json=body)
+            scores += await self._answered(adapter, ask)
         return scores
 
     async def aclose(self) -> None:
@@ -108,7 +135,66 @@ class LegosServer:
         def read(answer: bytes) -> Sequence[Generated]:
             return generated_of(answer, query.adapter, len(asked))
 
-        return await self._transport.request("POST", "/completions", read, json=body)
+        return await self._answered(
+            query.adapter,
+            lambda: self._transport.request("POST", "/completions", read, json=body),
+            versions=lambda found: {v for each in found for v in each.versions},
+        )
+
+    async def _answered(
+        self,
+        adapter: str,
+        ask: Callable[[], Awaitable[T]],
+        *,
+        versions: Callable[[T], Collection[int]] = lambda _: (),
+    ) -> T:
+        """Send a request, and again where the server had lost the adapter.
+
+        Args:
+            adapter: name of the adapter, or ``NAME@VERSION``.
+            ask: sends the request.
+            versions: the versions of the adapter in an answer, where it reports them.
+
+        Raises:
+            RequestError: the server refuses the request.
+            EngineError: the server loses the adapters again and again.
+        """
+        name = adapter_name(adapter)
+        while True:
+            epoch, live = self._recovery.epoch, self._live.get(name)
+            ours = live is not None and adapter in (name, f"{name}@{live}")
+            try:
+                found = await ask()
+            except RequestError as error:
+                if not ours or "(404)" not in str(error):
+                    raise
+                failure: LegosError = error
+            else:
+                older = min(versions(found), default=live)
+                if not ours or older is None or older >= (live or 0):
+                    return found
+                failure = EngineError(f"{adapter} is at version {older} there, not {live}")
+            await self._recovery.after(failure, epoch)
+
+    @property
+    def _live(self) -> Mapping[str, int]:
+        return {} if self._loaded is None else self._loaded.versions
+
+    async def _load_again(self, failure: Exception) -> None:
+        """Load the adapters again.
+
+        Raises:
+            EngineError: the server has lost the same ones too often, or cannot be reached.
+        """
+        assert self._loaded is not None
+        adapters, losses = self._losses
+        self._losses = self._live, losses + 1 if adapters == self._live else 1
+        if self._losses[1] > MOST_LOSSES:
+            raise EngineError(
+                f"{self._url} has lost its adapters {MOST_LOSSES} times since the last one was "
+                f"published ({failure}); does another run publish there? Give each run a server"
+            )
+        await self._loaded.load_again(self._url)
 
 
 def _body(query: _Query, asked: Sequence[tuple[_Row, int]]) -> dict[str, Any]:

@@ -1,19 +1,21 @@
 """Publish a new adapter to servers: one request each, confirmed with version and digest."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
 from legos.clients.transport import Transport, server_root
 from legos.errors import AdapterError, EndpointError, EngineError, LegosError, RequestError
-from legos.publish.broadcast import Broadcaster
 from legos.weights.adapter import Adapter, AdapterInfo, pack_adapter
 
-__all__ = ["HttpPublisher", "http_broadcaster"]
+__all__ = ["HttpPublisher", "http_publishers"]
 
 SLOTS = 3  # newest adapters whose bytes are kept for servers that have not got them
+
+logger = logging.getLogger(__name__)
 
 
 class _Live(msgspec.Struct):
@@ -44,7 +46,8 @@ class HttpPublisher:
     """Sends adapters to several servers (``legos serve``) at the same time.
 
     An adapter counts as live when every server has confirmed the version and digest that were sent.
-    If one server fails, the others keep the new adapter.
+    If one server fails, the others keep the new adapter. What is live is kept here, so that a
+    server that has lost it gets it again (``load_again``).
     """
 
     def __init__(
@@ -70,6 +73,8 @@ class HttpPublisher:
         """
         self._packed = packed or _Packed()
         given = [urls] if isinstance(urls, str) else list(urls)
+        self._live: dict[str, Adapter] = {}
+        self._loading = asyncio.Lock()
         self._servers = [
             Transport(
                 server_root(url),
@@ -81,6 +86,11 @@ class HttpPublisher:
             for url in given
         ]
 
+    @property
+    def versions(self) -> Mapping[str, int]:
+        """Name of each adapter that is live on every server -> its version."""
+        return {name: adapter.version for name, adapter in self._live.items()}
+
     async def publish(self, adapter: Adapter) -> AdapterInfo:
         """Send the adapter; return once it is live on every server.
 
@@ -90,17 +100,40 @@ class HttpPublisher:
         """
         info = adapter.info
         body = await self._packed.of(adapter)
-        await self._each(lambda server: _send(server, info, body))
+        async with self._loading:
+            await self._each(lambda server: _send(server, info, body))
+            self._live[info.name] = adapter
         return info
 
     async def drop(self, name: str) -> None:
         """Drop an adapter on every server; running requests finish with it.
 
+        A server that has lost an adapter of this publisher has dropped it.
+
         Raises:
             AdapterError: no adapter of that name is live on a server.
             EngineError: a server cannot be reached.
         """
-        await self._each(lambda server: _drop(server, name))
+        async with self._loading:
+            known = self._live.pop(name, None) is not None
+            await self._each(lambda server: _drop(server, name, known=known))
+
+    async def load_again(self, url: str) -> None:
+        """Send what is live to a server that has lost it, because it was started again.
+
+        Args:
+            url: one of the addresses of this publisher.
+
+        Raises:
+            AdapterError: the server rejects an adapter.
+            EngineError: it cannot be reached, or has another adapter live afterwards.
+        """
+        [server] = [each for each in self._servers if str(each.url) == server_root(url)]
+        async with self._loading:
+            for adapter in self._live.values():
+                await _send(server, adapter.info, await self._packed.of(adapter))
+            names = [f"{name}@{version}" for name, version in self.versions.items()]
+        logger.warning("%s has lost its adapters; loaded again: %s", url, ", ".join(names))
 
     async def aclose(self) -> None:
         """Close this event loop's connections."""
@@ -119,27 +152,40 @@ class HttpPublisher:
             raise failure
 
 
-def http_broadcaster(urls: Sequence[str], *, api_key: str | None = None) -> Broadcaster:
-    """A broadcaster to servers that share the work (``legos serve``).
+def http_publishers(
+    urls: Sequence[str], *, api_key: str | None = None, retries: int = 4
+) -> dict[str, HttpPublisher]:
+    """A publisher for each of several servers that share the work (``legos serve``).
+
+    Args:
+        urls: their addresses.
+        api_key: bearer token.
+        retries: maximum number of retries of a failed request.
+
+    Returns:
+        Host and port of each address -> its publisher.
 
     Raises:
         RequestError: an address is not an HTTP address.
     """
     packed = _Packed()
-    return Broadcaster(
-        {
-            urlsplit(url).netloc or url: HttpPublisher(url, api_key=api_key, packed=packed)
-            for url in urls
-        }
-    )
+    return {
+        urlsplit(url).netloc or url: HttpPublisher(
+            url, api_key=api_key, retries=retries, packed=packed
+        )
+        for url in urls
+    }
 
 
-async def _drop(server: Transport, name: str) -> None:
+async def _drop(server: Transport, name: str, *, known: bool) -> None:
+    """Drop an adapter; one that is known may be gone, also by an answer that did not arrive."""
     try:
         await server.request("DELETE", f"/adapters/{quote(name)}", bytes)
     except EndpointError as error:
         raise EngineError(str(error)) from error
     except RequestError as error:
+        if known and "(404)" in str(error):
+            return
         raise AdapterError(f"adapter {name!r} is not dropped: {error}") from error
 
 

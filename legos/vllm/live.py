@@ -6,15 +6,16 @@ into a request, never the server's own list, which may hold adapters of other ru
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from legos.clients.recovery import Recovery
 from legos.data.names import BASE, adapter_name
-from legos.errors import EngineError, RequestError, did_you_mean
+from legos.errors import RequestError, did_you_mean
 from legos.weights.adapter import AdapterInfo
 
-__all__ = ["LiveAdapters", "Recover", "ServedModel"]
+__all__ = ["LiveAdapters", "ServedModel"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,27 +33,12 @@ class ServedModel:
         return AdapterInfo(name=self.adapter, version=self.version, digest=self.digest)
 
 
-Recover = Callable[[Exception, int], Awaitable[None]]
-"""Makes the server answer again after an error that came in an epoch of ``LiveAdapters``."""
-
-
 class LiveAdapters:
     """The live adapters of one server, for the clients and the publisher of one event loop.
 
-    A client sends every request like this::
-
-        while True:
-            with live.use(adapter) as served:
-                epoch = live.epoch
-                try:
-                    return await send(served.model)
-                except Unreachable as error:  # also: the server does not know served.model
-                    failure = error
-            await live.recover(failure, epoch)
-
     Attributes:
         base_model: the server's name of the base model.
-        epoch: number of times that the server has been made to answer again.
+        recovery: brings the server back, with the adapters that are live.
     """
 
     def __init__(self, base_model: str) -> None:
@@ -63,13 +49,12 @@ class LiveAdapters:
                 adapter of that name is announced.
         """
         self.base_model = base_model
-        self.epoch = 0
+        self.recovery = Recovery()
         base = ServedModel(model=base_model, adapter=BASE, version=0, digest="")
         self._newest: dict[str, ServedModel] = {BASE: base}
         self._older: list[ServedModel] = []  # replaced; a request may still use them
         self._in_flight: Counter[str] = Counter()  # name in requests -> requests
         self._freed: asyncio.Future[None] | None = None
-        self._recover: Recover | None = None
 
     @property
     def newest(self) -> Mapping[str, ServedModel]:
@@ -126,27 +111,6 @@ class LiveAdapters:
         if self._freed is None or self._freed.done():
             self._freed = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._freed)
-
-    def on_failure(self, recover: Recover) -> None:
-        """Set what ``recover`` calls."""
-        self._recover = recover
-
-    async def recover(self, failure: Exception, epoch: int) -> None:
-        """Wait until the server answers again and has all live adapters.
-
-        Args:
-            failure: how the server failed a request.
-            epoch: the epoch in which the request was sent. If it has passed, the server has been
-                made to answer already, and this returns at once.
-
-        Raises:
-            EngineError: the server does not come back; the run ends.
-        """
-        if epoch != self.epoch:
-            return
-        if self._recover is None:
-            raise EngineError(str(failure)) from failure
-        await self._recover(failure, epoch)
 
     def _find(self, adapter: str) -> ServedModel:
         name = adapter_name(adapter)

@@ -82,10 +82,9 @@ class VllmPublisher:
         self._slots: int | None = None  # adapters that can answer at once; None: not known
         self._adapters: dict[str, Adapter] = {}  # name at the server -> what was loaded
         self._unloaded: deque[str] = deque()  # names whose folders still exist
-        self._publishing, self._mending = asyncio.Lock(), asyncio.Lock()
+        self._publishing = asyncio.Lock()
         self._failures = 0
-        self._given_up: EngineError | None = None
-        live.on_failure(self._recover)
+        live.recovery.on_failure(self._mend)
 
     async def start(self) -> None:
         """Unload what processes that have died left, and check the server with an adapter.
@@ -256,28 +255,12 @@ class VllmPublisher:
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make a call, and again whenever the server has come back from a failure."""
         while True:
-            epoch = self._live.epoch
+            epoch = self._live.recovery.epoch
             try:
                 return await call()
             except EndpointError as error:
                 failure = error
-            await self._live.recover(failure, epoch)
-
-    async def _recover(self, failure: Exception, epoch: int) -> None:
-        """See ``LiveAdapters.recover``; simultaneous failures are mended once."""
-        async with self._mending:
-            if epoch != self._live.epoch:
-                return
-            if self._given_up is None:
-                try:
-                    await self._mend(failure)
-                except EngineError as error:
-                    self._given_up = error
-                except AdapterError as error:
-                    self._given_up = EngineError(f"the vLLM server came back changed: {error}")
-            if self._given_up is not None:
-                raise self._given_up
-            self._live.epoch += 1
+            await self._live.recovery.after(failure, epoch)
 
     async def _mend(self, failure: Exception) -> None:
         """Wait for the server, and load what is live into it again."""
@@ -287,6 +270,8 @@ class VllmPublisher:
             await self._server.come_back(failure)
             try:
                 lost = await self._reload()
+            except AdapterError as error:
+                raise EngineError(f"the vLLM server came back changed: {error}") from error
             except EndpointError as error:
                 failure = error
                 await asyncio.sleep(AGAIN_S)

@@ -98,7 +98,7 @@ class VllmServer:
         """
         while True:
             with self._live.use(query.adapter) as served:
-                epoch = self._live.epoch
+                epoch = self._live.recovery.epoch
                 body = body_of(query, prompts, model=served.model)
                 read = partial(drawn_of, query=query, count=len(prompts))
                 try:
@@ -111,7 +111,7 @@ class VllmServer:
                     failure = error  # the server has lost the adapter
                 else:
                     return [(drawn, served.version) for drawn in found]
-            await self._live.recover(failure, epoch)
+            await self._live.recovery.after(failure, epoch)
 
     async def _restricted(self, query: Query, request: Request) -> Generated:
         """Sample legal tokens only, one request for each token that is not the only legal one."""

@@ -11,12 +11,13 @@ from legos.clients.engine import EngineClient
 from legos.clients.openai import OpenAIClient
 from legos.clients.remote import RemoteEngine
 from legos.clients.requests import Dialect
-from legos.clients.served import LegosServer
+from legos.clients.served import RETRIES, LegosServer
 from legos.clients.transport import Transport, api_root
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import EndpointError, EngineError, RequestError
+from legos.publish.broadcast import Broadcaster
 from legos.publish.engine import EnginePublisher
-from legos.publish.http import http_broadcaster
+from legos.publish.http import http_publishers
 from legos.weights.adapter import Adapter, AdapterInfo
 from legos.wiring.same_model import check_same_model
 
@@ -103,9 +104,13 @@ def served_engine(urls: Sequence[str], model: ModelHandle, *, api_key: str | Non
     for url in urls:
         client = OpenAIClient(url, api_key=api_key, dialect="legos")
         asyncio.run(check_same_model(client, model, where=url))
+    publishers = http_publishers(urls, api_key=api_key, retries=RETRIES)
     engine = RemoteEngine(
-        [LegosServer(url, api_key=api_key) for url in urls],
-        http_broadcaster(urls, api_key=api_key),
+        [
+            LegosServer(url, api_key=api_key, loaded=loaded)
+            for url, loaded in zip(urls, publishers.values(), strict=True)
+        ],
+        Broadcaster(publishers),
         num_vocabulary=model.num_vocabulary,
         context=model.context,
     )

@@ -1,7 +1,7 @@
 """The engine on a server of ours answers as the engine in this process does."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace as changed
 from typing import NamedTuple
 
@@ -10,7 +10,9 @@ from msgspec.structs import replace
 
 from legos import Message, Sampling, apply_lora, load_model
 from legos.clients.engine import EngineClient
+from legos.clients.served import LegosServer
 from legos.data.message import Completion
+from legos.data.request import Request
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import AdapterError, EngineError, RequestError
 from legos.server.app import make_app
@@ -115,6 +117,58 @@ def test_tokens_are_counted_adapters_dropped_and_a_closed_engine_refuses(both: B
     assert both.engine.versions() == engine.versions() == {"policy": 3}
     with pytest.raises(AdapterError, match="rival"):
         engine.drop_adapter("rival").result()
+
+
+def test_a_server_that_was_started_again_gets_its_adapters_again(
+    both: Both, caplog: pytest.LogCaptureFixture
+) -> None:
+    rival = changed(both.model.base_adapter(), name="rival", version=1)
+    both.there.load_adapter(rival)
+    expected = ask(both.there.client(), Sampling(max_tokens=5))
+
+    def lose() -> None:
+        for name in ("policy", "rival"):
+            both.engine.drop_adapter(name).result()
+
+    for lost in (lose, lambda: both.engine.load_adapter(both.model.base_adapter()).result()):
+        lost()
+        caplog.clear()
+        assert ask(both.there.client(), Sampling(max_tokens=5)) == expected
+        assert both.engine.versions() == {"policy": 3, "rival": 1}
+        [message] = caplog.messages
+        assert message == f"{both.url} has lost its adapters; loaded again: policy@3, rival@1"
+    lose()
+    prompts = [(ASK, MOVES)]
+    there = asyncio.run(both.there.client().score(prompts))
+    assert there == asyncio.run(both.here.score(prompts))
+    both.engine.drop_adapter("rival").result()
+    both.there.engine.drop_adapter("rival").result()  # the server has done so already
+
+
+def test_a_server_that_is_taken_away_again_and_again_ends_the_run(both: Both) -> None:
+    there = served_engine([both.url], both.model, api_key=None)
+    there.load_adapter(changed(both.model.base_adapter(), name="taken", version=2))
+
+    class Taken:
+        """Loads nothing, as if another run were faster."""
+
+        @property
+        def versions(self) -> Mapping[str, int]:
+            return {"taken": 3}
+
+        async def load_again(self, url: str) -> None:
+            pass
+
+    async def go() -> None:
+        server = LegosServer(both.url, loaded=Taken())
+        request = Request(prompt_ids=(1, 2), max_tokens=1, adapter="taken")
+        with pytest.raises(EngineError, match=r"lost its adapters 10 times.* not 3\)"):
+            await server.answer(request)
+        await server.aclose()
+
+    asyncio.run(go())
+    there.engine.drop_adapter("taken").result()
+    there.close()
 
 
 def test_a_closed_engine_refuses_and_the_server_goes_on(both: Both) -> None:

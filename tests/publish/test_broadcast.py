@@ -19,7 +19,7 @@ from legos.errors import AdapterError, EngineError
 from legos.loop.loop import training_loop
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.publish.broadcast import AGAIN_S, Broadcaster, Reader
-from legos.publish.http import http_broadcaster
+from legos.publish.http import http_publishers
 from legos.testing import (
     Asked,
     FakeBackend,
@@ -240,7 +240,7 @@ def test_over_http_a_stopped_server_is_left_out_until_it_has_the_newest_version(
     others = [ScriptedServer(live) for _ in range(7)]
 
     async def story(urls: list[str]) -> None:
-        broadcaster = http_broadcaster(urls)
+        broadcaster = Broadcaster(http_publishers(urls))
         loop = asyncio.get_running_loop()
         try:
             await broadcaster.publish(adapter(0))

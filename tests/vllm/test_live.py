@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from legos.errors import EngineError, RequestError
+from legos.errors import RequestError
 from legos.vllm.live import LiveAdapters, ServedModel
 
 
@@ -78,23 +78,3 @@ def test_the_end_of_a_last_request_can_be_awaited() -> None:
         return events
 
     assert asyncio.run(go()) == ["one", "two", "ended"]
-
-
-def test_the_failure_of_an_epoch_is_mended_once() -> None:
-    async def go() -> int:
-        live, calls = LiveAdapters("tiny"), []
-        with pytest.raises(EngineError, match="refused"):
-            await live.recover(ConnectionError("refused"), live.epoch)
-
-        async def recover(failure: Exception, epoch: int) -> None:
-            calls.append(failure)
-            live.epoch = epoch + 1
-
-        live.on_failure(recover)
-        failure = ConnectionError("refused")
-        await live.recover(failure, 0)
-        await live.recover(failure, 0)  # of a request that was sent before
-        await live.recover(failure, 1)
-        return len(calls)
-
-    assert asyncio.run(go()) == 2

@@ -247,12 +247,14 @@ def test_a_server_that_was_restarted_gets_its_adapters_again(tmp_path: Path) -> 
             await publisher.publish(small_adapter(2))
             server.restart()
             failure = ConnectionError("404: policy@2 is not known")
-            await asyncio.gather(*(live.recover(failure, live.epoch) for _ in range(5)))
+            await asyncio.gather(
+                *(live.recovery.after(failure, live.recovery.epoch) for _ in range(5))
+            )
             assert sorted(versions(server)) == ["policy@1", "policy@2", "rival@4"]
-        assert live.epoch == 1  # mended once
+        assert live.recovery.epoch == 1  # mended once
         server.restart()
         await publisher.publish(small_adapter(3))  # nobody has noticed
-        await live.recover(failure, live.epoch)
+        await live.recovery.after(failure, live.recovery.epoch)
         assert sorted(versions(server)) == ["policy@3", "rival@4"]
 
     tell(server, tmp_path, story)
@@ -288,6 +290,6 @@ def test_a_server_that_stays_away_ends_the_run_with_the_cause(tmp_path: Path) ->
             await publisher.publish(small_adapter(2))
         server.before = lambda asked: None
         with pytest.raises(EngineError, match="engine is dead"):  # the run has ended
-            await live.recover(ConnectionError("later"), live.epoch)
+            await live.recovery.after(ConnectionError("later"), live.recovery.epoch)
 
     tell(server, tmp_path, story, wait_s=0.2)

@@ -180,14 +180,14 @@ def test_a_killed_server_is_started_again_with_its_adapters(
         attempts = 0
         while True:
             with live.use("policy") as served:
-                epoch, attempts = live.epoch, attempts + 1
+                epoch, attempts = live.recovery.epoch, attempts + 1
                 try:
                     choice = await sampled(vllm_server.url, served.model, prompt, 400)
                 except httpx.HTTPError as error:
                     failure = error
                 else:
                     return attempts, served.version, choice
-            await live.recover(failure, epoch)
+            await live.recovery.after(failure, epoch)
 
     async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
         await publisher.publish(random_adapter(7, name="rival"))
