@@ -280,6 +280,7 @@ def _run_settings(config: RunConfig) -> RunSettings:
         num_steps=loop.steps,
         episode_concurrency=config.play.concurrency,
         step_concurrency=loop.step_concurrency,
+        adaptive_concurrency=loop.adaptive_concurrency and not (config.ray and config.players),
         checkpoint_every=loop.checkpoint_every,
         checkpoint_seconds=loop.checkpoint_seconds,
         keep_checkpoints=loop.keep_checkpoints,

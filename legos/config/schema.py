@@ -159,6 +159,10 @@ class LoopConfig(Settings):
     """Length of the run."""
     step_concurrency: int = knob(2, unit="steps", ge=1, le=64)
     """Number of steps whose tasks (play.tasks_per_step) are played at the same time."""
+    adaptive_concurrency: bool = knob(True)
+    """Play more at once while the engine is idle (slow tools, long plays), and less while requests
+    queue at it (KV cache full): from step_concurrency steps, up to play.concurrency times
+    step_concurrency plays. Only with staleness_limit above 0. If off, step_concurrency holds."""
     deterministic: bool = knob(False)
     """Make the run repeat bit for bit: generation and training take turns on one thread. Sets
     staleness_limit to 0, step_concurrency to 1 and evaluation_alone to true."""

@@ -17,7 +17,7 @@ Source: deficit round-robin, Shreedhar and Varghese 1995, with groups in place o
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +84,11 @@ class Batcher:
         return self._limit == 0
 
     @property
+    def starved(self) -> bool:
+        """Whether the trainer waits for groups."""
+        return not self._training and self._sizes() is None
+
+    @property
     def num_tokens(self) -> int:
         """Number of chosen tokens in the samples that wait."""
         return sum(buffer.num_tokens for buffer in self.buffers.values())
@@ -94,14 +99,15 @@ class Batcher:
         return {name: buffer.queued for name, buffer in self.buffers.items()}
 
     async def admit(
-        self, arena: str, num_tasks: int = 1, *, at_once: int | None = None
+        self, arena: str, num_tasks: int = 1, *, at_once: Callable[[], int] | None = None
     ) -> Admission:
         """Wait until another group may be played; follow with ``put``.
 
         Args:
             arena: name of the arena.
             num_tasks: number of tasks in the group.
-            at_once: maximum number of the arena's tasks played at the same time; None: no limit.
+            at_once: maximum number of the arena's tasks played at the same time, which may change;
+                None: no limit.
 
         Raises:
             Stopped: the run is ending.
@@ -109,7 +115,10 @@ class Batcher:
         buffer = self.buffers[arena]
         async with self._changed:
             await self._changed.wait_for(
-                lambda: self._ending or self._may_play(buffer, num_tasks, at_once or math.inf)
+                lambda: (
+                    self._ending
+                    or self._may_play(buffer, num_tasks, at_once() if at_once else math.inf)
+                )
             )
             if self._ending:
                 raise Stopped

@@ -10,7 +10,7 @@ call and updates the ledger; then the players' unfinished plays are cancelled.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 
 from legos.arena.arena import Arena
@@ -22,6 +22,7 @@ from legos.loop.batcher import Batcher, Stopped
 from legos.loop.buffer import Buffer
 from legos.loop.failures import MAX_FAILED_SHARE
 from legos.loop.mix import Mix, mix_of
+from legos.loop.pace import EngineFigures, Pace
 from legos.loop.player import Player, PlayGroup
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.protocols import Publisher
@@ -44,6 +45,7 @@ async def training_loop(
     batcher: Batcher | None = None,
     publisher: Publisher | None = None,
     play: PlayGroup = play_each,
+    figures: EngineFigures | None = None,
     progress: bool = True,
 ) -> None:
     """Play and train at the same time until the trainer has done ``num_steps`` steps in total.
@@ -62,6 +64,8 @@ async def training_loop(
         publisher: sends the adapter of each step to the engines; None: to the trainer's engine
             and to the servers of the arenas' clients.
         play: plays a group, here or in other processes.
+        figures: what the engine reports; the number of simultaneous plays then follows it, and
+            ``episode_concurrency * step_concurrency`` is its maximum. None: it is fixed.
         progress: show the steps on the console, as ``legos train`` does.
 
     Raises:
@@ -82,9 +86,11 @@ async def training_loop(
             episode_concurrency=portion.concurrency or episode_concurrency,
             step_concurrency=step_concurrency,
             play=play,
+            figures=figures,
         )
         for each, portion in mix.portions.items()
     ]
+    paces = {each.name: player.pace for each, player in zip(mix.portions, players, strict=True)}
     failure: Exception | None = None
     clients = [each.client for each in mix.portions]
     reached = nullcontext(publisher) if publisher else reaching(clients, trainer.publisher)
@@ -96,7 +102,7 @@ async def training_loop(
             playing = [group.create_task(player.run()) for player in players]
             try:
                 with shown as console:
-                    report = _reporting(console, after_step)
+                    report = _reporting(console, paces, after_step)
                     while trainer.step < num_steps:
                         await _whole_step(trainer, batcher, live, report)
             except Exception as error:
@@ -186,10 +192,13 @@ async def synchronous_training_loop(
     batcher.discard_rest()
 
 
-def _reporting(console: ConsoleTracker | None, after_step: AfterStep | None) -> AfterStep:
+def _reporting(
+    console: ConsoleTracker | None, paces: Mapping[str, Pace], after_step: AfterStep | None
+) -> AfterStep:
     """Combine the console and ``after_step``; the console comes first, to show a failing step."""
 
     async def report(metrics: Metrics, batches: Sequence[TrainingBatch]) -> None:
+        metrics |= {f"play/{arena}/concurrency": pace.limit for arena, pace in paces.items()}
         if console is not None:
             console.log(metrics, step=int(metrics["step"] or 0))
         if after_step is not None:

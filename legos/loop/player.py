@@ -1,4 +1,4 @@
-"""The player: keeps a constant number of plays running and adds each finished group to the buffer.
+"""The player: keeps plays running, as many as the pace allows, and adds each group to the buffer.
 
 A group is the plays of one task, which are compared with each other. It gets credit and enters the
 buffer when its last play ends; no group waits for another one. In two cases all tasks of one step
@@ -7,6 +7,7 @@ staleness limit is 0, so that the trainer waits for all of them anyway.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 
 from legos.arena.arena import Arena
@@ -15,6 +16,7 @@ from legos.arena.stage import Stage, stage_of
 from legos.arena.step import finish_group, play_each, required_credit
 from legos.data.episode import Episode, Task
 from legos.loop.batcher import Admission, Batcher, Stopped
+from legos.loop.pace import EngineFigures, Pace, Slots
 
 __all__ = ["PlayGroup", "Player"]
 
@@ -23,7 +25,11 @@ PlayGroup = Callable[[Stage, Arena, Sequence[tuple[Task, int]]], Awaitable[list[
 
 
 class Player:
-    """Plays one arena for the batcher."""
+    """Plays one arena for the batcher.
+
+    Attributes:
+        pace: the number of simultaneous plays.
+    """
 
     def __init__(
         self,
@@ -33,6 +39,7 @@ class Player:
         episode_concurrency: int,
         step_concurrency: int,
         play: PlayGroup = play_each,
+        figures: EngineFigures | None = None,
     ) -> None:
         """Make a player.
 
@@ -42,6 +49,8 @@ class Player:
             episode_concurrency: number of simultaneous plays for each step that is being played.
             step_concurrency: number of steps whose tasks are played at the same time.
             play: plays a group, here or in other processes.
+            figures: what the engine reports, which the number of plays then follows, up to
+                ``episode_concurrency * step_concurrency``; None: the numbers are fixed.
 
         Raises:
             ArenaError: the arena has no credit rule.
@@ -49,8 +58,16 @@ class Player:
         self._arena = arena
         self._batcher = batcher
         self._credit = required_credit(arena, arena.credit_assigner)
-        self._slots = asyncio.Semaphore(episode_concurrency * step_concurrency)
         self._at_once = step_concurrency * arena.tasks_per_step
+        self._most = episode_concurrency * step_concurrency
+        self._start = min(self._most, self._at_once * arena.group_size)
+        self.pace = Pace(
+            self._start,
+            most=self._most,
+            group=min(arena.group_size, self._start),
+            figures=None if batcher.in_turns else figures,
+        )
+        self._slots = Slots(self._most)  # spawned plays take slots too
         needs_step = getattr(self._credit, "needs_step", False)
         self._split: Split = "round" if needs_step or batcher.in_turns else "id"
         self._unfinished: set[PlannedGroup] = set()
@@ -77,7 +94,7 @@ class Player:
                 group = self._arena.cursor.next_group(self._split)
                 self._unfinished.add(group)
                 admission = await self._batcher.admit(
-                    self._arena.name, group.num_tasks, at_once=self._at_once
+                    self._arena.name, group.num_tasks, at_once=self._tasks_at_once
                 )
                 plays.create_task(self._play(stage, group, admission))
         except Stopped:
@@ -86,5 +103,14 @@ class Player:
     async def _play(self, stage: Stage, group: PlannedGroup, admission: Admission) -> None:
         episodes = await self._play_group(stage, self._arena, group.plays)
         batch = finish_group(self._arena, self._arena.cursor, group, episodes, self._credit)
+        playing = sum(len(each.plays) for each in self._unfinished)
         self._unfinished.discard(group)
+        now, starved = asyncio.get_running_loop().time(), self._batcher.starved
+        if self.pace.group_ended(now, playing=playing, starved=starved):
+            share = min(self.pace.limit / self._start, 1.0)
+            self._slots.resize(math.ceil(self._most * share))
         await self._batcher.put(batch, admission)
+
+    def _tasks_at_once(self) -> int:
+        """Number of tasks that may be played at the same time."""
+        return math.ceil(self._at_once * self.pace.limit / self._start)

@@ -47,6 +47,7 @@ class RunSettings:
     num_steps: int
     episode_concurrency: int  # simultaneous plays for each step that is being played
     step_concurrency: int  # number of steps whose tasks are played at the same time
+    adaptive_concurrency: bool = False  # whether the number of plays follows the engine
     checkpoint_every: int  # optimiser steps; 0: only at the start, by time and at the end
     checkpoint_seconds: float = math.inf  # maximum time between two, checked after each step
     keep_checkpoints: int
@@ -240,6 +241,7 @@ class Run:
                 batcher=self._batcher,
                 publisher=out.publisher,
                 play=self._play,
+                figures=self._engine_figures if settings.adaptive_concurrency else None,
                 progress=False,
             )
         if not self.finished:  # the run was stopped during the last evaluation

@@ -135,6 +135,7 @@ class Scheduler:
             "prefix_entries": len(self._prefixes),
             "prefix_bytes": self._prefixes.num_bytes,
             "reserved_cache_bytes": self._budget.taken,
+            "cache_full_share": self._budget.taken / max(self._budget.limit, 1),
         }
 
     def load(self, adapter: Adapter, inside: Collection[SequenceState]) -> None:

@@ -1,0 +1,185 @@
+"""The number of simultaneous plays follows the engine: idle, congested, or as it was told."""
+
+import asyncio
+import random
+from collections.abc import Iterable, Mapping
+
+import pytest
+from run_world import step_settings
+from virtual_time import in_virtual_time
+
+from legos.arena.arena import Arena
+from legos.arena.table import Table
+from legos.credit import GRPOCredit
+from legos.data.episode import Task
+from legos.data.message import Completion, Prompt, Sampling
+from legos.data.names import POLICY
+from legos.loop.loop import training_loop
+from legos.loop.pace import Pace, Slots
+from legos.loop.trainer import Metrics, PolicyTrainer
+from legos.testing import FakeBackend, FakePublisher, ScriptedClient
+
+GROUP, START = 8, 64  # plays of a group, and those of 2 steps of 4 tasks
+
+
+class Rows:
+    """An engine on the clock of the event loop: so many rows at once, others wait."""
+
+    def __init__(self, rows: int, answer_s: float) -> None:
+        self.scripted = ScriptedClient(lambda asked: "ab")
+        self._rows = asyncio.Semaphore(rows)
+        self._answer_s = answer_s
+        self._inside = self._waiting = self.answered = 0
+        self._worked, self._since = 0.0, 0.0
+        self.most = 0
+
+    async def complete(
+        self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
+    ) -> Completion:
+        now = asyncio.get_running_loop().time
+        self._since = self._since if self._inside else now()
+        self._inside += 1
+        self.most = max(self.most, self._inside)
+        self._waiting += 1
+        async with self._rows:
+            self._waiting -= 1
+            await asyncio.sleep(self._answer_s)
+        self._inside -= 1
+        self.answered += 1
+        self._worked += 0.0 if self._inside else now() - self._since
+        return await self.scripted.complete(prompt, sampling, adapter=adapter)
+
+    def figures(self) -> Mapping[str, float]:
+        now = asyncio.get_running_loop().time()
+        return {
+            "worked_seconds_total": self._worked + (now - self._since if self._inside else 0.0),
+            "requests_answered_total": self.answered,
+            "requests_waiting": self._waiting,
+            "cache_full_share": float(self._rows.locked()),
+        }
+
+
+class Plays(Arena):
+    """A question, and a tool that takes its time."""
+
+    tasks_per_step = 4
+    group_size = GROUP
+    play_timeout_s = None
+    tool_s = 0.0
+
+    def tasks(self, rng: random.Random) -> Iterable[Task]:
+        yield from (Task(id=f"t{n}") for n in range(100_000))
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        await t.ask("player", "?")
+        await asyncio.sleep(self.tool_s)
+        return {"player": t.rng.random()}
+
+
+def limits(
+    rows: int, answer_s: float, tool_s: float, *, adaptive: bool = True, lag: int = 8
+) -> tuple[list[int], Rows, float]:
+    """The limit after each of 40 steps, the engine, and the seconds of all."""
+    seen: list[int] = []
+    made = PolicyTrainer(FakeBackend(), FakePublisher(), step_settings(lag))
+    engine = Rows(rows, answer_s)
+
+    async def note(metrics: Metrics, batches: object) -> None:
+        engine.scripted.version = made.version
+        seen.append(int(metrics["play/plays/concurrency"] or 0))
+
+    arena = Plays(engine, credit_assigner=GRPOCredit())
+    arena.tool_s = tool_s
+    story = training_loop(
+        arena,
+        made,
+        40,
+        episode_concurrency=128,
+        after_step=note,
+        figures=engine.figures if adaptive else None,
+        progress=False,
+    )
+    _, took = in_virtual_time(story)
+    made.ledger.check(queued=0)
+    return seen, engine, took
+
+
+def test_slow_tools_leave_the_engine_idle_and_more_is_played() -> None:
+    seen, engine, took = limits(1000, 0.1, 20.0)
+    fixed, _, slowly = limits(1000, 0.1, 20.0, adaptive=False)
+    assert set(fixed) == {START}
+    assert seen[0] == START
+    assert seen[-1] == 256  # the maximum: 128 plays for each of two steps
+    assert engine.most <= 256
+    assert slowly / took > 2.5
+
+
+def test_a_full_cache_makes_plays_fewer_and_costs_no_time() -> None:
+    seen, _, took = limits(16, 2.0, 0.0)
+    _, _, fixed_s = limits(16, 2.0, 0.0, adaptive=False)
+    assert 16 <= min(seen[5:]) <= max(seen[5:]) <= 32
+    assert took <= 1.03 * fixed_s
+
+
+def test_a_fixed_number_and_play_in_turns_never_change() -> None:
+    assert set(limits(16, 2.0, 1.0, adaptive=False)[0]) == {START}
+    assert len(set(limits(16, 2.0, 1.0, lag=0)[0])) == 1
+
+
+def busy(worked: float, **others: float) -> dict[str, float]:
+    return {"worked_seconds_total": worked, **others}
+
+
+def test_the_limit_doubles_at_first_and_grows_by_a_group_after_congestion() -> None:
+    now: dict[str, float] = {}
+    pace = Pace(16, most=100, group=4, figures=lambda: now)
+
+    def look(at: float, playing: int = 100, *, starved: bool = True, **figures: float) -> int:
+        now.clear()
+        now.update(busy(0.0) | figures)
+        before = pace.limit
+        assert pace.group_ended(at, playing=playing, starved=starved) == (pace.limit != before)
+        return pace.limit
+
+    assert look(0) == 16
+    assert look(0.9) == 16  # too soon
+    assert look(1) == 32  # nothing was computed for a second
+    assert look(2, playing=20) == 32  # the limit did not bind
+    assert look(3, starved=False) == 32  # the trainer has enough
+    assert look(4, worked_seconds_total=0.9) == 32  # the engine was busy
+    assert look(5, requests_waiting=10, worked_seconds_total=1.9) == 22  # ten seconds of queue
+    assert look(6, requests_waiting=90, worked_seconds_total=2.9) == 11  # at most to half
+    assert look(7, worked_seconds_total=3.9) == 15  # back to the first number, busy or not
+    assert look(8, worked_seconds_total=4.9) == 19
+    assert look(9, worked_seconds_total=5.9) == 19
+    assert look(10, worked_seconds_total=6.0) == 23  # above it, only if it is idle
+    cache = 0.97
+    assert (
+        look(11, requests_answered_total=100, cache_full_share=cache) == 23
+    )  # full, but nothing waits
+    assert look(12, requests_answered_total=200, requests_waiting=3, cache_full_share=cache) == 20
+
+
+def test_slots_that_are_taken_away_go_as_they_are_given_back() -> None:
+    async def story() -> None:
+        slots = Slots(3)
+        for _ in range(3):
+            await slots.acquire()
+        slots.resize(1)
+        slots.release()
+        slots.release()
+        assert slots.locked()
+        slots.release()
+        assert not slots.locked()
+        slots.resize(2)
+        for _ in range(2):
+            await slots.acquire()
+        assert slots.locked()
+        slots.resize(1)
+        slots.resize(3)
+        await slots.acquire()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await slots.acquire()
+
+    asyncio.run(story())
