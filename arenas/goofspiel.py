@@ -28,6 +28,19 @@ class Goofspiel(Game):
     learning. With more seats it is the gain of a best response of one seat, averaged over seats.
     """
 
+    recommended: Mapping[str, object] = {
+        "loop.steps": 500,
+        "loop.evaluate_every": 50,
+        "play.credit": "same_view",
+        "play.restrict_choices": True,
+        "training.entropy_coef": 0.15,
+        "training.entropy_coef_end": 0.03,
+        "training.ema_kl_coef": 1.0,
+        "training.ema_decay": 0.98,
+        "training.kl_estimator": "exact",
+        "training.learning_rate_end_fraction": 0.2,
+    }
+
     def __init__(self, *, cards: int = 3, seats: int = 2) -> None:
         """Set the size of the game.
 
