@@ -313,6 +313,7 @@ def play_schedule(seed: int, place: Path) -> Account:
             at_s = draw.choice((draw.random(), 10 * draw.random()))
             stop_s, killed_s = draw.choice(((at_s, None), (None, at_s), (None, None)))
         left = place / f"run-{number + 1}"
+        found = path.exists()
         ended, booked = _live(session, stop_s=stop_s, killed_s=killed_s, left=left)
         seen = Account(
             number + 1,
@@ -322,7 +323,7 @@ def play_schedule(seed: int, place: Path) -> Account:
             seen.failed_plays + session.client.refused,
             seen.tokens + session.client.tokens,
         )
-        _check(session, ended, booked, limit=limit)
+        _check(session, ended, booked, limit=limit, found=found)
         if left.exists():
             path = left
         elif ended == "finished":
@@ -350,10 +351,20 @@ def _live(
     return "finished" if finished else "stopped", booked
 
 
-def _check(session: Session, ended: str, booked: int, *, limit: int) -> None:
-    """Check the books and the files after a session."""
-    if not session.folder.path.exists():  # an error before the first checkpoint leaves nothing
+def _check(session: Session, ended: str, booked: int, *, limit: int, found: bool) -> None:
+    """Check the books and the files after a session.
+
+    Args:
+        session: what was played.
+        ended: how it ended.
+        booked: number of tokens in the ledger with which it began.
+        limit: the staleness limit.
+        found: whether its folder was there before it, left by a session that was killed.
+    """
+    if not any((session.folder.path / "checkpoints").glob("*")):
+        # An error before the first checkpoint leaves nothing but what it found.
         assert ended == "error"
+        assert found or not session.folder.path.exists()
         return
     lines = read_steps(session.folder.metrics)
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))

@@ -56,6 +56,11 @@ def test_every_schedule_keeps_the_promises(part: int, place: Path) -> None:
     assert found["failed_plays"] > share
 
 
+@pytest.mark.parametrize("seed", [8874])  # an error right after a kill before the first checkpoint
+def test_a_schedule_that_once_failed(seed: int, place: Path) -> None:
+    assert totals(range(seed, seed + 1), place)["kills"] > 0
+
+
 def test_a_schedule_is_determined_by_its_seed(place: Path) -> None:
     first, again = (totals(range(3, 5), place) for _ in range(2))
     assert first == again
