@@ -124,6 +124,7 @@ class Scheduler:
 
     def stats(self) -> Mapping[str, float]:
         """Counters and gauges."""
+        taken = self._budget.taken
         return {
             "scores_running": len(self._scores),
             "rows_decoding": len(self._rows),
@@ -134,8 +135,8 @@ class Scheduler:
             "prefix_tokens_total": self._waiting.tokens_reused,
             "prefix_entries": len(self._prefixes),
             "prefix_bytes": self._prefixes.num_bytes,
-            "reserved_cache_bytes": self._budget.taken,
-            "cache_full_share": self._budget.taken / max(self._budget.limit, 1),
+            "reserved_cache_bytes": taken,
+            "cache_full_share": taken / max(self._budget.limit, 1),
         }
 
     def load(self, adapter: Adapter, inside: Collection[SequenceState]) -> None:
