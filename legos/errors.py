@@ -75,6 +75,10 @@ class RequestError(LegosError, ValueError):
     """One generation request that cannot be served; the engine continues."""
 
 
+class NotFoundError(RequestError):
+    """A server has nothing of the name or at the address that was asked for (404)."""
+
+
 class ArenaError(LegosError, RuntimeError):
     """An arena that cannot be found, or whose plays keep failing."""
 

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from legos.errors import EngineError
+from legos.errors import EndpointError, EngineError
 
 __all__ = ["Mend", "Recovery"]
 
+T = TypeVar("T")
 Mend = Callable[[Exception], Awaitable[None]]
 """Makes a server answer again, with all adapters that it must have.
 
@@ -16,16 +18,6 @@ It raises ``EngineError`` if the server does not come back; nothing is sent to i
 
 class Recovery:
     """Knows how often a server was brought back; all methods belong to one event loop.
-
-    A client sends every request like this::
-
-        while True:
-            epoch = recovery.epoch
-            try:
-                return await send()
-            except Unreachable as error:  # also: the server has lost an adapter
-                failure = error
-            await recovery.after(failure, epoch)
 
     Attributes:
         epoch: number of times that the server has been brought back.
@@ -45,6 +37,26 @@ class Recovery:
     def on_failure(self, mend: Mend) -> None:
         """Set what brings the server back."""
         self._mend = mend
+
+    async def persist(
+        self, send: Callable[[], Awaitable[T]], *, mended: type[Exception] = EndpointError
+    ) -> T:
+        """Send a request, and again whenever the server has come back from a failure.
+
+        Args:
+            send: sends it.
+            mended: errors of ``send`` after which the server is brought back.
+
+        Raises:
+            EngineError: the server does not come back; the run ends.
+        """
+        while True:
+            epoch = self.epoch
+            try:
+                return await send()
+            except mended as error:
+                failure = error
+            await self.after(failure, epoch)
 
     async def after(self, failure: Exception, epoch: int) -> None:
         """Return once the server answers again.

@@ -1,5 +1,6 @@
 """A server of ours (``legos serve``), asked with lists of token ids."""
 
+import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -14,7 +15,7 @@ from legos.clients.transport import Transport, api_root
 from legos.data.message import Filters
 from legos.data.names import adapter_name
 from legos.data.request import Generated, Request
-from legos.errors import EngineError, LegosError, RequestError
+from legos.errors import EngineError, NotFoundError
 
 __all__ = ["LegosServer", "Loaded"]
 
@@ -26,18 +27,24 @@ SCORED = 256  # prompts of one request for scores
 _Row = tuple[int, ...]
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 
 class Loaded(Protocol):
-    """The adapters that this process has loaded into servers (``HttpPublisher``)."""
+    """The adapters that this process has loaded into a server (``HttpPublisher``)."""
 
     @property
     def versions(self) -> Mapping[str, int]:
         """Name of each -> the version that requests get."""
         ...
 
-    async def load_again(self, url: str) -> None:
-        """Load all of them into a server that has lost them."""
+    async def load_again(self) -> None:
+        """Load all of them again, because the server has lost them."""
         ...
+
+
+class _LostError(EngineError):
+    """The server does not have an adapter that was loaded there."""
 
 
 class _Query(Struct, frozen=True, kw_only=True):
@@ -160,21 +167,21 @@ class LegosServer:
             EngineError: the server loses the adapters again and again.
         """
         name = adapter_name(adapter)
-        while True:
-            epoch, live = self._recovery.epoch, self._live.get(name)
-            ours = live is not None and adapter in (name, f"{name}@{live}")
+
+        async def send() -> T:
+            live = self._live.get(name)
+            if live is None or adapter not in (name, f"{name}@{live}"):
+                return await ask()
             try:
                 found = await ask()
-            except RequestError as error:
-                if not ours or "(404)" not in str(error):
-                    raise
-                failure: LegosError = error
-            else:
-                older = min(versions(found), default=live)
-                if not ours or older is None or older >= (live or 0):
-                    return found
-                failure = EngineError(f"{adapter} is at version {older} there, not {live}")
-            await self._recovery.after(failure, epoch)
+            except NotFoundError as error:
+                raise _LostError(str(error)) from error
+            older = min(versions(found), default=live)
+            if older < live:
+                raise _LostError(f"{adapter} is at version {older} there, not {live}")
+            return found
+
+        return await self._recovery.persist(send, mended=_LostError)
 
     @property
     def _live(self) -> Mapping[str, int]:
@@ -194,7 +201,9 @@ class LegosServer:
                 f"{self._url} has lost its adapters {MOST_LOSSES} times since the last one was "
                 f"published ({failure}); does another run publish there? Give each run a server"
             )
-        await self._loaded.load_again(self._url)
+        await self._loaded.load_again()
+        names = ", ".join(f"{name}@{version}" for name, version in self._live.items())
+        logger.warning("%s has lost its adapters; loaded again: %s", self._url, names)
 
 
 def _body(query: _Query, asked: Sequence[tuple[_Row, int]]) -> dict[str, Any]:

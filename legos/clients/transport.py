@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import httpx
 import msgspec
 
-from legos.errors import EndpointError, LegosError, RequestError
+from legos.errors import EndpointError, LegosError, NotFoundError, RequestError
 
 __all__ = ["LOOPBACK", "Transport", "api_root", "server_root"]
 
@@ -201,10 +201,11 @@ def _refusal(status: int, body: bytes, address: str) -> RequestError | EndpointE
     message = _message(body) or f"status {status} without a message"
     if status in (401, 403):
         return RequestError(f"{address} refuses the API key: {message}; give api_key=...")
+    refused = NotFoundError if status == 404 else RequestError
     if status in (404, 405) and "{" not in body[:1].decode(errors="replace"):
-        return RequestError(f"{address} does not exist ({status}); is the base_url right?")
+        return refused(f"{address} does not exist ({status}); is the base_url right?")
     if status < 500:
-        return RequestError(f"{address} refuses the request ({status}): {message}")
+        return refused(f"{address} refuses the request ({status}): {message}")
     return EndpointError(f"{address} cannot answer ({status}): {message}")
 
 

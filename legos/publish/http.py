@@ -1,21 +1,25 @@
 """Publish a new adapter to servers: one request each, confirmed with version and digest."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
 from legos.clients.transport import Transport, server_root
-from legos.errors import AdapterError, EndpointError, EngineError, LegosError, RequestError
+from legos.errors import (
+    AdapterError,
+    EndpointError,
+    EngineError,
+    LegosError,
+    NotFoundError,
+    RequestError,
+)
 from legos.weights.adapter import Adapter, AdapterInfo, pack_adapter
 
 __all__ = ["HttpPublisher", "http_publishers"]
 
 SLOTS = 3  # newest adapters whose bytes are kept for servers that have not got them
-
-logger = logging.getLogger(__name__)
 
 
 class _Live(msgspec.Struct):
@@ -101,7 +105,7 @@ class HttpPublisher:
         info = adapter.info
         body = await self._packed.of(adapter)
         async with self._loading:
-            await self._each(lambda server: _send(server, info, body))
+            await self._send_all(info, body)
             self._live[info.name] = adapter
         return info
 
@@ -118,27 +122,24 @@ class HttpPublisher:
             known = self._live.pop(name, None) is not None
             await self._each(lambda server: _drop(server, name, known=known))
 
-    async def load_again(self, url: str) -> None:
-        """Send what is live to a server that has lost it, because it was started again.
-
-        Args:
-            url: one of the addresses of this publisher.
+    async def load_again(self) -> None:
+        """Send what is live again, because a server was started again and has lost it.
 
         Raises:
-            AdapterError: the server rejects an adapter.
-            EngineError: it cannot be reached, or has another adapter live afterwards.
+            AdapterError: a server rejects an adapter.
+            EngineError: a server cannot be reached, or has another adapter live afterwards.
         """
-        [server] = [each for each in self._servers if str(each.url) == server_root(url)]
         async with self._loading:
             for adapter in self._live.values():
-                await _send(server, adapter.info, await self._packed.of(adapter))
-            names = [f"{name}@{version}" for name, version in self.versions.items()]
-        logger.warning("%s has lost its adapters; loaded again: %s", url, ", ".join(names))
+                await self._send_all(adapter.info, await self._packed.of(adapter))
 
     async def aclose(self) -> None:
         """Close this event loop's connections."""
         for server in self._servers:
             await server.aclose()
+
+    async def _send_all(self, info: AdapterInfo, body: bytes) -> None:
+        await self._each(lambda server: _send(server, info, body))
 
     async def _each(self, call: Callable[[Transport], Awaitable[None]]) -> None:
         """Call all servers at the same time; raises the first error after all have ended."""
@@ -184,7 +185,7 @@ async def _drop(server: Transport, name: str, *, known: bool) -> None:
     except EndpointError as error:
         raise EngineError(str(error)) from error
     except RequestError as error:
-        if known and "(404)" in str(error):
+        if known and isinstance(error, NotFoundError):
             return
         raise AdapterError(f"adapter {name!r} is not dropped: {error}") from error
 

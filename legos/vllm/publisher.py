@@ -4,7 +4,7 @@ import asyncio
 import logging
 import shutil
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -136,7 +136,7 @@ class VllmPublisher:
             expected = self._expected(adapter)
             try:
                 await self._folders.write(adapter, served)
-                await self._persist(lambda: self._load(served, adapter, expected))
+                await self._live.recovery.persist(lambda: self._load(served, adapter, expected))
             finally:
                 expected.cancel()
             self._adapters[served.model] = adapter
@@ -246,21 +246,11 @@ class VllmPublisher:
     async def _retire(self) -> None:
         """Unload replaced adapters that no request uses, and remove folders of earlier ones."""
         for served in self._live.unused():
-            await self._persist(lambda model=served.model: self._api.unload(model))
+            await self._live.recovery.persist(lambda model=served.model: self._api.unload(model))
             self._adapters.pop(served.model, None)
             self._unloaded.append(served.model)
         while len(self._unloaded) > KEPT_FOLDERS:
             await asyncio.to_thread(self._folders.remove, self._unloaded.popleft())
-
-    async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call, and again whenever the server has come back from a failure."""
-        while True:
-            epoch = self._live.recovery.epoch
-            try:
-                return await call()
-            except EndpointError as error:
-                failure = error
-            await self._live.recovery.after(failure, epoch)
 
     async def _mend(self, failure: Exception) -> None:
         """Wait for the server, and load what is live into it again."""

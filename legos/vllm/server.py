@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from legos.clients.lists import RequestLists
 from legos.clients.transport import Transport, api_root
 from legos.data.request import Generated, Request
-from legos.errors import EndpointError, EngineError, LegosError, RequestError
+from legos.errors import EndpointError, EngineError, NotFoundError
 from legos.vllm.completions import Drawn, Query, body_of, drawn_of, generated_of, query_of
 from legos.vllm.live import LiveAdapters
 from legos.vllm.scores import score_prompts
@@ -96,22 +96,18 @@ class VllmServer:
             RequestError: the server refuses the list, or no such adapter is live.
             EngineError: the server does not come back.
         """
-        while True:
+        read = partial(drawn_of, query=query, count=len(prompts))
+
+        async def draw() -> list[_Answer]:
             with self._live.use(query.adapter) as served:
-                epoch = self._live.recovery.epoch
                 body = body_of(query, prompts, model=served.model)
-                read = partial(drawn_of, query=query, count=len(prompts))
                 try:
                     found = await self._transport.request("POST", "/completions", read, json=body)
-                except EndpointError as error:
-                    failure: LegosError = error
-                except RequestError as error:
-                    if "(404)" not in str(error):
-                        raise
-                    failure = error  # the server has lost the adapter
-                else:
-                    return [(drawn, served.version) for drawn in found]
-            await self._live.recovery.after(failure, epoch)
+                except NotFoundError as error:  # the server has lost the adapter
+                    raise EndpointError(str(error)) from error
+                return [(drawn, served.version) for drawn in found]
+
+        return await self._live.recovery.persist(draw)
 
     async def _restricted(self, query: Query, request: Request) -> Generated:
         """Sample legal tokens only, one request for each token that is not the only legal one."""

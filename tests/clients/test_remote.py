@@ -156,7 +156,7 @@ def test_a_server_that_is_taken_away_again_and_again_ends_the_run(both: Both) ->
         def versions(self) -> Mapping[str, int]:
             return {"taken": 3}
 
-        async def load_again(self, url: str) -> None:
+        async def load_again(self) -> None:
             pass
 
     async def go() -> None:
