@@ -13,7 +13,7 @@ import msgspec
 
 from legos.errors import EndpointError, LegosError, NotFoundError, RequestError
 
-__all__ = ["LOOPBACK", "Transport", "api_root", "server_root"]
+__all__ = ["LOOPBACK", "Transport", "api_root", "server_name", "server_root"]
 
 T = TypeVar("T")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -32,6 +32,11 @@ def api_root(url: str) -> str:
 def server_root(url: str) -> str:
     """The address of a server itself, without the ``/v1`` of its OpenAI interface."""
     return url.rstrip("/").removesuffix("/v1")
+
+
+def server_name(url: str) -> str:
+    """Host and port of a server, and its path if it is not at the root: for metrics."""
+    return server_root(url).partition("://")[2] or url
 
 
 class Transport:

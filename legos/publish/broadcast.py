@@ -7,7 +7,7 @@ those between. An adapter never changes and is loaded as a whole, so no server h
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
@@ -70,13 +70,14 @@ class Broadcaster:
     answer in place of a fixed number.
     """
 
-    def __init__(self, readers: Mapping[str, Reader]) -> None:
+    def __init__(self, readers: Iterable[tuple[str, Reader]]) -> None:
         """Make a broadcaster; nothing is sent yet.
 
         Args:
-            readers: name of each server -> what loads adapters into it; at least one.
+            readers: name of each server and what loads adapters into it; at least one. Names are
+                for the lags and the log.
         """
-        self._servers = [_Server(*each) for each in readers.items()]
+        self._servers = [_Server(*each) for each in readers]
         self._newest: dict[str, _Version] = {}
         self._numbers: dict[str, int] = {}  # of the newest version of each name, dropped ones too
         self._settled: dict[str, int] = {}  # name -> number of the version that requests expect

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import msgspec
 
@@ -155,7 +155,7 @@ class HttpPublisher:
 
 def http_publishers(
     urls: Sequence[str], *, api_key: str | None = None, retries: int = 4
-) -> dict[str, HttpPublisher]:
+) -> list[HttpPublisher]:
     """A publisher for each of several servers that share the work (``legos serve``).
 
     Args:
@@ -164,18 +164,13 @@ def http_publishers(
         retries: maximum number of retries of a failed request.
 
     Returns:
-        Host and port of each address -> its publisher.
+        [servers] publishers, which pack each adapter once.
 
     Raises:
         RequestError: an address is not an HTTP address.
     """
     packed = _Packed()
-    return {
-        urlsplit(url).netloc or url: HttpPublisher(
-            url, api_key=api_key, retries=retries, packed=packed
-        )
-        for url in urls
-    }
+    return [HttpPublisher(url, api_key=api_key, retries=retries, packed=packed) for url in urls]
 
 
 async def _drop(server: Transport, name: str, *, known: bool) -> None:

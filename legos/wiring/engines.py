@@ -12,7 +12,7 @@ from legos.clients.openai import OpenAIClient
 from legos.clients.remote import RemoteEngine
 from legos.clients.requests import Dialect
 from legos.clients.served import RETRIES, LegosServer
-from legos.clients.transport import Transport, api_root
+from legos.clients.transport import Transport, api_root, server_name
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import EndpointError, EngineError, RequestError
 from legos.publish.broadcast import Broadcaster
@@ -108,9 +108,9 @@ def served_engine(urls: Sequence[str], model: ModelHandle, *, api_key: str | Non
     engine = RemoteEngine(
         [
             LegosServer(url, api_key=api_key, loaded=loaded)
-            for url, loaded in zip(urls, publishers.values(), strict=True)
+            for url, loaded in zip(urls, publishers, strict=True)
         ],
-        Broadcaster(publishers),
+        Broadcaster(zip(map(server_name, urls), publishers, strict=True)),
         num_vocabulary=model.num_vocabulary,
         context=model.context,
     )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from legos.builtin import EXAMPLE
 from legos.clients.remote import RemoteEngine
+from legos.clients.transport import server_name
 from legos.data.message import Message
 from legos.data.names import BASE, evaluated_name
 from legos.device import ModelHandle
@@ -119,9 +120,7 @@ def _engine(
     ]
     engine = RemoteEngine(
         [VllmServer(server.url, there, api_key=api_key) for server, there in pairs],
-        Broadcaster(
-            {each.url: publisher for each, publisher in zip(servers, publishers, strict=True)}
-        ),
+        Broadcaster(zip((server_name(each.url) for each in servers), publishers, strict=True)),
         num_vocabulary=model.num_vocabulary,
         context=min(contexts),
     )

@@ -67,6 +67,12 @@ def test_a_run_on_a_server_is_evaluated_balanced_and_resumed(
     assert 0 <= (steps[4]["loop/engine_idle_share"] or 0) < 1
 
 
+def test_a_server_may_be_named_twice(url: str) -> None:
+    servers = ("--server", url, "--server", f"{url}/v1")
+    assert main(["train", *servers, "--out", str(RUN), "--steps", "1", *FAST]) == 0
+    assert balanced_ledger(RUN)["trained"] > 0
+
+
 def test_a_server_with_another_model_is_refused(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -70,7 +70,7 @@ def told(story: Story, readers: Mapping[str, Reader]) -> float:
     """Tell a story of a broadcaster; returns its seconds on the virtual clock."""
 
     async def whole() -> None:
-        broadcaster = Broadcaster(readers)
+        broadcaster = Broadcaster(readers.items())
         try:
             await story(broadcaster)
         finally:
@@ -240,7 +240,7 @@ def test_over_http_a_stopped_server_is_left_out_until_it_has_the_newest_version(
     others = [ScriptedServer(live) for _ in range(7)]
 
     async def story(urls: list[str]) -> None:
-        broadcaster = Broadcaster(http_publishers(urls))
+        broadcaster = Broadcaster(zip(urls, http_publishers(urls), strict=True))
         loop = asyncio.get_running_loop()
         try:
             await broadcaster.publish(adapter(0))
