@@ -1,6 +1,7 @@
 """The engine on a server of ours answers as the engine in this process does."""
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace as changed
 from typing import NamedTuple
@@ -135,7 +136,7 @@ def test_a_server_that_was_started_again_gets_its_adapters_again(
         caplog.clear()
         assert ask(both.there.client(), Sampling(max_tokens=5)) == expected
         assert both.engine.versions() == {"policy": 3, "rival": 1}
-        [message] = caplog.messages
+        [message] = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
         assert message == f"{both.url} has lost its adapters; loaded again: policy@3, rival@1"
     lose()
     prompts = [(ASK, MOVES)]
