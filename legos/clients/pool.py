@@ -1,22 +1,44 @@
-"""Servers that hold the same adapters: each request goes to the least busy one."""
+"""Servers that hold the same adapters: each request goes to the least busy one that answers."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from legos.clients.busy import BusyClock
 from legos.errors import EndpointError, EngineError
 
-__all__ = ["ServerPool", "all_done"]
+__all__ = ["Pooled", "ServerPool", "all_done"]
 
-ServerT = TypeVar("ServerT")
+logger = logging.getLogger(__name__)
+
+CHECK_S = 2.0  # a server that has answered nothing for so long is checked, and so often
+
+
+class Pooled(Protocol):
+    """What a pool asks of a server."""
+
+    @property
+    def name(self) -> str:
+        """Its address, for the log."""
+        ...
+
+    async def healthy(self) -> bool:
+        """Whether it answers a request that costs nothing, within some seconds."""
+        ...
+
+
+ServerT = TypeVar("ServerT", bound=Pooled)
 T = TypeVar("T")
 
 
 class ServerPool(Generic[ServerT]):
     """Chooses a server for each request.
 
-    A server that fails a request after its retries is left out until no other one is left.
+    A server is down when it has failed a request after its retries, or when requests wait there,
+    nothing was answered for ``CHECK_S``, and it is not healthy. Its requests go to another server,
+    and it is asked nothing until it is healthy again. Where no other server is left, requests wait
+    for one that is down. All methods belong to one event loop.
 
     Attributes:
         servers: all of them.
@@ -26,11 +48,14 @@ class ServerPool(Generic[ServerT]):
         """Make a pool.
 
         Args:
-            servers: at least one.
+            servers: at least one. Their requests have no effect beyond their answer, so that they
+                can be cancelled and sent elsewhere.
         """
         self.servers = tuple(servers)
-        self._waiting = [0] * len(self.servers)  # requests at each
-        self._failed: dict[int, Exception] = {}  # index -> its last failure
+        self._waiting: list[set[asyncio.Timeout]] = [set() for _ in servers]  # requests at each
+        self._answered = [0] * len(self.servers)
+        self._down: set[int] = set()
+        self._watches: dict[int, asyncio.Task[None]] = {}
         self._clock = BusyClock()
 
     @property
@@ -51,26 +76,67 @@ class ServerPool(Generic[ServerT]):
             fits: whether the server of an index can answer it; where none can, any is asked.
 
         Raises:
-            EngineError: no server answers.
+            EngineError: every server has failed it.
         """
-        while True:
-            index = self._least_busy(fits)
-            self._waiting[index] += 1
-            try:
-                with self._clock.request():
-                    return await request(self.servers[index])
-            except (EndpointError, EngineError) as error:
-                self._failed[index] = error
-            finally:
-                self._waiting[index] -= 1
+        failures: dict[int, Exception] = {}
+        with self._clock.request():
+            while len(failures) < len(self.servers):
+                index = self._choose(fits, failures)
+                self._watch(index)
+                ejected = asyncio.timeout(None)
+                try:
+                    async with ejected:
+                        self._waiting[index].add(ejected)
+                        found = await request(self.servers[index])
+                    self._answered[index] += 1
+                except (EndpointError, EngineError) as error:
+                    failures[index] = error
+                    self._down.add(index)
+                except TimeoutError:
+                    if not ejected.expired():
+                        raise
+                else:
+                    return found
+                finally:
+                    self._waiting[index].discard(ejected)
+        raise EngineError("; ".join(map(str, failures.values()))) from [*failures.values()][-1]
 
-    def _least_busy(self, fits: Callable[[int], bool]) -> int:
-        usable = [index for index in range(len(self.servers)) if index not in self._failed]
-        if not usable:
-            failures, self._failed = list(self._failed.values()), {}  # a later request tries again
-            raise EngineError("; ".join(map(str, failures))) from failures[-1]
-        fitting = [index for index in usable if fits(index)]
-        return min(fitting or usable, key=self._waiting.__getitem__)
+    def _choose(self, fits: Callable[[int], bool], failures: Iterable[int]) -> int:
+        """The least busy of the servers that have not failed a request; those that answer first."""
+
+        def rank(index: int) -> tuple[bool, bool, int]:
+            return index in self._down, not fits(index), len(self._waiting[index])
+
+        return min(set(range(len(self.servers))).difference(failures), key=rank)
+
+    def _watch(self, index: int) -> None:
+        """Check a server as long as requests wait there, or it is down."""
+        watch = self._watches.get(index)
+        if watch is None or watch.done():
+            self._watches[index] = asyncio.create_task(self._check(index))
+
+    async def _check(self, index: int) -> None:
+        """Eject a server that does not answer, and let it return when it does."""
+        server, waiting = self.servers[index], self._waiting[index]
+        while waiting or index in self._down:
+            answered = self._answered[index]
+            await asyncio.sleep(CHECK_S)
+            was_down = index in self._down
+            if was_down or (waiting and self._answered[index] == answered):
+                healthy = await server.healthy()
+                if healthy or self._answered[index] > answered:
+                    self._down.discard(index)
+                else:
+                    self._down.add(index)
+                if was_down is not (index in self._down):
+                    said = "answers again" if was_down else "does not answer"
+                    logger.warning(
+                        "%s %s (%d requests wait there)", server.name, said, len(waiting)
+                    )
+            if index in self._down and len(self._down) < len(self.servers):
+                now = asyncio.get_running_loop().time()
+                while waiting:
+                    waiting.pop().reschedule(now)
 
 
 async def all_done(calls: Iterable[Awaitable[object]]) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from legos.clients.pool import ServerPool, all_done
+from legos.clients.pool import Pooled, ServerPool, all_done
 from legos.data.check import RequestCheck
 from legos.data.names import LAG, POLICY, adapter_name
 from legos.data.request import Generated, Progress, Request, Result
@@ -27,7 +27,7 @@ T = TypeVar("T")
 _Row = tuple[int, ...]
 
 
-class RemoteServer(Protocol):
+class RemoteServer(Pooled, Protocol):
     """One server; ``legos.clients.served.LegosServer`` and ``legos.vllm.server.VllmServer`` are."""
 
     async def answer(self, request: Request) -> Generated:

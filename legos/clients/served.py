@@ -8,10 +8,11 @@ from typing import Any, Protocol, TypeVar
 from msgspec import Struct
 
 from legos.clients.answers import generated_of, scores_of
+from legos.clients.health import healthy
 from legos.clients.lists import RequestLists
 from legos.clients.recovery import Recovery
 from legos.clients.requests import filter_fields
-from legos.clients.transport import Transport, api_root
+from legos.clients.transport import Transport, api_root, server_name
 from legos.data.message import Filters
 from legos.data.names import adapter_name
 from legos.data.request import Generated, Request
@@ -128,6 +129,15 @@ class LegosServer:
             ask = partial(self._transport.request, "POST", "/score", scores_of, json=body)
             scores += await self._answered(adapter, ask)
         return scores
+
+    @property
+    def name(self) -> str:
+        """Its host and port."""
+        return server_name(self._url)
+
+    async def healthy(self) -> bool:
+        """Whether it answers within some seconds; see ``Pooled``."""
+        return await healthy(self._url)
 
     async def aclose(self) -> None:
         """Close the connections."""

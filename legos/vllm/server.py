@@ -6,8 +6,9 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from legos.clients.health import healthy
 from legos.clients.lists import RequestLists
-from legos.clients.transport import Transport, api_root
+from legos.clients.transport import Transport, api_root, server_name
 from legos.data.request import Generated, Request
 from legos.errors import EndpointError, EngineError, NotFoundError
 from legos.vllm.completions import Drawn, Query, body_of, drawn_of, generated_of, query_of
@@ -39,7 +40,7 @@ class VllmServer:
             live: the adapters that are live there.
             api_key: bearer token.
         """
-        self._live = live
+        self._live, self._url = live, url
         self._transport = Transport(
             api_root(url),
             api_key=api_key,
@@ -70,6 +71,15 @@ class VllmServer:
             return (await self._ask(query, prompt))[0].others[0]
 
         return await score_prompts(prompts, end_ids=end_ids, adapter=adapter, ask=ask)
+
+    @property
+    def name(self) -> str:
+        """Its host and port."""
+        return server_name(self._url)
+
+    async def healthy(self) -> bool:
+        """Whether it answers within some seconds; see ``Pooled``."""
+        return await healthy(self._url)
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -4,13 +4,13 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from legos.clients.transport import Transport
-from legos.errors import EndpointError, EngineError, RequestError
+from legos.clients.health import healthy as answers
+from legos.errors import EngineError
 from legos.vllm.process import VllmProcess
 
 __all__ = ["GivenServer", "OwnServer"]
 
-ANSWER_S, CHECK_S = 5.0, 0.5  # maximum time of an answer; time between two requests
+CHECK_S = 0.5  # time between two requests
 SETTLE_S = 30.0  # for a process whose engine has failed to end by itself
 
 
@@ -65,17 +65,10 @@ class OwnServer:
 async def healthy(url: str, *, within_s: float, useful: Callable[[], bool] = lambda: True) -> bool:
     """Whether a server answers ``/health`` within some time, while waiting is useful."""
     deadline = time.monotonic() + within_s
-    server = Transport(url, api_key=None, timeout_s=ANSWER_S, max_connections=1, retries=0)
-    try:
-        while useful():
-            try:
-                await server.request("GET", "/health", bytes)
-            except (EndpointError, RequestError):
-                if time.monotonic() >= deadline:
-                    return False
-                await asyncio.sleep(CHECK_S)
-            else:
-                return True
-    finally:
-        await server.aclose()
+    while useful():
+        if await answers(url):
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        await asyncio.sleep(CHECK_S)
     return False

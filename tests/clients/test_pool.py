@@ -1,27 +1,41 @@
-"""A pool of servers: least load, another server for one that fails, and the time of waiting."""
+"""A pool of servers: least load, another server for one that fails or hangs, and its return."""
 
 import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
+from virtual_time import in_virtual_time
 
-from legos.clients.pool import ServerPool
+from legos.clients.pool import CHECK_S, ServerPool
 from legos.errors import EndpointError, EngineError
 
 
 class Server:
-    """A server that answers when it is released, or fails."""
+    """A server that answers when it is released, or fails, or hangs like a stopped process."""
 
-    def __init__(self, *, fails: bool = False) -> None:
+    def __init__(self, name: str = "a", *, fails: bool = False) -> None:
+        self.name = name
         self.fails = fails
-        self.asked = 0
+        self.hangs = False
+        self.asked = self.cancelled = self.checked = 0
         self.go = asyncio.Event()
 
     async def answer(self) -> int:
         self.asked += 1
         if self.fails:
             raise EndpointError("it is down")
-        await self.go.wait()
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
         return self.asked
+
+    async def healthy(self) -> bool:
+        self.checked += 1
+        return not self.fails and not self.hangs
 
 
 def test_requests_go_to_the_least_busy_server_and_their_time_is_counted() -> None:
@@ -56,3 +70,68 @@ def test_another_server_answers_for_one_that_fails_and_none_ends_the_run() -> No
         assert await pool.ask(Server.answer) == 4
 
     asyncio.run(go())
+
+
+def virtually(story: Coroutine[Any, Any, None]) -> None:
+    in_virtual_time(story)
+
+
+def test_requests_at_a_server_that_hangs_go_elsewhere_until_it_returns(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def go() -> None:
+        stopped, good = Server("stopped"), Server("good")
+        good.go.set()
+        stopped.hangs = True
+        pool = ServerPool([stopped, good])
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        assert await asyncio.gather(*(pool.ask(Server.answer) for _ in range(4))) == [4, 1, 2, 3]
+        assert CHECK_S <= clock() - began < CHECK_S + 0.1
+        assert (stopped.asked, stopped.cancelled) == (1, 1)
+        await pool.ask(Server.answer)
+        assert stopped.asked == 1
+        stopped.hangs = False
+        stopped.go.set()
+        await asyncio.sleep(CHECK_S + 0.1)
+        await pool.ask(Server.answer)
+        assert stopped.asked == 2
+
+    with caplog.at_level(logging.WARNING):
+        virtually(go())
+    assert caplog.messages == [
+        "stopped does not answer (1 requests wait there)",
+        "stopped answers again (0 requests wait there)",
+    ]
+
+
+def test_a_slow_answer_of_a_healthy_server_and_of_the_only_one_is_waited_for() -> None:
+    async def go(*servers: Server) -> None:
+        pool = ServerPool(servers)
+        asked = asyncio.create_task(pool.ask(Server.answer))
+        await asyncio.sleep(100)
+        servers[0].go.set()
+        assert await asked == 1
+        assert servers[0].cancelled == 0
+        assert servers[0].checked == pytest.approx(100 / CHECK_S, abs=1)
+
+    virtually(go(Server(), Server()))
+    only = Server()
+    only.hangs = True
+    virtually(go(only))
+
+
+def test_a_cancelled_request_is_not_sent_elsewhere() -> None:
+    async def go() -> None:
+        servers = Server(), Server()
+        pool = ServerPool(servers)
+        asked = asyncio.create_task(pool.ask(Server.answer))
+        await asyncio.sleep(0.1)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        await asyncio.sleep(2 * CHECK_S)
+        assert [server.asked for server in servers] == [1, 0]
+        assert [server.checked for server in servers] == [0, 0]
+
+    virtually(go())

@@ -1,0 +1,26 @@
+"""Whether a server answers, asked on a connection of its own."""
+
+from legos.clients.transport import Transport, server_root
+from legos.errors import EndpointError, RequestError
+
+__all__ = ["healthy"]
+
+ANSWER_S = 5.0  # maximum time of an answer
+
+
+async def healthy(url: str) -> bool:
+    """Whether a server answers ``GET /health`` within some seconds, and accepts requests.
+
+    Args:
+        url: its address, with or without ``/v1``.
+    """
+    server = Transport(
+        server_root(url), api_key=None, timeout_s=ANSWER_S, max_connections=1, retries=0
+    )
+    try:
+        await server.request("GET", "/health", bytes)
+    except (EndpointError, RequestError):
+        return False
+    finally:
+        await server.aclose()
+    return True
