@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, cast
 from pydantic import model_validator
 
 from legos.config.setting import Settings, knob
+from legos.data.schedule import Schedule
 from legos.errors import ConfigError
 from legos.losses.corrections import Corrections, Truncation
 from legos.losses.kl import KlEstimator, KlPlace
@@ -23,7 +24,7 @@ from legos.losses.objective import (
     check_ratio,
 )
 
-__all__ = ["ObjectiveSettings"]
+__all__ = ["ObjectiveSettings", "check_entropy"]
 
 _NOISY = ("reinforce", "ppo", "gspo", "gmpo")  # no ratio of their own, or a narrow clip range
 # Setting -> coefficients; the setting has an effect only where one of them is above 0.
@@ -208,12 +209,13 @@ class ObjectiveSettings(Settings):
                     f"{name} is {getattr(self, name)} but kl_coef is 0, so nothing reads the "
                     f"reference; set kl_coef above 0, or leave {name} out"
                 )
-        if self.entropy_coef_end > self.entropy_coef and self.entropy_steps is None:
-            raise ConfigError(
-                f"entropy_coef_end {self.entropy_coef_end} is above entropy_coef "
-                f"{self.entropy_coef}; set entropy_steps too, which a growing bonus needs"
-            )
+        check_entropy(self.entropy, "")
         return self
+
+    @property
+    def entropy(self) -> Schedule:
+        """The weight of the entropy bonus over the run."""
+        return Schedule(self.entropy_coef, self.entropy_coef_end, self.entropy_steps)
 
     def _refuse(self, unused: bool, by: str, *names: str) -> None:
         """Refuse settings that are not at their defaults and that the chosen loss does not use."""
@@ -224,6 +226,23 @@ class ObjectiveSettings(Settings):
                 raise ConfigError(
                     f"{name} is {value}, which {by} does not use; leave it out, or at {usual}"
                 )
+
+
+def check_entropy(schedule: Schedule, where: str) -> None:
+    """Refuse an entropy bonus that grows over a run of unknown length.
+
+    Args:
+        schedule: the weight of the bonus.
+        where: what the names of its settings begin with, such as ``mix.kuhn.``.
+
+    Raises:
+        ConfigError: it grows, and its length is not set.
+    """
+    if schedule.end > schedule.start and schedule.num_steps is None:
+        raise ConfigError(
+            f"{where}entropy_coef_end {schedule.end} is above {where}entropy_coef "
+            f"{schedule.start}; set entropy_steps too, which a growing bonus needs"
+        )
 
 
 def _with_ratio(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from legos.errors import ConfigError
 
 __all__ = ["MixedArena", "PlayConfig", "check_play"]
 
+_ENTROPY = ("entropy_coef", "entropy_coef_end", "entropy_steps")
+
 
 class PlayConfig(Settings):
     """How the arena is played; none leaves a choice to the arena."""
@@ -72,11 +74,21 @@ class MixedArena(PlayConfig):
     """Sampling temperature in training; none: generation.temperature."""
     max_tokens: int | None = knob(None, unit="tokens", ge=1)
     """Longest completion of one turn; none: generation.max_tokens."""
+    entropy_coef: float | None = knob(None, ge=0)
+    """Weight of the arena's entropy bonus at step 0; none: training.entropy_coef."""
+    entropy_coef_end: float | None = knob(None, ge=0)
+    """Weight of that bonus at the end of its schedule; none: training.entropy_coef_end."""
+    entropy_steps: int | None = knob(None, unit="optimiser steps", ge=1)
+    """Length of that schedule; none: training.entropy_steps."""
 
-    @property
-    def portion(self) -> Portion:
-        """Its part of the mix."""
+    def portion_of(self, training: ObjectiveSettings) -> Portion:
+        """Its part of the mix, in a run with these settings of the objective."""
         own = self.model_fields_set
+        bonus = {name: getattr(self, name) for name in _ENTROPY}
+        if bonus == dict.fromkeys(_ENTROPY):  # it has none of its own
+            bonus = {}
+        for name, value in bonus.items():
+            bonus[name] = getattr(training, name) if value is None else value
         return Portion(
             share=self.share,
             share_end=self.share_end,
@@ -85,6 +97,7 @@ class MixedArena(PlayConfig):
             min_group_size=self.min_group_size,
             staleness_limit=self.staleness_limit,
             concurrency=self.concurrency if "concurrency" in own else None,
+            **bonus,
         )
 
     def over(self, play: PlayConfig) -> PlayConfig:

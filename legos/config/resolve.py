@@ -39,6 +39,7 @@ _OF_ONE_RUN = ("out", "fork_from")  # never inherited by another run
 _NONE = ("none", Path("none"))  # the command line converts the text of a path
 _OPTIONS = "play.options"
 _MIX = "mix."
+_OWN = ("play.", "training.entropy_coef", "training.entropy_steps")  # of each arena of a mix
 _DETERMINISTIC = "loop.deterministic"
 _LOSS, _RATIO = "training.loss", "training.importance_sampling"
 _IMPLIED: Mapping[str, object] = {
@@ -124,8 +125,8 @@ def resolve(
 def _advice(recommend: Recommend, chosen: Mapping[str, object]) -> list[_Layer]:
     """Layers of what the built-in model and the arenas recommend.
 
-    Of the arenas of a mix, the first one that recommends a setting decides; its settings of play
-    hold for itself, unless ``play`` of the run has another value.
+    In a mix, what an arena recommends of play and of the entropy bonus holds for itself, unless the
+    run has another value; of all other settings, the first arena that recommends one decides.
     """
     fields = RunConfig.model_fields
     arena, model = (chosen.get(name, fields[name].default) for name in ("arena", "model"))
@@ -136,13 +137,13 @@ def _advice(recommend: Recommend, chosen: Mapping[str, object]) -> list[_Layer]:
     found = {name: recommend(name, model) for name in mixed}
     for name, values in found.items():
         own = {
-            f"{_MIX}{name}.{key.removeprefix('play.')}": value
+            f"{_MIX}{name}.{key.partition('.')[2]}": value
             for key, value in values.items()
-            if key.startswith("play.") and key not in chosen
+            if key.startswith(_OWN) and key not in chosen
         }
         layers.append(_Layer(source=f"arena {name}", values=own))
     for name, values in reversed(found.items()):
-        rest = {key: value for key, value in values.items() if not key.startswith("play.")}
+        rest = {key: value for key, value in values.items() if not key.startswith(_OWN)}
         layers.append(_Layer(source=f"arena {name}", values=rest))
     if not mixed:
         layers.append(_Layer(source=f"arena {arena}", values=recommend(arena, model)))

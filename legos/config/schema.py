@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Self
 
 from pydantic import model_validator
 
-from legos.config.objective import ObjectiveSettings
+from legos.config.objective import ObjectiveSettings, check_entropy
 from legos.config.places import check_places
 from legos.config.play import MixedArena, PlayConfig, check_play
 from legos.config.setting import Settings, knob
@@ -309,6 +309,8 @@ class RunConfig(Settings):
             )
         check_shares({name: one.portion for name, one in self.arenas.items()})
         for name, one in self.arenas.items():
+            if (entropy := one.portion.entropy) is not None:
+                check_entropy(entropy, f"mix.{name}.")
             limit, most = one.portion.staleness_limit, self.training.staleness_limit
             if limit is not None and limit > most:
                 raise ConfigError(
@@ -333,7 +335,9 @@ class RunConfig(Settings):
     def _played(self, one: MixedArena) -> "PlayedArena":
         own = {"temperature": one.temperature, "max_tokens": one.max_tokens}
         sampling = {name: value for name, value in own.items() if value is not None}
-        return PlayedArena(one.over(self.play), self.generation.replace(**sampling), one.portion)
+        return PlayedArena(
+            one.over(self.play), self.generation.replace(**sampling), one.portion_of(self.training)
+        )
 
     @property
     def title(self) -> str:

@@ -39,6 +39,7 @@ ScalarT = TypeVar("ScalarT", bound=np.generic)
 T = TypeVar("T")
 LOGIT_FIELDS = ("logit_column", "logit_temperature", "logit_restricted", "logit_legal")
 SAMPLE_FIELDS = ("logit_index", "target", "behaviour_logprob", "version", "advantage", "weight")
+OPTIONAL_FIELDS = ("reference_logprob", "entropy_scale")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,7 @@ class Batch:
     advantage: Floats  # [S, A] 0 where masked
     weight: Floats  # [S, A] weight of the token in the optimiser step's loss, 0 where masked
     reference_logprob: Floats | None = None  # [S, A] nats that samples bring; NaN: none, 0: masked
+    entropy_scale: Floats | None = None  # [S, A] share of the bonus, 0 where masked; None: 1
 
     def __post_init__(self) -> None:
         """Check that shapes and indices are consistent.
@@ -67,8 +69,7 @@ class Batch:
             RecordError: the message names the array and what was expected.
         """
         shape = self.mask.shape
-        given = () if self.reference_logprob is None else ("reference_logprob",)
-        for name in (*SAMPLE_FIELDS, *given):
+        for name in self.sample_fields:
             if getattr(self, name).shape != shape:
                 raise RecordError(
                     f"{name} has shape {getattr(self, name).shape}; expected {shape} like mask"
@@ -90,6 +91,12 @@ class Batch:
             if indices.size and not 0 <= indices.min() <= indices.max() < limit:
                 worst = indices.min() if indices.min() < 0 else indices.max()
                 raise RecordError(f"{name} points at {worst} of {limit} {what}")
+
+    @property
+    def sample_fields(self) -> list[str]:
+        """Names of the [S, A] arrays that the batch has, without the mask."""
+        found = [name for name in OPTIONAL_FIELDS if getattr(self, name) is not None]
+        return [*SAMPLE_FIELDS, *found]
 
     @property
     def num_samples(self) -> int:
@@ -206,6 +213,7 @@ def make_batch(
         logit_legal[index, : len(key[1])] = key[1]
     references = any(sample.reference_logprobs for sample in samples)
     given = (s.reference_logprobs or (np.nan,) * len(s.positions) for s in samples)
+    scales = np.array([sample.entropy_scale for sample in samples], np.float32)
     return Batch(
         input_ids=input_ids,
         logit_row=np.array([key[0][0] for key in positions], np.int32),
@@ -221,4 +229,5 @@ def make_batch(
         advantage=field("advantages", np.float32),
         weight=np.array(weights, np.float32)[:, None] * mask,
         reference_logprob=fill(given, np.float32) if references else None,
+        entropy_scale=None if (scales == 1.0).all() else scales[:, None] * mask,
     )

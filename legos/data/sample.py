@@ -37,6 +37,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     rollout: str = ""  # name of the rollout, equal for all its samples
     role: str = ""
     policy: str = POLICY  # the trained adapter that sampled it
+    entropy_scale: float = 1.0  # its share of the objective's entropy bonus
     truncated: bool = False  # True: the token limit cut off one of its completions
 
     def __post_init__(self) -> None:

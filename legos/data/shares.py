@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from legos.data.schedule import Schedule
 from legos.errors import ConfigError
 
 __all__ = ["TOKENS_PER_STEP", "Order", "Portion", "Shares", "Spill", "check_shares"]
@@ -28,6 +29,16 @@ class Portion:
     min_group_size: int = 1  # groups with fewer plays that ended are left out
     staleness_limit: int | None = None  # maximum staleness of a token in steps; None: the trainer's
     concurrency: int | None = None  # simultaneous plays for each step; None: those of the loop
+    entropy_coef: float | None = None  # entropy bonus at step 0; None: that of the trainer
+    entropy_coef_end: float = 0.0  # entropy bonus at the end of its linear schedule
+    entropy_steps: int | None = None  # length of that schedule; None: the whole run
+
+    @property
+    def entropy(self) -> Schedule | None:
+        """The weight of its entropy bonus; None: that of the trainer."""
+        if self.entropy_coef is None:
+            return None
+        return Schedule(self.entropy_coef, self.entropy_coef_end, self.entropy_steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,7 +76,8 @@ async def training_loop(
     """
     mix = mix_of(arena)
     _check_policies(mix, trainer)
-    trainer.num_steps, trainer.mixed = num_steps, len(mix.portions) > 1
+    trainer.num_steps = num_steps
+    trainer.portions = {each.name: portion for each, portion in mix.portions.items()}
     given = batcher
     batcher = batcher or batcher_of(trainer, mix)
     players = [

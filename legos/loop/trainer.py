@@ -6,16 +6,18 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from legos.data.batch import LossNormalisation, normalisation_weights
 from legos.data.names import POLICY, arenas_in
 from legos.data.sample import Sample, TrainingBatch
 from legos.data.select import KEEP_ALL, Selection, only
+from legos.data.shares import Portion
 from legos.data.step import PassResult, Update
 from legos.errors import TrainerError
 from legos.loop.by_arena import play_metrics
@@ -76,7 +78,8 @@ class PolicyTrainer:
         policies: names of the trained adapters; metrics of the first have no prefix.
         step: number of optimiser steps attempted so far.
         num_steps: length of the run in steps, for the schedules.
-        mixed: whether the run has several arenas, whose metrics then carry their names.
+        portions: name of each arena of the run -> its part; the metrics of several arenas carry
+            their names.
         ledger: counts every token.
         metrics: those of the newest step that this process made.
     """
@@ -108,7 +111,7 @@ class PolicyTrainer:
         self.metrics: Metrics = {}
         self.step = 0
         self.num_steps = 1
-        self.mixed = False
+        self.portions: Mapping[str, Portion] = {}
         self._gather = gather or _alone
         self._sounding: set[tuple[str, str]] = set()  # metric and level of alarms already logged
 
@@ -116,6 +119,11 @@ class PolicyTrainer:
     def version(self) -> int:
         """Version of the first policy: the number of optimiser steps applied to it so far."""
         return self.backend.adapter(self.policies[0]).version
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the run has several arenas."""
+        return len(self.portions) > 1
 
     @property
     def progress(self) -> float:
@@ -146,7 +154,7 @@ class PolicyTrainer:
         live = self.versions
         kept, future = only(selected, lambda s: s.newest_version <= live.get(s.policy, math.inf))
         left_out = {**found, **({"future": future} if future else {})}
-        samples = self._gather(kept.samples, self.version).result()
+        samples = self._gather(self._scaled([kept]), self.version).result()
         routed = self._routed(samples, left_out)
         passes = [self._forward_backward(*each).result() for each in routed.items()]
         parts = self._judged(routed, passes)
@@ -172,7 +180,7 @@ class PolicyTrainer:
         """
         started = time.perf_counter()
         own = [sample for batch in batches for sample in batch.samples]
-        samples = await asyncio.wrap_future(self._gather(own, self.version))
+        samples = await asyncio.wrap_future(self._gather(self._scaled(batches), self.version))
         routed = self._routed(samples, self.ledger.filtered)
         passes = [
             await asyncio.wrap_future(self._forward_backward(*each)) for each in routed.items()
@@ -237,7 +245,33 @@ class PolicyTrainer:
             samples, settings.normalisation, constant_length=settings.constant_length
         )
         objective = settings.objective(self.step, self.num_steps)
-        return self.backend.forward_backward(samples, weights, objective, policy=policy)
+        most = max([objective.entropy_coef, *self._entropy_coefs().values()])
+        return self.backend.forward_backward(
+            samples, weights, replace(objective, entropy_coef=most), policy=policy
+        )
+
+    def _entropy_coefs(self) -> dict[str, float]:
+        """Name of each arena with an entropy bonus of its own -> the weight at this step."""
+        return {
+            name: portion.entropy.at(self.step, num_steps=self.num_steps)
+            for name, portion in self.portions.items()
+            if portion.entropy is not None
+        }
+
+    def _scaled(self, batches: Sequence[TrainingBatch]) -> list[Sample]:
+        """The samples, each with its arena's share of the largest entropy bonus of any arena."""
+        own = self._entropy_coefs()
+        usual = self.settings.objective(self.step, self.num_steps).entropy_coef
+        most = max([usual, *own.values()])
+        samples: list[Sample] = []
+        for batch in batches:
+            scale = own.get(batch.arena, usual) / most if own and most else 1.0
+            samples += (
+                batch.samples
+                if scale == 1.0
+                else [structs.replace(sample, entropy_scale=scale) for sample in batch.samples]
+            )
+        return samples
 
     def _judged(
         self, routed: Mapping[str, Sequence[Sample]], passes: Sequence[PassResult]

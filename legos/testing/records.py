@@ -48,6 +48,7 @@ def make_sample(
     temperature: float = 1.0,
     group: str = "task",
     rollout: str = "",
+    entropy_scale: float = 1.0,
     role: str = "player",
     truncated: bool = False,
 ) -> Sample:
@@ -71,6 +72,7 @@ def make_sample(
         temperature=temperature,
         group=group,
         rollout=rollout,
+        entropy_scale=entropy_scale,
         role=role,
         truncated=truncated,
     )
@@ -185,6 +187,7 @@ def random_samples(
                 temperature=float(rng.choice(list(temperatures))),
                 group=f"task {index % 2}",
                 rollout=f"rollout {index // 2}",
+                entropy_scale=(1.0, 0.5)[index % 2],
             )
         )
     return samples

@@ -12,6 +12,7 @@ from legos.loop.trainer import Metrics
 from legos.run.checkpoint import read_state
 from legos.run.stored import batches_from_json
 from legos.weights.adapter import Adapter
+from legos.wiring.arena import make_mix
 from legos.wiring.machine import share_cores
 from legos.wiring.trainer import trainer_of
 
@@ -53,7 +54,9 @@ def replay_steps(
     try:
         if checkpoint is not None:
             trainer.restore(checkpoint, read_state(checkpoint)["trainer"])
-        trainer.mixed = len(config.arenas) > 1
+        if len(config.arenas) > 1:
+            portions = make_mix(config, None).portions
+            trainer.portions = {arena.name: portion for arena, portion in portions.items()}
         share_cores(2)  # as in the run, because the number of threads changes rounding
         metrics: Metrics = {}
         for step in steps:

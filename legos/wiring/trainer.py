@@ -12,13 +12,13 @@ from legos.clients.engine import EngineClient
 from legos.config.schema import RunConfig, TrainingConfig
 from legos.data.limits import EngineLimits, TrainingSize
 from legos.data.names import POLICY
+from legos.data.schedule import linear
 from legos.data.select import Selection
 from legos.data.step import BackendConfig, Update
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import AdapterError, ConfigError
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
-from legos.losses.schedule import linear
 from legos.publish.http import HttpPublisher
 from legos.weights.adapter import AdapterInfo
 from legos.weights.folder import read_adapter
@@ -328,12 +328,7 @@ def step_settings(config: TrainingConfig, *, num_vocabulary: int | None = None) 
             kl_in=config.kl_in,
             kl_coef=config.kl_coef,
             ema_kl_coef=config.ema_kl_coef,
-            entropy_coef=linear(
-                config.entropy_coef,
-                config.entropy_coef_end,
-                step=step,
-                num_steps=config.entropy_steps or num_steps,
-            ),
+            entropy_coef=config.entropy.at(step, num_steps=num_steps),
             entropy_over=config.entropy_over,
         )
 

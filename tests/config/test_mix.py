@@ -9,6 +9,7 @@ from legos.arena.registry import advice
 from legos.cli import main
 from legos.config.resolve import read_config, resolve
 from legos.config.schema import RunConfig
+from legos.data.schedule import Schedule
 from legos.errors import ConfigError
 
 HALVES = {"mix.nim.share": 0.5, "mix.kuhn.share": 0.5}
@@ -53,17 +54,29 @@ def test_the_file_of_a_run_holds_the_mix_with_sources(tmp_path: Path) -> None:
     assert resolve(files=[kept]).config.arenas["kuhn"].play.tasks_per_step is None
 
 
-def test_the_first_arena_that_recommends_a_setting_decides() -> None:
+def test_the_first_arena_that_recommends_a_setting_decides_but_not_of_play_and_entropy() -> None:
     def recommend(name: str, _: str) -> dict[str, object]:
-        only = {"training.ema_decay": 0.5} if name == "kuhn" else {}
-        return {"training.entropy_coef": len(name) / 10, "play.tasks_per_step": 7, **only}
+        only = {"training.ema_decay": 0.5} if name == "kuhn" else {"training.entropy_coef_end": 0.1}
+        return {
+            "training.learning_rate": len(name) / 10,
+            "training.entropy_coef": len(name) / 10,
+            "play.tasks_per_step": 7,
+            **only,
+        }
 
     overrides = {**HALVES, "play.tasks_per_step": 3}
     resolved = resolve(overrides=overrides, recommend=recommend)
-    assert resolved.config.training.entropy_coef == 0.3
+    assert resolved.config.training.learning_rate == 0.3
     assert resolved.sources["training.ema_decay"] == "arena kuhn"
+    assert resolved.config.training.entropy_coef == 0.0
+    bonuses = [one.portion.entropy for one in resolved.config.arenas.values()]
+    assert bonuses == [Schedule(0.3, 0.1), Schedule(0.4, 0.0)]
     assert [one.play.tasks_per_step for one in resolved.config.arenas.values()] == [3, 3]
     assert list(resolved.config.mix) == ["nim", "kuhn"]
+    wanted = {**overrides, "training.entropy_coef": 0.2, "mix.kuhn.entropy_steps": 9}
+    config = resolve(overrides=wanted, recommend=recommend).config
+    bonuses = [one.portion.entropy for one in config.arenas.values()]
+    assert bonuses == [Schedule(0.2, 0.1), Schedule(0.2, 0.0, 9)]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +89,10 @@ def test_the_first_arena_that_recommends_a_setting_decides() -> None:
         ({**HALVES, "mix.nim.group_sise": 2}, r"mix\.nim\.group_sise .* did you mean 'group_size'"),
         ({**HALVES, "arena": "pig"}, r"arena is 'pig' but mix names nim, kuhn; give one of them"),
         ({**HALVES, "play.options.largest": 3}, r"play\.options .*\[mix\.nim\] options"),
+        (
+            {**HALVES, "mix.nim.entropy_coef": 0.1, "mix.nim.entropy_coef_end": 0.2},
+            r"mix\.nim\.entropy_coef_end 0\.2 is above mix\.nim\.entropy_coef 0\.1; set entropy_st",
+        ),
         ({**HALVES, "mix.nim.reuse": 9}, r"mix\.nim\.reuse is 9 but .* too old after 2 steps"),
         ({**HALVES, "mix.nim.staleness_limit": 5}, r"staleness_limit is 5 but training\.stal.* 1"),
         (

@@ -113,7 +113,8 @@ def written_out(
             ):
                 against = distribution(batch, other, place)
                 loss += coefficient * divergence(policy, against, token, objective)
-            loss -= objective.entropy_coef * legal_entropy(batch, policy, place)
+            scale = 1.0 if batch.entropy_scale is None else batch.entropy_scale[sample, index]
+            loss -= objective.entropy_coef * scale * legal_entropy(batch, policy, place)
             total += batch.weight[sample, index] * loss
     return total
 
