@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shlex
+import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterator
@@ -150,7 +151,8 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 restarts = config.loop.max_restarts
                 with watched(lambda: trainer.model.turns, folder.path, most=restarts):
                     _go(run, config, folder, signals=signals, served=served)
-                _sum_up(run, folder, config, time.perf_counter() - started)
+                by = None if signals.received is None else signal.Signals(signals.received).name
+                _sum_up(run, folder, config, time.perf_counter() - started, by=by)
         return 0 if signals.received is None else 128 + signals.received
 
 
@@ -334,11 +336,13 @@ def _announce(resolved: ResolvedConfig, folder: RunFolder, trainer: Trainer, run
         _print(hint)
 
 
-def _sum_up(run: Run, folder: RunFolder, config: RunConfig, seconds: float) -> None:
-    """Print the evaluation before and after the run, and commands to try next."""
+def _sum_up(
+    run: Run, folder: RunFolder, config: RunConfig, seconds: float, *, by: str | None
+) -> None:
+    """Print the evaluation before and after the run, or what stopped it, and what to do next."""
     if not run.finished:
         _print(
-            f"stopped after {seconds:.0f} s at step {run.step} of {config.loop.steps}, "
+            f"stopped by {by} after {seconds:.0f} s at step {run.step} of {config.loop.steps}, "
             "with a checkpoint; continue with",
             f"  {resume_command(folder.path)}",
         )

@@ -56,7 +56,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
                 subprocess.Popen(
                     command,
                     start_new_session=True,
-                    stdout=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,
                 )
@@ -105,8 +105,9 @@ def test_a_signal_to_the_whole_group_leaves_a_checkpoint_of_the_last_step(
     time.sleep(0.05)  # the forwarded one may come so late, or before Python sees the first
     os.killpg(process.pid, number)
     assert process.wait(30) == code
-    assert process.stderr is not None
-    assert "ended at once" not in process.stderr.read()
+    told, errors = process.communicate()
+    assert "ended at once" not in errors
+    assert f"stopped by {number.name} after " in told
     [*_, last] = steps_done()
     assert read_state(newest_whole(Path("run/checkpoints")))["trainer"]["step"] == last
     assert not Path("run/.lock").exists()
