@@ -36,7 +36,7 @@ from legos.testing import Asked, FakeBackend, ScriptedClient
 from legos.track.jsonl import JsonlTracker, read_steps
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["Account", "play_schedule"]
+__all__ = ["DEVICE_S", "STOP_S", "Account", "play_schedule", "seconds_to_stop"]
 
 STEPS = 4
 SESSIONS = 12  # the last ones are not disturbed
@@ -206,6 +206,7 @@ class Session:
         self, path: Path, nature: Nature, *, limit: int, players: int, mixed: bool
     ) -> None:
         self.nature = nature
+        self.stopping_s: float | None = None  # from the wish to stop until the end
         self.folder = RunFolder(path)
         self.publisher = SlowPublisher(nature)
         self.client = SlowClient(nature, self.publisher)
@@ -278,7 +279,8 @@ class Session:
         asked = min((s for s in (stop_s, killed_s) if s is not None), default=None)
         if not finished:
             assert asked is not None, "the run stopped, but nobody had asked"
-            assert loop.time() - asked <= STOP_S + 4 * DEVICE_S, "the run ended late"
+            self.stopping_s = loop.time() - asked
+            assert self.stopping_s <= STOP_S + 4 * DEVICE_S, "the run ended late"
         return finished
 
 
@@ -329,6 +331,25 @@ def play_schedule(seed: int, place: Path) -> Account:
         elif ended == "finished":
             return seen
     raise AssertionError(f"the run has not ended after {SESSIONS} sessions")
+
+
+def seconds_to_stop(seed: int, place: Path) -> float | None:
+    """Start a run, stop it at a random moment, and check what it leaves.
+
+    Args:
+        seed: determines everything that happens; nothing fails but plays.
+        place: an empty folder.
+
+    Returns:
+        Seconds from the wish to stop until the run has ended; None: it had finished before.
+    """
+    draw = random.Random(seed)
+    limit, players = draw.choice(((0, 1), (1, 1), (1, 2), (3, 2)))
+    nature = Nature(f"stop {seed}", calm=True)
+    session = Session(place / "run", nature, limit=limit, players=players, mixed=seed % 2 == 0)
+    ended, booked = _live(session, stop_s=3 * draw.random(), killed_s=None, left=place / "left")
+    _check(session, ended, booked, limit=limit, found=False)
+    return session.stopping_s
 
 
 def _live(

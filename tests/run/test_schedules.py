@@ -20,9 +20,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does
 
-from schedules import play_schedule
+from schedules import DEVICE_S, STOP_S, play_schedule, seconds_to_stop
 
-PARTS, SCHEDULES = 8, 1000
+PARTS, SCHEDULES, STOPS = 8, 1000, 1000
 SHARED_MEMORY = Path("/dev/shm")  # on Linux a file system without a disk, 5 times as fast
 
 
@@ -54,6 +54,22 @@ def test_every_schedule_keeps_the_promises(part: int, place: Path) -> None:
     assert found["sessions"] > 2 * share  # the injector hits what it means to hit
     assert min(found["stops"], found["kills"], found["errors"]) > share // 4
     assert found["failed_plays"] > share
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(2))
+def test_a_thousand_random_stops_end_in_two_seconds(part: int, place: Path) -> None:
+    """Two seconds include the calls that run: a pass, a publication and the last checkpoint."""
+    found: list[float] = []
+    seed = part
+    while len(found) < STOPS // 2:
+        with tempfile.TemporaryDirectory(dir=place, prefix="legos-schedule-") as folder:
+            stopping_s = seconds_to_stop(seed, Path(folder))
+        seed += 2
+        found += [] if stopping_s is None else [stopping_s]
+    assert max(found) <= STOP_S
+    assert max(found) > DEVICE_S  # a stop waited for a call
+    assert seed < 2 * STOPS  # most runs were stopped, and had not finished before
 
 
 @pytest.mark.parametrize("seed", [8874])  # an error right after a kill before the first checkpoint
