@@ -1,0 +1,218 @@
+"""The faults, what each does to a running world, its proof that it hit, and what is promised.
+
+An injector returns its proof in words, and raises ``MissedError`` where it did not hit.
+"""
+
+import os
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, NamedTuple
+
+from chaos.proxy import Mode
+from chaos.world import SERVERS, TOOL_S, World, state_of
+
+__all__ = ["FAULTS", "Fault", "MissedError"]
+
+HOUR_S = 3600.0
+SEEN_S = 20.0  # within which a proxy or a clock must have been met
+
+
+class MissedError(AssertionError):
+    """An injector did not hit what it was meant to hit."""
+
+
+Inject = Callable[[World, random.Random], str]
+
+
+class Fault(NamedTuple):
+    """One kind of fault."""
+
+    name: str
+    inject: Inject
+    outcome: Literal["survives", "stops", "dies"]  # a process that dies can say nothing
+    cause: str = ""  # what the last words of a run that stops contain
+    code: int | None = None  # with which it exits
+
+
+def _stopped(pid: int) -> None:
+    """Send SIGSTOP to a process and make sure that it stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 2.0
+    while state_of(pid) != "T":
+        if time.monotonic() > deadline:
+            raise MissedError(f"process {pid} is in state {state_of(pid)!r}, not stopped")
+        time.sleep(0.005)
+
+
+def _pause(pids: list[int], seconds: float) -> str:
+    """Stop processes for some time; they stand still all the time."""
+    for pid in pids:
+        _stopped(pid)
+    time.sleep(seconds)
+    states = [state_of(pid) for pid in pids]
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    if set(states) != {"T"}:
+        raise MissedError(f"states at the end of the pause: {states}")
+    return f"state T for {seconds:.1f} s"
+
+
+def kill_server(world: World, draw: random.Random) -> str:
+    """Kill a server, and start it again some seconds later."""
+    index = draw.randrange(SERVERS)
+    process = world.servers[index]
+    process.kill()
+    if (code := process.wait()) != -signal.SIGKILL:
+        raise MissedError(f"the server had ended with code {code}")
+    time.sleep(away := draw.uniform(0.0, 4.0))
+    world.servers[index] = world.start_server(index)
+    return f"server {index} exit -9, away {away:.1f} s"
+
+
+def stop_server(world: World, draw: random.Random) -> str:
+    """Stop a server for longer than a health check takes."""
+    index = draw.randrange(SERVERS)
+    return f"server {index}: " + _pause([world.servers[index].pid], draw.uniform(9.0, 12.0))
+
+
+def stop_all_servers(world: World, draw: random.Random) -> str:
+    """Stop all servers for some seconds, so that nobody is left to ask."""
+    return _pause([server.pid for server in world.servers], draw.uniform(3.0, 10.0))
+
+
+def slow_server(world: World, draw: random.Random) -> str:
+    """Let a server run for a fifth of the time."""
+    index = draw.randrange(SERVERS)
+    pid = world.servers[index].pid
+    deadline = time.monotonic() + draw.uniform(4.0, 8.0)
+    pauses = 0
+    while time.monotonic() < deadline:
+        _pause([pid], 0.2)
+        pauses += 1
+        time.sleep(0.05)
+    return f"server {index}: {pauses} pauses"
+
+
+def misroute(mode: Mode, world: World, draw: random.Random) -> str:
+    """Let the proxy before one server or each drop, delay, truncate or refuse for some seconds."""
+    chosen = draw.sample(world.proxies, draw.randint(1, SERVERS))
+    before = sum(proxy.hits[mode] for proxy in chosen)
+    for proxy in chosen:
+        proxy.mode = mode
+    try:
+        deadline = time.monotonic() + SEEN_S
+        time.sleep(draw.uniform(2.0, 5.0))
+        while (hits := sum(proxy.hits[mode] for proxy in chosen) - before) == 0:
+            if time.monotonic() > deadline:
+                raise MissedError(f"no connection met {mode!r} within {SEEN_S:g} s")
+            time.sleep(0.05)
+    finally:
+        for proxy in chosen:
+            proxy.mode = "pass"
+    return f"{len(chosen)} of {SERVERS} proxies: {hits} times"
+
+
+def _tool(world: World, draw: random.Random) -> int:
+    """One process in which the tool is called."""
+    deadline = time.monotonic() + SEEN_S
+    while not (found := world.tools()):
+        if time.monotonic() > deadline:
+            raise MissedError(f"the run has started no process for its tool for {SEEN_S:g} s")
+        time.sleep(0.05)
+    return draw.choice(sorted(found))
+
+
+def kill_tool(world: World, draw: random.Random) -> str:
+    """Kill a process in which the tool is called, perhaps in a call."""
+    pid = _tool(world, draw)
+    os.kill(pid, signal.SIGKILL)
+    return _gone(pid, within_s=5.0)
+
+
+def stop_tool(world: World, draw: random.Random) -> str:
+    """Stop a process in which the tool is called, until the limit of the call kills it."""
+    pid = _tool(world, draw)
+    _stopped(pid)
+    return _gone(pid, within_s=SEEN_S + TOOL_S)
+
+
+def _gone(pid: int, *, within_s: float) -> str:
+    began = time.monotonic()
+    while state_of(pid) not in ("", "Z"):
+        if time.monotonic() - began > within_s:
+            raise MissedError(f"process {pid} is in state {state_of(pid)!r} after {within_s:g} s")
+        time.sleep(0.02)
+    return f"process gone after {time.monotonic() - began:.1f} s"
+
+
+def move_clock(world: World, draw: random.Random) -> str:
+    """Move the wall clock of the trainer and the servers by hours, forward or back."""
+    offset_s = draw.choice((-1, 1)) * draw.uniform(1, 48) * HOUR_S
+    world.clock.move(offset_s)
+    began = time.monotonic()
+    while world.clock.read < 10:
+        if time.monotonic() - began > SEEN_S:
+            raise MissedError(f"the moved clock was read {world.clock.read} times")
+        time.sleep(0.05)
+    return f"{offset_s / HOUR_S:+.1f} h, read {world.clock.read} times"
+
+
+def sleep_and_wake(world: World, draw: random.Random) -> str:
+    """Stop all processes, tools too, and wake them when the wall clock is hours ahead."""
+    pids = [*world.tools(), *(server.pid for server in world.servers), world.trainer.pid]
+    world.clock.move(0.0)
+    proof = _pause(pids, draw.uniform(5.0, 10.0))
+    return f"{len(pids)} processes, {proof}; " + move_clock(world, draw)
+
+
+def stop_trainer(world: World, draw: random.Random) -> str:
+    """Stop the trainer alone, longer than a call of the tool may take."""
+    return _pause([world.trainer.pid], draw.uniform(1.0, 6.0))
+
+
+def signal_trainer(number: signal.Signals, world: World, draw: random.Random) -> str:
+    """Send a signal to the trainer at a random moment."""
+    time.sleep(draw.uniform(0.0, 1.0))
+    if world.trainer.poll() is not None:
+        raise MissedError("the trainer had ended before")
+    world.trainer.send_signal(number)
+    return f"{number.name} to process {world.trainer.pid}"
+
+
+def fill_disk(world: World, draw: random.Random) -> str:
+    """Let every write of the trainer beyond a file's first bytes fail (RLIMIT_FSIZE, live)."""
+    pid = world.trainer.pid
+    most = draw.choice((0, 100, 1000))
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, hard))
+    return f"files of at most {resource.prlimit(pid, resource.RLIMIT_FSIZE)[0]} bytes"
+
+
+def _at(*numbers: signal.Signals) -> list[Inject]:
+    return [partial(signal_trainer, number) for number in numbers]
+
+
+_INT, _TERM, _KILL = _at(signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+FAULTS = (
+    Fault("server killed, started again", kill_server, "survives"),
+    Fault("server stopped", stop_server, "survives"),
+    Fault("all servers stopped", stop_all_servers, "survives"),
+    Fault("server slowed", slow_server, "survives"),
+    Fault("connections dropped", partial(misroute, "drop"), "survives"),
+    Fault("answers delayed", partial(misroute, "delay"), "survives"),
+    Fault("answers truncated", partial(misroute, "truncate"), "survives"),
+    Fault("502 in place of answers", partial(misroute, "refuse"), "survives"),
+    Fault("tool killed", kill_tool, "survives"),
+    Fault("tool stopped", stop_tool, "survives"),
+    Fault("trainer stopped", stop_trainer, "survives"),
+    Fault("wall clock moved", move_clock, "survives"),
+    Fault("sleep and wake", sleep_and_wake, "survives"),
+    Fault("SIGINT", _INT, "stops", "stopped by SIGINT", 130),
+    Fault("SIGTERM", _TERM, "stops", "stopped by SIGTERM", 143),
+    Fault("trainer killed", _KILL, "dies", code=-signal.SIGKILL),
+    Fault("disk full", fill_disk, "stops", "File too large", 2),
+)
