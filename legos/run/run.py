@@ -30,6 +30,7 @@ from legos.run.background import Background
 from legos.run.checkpoint import write_checkpoint
 from legos.run.evaluations import Evaluation, Evaluations, Figures, Outputs
 from legos.run.folder import RunFolder
+from legos.run.leaving import Leave, LeavingPublisher
 from legos.run.power import mains_power
 from legos.run.state import RunState
 from legos.run.stored import batches_to_json, kept_episodes
@@ -104,6 +105,7 @@ class Run:
         self._clock = clock
         self._step_ended = self._saved = clock()
         self._batcher = batcher_of(trainer, self._mix, max_failed_share=settings.max_failed_share)
+        self._leave = Leave()
         self._writer = writer
         self._writing = Background(self._batcher.end)
         self._evaluations = Evaluations(
@@ -192,7 +194,8 @@ class Run:
         try:
             clients = [arena.client for arena in self._mix.portions]
             async with reaching(clients, self._trainer.publisher) as publisher:
-                out = Outputs(tracker, evaluations, publisher)
+                leaving = LeavingPublisher(publisher, self._leave)
+                out = Outputs(tracker, evaluations, leaving)
                 try:
                     await self._to_the_end(out)
                 finally:
@@ -215,6 +218,7 @@ class Run:
 
     async def stop(self) -> None:
         """Ask the run to end; ``go`` then writes a checkpoint and returns."""
+        self._leave.ask()
         self._evaluations.stop()
         await self._batcher.end(Stopped())
 

@@ -183,6 +183,15 @@ def signal_trainer(number: signal.Signals, world: World, draw: random.Random) ->
     return f"{number.name} to process {world.trainer.pid}"
 
 
+def stop_while_servers_hang(world: World, draw: random.Random) -> str:
+    """Send SIGTERM to the trainer while it waits for servers that stand still."""
+    for server in world.servers:
+        _stopped(server.pid)
+    time.sleep(draw.uniform(1.0, 10.0))
+    proof = signal_trainer(signal.SIGTERM, world, draw)
+    return f"{SERVERS} servers in state T, {proof}"
+
+
 def fill_disk(world: World, draw: random.Random) -> str:
     """Let every write of the trainer beyond a file's first bytes fail (RLIMIT_FSIZE, live)."""
     pid = world.trainer.pid
@@ -213,6 +222,9 @@ FAULTS = (
     Fault("sleep and wake", sleep_and_wake, "survives"),
     Fault("SIGINT", _INT, "stops", "stopped by SIGINT", 130),
     Fault("SIGTERM", _TERM, "stops", "stopped by SIGTERM", 143),
+    Fault(
+        "SIGTERM while servers hang", stop_while_servers_hang, "stops", "stopped by SIGTERM", 143
+    ),
     Fault("trainer killed", _KILL, "dies", code=-signal.SIGKILL),
     Fault("disk full", fill_disk, "stops", "File too large", 2),
 )

@@ -99,6 +99,7 @@ def _ends(world: World, fault: Fault, draw: random.Random) -> Event:
     assert fault.outcome == "dies" or seconds <= STOP_S, f"it took {seconds:.1f} s to end"
     world.check_folder()
     last = world.steps()
+    world.wake_servers()
     world.start_trainer()
     goal = last + 2
     world.wait(lambda: world.steps() >= goal, within_s=START_S, what=f"step {goal} once resumed")

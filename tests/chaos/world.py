@@ -95,6 +95,11 @@ class World:
         with (self.place / f"server-{index}.log").open("ab") as log:
             return self._start(*options, output=log)
 
+    def wake_servers(self) -> None:
+        """Let servers go on that were stopped."""
+        for server in self.servers:
+            server.send_signal(signal.SIGCONT)
+
     def serve(self, *, within_s: float) -> None:
         """Wait until every server answers."""
         deadline = time.monotonic() + within_s

@@ -1,0 +1,82 @@
+"""Publishing that does not keep a run from ending, where servers do not answer."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from legos.loop.batcher import Stopped
+from legos.protocols import Publisher
+from legos.weights.adapter import Adapter, AdapterInfo
+
+__all__ = ["Leave", "LeavingPublisher"]
+
+logger = logging.getLogger(__name__)
+
+LEAVE_S = 1.0  # how long a run that was stopped waits for a server
+T = TypeVar("T")
+
+
+class Leave:
+    """Whether a run is asked to stop; its calls then have a second left."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._calls: set[asyncio.Timeout] = set()
+
+    def ask(self) -> None:
+        """Give the running calls, and later ones, a second."""
+        self._asked = True
+        while self._calls:
+            self._calls.pop().reschedule(asyncio.get_running_loop().time() + LEAVE_S)
+
+    async def within(self, call: Awaitable[T]) -> T:
+        """The result of a call.
+
+        Raises:
+            Stopped: it had none a second after the wish to stop; it was cancelled.
+        """
+        limit = asyncio.timeout(LEAVE_S if self._asked else None)
+        try:
+            async with limit:
+                if not self._asked:
+                    self._calls.add(limit)
+                return await call
+        except TimeoutError:
+            if limit.expired():
+                raise Stopped from None
+            raise
+        finally:
+            self._calls.discard(limit)
+
+
+class LeavingPublisher:
+    """Publishes as another one does, until the run is asked to stop."""
+
+    def __init__(self, publisher: Publisher, leave: Leave) -> None:
+        """Wrap a publisher.
+
+        Args:
+            publisher: loads the adapters.
+            leave: knows when the run is asked to stop.
+        """
+        self._publisher, self._leave = publisher, leave
+
+    async def publish(self, adapter: Adapter) -> AdapterInfo:
+        """Load an adapter; see ``Publisher``.
+
+        Raises:
+            Stopped: the run is to stop, and the adapter is not live a second later.
+        """
+        try:
+            return await self._leave.within(self._publisher.publish(adapter))
+        except Stopped:
+            logger.warning("%s@%d is not live: no server answers", adapter.name, adapter.version)
+            raise
+
+    async def drop(self, name: str) -> None:
+        """Drop an adapter; where the run is to stop, servers that do not answer may keep it."""
+        try:
+            await self._leave.within(self._publisher.drop(name))
+        except Stopped:
+            logger.warning("%s stays on the servers: none answers", name)

@@ -1,0 +1,52 @@
+"""A run that is asked to stop does not wait for servers that do not answer."""
+
+import asyncio
+
+import pytest
+from virtual_time import in_virtual_time
+
+from legos.loop.batcher import Stopped
+from legos.run.leaving import LEAVE_S, Leave, LeavingPublisher
+from legos.testing import FakeBackend
+from legos.weights.adapter import Adapter, AdapterInfo
+
+ADAPTER = FakeBackend().adapter()
+
+
+class Silent:
+    """A publisher whose servers answer after some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.cancelled = 0
+
+    async def publish(self, adapter: Adapter) -> AdapterInfo:
+        await self.drop(adapter.name)
+        return adapter.info
+
+    async def drop(self, name: str) -> None:
+        try:
+            await asyncio.sleep(self.seconds)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
+def test_a_stop_waits_for_a_publication_for_a_second_and_no_longer() -> None:
+    async def go(seconds: float) -> float:
+        leave, inner = Leave(), Silent(seconds)
+        loop, publisher = asyncio.get_running_loop(), LeavingPublisher(inner, leave)
+        loop.call_later(10.0, leave.ask)
+        if seconds <= 10.0 + LEAVE_S:
+            assert await publisher.publish(ADAPTER) == ADAPTER.info
+        else:
+            with pytest.raises(Stopped):
+                await publisher.publish(ADAPTER)
+            assert inner.cancelled == 1
+            await publisher.drop("policy")
+            assert inner.cancelled == 2
+        return loop.time()
+
+    assert in_virtual_time(go(3.0))[0] == 3.0
+    assert in_virtual_time(go(10.5))[0] == 10.5
+    assert in_virtual_time(go(600.0))[0] == 10.0 + 2 * LEAVE_S
