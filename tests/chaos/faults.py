@@ -74,9 +74,12 @@ def kill_server(world: World, draw: random.Random) -> str:
 
 
 def stop_server(world: World, draw: random.Random) -> str:
-    """Stop a server for longer than a health check takes."""
-    index = draw.randrange(SERVERS)
-    return f"server {index}: " + _pause([world.servers[index].pid], draw.uniform(9.0, 12.0))
+    """Stop a server for longer than a health check takes; the other one must go on alone."""
+    index, before = draw.randrange(SERVERS), world.steps()
+    proof = _pause([world.servers[index].pid], draw.uniform(14.0, 17.0))
+    made = world.steps() - before
+    assert made >= 3, f"{made} steps while server {index} was stopped"
+    return f"server {index}: {proof}, {made} steps meanwhile"
 
 
 def stop_all_servers(world: World, draw: random.Random) -> str:
