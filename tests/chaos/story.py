@@ -1,6 +1,7 @@
 """Faults in random order while a run goes on, each checked for its promise."""
 
 import random
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -57,7 +58,7 @@ def chaos(
             try:
                 event = _survives(world, fault, draw) if fault.outcome == "survives" else None
                 events.append(event or _ends(world, fault, draw))
-            except AssertionError as error:
+            except (AssertionError, subprocess.TimeoutExpired) as error:
                 story = "\n".join(f"{past.name}: {past.proof}" for past in events)
                 raise AssertionError(
                     f"{fault.name} (seed {seed}): {error}\nafter\n{story}"
