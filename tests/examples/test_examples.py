@@ -34,12 +34,22 @@ def test_self_play_leaves_the_reference_as_it_was() -> None:
 
 
 @pytest.mark.slow
-def test_two_games_share_the_tokens() -> None:
-    told = run("two_games.py", "--steps", "6")
+def test_three_arenas_share_the_tokens() -> None:
+    told = run("orchestrator.py", "--steps", "10")
     shares = dict(re.findall(r"(\w+): \d+ tokens, ([\d.]+) of all", told))
-    assert shares.keys() == {"nim", "kuhn"}
-    assert abs(float(shares["nim"]) - 0.57) < 0.15  # 0.4 to 0.8 in six steps of whole groups
-    assert "nim {'optimal_move_rate': 0." in told
+    assert shares.keys() == {"nim", "kuhn", "sums"}
+    assert abs(float(shares["nim"]) - 0.36) < 0.15  # 0.5 to 0.2 in ten steps of whole groups
+    assert re.search(r"step 10: .*\n  nim +\d.*\n  kuhn +\d.*\n  sums +\d", told)
+    assert "'optimal_move_rate': 0." in told
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_without_a_browser() -> None:
+    told = run("async_notebook.py", "--steps", "4")
+    in_turns, overlap = (dict(re.findall(r"'([^']+)': '([^']+)'", x)) for x in told.splitlines())
+    assert (in_turns["run"], in_turns["oldest, steps"]) == ("in turns", "0")
+    assert overlap["run"] == "overlap"
+    assert overlap["oldest, steps"] in {"0", "1"}  # the staleness limit
 
 
 @pytest.mark.slow

@@ -1,0 +1,206 @@
+"""Play and training at the same time, and in turns, side by side: a marimo notebook.
+
+    uv run --extra notebook marimo edit examples/async_notebook.py
+    uv run --extra notebook python examples/async_notebook.py    # every cell once, no browser
+
+The second line takes about a minute on two CPU cores, and prints a line for each way to run.
+"""
+
+import marimo
+
+app = marimo.App(width="medium")
+
+with app.setup:
+    import asyncio
+    import random
+    import time
+    from collections import Counter
+    from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import closing
+    from typing import Any
+
+    import marimo as mo
+    import matplotlib.pyplot as plt
+
+    from legos import (
+        Arena,
+        GRPOCredit,
+        Table,
+        Task,
+        Trainer,
+        TrainingConfig,
+        evaluate,
+        load_model,
+        synchronous_training_loop,
+        training_loop,
+    )
+
+
+@app.cell(hide_code=True)
+def _() -> None:
+    mo.md("""
+    # Play while you train, or take turns?
+
+    The model sees `3 ? 4 = 12` and picks `+`, `-` or `*`; then a slow tool checks the result. In
+    turns, the trainer waits for the tool and the players wait for the trainer. With overlap, plays
+    go on during an optimiser step, so some samples are a version old when they are trained on.
+    """)
+
+
+@app.cell
+def _() -> tuple[Any, ...]:
+    asked = int(str(mo.cli_args().get("steps") or 40))  # -- --steps N on the command line
+    steps = mo.ui.slider(4, 100, value=asked, label="optimiser steps", debounce=True)
+    tool_s = mo.ui.slider(0.0, 2.0, step=0.1, value=0.5, label="tool, seconds", debounce=True)
+    limit = mo.ui.slider(1, 4, value=1, label="staleness limit, steps", debounce=True)
+    mo.vstack([steps, tool_s, limit])
+    return limit, steps, tool_s
+
+
+@app.class_definition
+class Operators(Arena):
+    """Pick the operator between two numbers; a tool that takes its time checks it."""
+
+    tasks_per_step, group_size, illegal = 32, 4, "random"
+
+    def __init__(self, client: Any, tool_s: float, **kwargs: Any) -> None:
+        """Set how long the tool takes."""
+        super().__init__(client, **kwargs)
+        self.tool_s = tool_s
+        self.times: list[tuple[float, float]] = []  # start and length of each play, seconds
+
+    def tasks(self, rng: random.Random) -> Iterator[Task]:
+        """Two numbers, and what one of the operators makes of them."""
+        while True:
+            left, right = rng.randint(2, 5), rng.randint(2, 5)
+            values = {"+": left + right, "-": left - right, "*": left * right}
+            target = rng.choice(list(values.values()))
+            yield Task(id=f"{left} {right} {target}", data=(left, right, target, values))
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        """One operator; an illegal answer counts as wrong."""
+        began = time.time()
+        left, right, target, values = t.task.data
+        prompt = f"{left} ? {right} = {target}\nMoves: + - *"
+        reply = await t.ask("player", prompt, choices=("+", "-", "*"))
+        await asyncio.sleep(self.tool_s)
+        self.times.append((began, time.time() - began))
+        legal = reply.answer.strip() == reply.move
+        correct = legal and values[reply.move] == target
+        t.metric(correct=correct, wrong=legal and not correct)
+        return {"player": float(correct)}
+
+
+@app.class_definition
+class Run:
+    """One training run of a new copy of the built-in model, and what happened in it."""
+
+    def __init__(self, *, overlap: bool, steps: int, tool_s: float, limit: int) -> None:
+        """Train at once."""
+        self.updates: list[tuple[float, float]] = []  # start and length of each, seconds
+        self.rewards: list[float] = []
+        self.samples: list[int] = []  # number of samples after each step
+        self.ages = Counter[int]()
+        config = TrainingConfig(
+            learning_rate=3e-3,
+            kl_coef=0.0,
+            entropy_coef=0.1,
+            staleness_limit=limit if overlap else 0,
+        )
+        with closing(Trainer(model=load_model("builtin"), config=config)) as trainer:
+            arena = Operators(trainer.client(), tool_s, credit_assigner=GRPOCredit(), seed=1)
+            self.before = asyncio.run(self._endings(trainer))
+            self.began = time.time()
+            loop = training_loop if overlap else synchronous_training_loop
+            training = loop(
+                arena,
+                trainer,
+                steps,
+                episode_concurrency=256,
+                after_step=self._note,
+                progress=False,
+            )
+            asyncio.run(training)
+            self.seconds = time.time() - self.began
+            self.after = asyncio.run(self._endings(trainer))
+        self.plays = arena.times
+
+    async def _note(self, metrics: Mapping[str, Any], batches: Sequence[Any]) -> None:
+        self.updates.append((time.time() - metrics["step_s"], metrics["step_s"]))
+        self.rewards.append(metrics["reward_mean"])
+        samples = [sample for batch in batches for sample in batch.samples]
+        self.samples.append(len(samples) + (self.samples[-1] if self.samples else 0))
+        trained = metrics["policy_version"] - 1
+        self.ages.update(trained - sample.oldest_version for sample in samples)
+
+    async def _endings(self, trainer: Trainer) -> dict[str, float]:
+        """Shares of plays that are right, wrong and illegal."""
+        figures = await evaluate(Operators(trainer.client(), 0.0, seed=2), trainer, plays=256)
+        return {**figures["metric"], "illegal": figures["illegal_share"]}
+
+    def row(self) -> dict[str, str]:
+        """Its line in the table."""
+        ages = sum(age * number for age, number in self.ages.items())
+        return {
+            "seconds": f"{self.seconds:.1f}",
+            "samples per second": f"{self.samples[-1] / self.seconds:.0f}",
+            "trainer busy": f"{sum(length for _, length in self.updates) / self.seconds:.0%}",
+            "mean age, steps": f"{ages / self.ages.total():.2f}",
+            "oldest, steps": f"{max(self.ages)}",
+            "correct before, after": f"{self.before['correct']:.2f}, {self.after['correct']:.2f}",
+        }
+
+
+@app.cell
+async def _(limit: Any, steps: Any, tool_s: Any) -> tuple[Any, ...]:
+    ways = {"in turns": False, "overlap": True}
+    settings = {"steps": steps.value, "tool_s": tool_s.value, "limit": limit.value}
+    runs = {  # in a thread, because a notebook has an event loop of its own
+        name: await asyncio.to_thread(Run, overlap=overlap, **settings)
+        for name, overlap in ways.items()
+    }
+    return (runs,)
+
+
+@app.cell
+def _(runs: dict[str, Run]) -> None:
+    rows = [{"run": name, **run.row()} for name, run in runs.items()]
+    print(*rows, sep="\n")
+    mo.ui.table(rows, selection=None)
+
+
+@app.function
+def timeline(axis: Any, name: str, run: Run, until: float) -> None:
+    """A line for each play, and a bar below them for each optimiser step."""
+    bars = [(began - run.began, length) for began, length in run.updates]
+    axis.broken_barh(bars, (-14, 10), color="C1")
+    for row, (began, length) in enumerate(sorted(run.plays)[:64]):
+        axis.hlines(row, began - run.began, began - run.began + length, color="C0")
+    axis.set(title=f"{name}: plays, and steps below", xlabel="seconds", yticks=[], xlim=(0, until))
+
+
+@app.cell
+def _(runs: dict[str, Run]) -> None:
+    figure, ((first, second), (reward, ends)) = plt.subplots(
+        2, 2, figsize=(10, 6), layout="constrained"
+    )
+    until = max(run.seconds for run in runs.values())
+    for axis, (name, run) in zip((first, second), runs.items(), strict=True):
+        timeline(axis, name, run, until)
+        reward.plot(run.samples, run.rewards, label=name)
+    reward.set(xlabel="samples", ylabel="mean reward", title="reward at equal samples")
+    reward.legend()
+    bars = {"before": runs["overlap"].before}
+    bars |= {f"after, {name}": run.after for name, run in runs.items()}
+    modes = ("correct", "wrong", "illegal")
+    for shift, (name, shares) in enumerate(bars.items()):
+        where = [x + 0.25 * shift for x in range(len(modes))]
+        ends.bar(where, [shares[mode] for mode in modes], 0.25, label=name)
+    ends.set(ylabel="share of plays", title="how plays end")
+    ends.set_xticks([0.25, 1.25, 2.25], modes)
+    ends.legend()
+    mo.as_html(figure)
+
+
+if __name__ == "__main__":
+    app.run()
