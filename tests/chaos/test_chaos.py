@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from chaos.story import as_table, chaos
 
-SEED, MINUTES = 0, 2.5  # the processes start before
+SEED, MINUTES = 0, 1.5  # the processes start before
 
 
 @pytest.mark.slow
