@@ -25,11 +25,10 @@ with hold(Path(sys.argv[1])):
 
 FORK = """
     import os
-    worker = os.fork()
-    if worker == 0:
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)  # by the worker: its hooks of the fork have run
         time.sleep(60)
         os._exit(0)
-    print(worker, flush=True)
 """
 
 
