@@ -1,7 +1,9 @@
 """Loss, metric sums and log-probabilities of a step's passes; gradients gather in the LoRA arrays.
 
-The output head runs in chunks of logit positions, whose logits are computed again in the backward
-pass, so that the peak of memory is that of one chunk for any vocabulary.
+The output head runs in chunks of logit positions, so that the peak of memory is that of one chunk
+for any vocabulary. Where the log-probability alone has a gradient, and each position has one token,
+a chunk's gradient is computed with its values, since a token's loss only scales it. Elsewhere
+the logits are computed again in the backward pass.
 
 P logit positions, V vocabulary, H hidden size, N chosen tokens, S samples, A chosen tokens of a
 sample.
@@ -19,7 +21,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from legos.cuda.arrays import TorchArrays
-from legos.cuda.lora import Modules, other_lora
+from legos.cuda.lora import LoraLinear, Modules, other_lora
 from legos.cuda.model import CausalModel
 from legos.cuda.passes import Pass, pass_batch, plan_passes
 from legos.data.batch import Batch
@@ -146,17 +148,30 @@ class StepGradients:
         if len(batch.logit_row) <= self._num_positions:
             at = torch.arange(len(batch.logit_row), device=hidden.device)
             return of_positions(hidden, at, BatchArrays(self._xp, batch))
-        return self._chunked(hidden, batch, of_positions)
+        exact = bool(others) and objective.kl_estimator == "exact"
+        adapted = isinstance(self._model.whole.get_output_embeddings(), LoraLinear)
+        alone = not (objective.entropy_coef or exact or adapted)
+        return self._chunked(hidden, batch, of_positions, alone=alone)
 
     def _chunked(
-        self, hidden: Tensor, batch: Batch, of_positions: Callable[..., Terms]
+        self, hidden: Tensor, batch: Batch, of_positions: Callable[..., Terms], *, alone: bool
     ) -> dict[str, Tensor]:
-        """The terms, chunk by chunk; only the hidden states are kept for the backward pass."""
+        """The terms, chunk by chunk; only the hidden states are kept for the backward pass.
+
+        Args:
+            hidden: [P, H] output of the trunk.
+            batch: the batch of the pass.
+            of_positions: the terms of a chunk, from its hidden states, positions and arrays.
+            alone: whether "logprob" is the only term with a gradient, and that only into hidden.
+        """
         chunks, number = chunks_of(batch, self._num_positions)
         parts: list[Any] = []
         for chunk in chunks:
             at, arrays = self._xp.array(chunk.positions), BatchArrays(self._xp, chunk.batch)
-            parts.append(checkpoint(of_positions, hidden[at], at, arrays, use_reentrant=False))
+            if alone and torch.is_grad_enabled() and len(at) == len(chunk.batch.mask):
+                parts.append(_at_once(of_positions, hidden[at], at, arrays))
+            else:
+                parts.append(checkpoint(of_positions, hidden[at], at, arrays, use_reentrant=False))
         order = self._xp.array(number)
         return {name: torch.cat([part[name] for part in parts])[order, 0] for name in parts[0]}
 
@@ -165,3 +180,20 @@ class StepGradients:
         array = self._xp.array
         hidden = self._model.hidden(array(one.input_ids), array(one.position_ids))
         return hidden[array(batch.logit_row), array(batch.logit_column)]
+
+
+def _at_once(
+    of_positions: Callable[..., Terms], hidden: Tensor, at: Tensor, arrays: BatchArrays
+) -> dict[str, Tensor]:
+    """[C, 1] terms of C positions with one token each, and the gradient of "logprob" with them.
+
+    Nothing of a chunk's logits is kept: the difference that is added is 0, with that gradient.
+    """
+    leaf = hidden.detach().requires_grad_()
+    found = of_positions(leaf, at, arrays)
+    (slope,) = torch.autograd.grad(found["logprob"].sum(), leaf)
+    order = arrays.logit_index[:, 0]  # token -> its position
+    terms = {name: term.detach() for name, term in found.items()}
+    change = ((hidden - leaf.detach()) * slope).float().sum(dim=1, keepdim=True)
+    terms["logprob"] = terms["logprob"] + change[order]
+    return terms

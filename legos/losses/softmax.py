@@ -2,12 +2,17 @@
 
 from typing import Any
 
+from legos.losses.ratio import detach
+
 __all__ = ["log_softmax", "logsumexp"]
 
 
 def logsumexp(xp: Any, x: Any) -> Any:
-    """[..., 1] log of the sum of exponentials over the last axis."""
-    top = xp.max(x, axis=-1, keepdims=True)
+    """[..., 1] log of the sum of exponentials over the last axis.
+
+    The largest value only shifts the sum, so no gradient is computed through it.
+    """
+    top = detach(xp, xp.max(x, axis=-1, keepdims=True))
     return top + xp.log(xp.sum(xp.exp(x - top), axis=-1, keepdims=True))
 
 

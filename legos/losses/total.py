@@ -94,9 +94,12 @@ def token_terms(
     positions, at = arrays.positions, arrays.logit_index
     policy = position_logprobs(xp, logits, positions)
     entropy_of = entropy if objective.entropy_over == "legal" else support_entropy
-    found = {
+    every, legal = policy
+    if not objective.entropy_coef:  # it is only reported, and keeps nothing for a backward pass
+        every, legal = detach(xp, every), None if legal is None else detach(xp, legal)
+    found: dict[str, Any] = {
         "logprob": chosen_logprobs(policy[0], at, arrays.target),
-        "entropy": entropy_of(xp, policy[0], policy[1], positions)[at],
+        "entropy": entropy_of(xp, every, legal, positions)[at],
     }
     for name, other_logits in others.items():
         other = position_logprobs(xp, other_logits, positions)

@@ -50,9 +50,9 @@ class Pair(NamedTuple):
         self.torch.restore(self.state)
 
 
-def backend_of(folder: Path, device: Name, **options: Any) -> Any:
+def backend_of(folder: Path, device: Name, *, head: bool = True, **options: Any) -> Any:
     model = load_model(folder, inline=True, device=device)
-    apply_lora(model, rank=4, layers=8, alpha=8.0)
+    apply_lora(model, rank=4, layers=8, alpha=8.0, head=head)
     return model.make_backend(BackendConfig(**options))
 
 
@@ -209,6 +209,28 @@ def test_the_size_of_the_heads_chunks_changes_nothing(
     chunked = backend_of(model, "torch", betas=(0.0, 0.95), gradient_checkpointing=True)
     samples, objective = some_samples(), EVERY_OBJECTIVE[name]
     compared(pair._replace(torch=chunked), samples, objective, tmp_path / "saved")
+
+
+@pytest.mark.parametrize(("name", "at_once"), [("gspo", True), ("kl_k2", True), ("entropy", False)])
+def test_a_head_without_lora_has_its_gradients_with_the_values_where_one_term_has_any(
+    name: str, at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legos.cuda.gradients.CHUNK_LOGITS", {"cpu": 1})
+    monkeypatch.setattr("legos.cuda.gradients.MIN_POSITIONS", 3)
+    from legos.cuda import gradients
+
+    computed: list[int] = []
+    compute_chunk = gradients._at_once
+
+    def counting(*arguments: Any) -> dict[str, Any]:
+        computed.append(len(arguments[1]))
+        return compute_chunk(*arguments)
+
+    monkeypatch.setattr(gradients, "_at_once", counting)
+    model = write_any_model(tmp_path / "model", architecture="llama")
+    pair = make_pair(model, tmp_path / "state", betas=(0.0, 0.95), head=False)
+    compared(pair, some_samples(), EVERY_OBJECTIVE[name], tmp_path / "saved")
+    assert bool(computed) == at_once
 
 
 def test_log_probabilities_of_the_policy_and_of_its_reference(pair: Pair) -> None:
