@@ -15,6 +15,7 @@ __all__ = ["BENCHES", "bench", "explained"]
 BENCHES: Mapping[str, str] = {
     "arenas": "plays without a model: turns, waiting plays, slow tools",
     "async": "the line with overlap, against play and training in turns",
+    "cuda": "torch's optimiser step, and play and publication through vLLM",
     "engine": "generation alone",
     "loop": "the whole line, from a play to the next adapter",
     "server": "generation over HTTP, and adapter swaps",
@@ -22,9 +23,16 @@ BENCHES: Mapping[str, str] = {
 }
 """Name -> what is measured; each is a module of ``legos.bench``."""
 
+WITH_PEERS = ("cuda", "server", "train")
+
 
 def bench(
-    name: str, seconds: float, *, quick: bool = False, peers: Sequence[Path] = ()
+    name: str,
+    seconds: float,
+    *,
+    quick: bool = False,
+    peers: Sequence[Path] = (),
+    vllm: Path | None = None,
 ) -> Mapping[str, Any]:
     """Run one bench.
 
@@ -32,8 +40,9 @@ def bench(
         name: one of ``BENCHES``.
         seconds: time to measure, roughly.
         quick: measure smaller workloads in fewer rounds, to see whether the bench runs.
-        peers: programs of other servers, or Pythons with other trainers; only the benches
-            ``server`` and ``train`` compare with them.
+        peers: programs of other servers, or Pythons with other trainers; only the benches of
+            ``WITH_PEERS`` compare with them.
+        vllm: the ``vllm`` program of the bench ``cuda``; None: ``LEGOS_VLLM_BIN``, or on PATH.
 
     Returns:
         Figures. ``ratios`` can be compared between machines; ``targets`` has the meaning of each
@@ -44,11 +53,11 @@ def bench(
     """
     if name not in BENCHES:
         raise ConfigError(f"no bench is called {name!r}{did_you_mean(name, BENCHES)}")
-    if peers and name not in ("server", "train"):
-        raise ConfigError(f"--peer needs the bench 'server' or 'train', and came with {name!r}")
+    if peers and name not in WITH_PEERS:
+        raise ConfigError(f"--peer needs one of the benches {WITH_PEERS}, and came with {name!r}")
     module = importlib.import_module(f"legos.bench.{name}")
     measure: Callable[[Workload], Mapping[str, Any]] = getattr(module, f"bench_{name}")
-    figures = measure(Workload(seconds, quick, tuple(peers)))
+    figures = measure(Workload(seconds, quick, tuple(peers), vllm))
     targets = {
         ratio: RATIOS[name][ratio].verdict(value) for ratio, value in figures["ratios"].items()
     }

@@ -51,6 +51,27 @@ RATIOS: Mapping[str, Mapping[str, Ratio]] = {
             "the same where the lengths of plays have a heavy tail, 50 ms to 2 s", 1.6
         ),
     },
+    "cuda": {
+        "torch_vs_plain": Ratio(
+            "speed of torch's step against a plain loop of transformers and PEFT, padded rows", 1.3
+        ),
+        "torch_memory_vs_plain": Ratio(
+            "peak memory of that step, against it, each in a process of its own", 0.6, at_most=True
+        ),
+        "loss_path_vs_bare": Ratio(
+            "time of a step on rows of one length, against forward, backward and AdamW alone",
+            1.05,
+            at_most=True,
+        ),
+        "vllm_moves_vs_bare": Ratio(
+            "moves per second through a vLLM server, against a client that sends as long lists", 0.7
+        ),
+        "vllm_publish_vs_by_hand": Ratio(
+            "time to publish an adapter to vLLM, against writing and loading its folder",
+            2,
+            at_most=True,
+        ),
+    },
     "engine": {
         "engine_vs_bare": Ratio(f"{_BARE}, 64 prompts, 64 tokens each", 0.9),
         "group_prefill_share": Ratio(

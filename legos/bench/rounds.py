@@ -19,6 +19,7 @@ class Workload:
     seconds: float  # time to measure, roughly
     quick: bool = False  # True: less work in each measurement, and fewer rounds
     peers: tuple[Path, ...] = ()  # programs of other projects to compare with
+    vllm: Path | None = None  # the vllm program; None: found through LEGOS_VLLM_BIN or PATH
 
     def part(self, share: float) -> "Workload":
         """The same workload in a share of the time."""

@@ -18,10 +18,10 @@ from legos.data.step import BackendConfig, Update
 from legos.errors import TrainerError
 from legos.losses.objective import Objective
 from legos.testing.records import make_sample
-from legos.wiring.device import Split, device_checks
+from legos.wiring.device import Split, trainer_command, training_checks
 from legos.wiring.model import apply_lora, load_model
 
-__all__ = ["Cost", "OtherTrainer", "TrainBench"]
+__all__ = ["Cost", "TrainBench", "TrainerProcess"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +35,24 @@ class Cost:
 class TrainBench:
     """The kit's step and bare updates on one model, on the calling thread."""
 
-    def __init__(self, folder: Path, shape: ModelShape, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, shape: ModelShape | None = None, *, device: str = "mlx", **settings: Any
+    ) -> None:
         """Load a random model and put LoRA on all its layers.
 
         Args:
             folder: folder of the model; written if it does not exist.
-            shape: sizes of the model.
+            shape: sizes of a model that does not exist.
+            device: name of the device.
             settings: settings of ``BackendConfig``.
         """
-        if not folder.exists():
+        if shape is not None and not folder.exists():
             write_model(folder, shape, random_weights(shape, np.random.default_rng(0)))
-        model = load_model(folder, inline=True)
+        self._folder = folder
+        model = load_model(folder, inline=True, device=device)
         apply_lora(model, rank=8, layers=1000, head=False)
         self._backend = model.make_backend(BackendConfig(**settings))
-        self._checks = device_checks(model)
+        self._checks = training_checks(model)
 
     def step(self, rows: Sequence[Split]) -> Cost:
         """One optimiser step, from samples to the new adapter."""
@@ -71,14 +75,14 @@ class TrainBench:
         return self._measured(self._checks.bare_update(blocks, pad_to=pad_to))
 
     @contextmanager
-    def other_trainer(self, python: Path, *, threads: int) -> Generator["OtherTrainer"]:
+    def other_trainer(self, python: Path, *, threads: int) -> Generator["TrainerProcess"]:
         """Within the block, another trainer runs on the same model.
 
         Args:
             python: Python of the environment in which it is installed.
             threads: number of its BLAS threads.
         """
-        other = OtherTrainer(self._checks.peer_command(python), threads)
+        other = TrainerProcess(trainer_command(python, self._folder), threads)
         try:
             yield other
         finally:
@@ -91,8 +95,8 @@ class TrainBench:
         return Cost(seconds=time.perf_counter() - started, peak_bytes=peak)
 
 
-class OtherTrainer:
-    """A trainer of another project in a separate process.
+class TrainerProcess:
+    """A trainer in a separate process, usually of another project.
 
     Attributes:
         name: name of the project.
@@ -102,7 +106,7 @@ class OtherTrainer:
         """Start the process and wait until it has loaded the model.
 
         Args:
-            command: its command line; see ``DeviceChecks.peer_command``.
+            command: its command line; see ``legos.wiring.device.trainer_command``.
             threads: number of its BLAS threads.
 
         Raises:
@@ -113,7 +117,11 @@ class OtherTrainer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": f"{threads}"},
+            env={
+                **os.environ,
+                "OPENBLAS_NUM_THREADS": f"{threads}",
+                "OMP_NUM_THREADS": f"{threads}",
+            },
         )
         self.name: str = command[0]
         self.name = self._answer()
@@ -143,6 +151,6 @@ class OtherTrainer:
             raise TrainerError(
                 f"{self.name} ended with code {code} (its message is above); "
                 "--peer needs the Python of an environment with mlx-lm-lora, mlx-tune or "
-                "inductive-mlxrl"
+                "inductive-mlxrl for legos bench train, and with peft for legos bench cuda"
             )
         return json.loads(line)

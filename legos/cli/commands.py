@@ -289,24 +289,28 @@ def bench(
     seconds: float = 60.0,
     quick: Flag = False,
     peer: Several = (),
+    vllm_bin: Path | None = None,
     json: Flag = False,
 ) -> None:
     """Measure the speed of one part of legos against a bare loop of the same work.
 
     Args:
-        name: What to measure: arenas, engine, loop, server or train.
+        name: What to measure: arenas, async, cuda, engine, loop, server or train.
         seconds: Time to measure, roughly, in seconds.
         quick: Measure smaller workloads in fewer rounds: the ratios are rough.
         peer: Path of another program's server (mlx-openai-server, rapid-mlx or vllm-mlx) that is
             installed in an environment of its own, for legos bench server; for legos bench train,
             Python of an environment with another trainer (mlx-lm-lora, mlx-tune or
-            inductive-mlxrl). Once for each program.
+            inductive-mlxrl); for legos bench cuda, Python of one with torch and peft. Once for each
+            program.
+        vllm_bin: The vllm program, for legos bench cuda; by default LEGOS_VLLM_BIN, or vllm on
+            PATH.
         json: Print one JSON object.
     """
     from legos.apps.bench import bench as run
     from legos.apps.bench import explained
 
-    figures = run(name, seconds, quick=quick, peers=[Path(path) for path in peer])
+    figures = run(name, seconds, quick=quick, peers=[Path(path) for path in peer], vllm=vllm_bin)
     show(figures if json else explained(figures), json=json)
 
 

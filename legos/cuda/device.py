@@ -108,6 +108,8 @@ class TorchModel:
         lora: shape of the model's LoRA; None before ``add_lora``.
         processes: None; this process trains alone.
         device: the torch device.
+        causal: the model itself.
+        modules: its modules with LoRA.
     """
 
     processes = None
@@ -119,12 +121,12 @@ class TorchModel:
         self.lora: LoraShape | None = None
         self.device = choose_device()
         self._executor = None if inline else ThreadPoolExecutor(1, "legos-trainer")
-        self._ranks: Ranks | None = self._call(_as_first, self.device).result()
-        self._model = self._call(load_model, folder, self.device, self._ranks).result()
-        self._modules: Modules = {}
+        self._ranks: Ranks | None = self.call(_as_first, self.device).result()
+        self.causal = self.call(load_model, folder, self.device, self._ranks).result()
+        self.modules: Modules = {}
         self._first: Mapping[str, torch.Tensor] = {}  # LoRA arrays before the first update
-        whole = self._model.whole
-        self.num_vocabulary = min(self._model.num_vocabulary, self.tokenizer.vocab_size)
+        whole = self.causal.whole
+        self.num_vocabulary = min(self.causal.num_vocabulary, self.tokenizer.vocab_size)
         self.num_parameters = sum(array.numel() for array in whole.parameters())
         self.dtype = str(whole.dtype).removeprefix("torch.")
 
@@ -153,14 +155,14 @@ class TorchModel:
         """
         check_token_ids(input_ids, self.num_vocabulary)
         if adapter is None:
-            return self._call(self._logits, list(input_ids)).result()
+            return self.call(self._logits, list(input_ids)).result()
         other = Lora(arrays=self._fitting(adapter), scale=adapter.shape.scale)
 
         def under_adapter() -> NDArray[np.float32]:
-            with other_lora(self._modules, other):
+            with other_lora(self.modules, other):
                 return self._logits(list(input_ids))
 
-        return self._call(under_adapter).result()
+        return self.call(under_adapter).result()
 
     def lora_shape(
         self, *, rank: int, alpha: float, num_layers: int, head: bool, use_dora: bool
@@ -174,7 +176,7 @@ class TorchModel:
             raise AdapterError(
                 "torch trains plain LoRA: leave training.use_dora out, or train with --device mlx"
             )
-        model = self._model
+        model = self.causal
         output = None if model.tied or not head else model.whole.get_output_embeddings()
         return lora_shape(model.last_layers(num_layers), output, rank=rank, alpha=alpha)
 
@@ -187,13 +189,13 @@ class TorchModel:
         """
         if self.lora is not None:
             raise ModelError("the model has LoRA already; load it again for another shape")
-        self._modules = insert_lora(
-            self._model.whole, self._model.last_layers(shape.num_layers), shape
+        self.modules = insert_lora(
+            self.causal.whole, self.causal.last_layers(shape.num_layers), shape
         )
         if self._ranks is not None:
-            self._call(self._ranks.tell, "add_lora", shape).result()
-        self._first = new_arrays(self._modules, shape.rank, seed=seed)
-        install(self._modules, self._first)
+            self.call(self._ranks.tell, "add_lora", shape).result()
+        self._first = new_arrays(self.modules, shape.rank, seed=seed)
+        install(self.modules, self._first)
         self.lora = shape
 
     def set_adapter(self, adapter: Adapter) -> None:
@@ -202,12 +204,12 @@ class TorchModel:
         Raises:
             AdapterError: the adapter does not fit the model's LoRA.
         """
-        self._call(install, self._modules, self._fitting(adapter)).result()
+        self.call(install, self.modules, self._fitting(adapter)).result()
 
     @contextmanager
     def without_lora(self) -> Generator[None]:
         """Within the block, calls use the base model without LoRA."""
-        with other_lora(self._modules, None):
+        with other_lora(self.modules, None):
             yield
 
     def base_adapter(self) -> Adapter:
@@ -241,21 +243,19 @@ class TorchModel:
             AdapterError: the reference adapter does not exist, or does not fit.
         """
         first = self.base_adapter()
-        return TorchBackend(
-            self._call, self._model, self._modules, first, config, ranks=self._ranks
-        )
+        return TorchBackend(self.call, self.causal, self.modules, first, config, ranks=self._ranks)
 
     def close(self) -> None:
         """End the other processes, and stop the thread after its current call."""
         if self._ranks is not None:
-            self._call(self._ranks.leave).result()
+            self.call(self._ranks.leave).result()
         if self._executor is not None:
             self._executor.shutdown()
 
     def _logits(self, input_ids: Sequence[int]) -> NDArray[np.float32]:
         if self._ranks is None:
-            return self._model.all_logits(input_ids)
-        return shared_logits(self._model, self._modules, self._ranks, input_ids)
+            return self.causal.all_logits(input_ids)
+        return shared_logits(self.causal, self.modules, self._ranks, input_ids)
 
     def _fitting(self, adapter: Adapter) -> Mapping[str, torch.Tensor]:
         """An adapter's arrays on the device, after a check that they fit."""
@@ -267,8 +267,8 @@ class TorchModel:
             for name, array in adapter.arrays.items()
         }
 
-    def _call(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Run a function on the model's thread, or now."""
+    def call(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+        """Run a function that computes with the model, on the model's thread or now."""
         if self._executor is not None:
             return self._executor.submit(function, *args)
         future: Future[Any] = Future()

@@ -20,10 +20,14 @@ __all__ = [
     "DeviceChecks",
     "Row",
     "Split",
+    "TrainingChecks",
     "device_checks",
     "find_device",
+    "plain_command",
     "rows_on_macs",
     "torch_device",
+    "trainer_command",
+    "training_checks",
 ]
 
 Row = tuple[int, ...]
@@ -75,8 +79,22 @@ def rows_on_macs(config: Mapping[str, Any], size: TrainingSize) -> Sequence[int]
     return longest_rows(config, size)
 
 
-class DeviceChecks(Protocol):
-    """Baselines without the kit's engine and backend, and measurements, on one model's device."""
+class TrainingChecks(Protocol):
+    """Optimiser steps without the kit's backend, and peaks of memory, on one model's device."""
+
+    def bare_update(
+        self, blocks: Sequence[Sequence[Split]], *, pad_to: int = 0
+    ) -> Callable[[], None]:
+        """Make a minimal optimiser step; a block is padded to its longest row or to ``pad_to``."""
+        ...
+
+    def peak_bytes(self, call: Callable[[], object]) -> int:
+        """Run a call; returns the device's peak memory in bytes, minus what it held before."""
+        ...
+
+
+class DeviceChecks(TrainingChecks, Protocol):
+    """The same for generation too, and checks of the device."""
 
     def bare_generation(
         self, engine: LocalEngine, prompts: Sequence[Row], *, max_tokens: int, rows: int
@@ -97,19 +115,6 @@ class DeviceChecks(Protocol):
         """Seconds of a minimal loop for one token per prompt; equal prompts are computed once."""
         ...
 
-    def bare_update(
-        self, blocks: Sequence[Sequence[Split]], *, pad_to: int = 0
-    ) -> Callable[[], None]:
-        """Make a minimal optimiser step; a block is padded to its longest row or to ``pad_to``."""
-        ...
-
-    def peer_command(self, python: Path) -> Sequence[str]:
-        """Command line that makes steps with the trainer installed for another Python.
-
-        It prints the trainer's name and then, for every line that it reads, what its step cost.
-        """
-        ...
-
     def step(
         self,
         adapter: Adapter,
@@ -126,10 +131,6 @@ class DeviceChecks(Protocol):
             share: whether rows share prefixes, where the architecture allows it.
             checkpoint: whether layers are computed again in the backward pass.
         """
-        ...
-
-    def peak_bytes(self, call: Callable[[], object]) -> int:
-        """Run a call; returns the device's peak memory in bytes, minus what it held before."""
         ...
 
     def small_check(self, name: str) -> Mapping[str, float] | str:
@@ -151,6 +152,46 @@ class DeviceChecks(Protocol):
     def recorded(self, start: float, end: float) -> float:
         """Seconds in which device code ran, between two readings of ``perf_counter``."""
         ...
+
+
+def training_checks(model: ModelHandle) -> TrainingChecks:
+    """The baselines of training of a model's device.
+
+    Raises:
+        ModelError: the device has none.
+    """
+    if find_spec("torch") is not None:
+        from legos.cuda.device import TorchModel
+
+        if isinstance(model, TorchModel):
+            from legos.cuda.checks.device import TorchChecks
+
+            return TorchChecks(model)
+    return device_checks(model)
+
+
+def trainer_command(python: Path, folder: Path) -> Sequence[str]:
+    """Command line that makes steps on MLX with the trainer installed for another Python.
+
+    It prints the trainer's name and then, for every line that it reads, what its step cost.
+
+    Args:
+        python: the Python.
+        folder: the model.
+    """
+    return [str(python), _file("legos.mlx.checks.peer_trainer"), str(folder)]
+
+
+def plain_command(python: Path, folder: Path) -> Sequence[str]:
+    """The same on torch, with a plain loop of transformers and PEFT."""
+    return [str(python), _file("legos.cuda.checks.plain_trainer"), str(folder)]
+
+
+def _file(module: str) -> str:
+    found = find_spec(module)
+    assert found is not None, "a module of legos"
+    assert found.origin is not None, "it is a file"
+    return found.origin
 
 
 def device_checks(model: ModelHandle) -> DeviceChecks:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from legos.apps.bench import bench
-from legos.bench.train_bench import OtherTrainer
+from legos.bench.train_bench import TrainerProcess
 from legos.errors import TrainerError
 from legos.mlx.checks import peer_trainer
 
@@ -14,7 +14,7 @@ from legos.mlx.checks import peer_trainer
 def test_a_python_without_another_trainer_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, peer_trainer.__file__, str(tmp_path)]
     with pytest.raises(TrainerError, match=r"ended with code 1 .* --peer needs the Python of an"):
-        OtherTrainer(command, 1)
+        TrainerProcess(command, 1)
 
 
 @pytest.mark.slow

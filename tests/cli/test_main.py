@@ -316,9 +316,9 @@ def test_serve_bench_and_arenas_call_their_functions(
         calls.append(options)
 
     def bench(
-        name: str, seconds: float, *, quick: bool, peers: Sequence[Path]
+        name: str, seconds: float, *, quick: bool, peers: Sequence[Path], vllm: Path | None
     ) -> Mapping[str, object]:
-        calls.append((name, seconds, quick, peers))
+        calls.append((name, seconds, quick, peers, vllm))
         return {"ratios": {"engine_vs_bare": 0.9}}
 
     stub("serve", serve=serve)
@@ -345,7 +345,7 @@ def test_serve_bench_and_arenas_call_their_functions(
     assert (served["model"], served["adapters"]) == (None, ("a/v3",))
     assert (served["host"], served["port"]) == ("127.0.0.1", 0)
     assert served["options"].api_key is None
-    assert benched == ("server", 5.0, True, [Path("a/rapid-mlx")])
+    assert benched == ("server", 5.0, True, [Path("a/rapid-mlx")], None)
 
 
 BOOLEANS = [

@@ -2,12 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from legos.data.sample import Sample
 from legos.data.step import MeasuredStep
 from legos.device import LocalEngine
-from legos.mlx.checks import peer_trainer
 from legos.mlx.checks.bare import bare_generation, bare_shared_generation
 from legos.mlx.checks.bare_training import Split, make_bare_update
 from legos.mlx.checks.small_checks import SMALL_CHECKS
@@ -54,10 +52,6 @@ class MlxChecks:
         worker, tree = self._model.worker, self._model.tree
         update = worker.call(lambda: make_bare_update(tree, blocks, pad_to=pad_to)).result()
         return lambda: worker.call(update).result()
-
-    def peer_command(self, python: Path) -> Sequence[str]:
-        """Command line of another trainer's steps on this model; see ``peer_trainer``."""
-        return [str(python), peer_trainer.__file__, str(self._model.folder)]
 
     def step(
         self,

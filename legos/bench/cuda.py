@@ -1,0 +1,74 @@
+"""``legos bench cuda``: the torch trainer and vLLM, against a plain loop and a bare client.
+
+The same command measures on a CPU, where the ratios count, and on a GPU, where a larger model also
+gives tokens per second, MFU and peak memory.
+"""
+
+import statistics
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from legos.bench.models import random_rows
+from legos.bench.plain_loop import PlainLoop
+from legos.bench.rounds import Workload
+from legos.bench.train_bench import TrainBench
+from legos.bench.vllm import measure_vllm
+from legos.builtin.files import ModelShape
+from legos.errors import ConfigError
+from legos.vllm.command import find_vllm
+from legos.wiring.device import torch_device
+from legos.wiring.machine import share_cores
+
+__all__ = ["bench_cuda"]
+
+SHAPE = ModelShape(  # a head of a tenth of the parameters, as in models of a billion
+    hidden=256, layers=6, heads=4, kv_heads=4, head_dim=64, intermediate=704, vocab=2_048
+)
+ROWS, LENGTH = 8, 257  # rows of the loss path's step, and tokens of each
+ROUNDS = 15
+NO_PLAIN = "give --peer the Python of an environment with torch, transformers and peft"
+
+
+def bench_cuda(work: Workload) -> Mapping[str, Any]:
+    """Run every comparison.
+
+    Returns:
+        ``ratios``, with the reasons of missing ones, and the figures behind them; ``gpu`` says
+        "not run" without a GPU.
+
+    Raises:
+        ModelError: torch is not installed.
+    """
+    facts = torch_device().facts()
+    share_cores(2)
+    ratios: dict[str, float | None] = dict.fromkeys(("torch_vs_plain", "torch_memory_vs_plain"))
+    missing: dict[str, str] = {}
+    figures: dict[str, Any] = {"gpu": "not run: torch finds no CUDA device"}
+    with tempfile.TemporaryDirectory() as root:
+        if work.peers:
+            loop = PlainLoop(Path(root) / "plain", facts, work.part(1 / 3))
+            figures |= loop.measured(work.peers[0])
+            ratios |= figures.pop("ratios")
+        else:
+            missing |= dict.fromkeys(ratios, NO_PLAIN)
+        ratios["loss_path_vs_bare"] = _loss_path(Path(root) / "bare", work.part(1 / 3))
+    try:
+        served = measure_vllm(find_vllm(work.vllm), work.part(1 / 3))
+    except ConfigError as error:
+        names = "vllm_moves_vs_bare", "vllm_publish_vs_by_hand"
+        ratios |= dict.fromkeys(names)
+        missing |= dict.fromkeys(names, f"not run: {error}")
+    else:
+        ratios |= served["ratios"]
+        figures["vllm"] = served["figures"]
+    return {**facts, **figures, "ratios": ratios, "not_measured": missing}
+
+
+def _loss_path(folder: Path, work: Workload) -> float:
+    """Time of a step on rows of one length, against forward, backward and AdamW on them."""
+    rows = random_rows(ROWS, LENGTH, LENGTH, prompt=0.5)
+    bench = TrainBench(folder, SHAPE, device="torch", micro_batch_tokens=ROWS * LENGTH)
+    pairs = work.in_turn(lambda: bench.step(rows), lambda: bench.bare([rows]), most=ROUNDS)
+    return statistics.median(ours.seconds / bare.seconds for ours, bare in pairs)
