@@ -60,7 +60,7 @@ class Trainer(PolicyTrainer):
         model: ModelHandle,
         config: TrainingConfig | None = None,
         limits: EngineLimits | None = None,
-        generation: MakeEngine | None = None,
+        generation: MakeEngine | str | None = None,
         policies: Sequence[str] = (POLICY,),
         seed: int = 0,
         restored: bool = False,
@@ -73,7 +73,8 @@ class Trainer(PolicyTrainer):
             config: settings of training.
             limits: limits of the engine that is made; None: the defaults, within the memory of
                 ``config``.
-            generation: makes an engine elsewhere for the model with LoRA; None: an engine of the
+            generation: address of a running server (``legos serve`` or vLLM) with the same model,
+                or what makes an engine elsewhere for the model with LoRA; None: an engine of the
                 model's device, in this process.
             policies: names of the adapters to train, each with its own optimiser; an arena lists
                 its own in ``Arena.policies``.
@@ -84,7 +85,9 @@ class Trainer(PolicyTrainer):
 
         Raises:
             AdapterError: the adapter of ``kl_reference`` does not exist, or does not fit.
-            ModelError: no engine is given and the model's device has none.
+            ModelError: no engine is given and the model's device has none; or the server has
+                another model.
+            EngineError: the server does not answer.
         """
         config = config or TrainingConfig()
         if model.lora is None:
@@ -100,6 +103,8 @@ class Trainer(PolicyTrainer):
         self.model = model
         settings = backend_config(config, restored=restored, report=tell)
         limits = limits or EngineLimits(memory_bytes=settings.memory_limit_bytes)
+        if isinstance(generation, str):
+            generation = _engine_at([generation], policies, api_key=None)
         self.generation = (
             TokenEngine(model.make_engine(limits), model)
             if generation is None
@@ -256,7 +261,7 @@ def _elsewhere(
         EngineError: a server does not answer.
     """
     from legos.wiring.ray import ray_engine
-    from legos.wiring.vllm import started_vllm, vllm_at
+    from legos.wiring.vllm import started_vllm
 
     if config.engine == "vllm":
         return partial(started_vllm, config.vllm_bin, policies=policies, say=say)
@@ -264,16 +269,28 @@ def _elsewhere(
         return partial(ray_engine, config, say=say)
     if not config.server:
         return None
-    kinds = {url: asyncio.run(kind_of(url, api_key=api_key)) for url in config.server}
+    return _engine_at(config.server, policies, api_key=api_key)
+
+
+def _engine_at(urls: Sequence[str], policies: Sequence[str], *, api_key: str | None) -> MakeEngine:
+    """Makes the engine on running servers.
+
+    Raises:
+        ConfigError: the servers are of a kind that cannot work together.
+        EngineError: a server does not answer.
+    """
+    from legos.wiring.vllm import vllm_at
+
+    kinds = {url: asyncio.run(kind_of(url, api_key=api_key)) for url in urls}
     if set(kinds.values()) == {"vllm"}:
-        return partial(vllm_at, config.server, policies=policies, api_key=api_key)
+        return partial(vllm_at, urls, policies=policies, api_key=api_key)
     other = next((url for url, kind in kinds.items() if kind != "legos"), None)
     if other is not None:
         raise ConfigError(
             f"server {other!r} is {_KINDS[kinds[other]]}, and the servers of a run are all "
             "`legos serve` or all vLLM; give addresses of one kind"
         )
-    return partial(served_engine, config.server, api_key=api_key)
+    return partial(served_engine, urls, api_key=api_key)
 
 
 def _size(config: RunConfig, policies: int) -> TrainingSize:

@@ -53,6 +53,20 @@ def test_the_notebook_runs_without_a_browser() -> None:
 
 
 @pytest.mark.slow
+def test_maths_in_gsm8ks_form_as_a_program(tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    rows = [{"question": f"{n} + 1?", "answer": f"one more\n#### {n + 1}"} for n in range(20)]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    options = ("--steps", "3", "--data", str(data), "--out", str(tmp_path / "saved"))
+    every = ("--problems", "2", "--max-tokens", "4", "--sync-every", "2", "--checkpoint-every", "2")
+    told = run("gsm8k.py", *options, *every)
+    assert re.findall(r"step (\d): \{'reward_mean'", told) == ["1", "2", "3"]
+    assert "held out {" in told
+    assert [folder.name for folder in (tmp_path / "saved").iterdir()] == ["step-2"]
+    assert (tmp_path / "saved" / "step-2" / "optimiser.safetensors").is_file()
+
+
+@pytest.mark.slow
 def test_two_processes_train_one_policy() -> None:
     done = subprocess.run(
         [

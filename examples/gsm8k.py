@@ -1,0 +1,74 @@
+"""GRPO on a maths set in GSM8K's form, as a program; examples/gsm8k.toml is the same as settings.
+
+    legos serve --model MODEL                                   # generates on one device
+    uv run python examples/gsm8k.py --model MODEL --server http://localhost:8000
+
+Torch trains on this process's device (extra `torch`), and the server, `legos serve` or vLLM,
+generates on its own. Without --server, MLX does both in this process. --data takes any file of rows
+with a question and an answer.
+"""
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from arenas.math import Math
+from legos import GRPOCredit, Trainer, TrainingConfig, evaluate, load_model
+
+SHOWN = ("reward_mean", "loss", "kl", "entropy", "clip_fraction", "staleness_max")
+SAMPLES = 8  # of each problem; GRPO compares them with each other
+
+
+def make_trainer(args: argparse.Namespace) -> Trainer:
+    """The trainer, whose engine is the server or this process."""
+    config = TrainingConfig(
+        learning_rate=args.learning_rate,
+        clip_range=0.2,
+        clip_range_high=0.28,
+        kl_coef=0.01,  # to the model without LoRA, which stays as it is
+        entropy_coef=0.001,
+        min_samples_per_step=1,  # whatever the problems of a step give
+        staleness_limit=args.sync_every,
+    )
+    model = load_model(args.model, device="torch" if args.server else "mlx")
+    return Trainer(model=model, config=config, generation=args.server)
+
+
+async def main(args: argparse.Namespace, trainer: Trainer) -> None:
+    """Play, train and publish, with a line of metrics as it goes."""
+    arena = Math(trainer.client(), data=args.data, credit_assigner=GRPOCredit())
+    arena.tasks_per_step, arena.group_size = args.problems, SAMPLES
+    arena.max_tokens = args.max_tokens
+    for step in range(1, args.steps + 1):
+        metrics = trainer.train_step(await arena.step(concurrency=256))
+        if step % args.sync_every == 0:
+            await trainer.publish_weights()
+        if step % args.log_every == 0:
+            print(f"step {step}:", {name: metrics.get(name) for name in SHOWN}, flush=True)
+        if step % args.checkpoint_every == 0:
+            folder = Path(args.out) / f"step-{step}"
+            folder.mkdir(parents=True)
+            trainer.save(folder)
+    await trainer.publish_weights()
+    print("held out", await evaluate(arena, trainer))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="builtin")
+    parser.add_argument("--server", help="address of a server with the same model")
+    parser.add_argument("--data", default="openai/gsm8k:main")
+    parser.add_argument("--out", default="runs/gsm8k-checkpoints")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--problems", type=int, default=8, help="of each step")
+    parser.add_argument("--max-tokens", type=int, default=512)
+    parser.add_argument("--learning-rate", type=float, default=1e-5)
+    parser.add_argument("--sync-every", type=int, default=1)
+    parser.add_argument("--log-every", type=int, default=1)
+    parser.add_argument("--checkpoint-every", type=int, default=50)
+    arguments = parser.parse_args()
+    trained = make_trainer(arguments)
+    try:
+        asyncio.run(main(arguments, trained))
+    finally:
+        trained.close()
