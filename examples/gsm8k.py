@@ -15,7 +15,7 @@ from pathlib import Path
 from arenas.math import Math
 from legos import GRPOCredit, Trainer, TrainingConfig, evaluate, load_model
 
-SHOWN = ("reward_mean", "loss", "kl", "entropy", "clip_fraction", "staleness_max")
+SHOWN = ("reward_mean", "loss", "kl_divergence", "entropy", "clip_fraction", "staleness_max")
 SAMPLES = 8  # of each problem; GRPO compares them with each other
 
 
@@ -39,6 +39,7 @@ async def main(args: argparse.Namespace, trainer: Trainer) -> None:
     arena = Math(trainer.client(), data=args.data, credit_assigner=GRPOCredit())
     arena.tasks_per_step, arena.group_size = args.problems, SAMPLES
     arena.max_tokens = args.max_tokens
+    await trainer.publish_weights()
     for step in range(1, args.steps + 1):
         metrics = trainer.train_step(await arena.step(concurrency=256))
         if step % args.sync_every == 0:
@@ -49,7 +50,7 @@ async def main(args: argparse.Namespace, trainer: Trainer) -> None:
             folder = Path(args.out) / f"step-{step}"
             folder.mkdir(parents=True)
             trainer.save(folder)
-    await trainer.publish_weights()
+    await trainer.publish_weights()  # the newest, whatever --sync-every is
     print("held out", await evaluate(arena, trainer))
 
 

@@ -16,7 +16,7 @@ from legos.bench.rounds import Workload
 from legos.bench.train_bench import TrainBench
 from legos.bench.vllm import measure_vllm
 from legos.builtin.files import ModelShape
-from legos.errors import ConfigError
+from legos.errors import ConfigError, EngineError
 from legos.vllm.command import find_vllm
 from legos.wiring.device import torch_device
 from legos.wiring.machine import share_cores
@@ -56,7 +56,7 @@ def bench_cuda(work: Workload) -> Mapping[str, Any]:
         ratios["loss_path_vs_bare"] = _loss_path(Path(root) / "bare", work.part(1 / 3))
     try:
         served = measure_vllm(find_vllm(work.vllm), work.part(1 / 3))
-    except ConfigError as error:
+    except (ConfigError, EngineError) as error:
         names = "vllm_moves_vs_bare", "vllm_publish_vs_by_hand"
         ratios |= dict.fromkeys(names)
         missing |= dict.fromkeys(names, f"not run: {error}")

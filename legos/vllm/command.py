@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from legos.errors import ConfigError
 
 __all__ = ["PROGRAM", "VllmOptions", "find_vllm", "vllm_command", "vllm_environment"]
 
 PROGRAM = "LEGOS_VLLM_BIN"  # environment variable: path of the program
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM has room for
+CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"  # environment variable, GiB; only vLLM for CPUs reads it
 WHOLE_PREFILLS = 16384  # tokens of a step; vLLM for CPUs fails if it splits a seeded prompt
 
 
@@ -85,13 +88,19 @@ def vllm_command(
     ]
 
 
-def vllm_environment(environment: Mapping[str, str]) -> dict[str, str]:
+def vllm_environment(environment: Mapping[str, str], command: Sequence[str] = ()) -> dict[str, str]:
     """The environment of a vLLM server.
+
+    On a CPU vLLM would take nearly all memory for its keys and values, and not start where less
+    is free; it gets a quarter of what is free, if nobody sets its size. A GPU is not concerned.
 
     Args:
         environment: the environment of this process. Its own settings of vLLM are kept.
+        command: the server's command line.
     """
-    settings = {
+    free_gib = psutil.virtual_memory().available >> 30
+    settings = {} if _MEMORY.intersection(command) else {CPU_CACHE: f"{max(1, free_gib // 4)}"}
+    settings |= {
         "DO_NOT_TRACK": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer computes on the same cores
@@ -100,6 +109,7 @@ def vllm_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {**settings, **kept, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
 
 
+_MEMORY = frozenset(("--gpu-memory-utilization", "--kv-cache-memory-bytes"))
 _OURS = (
     "LD_PRELOAD",  # a BLAS for the trainer's libraries; vLLM brings its own
     "PYTHONDONTWRITEBYTECODE",  # each of its processes would compile all its modules

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ LOOPBACK = "127.0.0.1"
 START_S = 900.0  # a large model is read from disk and compiled
 CHECK_S, REPORT_S = 0.3, 10.0
 SHOWN_LINES = 12  # of the log, in an error
+_ERROR = re.compile(r"\bERROR\b.*\b\w+(Error|Exception): ")
 STOP_S = guardian.GRACE_S + 4.0
 
 
@@ -98,7 +100,7 @@ class VllmProcess:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=vllm_environment(os.environ) | self._key,
+                env=vllm_environment(os.environ, self._command) | self._key,
                 start_new_session=True,
             )
 
@@ -141,12 +143,14 @@ class VllmProcess:
         self._end()
 
     def end_of_log(self) -> str:
-        """The last lines of the newest process's log, and where to find the others."""
+        """The first error in the newest process's log, and its last lines."""
         with self.log.open("rb") as file:
             file.seek(self._begins)
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line]
         shown = "\n".join(f"  {line[:300]}" for line in lines[-SHOWN_LINES:])
-        return f"The end of its log, {self.log}:\n{shown}"
+        errors = [line for line in lines[:-SHOWN_LINES] if _ERROR.search(line)]
+        cause = f"Its first error: {errors[0][:1000]}\n" if errors else ""
+        return f"{cause}The end of its log, {self.log}:\n{shown}"
 
     def _answers(self) -> bool:
         try:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from legos.errors import ConfigError, EngineError
-from legos.vllm.command import VllmOptions, find_vllm, vllm_command, vllm_environment
+from legos.vllm.command import CPU_CACHE, VllmOptions, find_vllm, vllm_command, vllm_environment
 from legos.vllm.process import VllmProcess, free_port
 
 SERVER = """
@@ -141,6 +141,13 @@ def test_the_environment_is_that_of_the_user_without_this_program_s_own() -> Non
     assert found["VLLM_CPU_OMP_THREADS_BIND"] == "0-3"
     assert found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
     assert "LD_PRELOAD" not in found
+
+
+def test_vllm_for_cpus_gets_a_part_of_the_free_memory_unless_somebody_says_how_much() -> None:
+    assert int(vllm_environment({})[CPU_CACHE]) >= 1
+    assert vllm_environment({CPU_CACHE: "3"})[CPU_CACHE] == "3"
+    asked = vllm_environment({}, ["vllm", "serve", "--gpu-memory-utilization", "0.5"])
+    assert CPU_CACHE not in asked
 
 
 def test_the_program_is_found_or_the_option_is_named(
