@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 __all__ = ["BEGAN", "HEADER", "message"]
@@ -102,9 +103,14 @@ def _has_children() -> bool:
 
 
 def _peak_bytes() -> int:
-    """Largest resident size of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # macOS reports bytes, Linux KiB
+    """Largest resident size of this process so far.
+
+    Linux's getrusage begins with the size of the process that started this one.
+    """
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def _end_with_parent(parent: int) -> None:
