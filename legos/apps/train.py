@@ -151,7 +151,8 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 restarts = config.loop.max_restarts
                 with watched(lambda: trainer.model.turns, folder.path, most=restarts):
                     _go(run, config, folder, signals=signals, served=served)
-                by = None if signals.received is None else signal.Signals(signals.received).name
+                got = signals.received
+                by = "" if got is None else f" by {signal.Signals(got).name}"
                 _sum_up(run, folder, config, time.perf_counter() - started, by=by)
         return 0 if signals.received is None else 128 + signals.received
 
@@ -336,13 +337,11 @@ def _announce(resolved: ResolvedConfig, folder: RunFolder, trainer: Trainer, run
         _print(hint)
 
 
-def _sum_up(
-    run: Run, folder: RunFolder, config: RunConfig, seconds: float, *, by: str | None
-) -> None:
+def _sum_up(run: Run, folder: RunFolder, config: RunConfig, seconds: float, *, by: str) -> None:
     """Print the evaluation before and after the run, or what stopped it, and what to do next."""
     if not run.finished:
         _print(
-            f"stopped by {by} after {seconds:.0f} s at step {run.step} of {config.loop.steps}, "
+            f"stopped{by} after {seconds:.0f} s at step {run.step} of {config.loop.steps}, "
             "with a checkpoint; continue with",
             f"  {resume_command(folder.path)}",
         )
