@@ -12,7 +12,7 @@ from chaos.story import as_table, chaos
 SEED, MINUTES = 0, 1.5  # the processes start before
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and sets limits")
 def test_a_run_keeps_its_promises(tmp_path: Path) -> None:

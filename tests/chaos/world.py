@@ -83,7 +83,7 @@ class World:
     def steps(self) -> int:
         """Number of steps made."""
         path = RunFolder(self.run).metrics
-        return sum(1 for _ in path.open("rb")) if path.exists() else 0
+        return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def told(self) -> str:
         """What the trainer has said since its last start."""
