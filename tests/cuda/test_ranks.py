@@ -50,7 +50,7 @@ def train(model: Path, out: Path) -> None:
         samples = some_samples(number, size)
         weights = normalisation_weights(samples, "sample")
         found = backend.forward_backward(samples, weights, objective).result()
-        update = Update(learning_rate=5e-3, max_grad_norm=0.5, ema_decay=0.9)
+        update = Update(learning_rate=1e-2, max_grad_norm=0.5, ema_decay=0.9)
         backend.optim_step(update).result()
         folder = out / f"{number}"
         folder.mkdir(parents=True)
