@@ -84,11 +84,9 @@ class MixedArena(PlayConfig):
     def portion_of(self, training: ObjectiveSettings) -> Portion:
         """Its part of the mix, in a run with these settings of the objective."""
         own = self.model_fields_set
-        bonus = {name: getattr(self, name) for name in _ENTROPY}
-        if bonus == dict.fromkeys(_ENTROPY):  # it has none of its own
-            bonus = {}
-        for name, value in bonus.items():
-            bonus[name] = getattr(training, name) if value is None else value
+        bonus = {name: getattr(self, name) for name in _ENTROPY if getattr(self, name) is not None}
+        if bonus:  # what it leaves out is that of the run
+            bonus = {name: getattr(training, name) for name in _ENTROPY} | bonus
         return Portion(
             share=self.share,
             share_end=self.share_end,

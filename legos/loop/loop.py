@@ -76,8 +76,7 @@ async def training_loop(
     """
     mix = mix_of(arena)
     _check_policies(mix, trainer)
-    trainer.num_steps = num_steps
-    trainer.portions = {each.name: portion for each, portion in mix.portions.items()}
+    trainer.num_steps, trainer.portions = num_steps, mix.by_name
     given = batcher
     batcher = batcher or batcher_of(trainer, mix)
     players = [

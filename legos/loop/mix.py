@@ -47,15 +47,21 @@ class Mix:
                 f"arena {twice[0]!r} is in the mix {names.count(twice[0])} times; name each arena "
                 "once, and give it the sum of its shares"
             )
-        by_name = dict(zip(names, self.portions.values(), strict=True))
-        check_shares(by_name)
+        check_shares(self.by_name)
         if tokens_per_step is not None and tokens_per_step < 1:
             raise ConfigError(f"tokens_per_step is {tokens_per_step}; expected at least 1")
         self.shares: Shares | None = None
         if tokens_per_step is not None or len(names) > 1:
             self.shares = Shares(
-                tokens_per_step=tokens_per_step or TOKENS_PER_STEP, spill=spill, portions=by_name
+                tokens_per_step=tokens_per_step or TOKENS_PER_STEP,
+                spill=spill,
+                portions=self.by_name,
             )
+
+    @property
+    def by_name(self) -> Mapping[str, Portion]:
+        """Name of each arena -> its part."""
+        return {arena.name: portion for arena, portion in self.portions.items()}
 
     @property
     def arenas(self) -> Mapping[str, Arena]:

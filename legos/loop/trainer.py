@@ -154,9 +154,10 @@ class PolicyTrainer:
         live = self.versions
         kept, future = only(selected, lambda s: s.newest_version <= live.get(s.policy, math.inf))
         left_out = {**found, **({"future": future} if future else {})}
-        samples = self._gather(self._scaled([kept]), self.version).result()
+        objective, share_of = self._objective()
+        samples = self._gather(_scaled([kept], share_of), self.version).result()
         routed = self._routed(samples, left_out)
-        passes = [self._forward_backward(*each).result() for each in routed.items()]
+        passes = [self._forward_backward(*each, objective).result() for each in routed.items()]
         parts = self._judged(routed, passes)
         for part in parts:
             if part.reason is None:
@@ -180,10 +181,13 @@ class PolicyTrainer:
         """
         started = time.perf_counter()
         own = [sample for batch in batches for sample in batch.samples]
-        samples = await asyncio.wrap_future(self._gather(self._scaled(batches), self.version))
+        objective, share_of = self._objective()
+        scaled = _scaled(batches, share_of)
+        samples = await asyncio.wrap_future(self._gather(scaled, self.version))
         routed = self._routed(samples, self.ledger.filtered)
         passes = [
-            await asyncio.wrap_future(self._forward_backward(*each)) for each in routed.items()
+            await asyncio.wrap_future(self._forward_backward(*each, objective))
+            for each in routed.items()
         ]
         parts = self._judged(routed, passes)
         for part in parts:  # after all passes: if one fails, no policy has changed
@@ -238,40 +242,29 @@ class PolicyTrainer:
         routed = {name: [s for s in samples if s.policy == name] for name in self.policies}
         return {name: of_policy for name, of_policy in routed.items() if of_policy}
 
-    def _forward_backward(self, policy: str, samples: Sequence[Sample]) -> "Future[PassResult]":
+    def _forward_backward(
+        self, policy: str, samples: Sequence[Sample], objective: Objective
+    ) -> "Future[PassResult]":
         """Start the forward and backward pass over the samples of a policy."""
         settings = self.settings
         weights = normalisation_weights(
             samples, settings.normalisation, constant_length=settings.constant_length
         )
-        objective = settings.objective(self.step, self.num_steps)
-        most = max([objective.entropy_coef, *self._entropy_coefs().values()])
-        return self.backend.forward_backward(
-            samples, weights, replace(objective, entropy_coef=most), policy=policy
-        )
+        return self.backend.forward_backward(samples, weights, objective, policy=policy)
 
-    def _entropy_coefs(self) -> dict[str, float]:
-        """Name of each arena with an entropy bonus of its own -> the weight at this step."""
-        return {
+    def _objective(self) -> tuple[Objective, Callable[[str], float]]:
+        """This step's objective, with the largest entropy bonus, and an arena's share of it."""
+        objective = self.settings.objective(self.step, self.num_steps)
+        own = {
             name: portion.entropy.at(self.step, num_steps=self.num_steps)
             for name, portion in self.portions.items()
             if portion.entropy is not None
         }
-
-    def _scaled(self, batches: Sequence[TrainingBatch]) -> list[Sample]:
-        """The samples, each with its arena's share of the largest entropy bonus of any arena."""
-        own = self._entropy_coefs()
-        usual = self.settings.objective(self.step, self.num_steps).entropy_coef
+        usual = objective.entropy_coef
         most = max([usual, *own.values()])
-        samples: list[Sample] = []
-        for batch in batches:
-            scale = own.get(batch.arena, usual) / most if own and most else 1.0
-            samples += (
-                batch.samples
-                if scale == 1.0
-                else [structs.replace(sample, entropy_scale=scale) for sample in batch.samples]
-            )
-        return samples
+        if not (own and most):
+            return objective, lambda _: 1.0
+        return replace(objective, entropy_coef=most), lambda arena: own.get(arena, usual) / most
 
     def _judged(
         self, routed: Mapping[str, Sequence[Sample]], passes: Sequence[PassResult]
@@ -372,6 +365,19 @@ def _alone(samples: Sequence[Sample], version: int) -> "Future[list[Sample]]":
     everything: Future[list[Sample]] = Future()
     everything.set_result(list(samples))
     return everything
+
+
+def _scaled(batches: Sequence[TrainingBatch], share_of: Callable[[str], float]) -> list[Sample]:
+    """The samples, each with its arena's share of the entropy bonus."""
+    samples: list[Sample] = []
+    for batch in batches:
+        scale = share_of(batch.arena)
+        samples += (
+            batch.samples
+            if scale == 1.0
+            else [structs.replace(sample, entropy_scale=scale) for sample in batch.samples]
+        )
+    return samples
 
 
 def _longer(sample: Sample, limit: int | None) -> bool:

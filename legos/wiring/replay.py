@@ -55,8 +55,7 @@ def replay_steps(
         if checkpoint is not None:
             trainer.restore(checkpoint, read_state(checkpoint)["trainer"])
         if len(config.arenas) > 1:
-            portions = make_mix(config, None).portions
-            trainer.portions = {arena.name: portion for arena, portion in portions.items()}
+            trainer.portions = make_mix(config, None).by_name
         share_cores(2)  # as in the run, because the number of threads changes rounding
         metrics: Metrics = {}
         for step in steps:
