@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 __all__ = ["StopSignals"]
@@ -68,12 +68,7 @@ class StopSignals:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Restore the former handlers."""
         if threading.current_thread() is threading.main_thread():
             for number, before in self._before.items():

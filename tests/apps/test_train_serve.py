@@ -20,6 +20,7 @@ from legos.cli import main
 from legos.data.request import Request, Result
 from legos.errors import AdapterError
 from legos.testing import FakeEngine
+from legos.vllm.process import free_port
 from legos.weights.adapter import Adapter, LoraShape
 
 SMALL = ["--training.min-samples-per-step", "64", "--play.tasks-per-step", "8"]
@@ -28,12 +29,6 @@ SMALL = ["--training.min-samples-per-step", "64", "--play.tasks-per-step", "8"]
 def adapter(name: str) -> Adapter:
     shape = LoraShape(rank=1, scale=1.0, num_layers=1, modules=("q",))
     return Adapter(name=name, version=3, shape=shape, arrays={})
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 async def newest_version(url: str, *, above: int) -> int:

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections import Counter
-from types import TracebackType
 from typing import Literal
 
 __all__ = ["FaultyProxy", "Mode"]
@@ -35,12 +34,7 @@ class FaultyProxy:
         self._listens.wait()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
 

@@ -4,7 +4,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from chaos.proxy import FaultyProxy
 from legos.clients.health import healthy
 from legos.run.folder import RunFolder
 from legos.track.jsonl import read_steps
+from legos.vllm.process import free_port
 
 __all__ = ["World", "state_of"]
 
@@ -178,7 +178,7 @@ class World:
         """A world whose run has made its first steps; its folder is emptied before."""
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        ports = [_free_port() for _ in range(SERVERS)]
+        ports = [free_port() for _ in range(SERVERS)]
         with ExitStack() as stack:
             proxies = [stack.enter_context(FaultyProxy(port)) for port in ports]
             world = cls(place, proxies, ports)
@@ -213,9 +213,3 @@ def _parent(pid: int) -> int:
 def _stat(pid: int) -> list[str]:
     """The fields after the name, which may contain blanks."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

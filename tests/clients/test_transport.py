@@ -1,7 +1,6 @@
 """What is asked again, what is told at once, and what becomes of connections."""
 
 import asyncio
-import socket
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from legos.clients.openai import OpenAIClient
 from legos.data.message import Completion, Message, Sampling
 from legos.errors import EndpointError, RequestError
 from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving
+from legos.vllm.process import free_port
 
 ASK = (Message("user", "hello"),)
 OURS = {"data": [{"id": "policy", "owned_by": "legos"}]}
@@ -109,12 +109,6 @@ def test_an_answer_without_a_text_is_asked_for_again(
         pytest.raises(EndpointError, match="cannot be read: its text is null"),
     ):
         asyncio.run(ask(url, dialect="openai", model="judge", retries=0))
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def test_a_dead_server_is_named() -> None:

@@ -1,7 +1,6 @@
 """Adapters sent to servers that follow a script."""
 
 import asyncio
-import socket
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from legos.errors import AdapterError, EngineError
 from legos.publish.http import HttpPublisher
 from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving
+from legos.vllm.process import free_port
 from legos.weights.adapter import Adapter, AdapterInfo, LoraShape
 from legos.weights.packed import unpack_adapter
 
@@ -19,12 +19,6 @@ POLICY = Adapter(
     shape=LoraShape(rank=1, scale=2.0, num_layers=1, modules=("q",)),
     arrays={"layers.0.q.lora_a": np.ones((2, 1)), "layers.0.q.lora_b": np.ones((1, 2))},
 )
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def publish(*urls: str, **options: Any) -> AdapterInfo:
