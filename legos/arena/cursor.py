@@ -10,9 +10,10 @@ of each task when a round begins.
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import chain, islice
 from typing import Any, Literal, NamedTuple
 
 from legos.arena.checks import checked_tasks
@@ -46,8 +47,21 @@ class _Round:
 
     tasks: dict[int, Task]  # index in the round -> task
     places: dict[int, _Place]
-    waiting: list[int]  # indices of the tasks that are not being played yet, in order
     unfinished: set[int]  # indices of the tasks whose group has not been finished
+    # Those not being played yet, by id: a heap, so that the first ones are played next.
+    waiting: list[list[int]] = field(init=False, default_factory=list[list[int]])
+
+    def __post_init__(self) -> None:
+        """Let all tasks wait."""
+        self.wait(self.tasks)
+
+    def wait(self, numbers: Iterable[int]) -> None:
+        """Let tasks wait, those of one id together."""
+        by_id: dict[str, list[int]] = {}
+        for number in sorted(numbers):
+            by_id.setdefault(self.tasks[number].id, []).append(number)
+        for each in by_id.values():
+            heappush(self.waiting, each)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,14 +95,11 @@ class TaskCursor:
             ArenaError: ``tasks`` failed, yields no tasks, or gives different tasks the same id.
         """
         current = next((each for each in self._rounds if each.waiting), None) or self._new_round()
-        first = current.tasks[current.waiting[0]]
-        numbers = [
-            number
-            for number in current.waiting
-            if split == "round" or current.tasks[number].id == first.id
-        ]
-        taken = set(numbers)
-        current.waiting = [number for number in current.waiting if number not in taken]
+        if split == "id":
+            numbers = heappop(current.waiting)
+        else:
+            numbers = sorted(chain.from_iterable(current.waiting))
+            current.waiting.clear()
         plays = tuple(
             (current.tasks[n], mix(self._arena.seed, current.places[n].first_play + play))
             for n in numbers
@@ -104,7 +115,7 @@ class TaskCursor:
 
     def give_back(self, group: PlannedGroup) -> None:
         """Return an interrupted group, so that it is played next."""
-        group.round.waiting = sorted({*group.round.waiting, *group.numbers})
+        group.round.wait(group.numbers)
 
     def state(self) -> dict[str, Any]:
         """The position and the unfinished tasks, as JSON values."""
@@ -137,7 +148,7 @@ class TaskCursor:
                     found = enumerate(stream, start=first)
                     tasks |= {wanted[at]: task for at, task in found if at in wanted}
             if tasks:
-                self._rounds.append(_Round(tasks, places, sorted(tasks), set(tasks)))
+                self._rounds.append(_Round(tasks, places, set(tasks)))
 
     def _new_round(self) -> _Round:
         arena = self._arena
@@ -152,7 +163,7 @@ class TaskCursor:
             places[number] = _Place(level, self._drawn[level], self._plays_planned)
             self._drawn[level] += 1
             self._plays_planned += task.group_size or arena.group_size
-        drawn = _Round(tasks, places, list(tasks), set(tasks))
+        drawn = _Round(tasks, places, set(tasks))
         check_tasks(arena.name, tasks.values())
         self._rounds.append(drawn)
         return drawn

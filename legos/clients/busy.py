@@ -1,34 +1,34 @@
-"""The time in which something waits for a server."""
+"""The time in which something waits for servers."""
 
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 __all__ = ["BusyClock"]
 
 
 class BusyClock:
-    """Counts the seconds in which at least one request is at a server."""
+    """Counts the seconds in which servers have requests, as a mean over the servers."""
 
-    def __init__(self) -> None:
-        self._requests = 0
+    def __init__(self, servers: int = 1, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Start with idle servers.
+
+        Args:
+            servers: number of servers.
+            clock: returns the time in seconds.
+        """
+        self._servers, self._clock = servers, clock
+        self._busy = 0  # servers with at least one request
         self._worked_s = 0.0
-        self._since = 0.0  # when the first of the present requests was sent
+        self._since = 0.0  # time up to which they are counted
 
     @property
     def seconds(self) -> float:
-        """Seconds so far, those of the present requests included."""
-        return self._worked_s + (time.perf_counter() - self._since if self._requests else 0.0)
+        """Seconds so far."""
+        if not self._busy:
+            return self._worked_s
+        return self._worked_s + (self._clock() - self._since) * self._busy / self._servers
 
-    @contextmanager
-    def request(self) -> Generator[None]:
-        """Within the block, one more request is at the server."""
-        if not self._requests:
-            self._since = time.perf_counter()
-        self._requests += 1
-        try:
-            yield
-        finally:
-            self._requests -= 1
-            if not self._requests:
-                self._worked_s += time.perf_counter() - self._since
+    def change(self, busy: int) -> None:
+        """Count servers that got their first request (1), or answered their last one (-1)."""
+        self._worked_s, self._since = self.seconds, self._clock()
+        self._busy += busy

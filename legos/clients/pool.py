@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
 from legos.clients.busy import BusyClock
@@ -44,23 +46,29 @@ class ServerPool(Generic[ServerT]):
         servers: all of them.
     """
 
-    def __init__(self, servers: Sequence[ServerT]) -> None:
+    def __init__(
+        self, servers: Sequence[ServerT], *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         """Make a pool.
 
         Args:
             servers: at least one. Their requests have no effect beyond their answer, so that they
                 can be cancelled and sent elsewhere.
+            clock: returns the time in seconds.
         """
         self.servers = tuple(servers)
         self._waiting: list[set[asyncio.Timeout]] = [set() for _ in servers]  # requests at each
+        self._load = [0] * len(self.servers)  # number of requests at each
+        # Number of requests -> the servers that have so many, those with it for longest first.
+        self._by_load: list[dict[int, None]] = [dict.fromkeys(range(len(self.servers)))]
         self._answered = [0] * len(self.servers)
         self._down: set[int] = set()
         self._watches: dict[int, asyncio.Task[None]] = {}
-        self._clock = BusyClock()
+        self._clock = BusyClock(len(self.servers), clock=clock)
 
     @property
     def seconds(self) -> float:
-        """Seconds in which at least one request was waiting for its answer."""
+        """Seconds in which a server had requests, as a mean over the servers."""
         return self._clock.seconds
 
     async def ask(
@@ -79,35 +87,53 @@ class ServerPool(Generic[ServerT]):
             EngineError: every server has failed it.
         """
         failures: dict[int, Exception] = {}
-        with self._clock.request():
-            while len(failures) < len(self.servers):
-                index = self._choose(fits, failures)
-                self._watch(index)
-                ejected = asyncio.timeout(None)
-                try:
-                    async with ejected:
-                        self._waiting[index].add(ejected)
-                        found = await request(self.servers[index])
-                    self._answered[index] += 1
-                except (EndpointError, EngineError) as error:
-                    failures[index] = error
-                    self._down.add(index)
-                except TimeoutError:
-                    if not ejected.expired():
-                        raise
-                else:
-                    return found
-                finally:
-                    self._waiting[index].discard(ejected)
+        while len(failures) < len(self.servers):
+            index = self._choose(fits, failures)
+            self._watch(index)
+            self._count(index, 1)
+            ejected = asyncio.timeout(None)
+            try:
+                async with ejected:
+                    self._waiting[index].add(ejected)
+                    found = await request(self.servers[index])
+                self._answered[index] += 1
+            except (EndpointError, EngineError) as error:
+                failures[index] = error
+                self._down.add(index)
+            except TimeoutError:
+                if not ejected.expired():
+                    raise
+            else:
+                return found
+            finally:
+                self._waiting[index].discard(ejected)
+                self._count(index, -1)
         raise EngineError("; ".join(map(str, failures.values()))) from [*failures.values()][-1]
 
-    def _choose(self, fits: Callable[[int], bool], failures: Iterable[int]) -> int:
+    def _choose(self, fits: Callable[[int], bool], failures: Container[int]) -> int:
         """The least busy of the servers that have not failed a request; those that answer first."""
+        left = (each for each in chain.from_iterable(self._by_load) if each not in failures)
 
         def rank(index: int) -> tuple[bool, bool, int]:
-            return index in self._down, not fits(index), len(self._waiting[index])
+            return index in self._down, not fits(index), self._load[index]
 
-        return min(set(range(len(self.servers))).difference(failures), key=rank)
+        passed: list[int] = []
+        for index in left:
+            if index not in self._down and fits(index):
+                return index
+            passed.append(index)
+        return min(passed, key=rank)
+
+    def _count(self, index: int, requests: int) -> None:
+        """Count a request that a server has got (1) or has no longer (-1)."""
+        before = self._load[index]
+        now = self._load[index] = before + requests
+        del self._by_load[before][index]
+        if now == len(self._by_load):
+            self._by_load.append({})
+        self._by_load[now][index] = None
+        if not min(before, now):
+            self._clock.change(requests)
 
     def _watch(self, index: int) -> None:
         """Check a server as long as requests wait there, or it is down."""

@@ -17,6 +17,7 @@ Source: deficit round-robin, Shreedhar and Varghese 1995, with groups in place o
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ class Batcher:
         self._progress = 0.0
         self._changed = asyncio.Condition()
         self._playing: set[Admission] = set()
+        self._tasks: Counter[tuple[str, int]] = Counter()  # theirs, by arena and version
         self._taken: dict[str, list[Waiting]] = {}  # the groups that are being trained on
         self._training = False
         self._versions: Mapping[str, int] = {}  # policy -> its newest version
@@ -124,6 +126,7 @@ class Batcher:
                 raise Stopped
             admission = Admission(arena, num_tasks, self._newest)
             self._playing.add(admission)
+            self._tasks[arena, admission.version] += num_tasks
             return admission
 
     async def put(self, batch: TrainingBatch, admission: Admission) -> None:
@@ -132,7 +135,10 @@ class Batcher:
         The trainer gets an error if too many groups without samples come in a row, or if too many
         plays fail.
         """
-        self._playing -= {admission}
+        if admission in self._playing:
+            self._playing.remove(admission)
+            self._tasks[admission.arena, admission.version] -= admission.num_tasks
+            self._tasks = +self._tasks
         error = self.buffers[admission.arena].put(batch)
         self._ending = self._ending or error
         await self._wake()
@@ -250,8 +256,8 @@ class Batcher:
 
     def _may_play(self, buffer: Buffer, num_tasks: int, at_once: float) -> bool:
         oldest = self._newest - buffer.staleness_limit
-        fresh = [a for a in self._playing if a.version >= oldest]
-        mine = sum(a.num_tasks for a in fresh if a.arena == buffer.arena)
+        fresh = {at: tasks for at, tasks in self._tasks.items() if at[1] >= oldest}
+        mine = sum(tasks for (arena, _), tasks in fresh.items() if arena == buffer.arena)
         waits = not self._training  # the trainer waits for groups
         if self.in_turns:  # one group at a time, so that a resumed run repeats it
             return waits and not fresh and buffer is self._most_lacking()

@@ -7,7 +7,7 @@ arena may play, and how much of each buffer an optimiser step takes.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -31,6 +31,10 @@ class Amount(NamedTuple):
     tasks: int = 0
     samples: int = 0
     tokens: int = 0  # chosen tokens
+
+    def plus(self, other: "Amount", times: int = 1) -> "Amount":
+        """This amount and another one, so many times."""
+        return Amount(*(a + times * b for a, b in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,8 @@ class Buffer:
         )
         self._seed = seed
         self._queue: list[Waiting] = []  # in the order of arrival
+        self._held = Amount()  # what the queue holds, kept so that nothing has to go through it
+        self._left = Amount()  # the same once for each step that it is left for
         self._checked = 0  # number of oldest groups that hold no sample of a refused version
         self._arrived = 0
         self._tasks_seen = 0
@@ -115,18 +121,12 @@ class Buffer:
     @property
     def amount(self) -> Amount:
         """What waits; tasks only of groups with samples, once for each step that they may get."""
-        tasks = samples = tokens = 0
-        for waiting in self._queue:
-            left = self.reuse - waiting.uses
-            tasks += left * waiting.batch.num_tasks if waiting.batch.samples else 0
-            samples += left * len(waiting.batch.samples)
-            tokens += left * waiting.tokens
-        return Amount(tasks, samples, tokens)
+        return self._left
 
     @property
     def num_tokens(self) -> int:
         """Number of chosen tokens in the samples that wait."""
-        return sum(waiting.tokens for waiting in self._queue)
+        return self._held.tokens
 
     def put(self, batch: TrainingBatch) -> Exception | None:
         """Add a played group; returns the error that ends the run after it, or None.
@@ -134,7 +134,7 @@ class Buffer:
         A group without samples is kept for its metrics.
         """
         kept = self._account(batch)
-        self._queue.append(Waiting.of(kept, self._arrived))
+        self._add([Waiting.of(kept, self._arrived)])
         self._arrived += 1
         error = self._failures.judge(batch, kept, self._ledger)
         self._tasks_seen += kept.num_tasks
@@ -146,6 +146,8 @@ class Buffer:
 
     def first(self, full: Callable[[Amount], bool]) -> int | None:
         """Number of groups, in the order in which they are taken, until their amount is enough."""
+        if not full(self._held):
+            return None
         tasks = samples = tokens = 0
         for count, waiting in enumerate(self._ordered(), start=1):
             tasks += waiting.batch.num_tasks
@@ -153,7 +155,7 @@ class Buffer:
             tokens += waiting.tokens
             if full(Amount(tasks, samples, tokens)):
                 return count
-        return None
+        raise AssertionError("the amount of the queue is not that of its groups")
 
     def take(self, number: int) -> list[Waiting]:
         """Take so many groups, and all without samples if they would wait behind these."""
@@ -162,14 +164,14 @@ class Buffer:
         if self._order != "oldest":
             taken += [waiting for waiting in ordered[number:] if not waiting.batch.samples]
         numbers = {waiting.number for waiting in taken}
-        self._queue = [waiting for waiting in self._queue if waiting.number not in numbers]
+        self._set(waiting for waiting in self._queue if waiting.number not in numbers)
         self._checked = len(self._queue)
         self._steps += 1
         return taken
 
     def put_back(self, taken: Sequence[Waiting]) -> None:
         """Return the groups taken last, as if they had not been taken."""
-        self._queue = sorted([*taken, *self._queue], key=lambda waiting: waiting.number)
+        self._set(sorted([*taken, *self._queue], key=lambda waiting: waiting.number))
         self._steps -= 1
 
     def reuse_of(self, taken: Sequence[Waiting]) -> None:
@@ -177,7 +179,7 @@ class Buffer:
         again = [replace(each, uses=each.uses + 1) for each in taken if each.batch.samples]
         again = [each for each in again if each.uses < self.reuse]
         self._ledger.reused += sum(each.tokens for each in again)
-        self._queue = sorted([*again, *self._queue], key=lambda waiting: waiting.number)
+        self._set(sorted([*again, *self._queue], key=lambda waiting: waiting.number))
 
     def discard_rest(self, reason: str) -> None:
         """Record the remaining tokens as discarded for a reason; they will not be trained on."""
@@ -186,7 +188,7 @@ class Buffer:
                 self._ledger.reused -= waiting.tokens
             elif waiting.tokens:
                 self._ledger.discard({reason: waiting.tokens})
-        self._queue = []
+        self._set(())
 
     def check_again(self) -> None:
         """Let ``drop_stale`` check every group, because the versions have changed."""
@@ -198,15 +200,17 @@ class Buffer:
         Args:
             versions: name of each trained policy -> its version.
         """
-        kept = self._queue[: self._checked]
-        for waiting in self._queue[self._checked :]:
+        unchecked = self._queue[self._checked :]
+        kept: list[Waiting] = []
+        for waiting in unchecked:
             known = self._trainable(waiting, versions)
             if known is waiting.batch:
                 kept.append(waiting)
             elif known.samples:
                 kept.append(Waiting.of(known, waiting.number, waiting.uses))
-        self._queue = kept
-        self._checked = len(kept)
+        if kept != unchecked:
+            self._set([*self._queue[: self._checked], *kept])
+        self._checked = len(self._queue)
 
     def state(self) -> dict[str, Any]:
         """The state that makes a resumed run go on as this one would, as JSON values."""
@@ -226,10 +230,10 @@ class Buffer:
         self.tokens_per_task = state["tokens_per_task"]
         self._arrived = state["arrived"]
         self._steps = state["steps"]
-        self._queue = [
+        self._set(
             Waiting.of(batch, number, uses)
             for batch, (number, uses) in zip(queued, state["waiting"], strict=True)
-        ]
+        )
 
     def figures(self, newest: int) -> dict[str, float]:
         """What waits: rollouts, tokens, and the share of these tokens sampled by the newest policy.
@@ -245,6 +249,22 @@ class Buffer:
                 fresh += sample.versions.count(newest)
         shown = {"rollouts": float(rollouts), "tokens": float(tokens)}
         return shown | ({"on_policy_share": fresh / tokens} if tokens else {})
+
+    def _set(self, queue: Iterable[Waiting]) -> None:
+        """Replace the queue."""
+        queue = list(queue)
+        self._queue, self._held, self._left = [], Amount(), Amount()
+        self._add(queue)
+
+    def _add(self, groups: Sequence[Waiting]) -> None:
+        """Append groups to the queue, and count them."""
+        self._queue += groups
+        for each in groups:
+            tasks, samples = each.batch.num_tasks, len(each.batch.samples)
+            self._held = self._held.plus(Amount(tasks, samples, each.tokens))
+            self._left = self._left.plus(
+                Amount(tasks if samples else 0, samples, each.tokens), self.reuse - each.uses
+            )
 
     def _ordered(self) -> Sequence[Waiting]:
         """The groups in the order in which they are taken."""

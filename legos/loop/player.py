@@ -71,6 +71,7 @@ class Player:
         needs_step = getattr(self._credit, "needs_step", False)
         self._split: Split = "round" if needs_step or batcher.in_turns else "id"
         self._unfinished: set[PlannedGroup] = set()
+        self._playing = 0  # plays of the unfinished groups
         self._play_group = play
 
     async def run(self) -> None:
@@ -93,6 +94,7 @@ class Player:
             while True:
                 group = self._arena.cursor.next_group(self._split)
                 self._unfinished.add(group)
+                self._playing += len(group.plays)
                 admission = await self._batcher.admit(
                     self._arena.name, group.num_tasks, at_once=self._tasks_at_once
                 )
@@ -103,8 +105,9 @@ class Player:
     async def _play(self, stage: Stage, group: PlannedGroup, admission: Admission) -> None:
         episodes = await self._play_group(stage, self._arena, group.plays)
         batch = finish_group(self._arena, self._arena.cursor, group, episodes, self._credit)
-        playing = sum(len(each.plays) for each in self._unfinished)
+        playing = self._playing
         self._unfinished.discard(group)
+        self._playing -= len(group.plays)
         now, starved = asyncio.get_running_loop().time(), self._batcher.starved
         if self.pace.group_ended(now, playing=playing, starved=starved):
             share = min(self.pace.limit / self._start, 1.0)
