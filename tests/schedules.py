@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from accounts import balanced_ledger
 from run_world import Duel, Solo, step_settings
-from virtual_time import in_virtual_time
 
 from legos.credit import GRPOCredit, RAECredit
 from legos.data.message import Completion, Prompt, Sampling
@@ -32,7 +31,7 @@ from legos.losses.objective import Objective
 from legos.protocols import Snapshot
 from legos.run.folder import RunFolder
 from legos.run.run import Run, RunSettings
-from legos.testing import Asked, FakeBackend, ScriptedClient
+from legos.testing import Asked, FakeBackend, ScriptedClient, in_virtual_time
 from legos.track.jsonl import JsonlTracker, read_steps
 from legos.weights.adapter import Adapter, AdapterInfo
 

@@ -8,6 +8,8 @@ from legos.testing.matchmaker import FakeMatchmaker
 from legos.testing.models import write_tiny_model
 from legos.testing.records import make_episode, make_sample, make_turn, random_samples
 from legos.testing.server import HttpAnswer, HttpAsked, ScriptedServer, serving
+from legos.testing.simulated import SharedLink, SimulatedEngine
+from legos.testing.virtual_time import in_virtual_time
 
 __all__ = [
     "Asked",
@@ -21,8 +23,11 @@ __all__ = [
     "HttpAsked",
     "ScriptedClient",
     "ScriptedServer",
+    "SharedLink",
+    "SimulatedEngine",
     "check_arena",
     "echo",
+    "in_virtual_time",
     "make_episode",
     "make_sample",
     "make_turn",

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from selectors import BaseSelector
+from typing import Any, TypeVar, cast
 
 __all__ = ["VirtualTime", "in_virtual_time"]
 
@@ -18,18 +19,20 @@ class VirtualTime(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
-        select = self._selector.select  # type: ignore[attr-defined]
+        selector = cast(BaseSelector, self._selector)  # type: ignore[attr-defined]
+        select = selector.select
 
-        def jump(timeout: float | None = None) -> Any:
+        def jump(timeout: float | None = None) -> list[Any]:
             events = select(0)
             if timeout is None and not events:
                 raise RuntimeError("every task waits, and no timer is set")
             self._now += timeout or 0.0
             return events
 
-        self._selector.select = jump  # type: ignore[attr-defined]
+        selector.select = jump
 
     def time(self) -> float:
+        """Seconds since the start of the loop."""
         return self._now
 
 

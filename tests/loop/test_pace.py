@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 from run_world import step_settings
-from virtual_time import in_virtual_time
 
 from legos.arena.arena import Arena
 from legos.arena.table import Table
@@ -17,46 +16,30 @@ from legos.data.names import POLICY
 from legos.loop.loop import training_loop
 from legos.loop.pace import Pace, Slots
 from legos.loop.trainer import Metrics, PolicyTrainer
-from legos.testing import FakeBackend, FakePublisher, ScriptedClient
+from legos.testing import (
+    FakeBackend,
+    FakePublisher,
+    ScriptedClient,
+    SimulatedEngine,
+    in_virtual_time,
+)
 
 GROUP, START = 8, 64  # plays of a group, and those of 2 steps of 4 tasks
 
 
 class Rows:
-    """An engine on the clock of the event loop: so many rows at once, others wait."""
+    """A scripted client whose answers take an engine's rows."""
 
     def __init__(self, rows: int, answer_s: float) -> None:
         self.scripted = ScriptedClient(lambda asked: "ab")
-        self._rows = asyncio.Semaphore(rows)
+        self.engine = SimulatedEngine(rows)
         self._answer_s = answer_s
-        self._inside = self._waiting = self.answered = 0
-        self._worked, self._since = 0.0, 0.0
-        self.most = 0
 
     async def complete(
         self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
     ) -> Completion:
-        now = asyncio.get_running_loop().time
-        self._since = self._since if self._inside else now()
-        self._inside += 1
-        self.most = max(self.most, self._inside)
-        self._waiting += 1
-        async with self._rows:
-            self._waiting -= 1
-            await asyncio.sleep(self._answer_s)
-        self._inside -= 1
-        self.answered += 1
-        self._worked += 0.0 if self._inside else now() - self._since
+        await self.engine.compute(self._answer_s)
         return await self.scripted.complete(prompt, sampling, adapter=adapter)
-
-    def figures(self) -> Mapping[str, float]:
-        now = asyncio.get_running_loop().time()
-        return {
-            "worked_seconds_total": self._worked + (now - self._since if self._inside else 0.0),
-            "requests_answered_total": self.answered,
-            "requests_waiting": self._waiting,
-            "cache_full_share": float(self._rows.locked()),
-        }
 
 
 class Plays(Arena):
@@ -96,7 +79,7 @@ def limits(
         40,
         episode_concurrency=128,
         after_step=note,
-        figures=engine.figures if adaptive else None,
+        figures=engine.engine.figures if adaptive else None,
         progress=False,
     )
     _, took = in_virtual_time(story)
@@ -110,7 +93,7 @@ def test_slow_tools_leave_the_engine_idle_and_more_is_played() -> None:
     assert set(fixed) == {START}
     assert seen[0] == START
     assert seen[-1] == 256  # the maximum: 128 plays for each of two steps
-    assert engine.most <= 256
+    assert engine.engine.most <= 256
     assert slowly / took > 2.5
 
 

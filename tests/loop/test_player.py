@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from virtual_time import in_virtual_time
 
 from legos.arena.arena import Arena
 from legos.arena.endings import Forfeit
@@ -20,7 +19,7 @@ from legos.loop.loop import training_loop
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
 from legos.protocols import CreditAssigner
-from legos.testing import FakeBackend, FakePublisher, ScriptedClient
+from legos.testing import FakeBackend, FakePublisher, ScriptedClient, in_virtual_time
 
 FAST_S, SLOW_S = 0.01, 5.0
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from run_world import Duel, step_settings
-from virtual_time import in_virtual_time
 
 from legos.credit import RAECredit
 from legos.data.step import PassResult
@@ -27,6 +26,7 @@ from legos.testing import (
     HttpAsked,
     ScriptedClient,
     ScriptedServer,
+    in_virtual_time,
     serving,
 )
 from legos.weights.adapter import Adapter, AdapterInfo, LoraShape

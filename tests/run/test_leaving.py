@@ -3,11 +3,10 @@
 import asyncio
 
 import pytest
-from virtual_time import in_virtual_time
 
 from legos.loop.batcher import Stopped
 from legos.run.leaving import LEAVE_S, Leave, LeavingPublisher
-from legos.testing import FakeBackend
+from legos.testing import FakeBackend, in_virtual_time
 from legos.weights.adapter import Adapter, AdapterInfo
 
 ADAPTER = FakeBackend().adapter()
