@@ -3,7 +3,6 @@
 import logging
 import os
 import sys
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -13,12 +12,13 @@ from legos.apps.adapters import resume_command
 from legos.data.turns import TurnWatch
 from legos.run.checkpoint import checkpoints
 from legos.run.folder import RunFolder
+from legos.stalls import CHECK_S, LoopWatch, checking
 
 __all__ = ["restart", "watched"]
 
 logger = logging.getLogger(__name__)
 RESTARTS = "LEGOS_RESTARTS"  # environment variable: restarts of this run so far
-STUCK_S, CHECK_S = 1800.0, 1.0  # a call that takes longer hangs; time between two checks
+STUCK_S = 1800.0  # a call that takes longer hangs
 TIMES_LONGEST = 4  # and so many times as long as the longest call that ended
 
 
@@ -51,41 +51,35 @@ def restart(folder: Path, reason: str, *, most: int) -> None:
 
 @contextmanager
 def watched(
-    turns: Callable[[], Mapping[str, int | None]], folder: Path, *, most: int
+    turns: Callable[[], Mapping[str, int | None]], folder: Path, *, most: int, loop: LoopWatch
 ) -> Generator[None]:
     """Within the block, a device thread that hangs leads to a restart of the run.
+
+    The same thread checks that the event loop turns.
 
     Args:
         turns: see ``ModelHandle.turns``.
         folder: the run.
         most: restarts allowed in all.
+        loop: watches the event loop.
     """
-    ended = threading.Event()
-    watch = threading.Thread(
-        target=_watch, args=(turns, folder, most, ended), name="legos-train-watchdog", daemon=True
-    )
-    watch.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watch.join()
-
-
-def _watch(
-    turns: Callable[[], Mapping[str, int | None]], folder: Path, most: int, ended: threading.Event
-) -> None:
     watches: defaultdict[str, TurnWatch] = defaultdict(TurnWatch)
-    while not ended.wait(CHECK_S):
+    reported: set[str] = set()
+
+    def check() -> None:
+        loop.check()
         for name, turn in turns().items():
             watch = watches[name]
             seconds = CHECK_S * watch.check(turn)
-            if seconds <= max(STUCK_S, TIMES_LONGEST * CHECK_S * watch.longest):
-                continue
-            reason = f"{name} has not responded for {seconds:.0f} s"
-            restart(folder, reason, most=most)
-            logger.error("%s; end this process and run: %s", reason, resume_command(folder))
-            return
+            longest = max(STUCK_S, TIMES_LONGEST * CHECK_S * watch.longest)
+            if seconds > longest and not reported:
+                reported.add(name)
+                reason = f"{name} has not responded for {seconds:.0f} s"
+                restart(folder, reason, most=most)
+                logger.error("%s; end this process and run: %s", reason, resume_command(folder))
+
+    with checking(check, name="legos-train-watchdog", every_s=CHECK_S):
+        yield
 
 
 def _is_command() -> bool:

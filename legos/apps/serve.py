@@ -17,9 +17,11 @@ from legos.data.limits import DecodeAhead, EngineLimits
 from legos.data.names import POLICY
 from legos.errors import ConfigError
 from legos.mac import awake
+from legos.server.app import service_of
 from legos.server.listen import bind, serve_app
 from legos.server.memory import limit_arenas
 from legos.server.options import ServerOptions
+from legos.stalls import CHECK_S, LoopWatch, checking
 from legos.weights.adapter import Adapter, checked_name
 from legos.wiring.http import app_of
 from legos.wiring.machine import quiet_collector
@@ -86,8 +88,11 @@ async def _until_signal(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end, number)
+    service = service_of(app)
+    watch = LoopWatch(
+        service.metrics.loop_lag_s.observe, stall_after_s=service.options.stall_after_s
+    )
     async with serve_app(app, listener, drain_s=drain_s) as url:
-        service = app.state.service
         live = [f"{name}@{version}" for name, version in service.engine.versions().items()]
         key = '-H "Authorization: Bearer $LEGOS_API_KEY" ' if service.options.api_key else ""
         plays = service.model == BUILTIN  # it has not learned language
@@ -99,7 +104,8 @@ async def _until_signal(
             f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' "
             f"-d '{json.dumps(body)}'\n"
         )
-        await ended.wait()
+        with watch, checking(watch.check, name="legos-serve-watchdog", every_s=CHECK_S):
+            await ended.wait()
 
 
 def read_adapters(adapters: Sequence[str]) -> list[Adapter]:

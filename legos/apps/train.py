@@ -1,6 +1,7 @@
 """``legos train``: set up a run, train, and summarise it."""
 
 import asyncio
+import math
 import os
 import shlex
 import signal
@@ -30,6 +31,7 @@ from legos.run.checkpoint import checkpoints
 from legos.run.find import find_run, fresh_folder, split_place
 from legos.run.folder import FAILS_AGAIN, RUNS, RunFolder
 from legos.run.run import Run, RunSettings
+from legos.stalls import LoopWatch
 from legos.track import ConsoleTracker, JsonlTracker, ManyTrackers, WandbTracker
 from legos.wiring.arena import check_options, make_mix
 from legos.wiring.evaluate import evaluation_of
@@ -148,9 +150,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
             else:
                 _announce(resolved, folder, trainer, run)
                 served = _served(config, trainer, shared)
-                restarts = config.loop.max_restarts
-                with watched(lambda: trainer.model.turns, folder.path, most=restarts):
-                    _go(run, config, folder, signals=signals, served=served)
+                _go(run, config, folder, trainer, signals=signals, served=served)
                 got = signals.received
                 by = "" if got is None else f" by {signal.Signals(got).name}"
                 _sum_up(run, folder, config, time.perf_counter() - started, by=by)
@@ -225,6 +225,7 @@ def _go(
     run: Run,
     config: RunConfig,
     folder: RunFolder,
+    trainer: Trainer,
     *,
     signals: StopSignals,
     served: AbstractAsyncContextManager[object],
@@ -236,14 +237,22 @@ def _go(
         signals.on_stop(lambda: asyncio.run_coroutine_threadsafe(run.stop(), loop))
         try:
             async with served:
-                await run.go(tracker, evaluations)
+                with watch:
+                    await run.go(tracker, evaluations)
         finally:
             signals.on_stop(None)
             # A thread of a play cannot be cancelled; with a new pool the loop does not wait for it.
             loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
 
-    kept_awake = awake() if config.loop.keep_awake else nullcontext()
-    with _trackers(config, folder) as trackers, kept_awake:
+    loop = config.loop
+    watch = LoopWatch(
+        run.note_lag,
+        stall_after_s=math.inf if loop.deterministic else loop.stall_after_s,
+        file=folder.stalls,
+    )
+    kept_awake = awake() if loop.keep_awake else nullcontext()
+    watchdog = watched(lambda: trainer.model.turns, folder.path, most=loop.max_restarts, loop=watch)
+    with watchdog, _trackers(config, folder) as trackers, kept_awake:
         quiet_collector()
         share_cores(2)  # play and training
         asyncio.run(go(*trackers))

@@ -200,6 +200,9 @@ class LoopConfig(Settings):
     max_restarts: int = knob(3, unit="restarts", ge=0)
     """How often the run starts itself again in a new process, from its last checkpoint, after the
     device has failed twice in a row or hangs for half an hour; 0: it ends instead."""
+    stall_after_s: float = knob(10.0, unit="s", gt=0)
+    """Where the event loop has not turned for so long, the stacks of all threads and tasks are
+    added to stalls.txt of the run, and the log says so."""
     serve_port: int | None = knob(None, ge=0, le=65535)
     """Port of 127.0.0.1 at which the policy can be asked while it trains, and at which programs
     start the episodes of the arena programs; 0: a free port; none: no server."""

@@ -6,6 +6,7 @@ evaluations.jsonl   one object per evaluation
 episodes.jsonl      some plays of each step, as text
 adapters/vN/        adapters in mlx-lm's format; those of further policies in adapters/NAME/vN
 checkpoints/        the state that a resumed run needs
+stalls.txt          stacks of all threads and tasks, where the event loop has stalled
 batches/            the samples of every step, if they are kept
 """
 
@@ -55,6 +56,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.evaluations = path / "evaluations.jsonl"
         self.episodes = path / "episodes.jsonl"
+        self.stalls = path / "stalls.txt"
         self.adapters = path / "adapters"
         self.checkpoints = path / "checkpoints"
         self.batches = path / "batches"
@@ -328,15 +330,13 @@ class RunFolder:
         Raises:
             CheckpointError: the file cannot be written.
         """
-        lines = [
-            json.dumps({"step": step, **episode_to_json(episode)}) + "\n" for episode in episodes
-        ]
+        lines = (json.dumps({"step": step, **episode_to_json(one)}) + "\n" for one in episodes)
         append_whole(self.episodes, "".join(lines).encode())
 
     @property
     def _parts(self) -> tuple[Path, ...]:
-        files = (self.config, self.metrics, self.evaluations, self.episodes)
-        return (*files, self.adapters, self.checkpoints, self.batches, self.path / "wandb")
+        files = (self.config, self.metrics, self.evaluations, self.episodes, self.stalls)
+        return *files, self.adapters, self.checkpoints, self.batches, self.path / "wandb"
 
     def _batch_files(self) -> dict[int, Path]:
         """Files of kept samples by step."""

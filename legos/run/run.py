@@ -104,6 +104,7 @@ class Run:
         self._play = play
         self._clock = clock
         self._step_ended = self._saved = clock()
+        self._lag_s = 0.0  # largest lag of the event loop since the previous step
         self._batcher = batcher_of(trainer, self._mix, max_failed_share=settings.max_failed_share)
         self._leave = Leave()
         self._writer = writer
@@ -142,6 +143,10 @@ class Run:
         """Whether the policy is to be evaluated after this step."""
         every = self._settings.evaluate_every
         return self.step >= self._settings.num_steps or bool(every and self.step % every == 0)
+
+    def note_lag(self, seconds: float) -> None:
+        """Take a measured lag of the event loop; a step reports the largest (``LoopWatch``)."""
+        self._lag_s = max(self._lag_s, seconds)
 
     def resume(self, place: Path) -> None:
         """Continue from a checkpoint, and remove what the folder holds of later steps.
@@ -285,9 +290,11 @@ class Run:
         seconds = max(now - self._step_ended, 1e-9)
         engine_s = worked - self._engine_worked
         self._step_ended, self._engine_worked = now, worked
+        lag_s, self._lag_s = self._lag_s, 0.0
         return {
             "play/moves_per_s": turns / seconds,
             "loop/seconds_per_step": seconds,
+            "loop/lag_max_s": lag_s,
             "loop/engine_idle_share": max(0.0, 1.0 - engine_s / seconds),
             "loop/trainer_idle_share": max(0.0, 1.0 - trained_s / seconds),
             **{f"publish/{name}": n for name, n in figures.items() if name.startswith(LAG)},

@@ -26,6 +26,7 @@ class ServerOptions:
     max_connections: int = 2048
     max_adapters: int = 64  # adapters that are loaded at the same time
     adapter_folder: Path | None = None  # folder to load adapters from; None: not allowed
+    stall_after_s: float = 10.0  # lag of the event loop at which all stacks go into the log
     log_prompts: bool = False
 
     def __post_init__(self) -> None:

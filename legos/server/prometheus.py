@@ -29,6 +29,7 @@ class Metrics:
         refused: number of requests rejected because of a limit, by limit.
         swaps: number of adapters loaded, by name.
         swap_s: seconds to load an adapter into the engine.
+        loop_lag_s: seconds by which the event loop turned late, at four checks a second.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -51,6 +52,7 @@ class Metrics:
         self._tokens = counter("legos_generated_tokens", "Sampled tokens.")
         self.swaps = counter("legos_swaps", "Adapters loaded.", ["adapter"])
         self.swap_s = histogram("legos_swap_seconds", "Of loading an adapter.")
+        self.loop_lag_s = histogram("legos_loop_lag_seconds", "By which the event loop was late.")
         registry.register(_EngineNumbers(engine))
 
     def count(self, completions: Sequence[Completion]) -> None:

@@ -26,6 +26,7 @@ TIMES = (
     "step_s",
     "play/moves_per_s",
     "loop/seconds_per_step",
+    "loop/lag_max_s",
     "loop/engine_idle_share",
     "loop/trainer_idle_share",
     "memory/peak_gib",

@@ -76,6 +76,7 @@ def check_lines(run: Path, steps: int) -> None:
         assert line.keys() >= PROMISED
         assert None not in line.values()
         assert 0.0 <= (line["loop/trainer_idle_share"] or 0.0) < 1.0
+        assert 0.0 <= (line["loop/lag_max_s"] or 0.0) < 10.0  # 0 where no check fell into the step
         # 1 where all groups of a step had been played before it began
         assert 0.0 <= (line["loop/engine_idle_share"] or 0.0) <= 1.0
         assert line["tokens_generated"] == sum(line[f"tokens_{use}"] or 0 for use in USES)
