@@ -12,6 +12,7 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from legos.apps.adapters import loaded, named_adapter
+from legos.apps.replicas import replicated
 from legos.builtin import BUILTIN, EXAMPLE
 from legos.data.limits import DecodeAhead, EngineLimits
 from legos.data.names import POLICY
@@ -37,6 +38,8 @@ def serve(
     port: int,
     options: ServerOptions,
     decode_ahead: DecodeAhead = "auto",
+    replicas: int = 1,
+    memory_gib: float | None = None,
     drain_s: float,
     keep_awake: bool = True,
     say: Callable[[str], None],
@@ -51,6 +54,8 @@ def serve(
         port: port to listen on; 0: a free one.
         options: limits on requests, keys and logging.
         decode_ahead: when the engine reads the tokens of a decode step.
+        replicas: number of engines, each in a process of its own if there are several.
+        memory_gib: memory that the engines may use in all, in GiB; None: most of the machine's.
         drain_s: time that running requests get to finish, in seconds.
         keep_awake: whether macOS does not sleep meanwhile.
         say: receives a message with the address once the server answers.
@@ -59,13 +64,26 @@ def serve(
         ConfigError: the server cannot listen at the address, or two adapters have the same name.
         LegosError: the model or an adapter cannot be loaded.
     """
+    if replicas < 1:
+        raise ConfigError(f"--replicas is {replicas}; expected 1 or more")
+    if memory_gib is not None and memory_gib <= 0:
+        raise ConfigError(f"--memory-limit-gib is {memory_gib:g}; expected more than 0")
     logging.getLogger("legos.server").setLevel(logging.INFO)
     limit_arenas()
     named = read_adapters(adapters)
-    limits = EngineLimits(max_rows=options.max_running, decode_ahead=decode_ahead)
+    limits = EngineLimits(
+        max_rows=options.max_running,
+        decode_ahead=decode_ahead,
+        memory_bytes=None if memory_gib is None else int(memory_gib * 2**30),
+    )
+    engines = (
+        loaded(model, named, limits)
+        if replicas == 1
+        else replicated(model, named, limits, options=options, num=replicas, say=say)
+    )
     with (
         bind(host, port) as listener,  # before the model, which takes long to load
-        loaded(model, named, limits) as live,
+        engines as live,
         awake() if keep_awake else nullcontext(),
     ):
         app = app_of(

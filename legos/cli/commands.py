@@ -174,8 +174,10 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     api_key: Key = None,
+    replicas: int = 1,
     max_batch: int = 256,
     decode_ahead: DecodeAhead = "auto",
+    memory_limit_gib: float | None = None,
     max_queue: int = 1024,
     timeout_s: float = 600.0,
     max_body_mb: float = 4.0,
@@ -200,9 +202,11 @@ def serve(
         host: Address to listen on; addresses other than loopback need an API key.
         port: Port to listen on; 0: a free port.
         api_key: Key that every request must send as a bearer token.
-        max_batch: Completions decoded in one batch.
+        replicas: Engines behind the address, each in a process of its own with its own weights.
+        max_batch: Completions decoded in one batch (of each replica).
         decode_ahead: Launch each decode step before the tokens of the last one are read: auto does
             so on a GPU, except with small vocabularies; on, everywhere; off, never.
+        memory_limit_gib: Memory that the engine may use in all; by default most of the machine's.
         max_queue: Completions that may wait; further requests get status 429.
         timeout_s: Time limit of one request, in seconds.
         max_body_mb: Size limit of a request body, in MiB; uploads of adapters have their own.
@@ -237,10 +241,12 @@ def serve(
     run(
         model=model,
         adapters=adapter,
+        replicas=replicas,
         host=host,
         port=port,
         options=options,
         decode_ahead=decode_ahead,
+        memory_gib=memory_limit_gib,
         drain_s=drain_s,
         keep_awake=keep_awake,
         say=show,

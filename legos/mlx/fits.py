@@ -1,4 +1,4 @@
-"""Whether a model can be trained in the memory of a machine, before it is loaded."""
+"""Whether a model can be trained, or served, in the memory of a machine, before it is loaded."""
 
 import json
 import tempfile
@@ -10,16 +10,16 @@ from typing import Any
 
 import msgspec
 
-from legos.data.limits import TrainingSize
+from legos.data.limits import EngineLimits, TrainingSize
 from legos.errors import ModelError
 from legos.mac import MACS_GB
 from legos.mlx.generate.forecast import EngineForecast
 from legos.mlx.model.load import shapes_of
-from legos.mlx.model.machine import NEGLIGIBLE, usable_bytes, usable_of
+from legos.mlx.model.machine import NEGLIGIBLE, num_bytes, usable_bytes, usable_of
 from legos.mlx.train.forecast import Forecast
 from legos.weights.model_folder import context_length
 
-__all__ = ["check_training", "longest_rows", "usable_on"]
+__all__ = ["check_replicas", "check_training", "longest_rows", "usable_on"]
 
 GIB = 1 << 30
 LEAST_ROW = 64  # tokens; where no such row fits, training is refused: a play of nim has 40
@@ -123,6 +123,41 @@ def check_training(folder: Path, size: TrainingSize) -> str | None:
         f"{room.engine_share}; {tokens} tokens at once in rows of {room.usual_row} take "
         f"{_gib(room.pass_peak(tokens))} of {_gib(usable)} in all; rows of up to {room.longest} "
         f"tokens fit{left}"
+    )
+
+
+def check_replicas(folder: Path, limits: EngineLimits, num: int) -> int:
+    """Check, from a model's files alone, that several engines fit on this machine.
+
+    Args:
+        folder: the model's folder.
+        limits: limits of each engine; its memory is that of all together.
+        num: number of engines, each in a process of its own.
+
+    Returns:
+        Bytes that each of them may use.
+
+    Raises:
+        ModelError: they do not fit; the message says what each needs, and how many fit.
+    """
+    usable = limits.memory_bytes or usable_bytes()
+    tree = shapes_of(folder)
+    weights, forecast = num_bytes(tree.parameters()), EngineForecast(tree, limits)
+
+    def needed(engines: int) -> int:
+        free = max(usable // engines - weights, 0)
+        try:
+            return weights + forecast.peak_bytes(free)
+        except NotImplementedError:  # an architecture that cannot be planned
+            return weights
+
+    if weights < NEGLIGIBLE * (usable // num) or needed(num) <= usable // num:
+        return usable // num
+    fitting = next((n for n in range(num - 1, 0, -1) if needed(n) <= usable // n), 0)
+    raise ModelError(
+        f"{num} replicas of {folder} do not fit: each needs {_gib(needed(num))} "
+        f"({_gib(weights)} of weights) and has {_gib(usable // num)} of {_gib(usable)}; "
+        + (f"--replicas {fitting} fits" if fitting else "not even one fits; take a smaller model")
     )
 
 

@@ -1,4 +1,4 @@
-"""A vLLM server in a process of its own, which lives no longer than this process."""
+"""A server in a process of its own, which lives no longer than this process: vLLM, or ours."""
 
 import logging
 import os
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from legos.errors import EngineError
 from legos.vllm import guardian
 from legos.vllm.command import vllm_environment
 
-__all__ = ["VllmProcess", "free_port"]
+__all__ = ["ServerProcess", "free_port"]
 
 logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
@@ -37,8 +37,8 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-class VllmProcess:
-    """Starts ``vllm serve``, waits until it answers, and stops it with everything it started.
+class ServerProcess:
+    """Starts a server, waits until it answers, and stops it with everything it started.
 
     A guardian process between the two ends the server also when this process is killed.
 
@@ -55,6 +55,8 @@ class VllmProcess:
         log: Path,
         host: str = LOOPBACK,
         api_key: str | None = None,
+        program: str = "vllm serve",
+        environment: Mapping[str, str] | None = None,
         say: Callable[[str], object] = logger.info,
         start_s: float = START_S,
     ) -> None:
@@ -65,13 +67,17 @@ class VllmProcess:
             port: its port.
             log: receives its output, after what the file holds.
             host: its address.
-            api_key: key that it asks for.
+            api_key: key that vLLM asks for.
+            program: its name, for messages.
+            environment: its environment; None: vLLM's.
             say: receives its progress while it starts, one line at a time.
             start_s: maximum time until it answers, seconds.
         """
         self.url = f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}"
         self.log = log
         self._command = list(command)
+        self._program = program
+        self._environment = environment
         self._key = {} if api_key is None else {"VLLM_API_KEY": api_key}
         self._say = say
         self._start_s = start_s
@@ -93,6 +99,9 @@ class VllmProcess:
         """Start the process; ``wait`` waits until it answers."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         line = [sys.executable, "-I", "-S", guardian.__file__, *self._command]
+        environment = self._environment
+        if environment is None:
+            environment = vllm_environment(os.environ, self._command) | self._key
         with self.log.open("ab") as log:
             self._begins = log.tell()
             self._process = subprocess.Popen(
@@ -100,7 +109,7 @@ class VllmProcess:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=vllm_environment(os.environ, self._command) | self._key,
+                env=environment,
                 start_new_session=True,
             )
 
@@ -115,17 +124,20 @@ class VllmProcess:
         while not self._answers():
             now = time.monotonic()
             if self._closed.wait(CHECK_S):
-                raise EngineError(f"the vLLM server at {self.url} was stopped while it started")
+                raise EngineError(f"{self._program} at {self.url} was stopped while it started")
             if not self.running:
-                raise EngineError(f"vllm serve ended before it answered.\n{self.end_of_log()}")
+                raise EngineError(f"{self._program} ended before it answered.\n{self.end_of_log()}")
             if now - started > self._start_s:
                 self._end()
                 raise EngineError(
-                    f"vllm serve did not answer within {self._start_s:g} s.\n{self.end_of_log()}"
+                    f"{self._program} did not answer within {self._start_s:g} s.\n"
+                    f"{self.end_of_log()}"
                 )
             if now - reported > REPORT_S:
                 reported = now
-                self._say(f"vLLM is starting, {now - started:.0f} s so far (log: {self.log})")
+                self._say(
+                    f"{self._program} is starting, {now - started:.0f} s so far (log: {self.log})"
+                )
 
     def restart(self) -> None:
         """Stop what is left of the process, start it again, and wait until it answers.

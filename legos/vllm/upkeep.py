@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from legos.clients.health import healthy as answers
 from legos.errors import EngineError
-from legos.vllm.process import VllmProcess
+from legos.vllm.process import ServerProcess
 
 __all__ = ["GivenServer", "OwnServer"]
 
@@ -43,7 +43,7 @@ class GivenServer:
 class OwnServer:
     """A server that runs in a process of ours."""
 
-    def __init__(self, process: VllmProcess) -> None:
+    def __init__(self, process: ServerProcess) -> None:
         self._process = process
         self.url = process.url
 

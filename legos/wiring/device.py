@@ -5,7 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from legos.data.limits import TrainingSize
+from legos.chat.tools import ToolFormat
+from legos.data.limits import EngineLimits, TrainingSize
 from legos.data.sample import Sample
 from legos.data.step import MeasuredStep
 from legos.device import Device, LocalEngine, ModelHandle
@@ -21,10 +22,12 @@ __all__ = [
     "Row",
     "Split",
     "TrainingChecks",
+    "check_replicas",
     "device_checks",
     "find_device",
     "plain_command",
     "rows_on_macs",
+    "tool_format_of",
     "torch_device",
     "trainer_command",
     "training_checks",
@@ -185,6 +188,24 @@ def trainer_command(python: Path, folder: Path) -> Sequence[str]:
 def plain_command(python: Path, folder: Path) -> Sequence[str]:
     """The same on torch, with a plain loop of transformers and PEFT."""
     return [str(python), _file("legos.cuda.checks.plain_trainer"), str(folder)]
+
+
+def check_replicas(folder: Path, limits: EngineLimits, num: int) -> int:
+    """Bytes that each of several engines on this machine may use; see ``legos.mlx.fits``.
+
+    Raises:
+        ModelError: they do not fit.
+    """
+    from legos.mlx import fits
+
+    return fits.check_replicas(folder, limits, num)
+
+
+def tool_format_of(folder: Path) -> ToolFormat | None:
+    """The format of a model's tool calls, from its files; None where it has none of its own."""
+    from legos.mlx.model.tools import tool_format
+
+    return tool_format(folder)
 
 
 def _file(module: str) -> str:

@@ -1,7 +1,11 @@
 """Make the HTTP application of a model and its engine; importing this takes long."""
 
+from typing import Protocol
+
 from fastapi import FastAPI
 
+from legos.chat.tokenizer import ChatTokenizer
+from legos.chat.tools import ToolFormat
 from legos.clients.engine import EngineClient
 from legos.device import ModelHandle
 from legos.protocols import Engine
@@ -11,14 +15,39 @@ from legos.server.options import ServerOptions
 from legos.server.seat_keys import SeatKeys
 from legos.server.seats import HOST, SeatHost
 from legos.server.service import Service
+from legos.weights.adapter import LoraShape
 
-__all__ = ["app_of", "seat_host"]
+__all__ = ["Rendering", "app_of", "seat_host"]
 
 NO_LIMIT = 1 << 30  # the plays' own limits apply to the requests of programs in their seats
 
 
+class Rendering(Protocol):
+    """What an application needs of a model besides its engine; a ``ModelHandle`` has it."""
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The tokenizer and chat template."""
+        ...
+
+    @property
+    def context(self) -> int:
+        """Maximum number of prompt and completion tokens together."""
+        ...
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """The format of tool calls."""
+        ...
+
+    @property
+    def lora(self) -> LoraShape | None:
+        """Shape of the model's LoRA."""
+        ...
+
+
 def app_of(
-    handle: ModelHandle,
+    handle: Rendering,
     engine: Engine,
     *,
     name: str,

@@ -9,9 +9,9 @@ import pytest
 from legos.builtin import BUILTIN, builtin_path
 from legos.errors import ConfigError
 from legos.vllm.command import VllmOptions, find_vllm, vllm_command
-from legos.vllm.process import VllmProcess, free_port
+from legos.vllm.process import ServerProcess, free_port
 
-StartVllm = Callable[..., VllmProcess]
+StartVllm = Callable[..., ServerProcess]
 
 
 @pytest.fixture(scope="session")
@@ -39,9 +39,9 @@ def start_vllm(
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    started: list[VllmProcess] = []
+    started: list[ServerProcess] = []
 
-    def start(*arguments: str, max_loras: int = 4) -> VllmProcess:
+    def start(*arguments: str, max_loras: int = 4) -> ServerProcess:
         options = VllmOptions(
             model=vllm_model,
             name=BUILTIN,
@@ -53,7 +53,7 @@ def start_vllm(
         )
         port = free_port()
         log = tmp_path_factory.mktemp("vllm") / "vllm.log"
-        server = VllmProcess(vllm_command(vllm_program, options, port=port), port=port, log=log)
+        server = ServerProcess(vllm_command(vllm_program, options, port=port), port=port, log=log)
         started.append(server)
         server.start()
         server.wait()
@@ -66,6 +66,6 @@ def start_vllm(
 
 
 @pytest.fixture(scope="session")
-def vllm_server(start_vllm: StartVllm) -> VllmProcess:
+def vllm_server(start_vllm: StartVllm) -> ServerProcess:
     """A real server that every test may use, and must leave running."""
     return start_vllm()

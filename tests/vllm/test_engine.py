@@ -15,7 +15,7 @@ from legos.data.message import Completion
 from legos.device import ModelHandle
 from legos.errors import AdapterError, EngineError, ModelError, RequestError
 from legos.testing import write_tiny_model
-from legos.vllm.process import VllmProcess
+from legos.vllm.process import ServerProcess
 from legos.weights.adapter import Adapter
 from legos.wiring.engines import TokenEngine
 from legos.wiring.vllm import vllm_at
@@ -50,7 +50,9 @@ def adapter(model: ModelHandle) -> Adapter:
 
 
 @pytest.fixture(scope="module")
-def served(vllm_server: VllmProcess, model: ModelHandle, adapter: Adapter) -> Iterator[TokenEngine]:
+def served(
+    vllm_server: ServerProcess, model: ModelHandle, adapter: Adapter
+) -> Iterator[TokenEngine]:
     made = vllm_at([vllm_server.url], model, policies=("policy",))
     made.load_adapter(adapter)
     yield made
@@ -165,7 +167,7 @@ def test_a_stop_text_ends_a_completion_with_its_last_token(
 
 
 def test_an_adapter_is_dropped_and_a_closed_engine_refuses(
-    vllm_server: VllmProcess, model: ModelHandle
+    vllm_server: ServerProcess, model: ModelHandle
 ) -> None:
     served = vllm_at([vllm_server.url], model, policies=("policy",))
     served.load_adapter(random_adapter(model, 1))
@@ -178,7 +180,7 @@ def test_an_adapter_is_dropped_and_a_closed_engine_refuses(
 
 
 def test_several_servers_share_the_requests_and_all_get_each_version(
-    vllm_server: VllmProcess, model: ModelHandle
+    vllm_server: ServerProcess, model: ModelHandle
 ) -> None:
     served = vllm_at([vllm_server.url, vllm_server.url], model, policies=("policy",))
     try:
@@ -202,7 +204,7 @@ def test_json_follows_its_schema(client: EngineClient) -> None:
         assert not completion.trainable
 
 
-def test_a_server_with_another_model_is_refused(vllm_server: VllmProcess, tmp_path: Path) -> None:
+def test_a_server_with_another_model_is_refused(vllm_server: ServerProcess, tmp_path: Path) -> None:
     other = load_model(write_tiny_model(tmp_path / "other"))
     apply_lora(other)
     try:

@@ -12,7 +12,7 @@ import pytest
 
 from legos.errors import ConfigError, EngineError
 from legos.vllm.command import CPU_CACHE, VllmOptions, find_vllm, vllm_command, vllm_environment
-from legos.vllm.process import VllmProcess, free_port
+from legos.vllm.process import ServerProcess, free_port
 
 SERVER = """
 import http.server, subprocess, sys
@@ -27,8 +27,8 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
 OWNER = """
 import sys, time
 from pathlib import Path
-from legos.vllm.process import VllmProcess
-server = VllmProcess(sys.argv[3:], port=int(sys.argv[1]), log=Path(sys.argv[2]))
+from legos.vllm.process import ServerProcess
+server = ServerProcess(sys.argv[3:], port=int(sys.argv[1]), log=Path(sys.argv[2]))
 server.start()
 server.wait()
 print("ready", flush=True)
@@ -64,7 +64,7 @@ def ends(pid: int, *, within_s: float = 60.0) -> bool:
 
 def test_a_server_answers_restarts_and_ends_with_all_that_it_started(tmp_path: Path) -> None:
     port = free_port()
-    server = VllmProcess(server_command(port), port=port, log=tmp_path / "new" / "log")
+    server = ServerProcess(server_command(port), port=port, log=tmp_path / "new" / "log")
     server.start()
     server.wait()
     first = worker_of(server.log)
@@ -97,7 +97,7 @@ def test_a_server_that_ends_shows_the_end_of_its_own_log(tmp_path: Path) -> None
     log = tmp_path / "log"
     log.write_text("of another run\n")
     script = "print('first'); print('ValueError: no such model'); raise SystemExit(3)"
-    server = VllmProcess([sys.executable, "-c", script], port=free_port(), log=log)
+    server = ServerProcess([sys.executable, "-c", script], port=free_port(), log=log)
     server.start()
     with pytest.raises(EngineError, match="ended before it answered") as failed:
         server.wait()
@@ -111,7 +111,7 @@ def test_a_server_that_ends_shows_the_end_of_its_own_log(tmp_path: Path) -> None
 def test_a_server_that_never_answers_is_ended(tmp_path: Path) -> None:
     script = "import time; print('loading', flush=True); time.sleep(600)"
     line = [sys.executable, "-c", script]
-    server = VllmProcess(line, port=free_port(), log=tmp_path / "log", start_s=0.5)
+    server = ServerProcess(line, port=free_port(), log=tmp_path / "log", start_s=0.5)
     server.start()
     with pytest.raises(EngineError, match=r"did not answer within 0\.5 s"):
         server.wait()
@@ -168,6 +168,6 @@ def test_the_program_is_found_or_the_option_is_named(
 
 
 @pytest.mark.vllm
-def test_the_real_server_starts_and_lists_the_model(vllm_server: VllmProcess) -> None:
+def test_the_real_server_starts_and_lists_the_model(vllm_server: ServerProcess) -> None:
     listed = httpx.get(f"{vllm_server.url}/v1/models", trust_env=False).json()
     assert [model["id"] for model in listed["data"]] == ["builtin"]

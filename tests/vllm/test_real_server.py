@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from legos.device import ModelHandle
 from legos.errors import AdapterError, EngineError
 from legos.vllm.live import LiveAdapters
-from legos.vllm.process import VllmProcess
+from legos.vllm.process import ServerProcess
 from legos.vllm.publisher import Upkeep, VllmPublisher
 from legos.vllm.upkeep import GivenServer, OwnServer
 from legos.weights import peft
@@ -75,11 +75,11 @@ def alive(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
-def given(server: VllmProcess) -> GivenServer:
+def given(server: ServerProcess) -> GivenServer:
     return GivenServer(server.url, wait_s=60.0)
 
 
-def listed(server: VllmProcess) -> list[str]:
+def listed(server: ServerProcess) -> list[str]:
     models = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
     return [model["id"].partition("+")[0] for model in models[1:]]
 
@@ -103,7 +103,7 @@ def logprobs(
 
 
 def test_tokens_of_each_version_have_the_trainer_s_probabilities(
-    vllm_server: VllmProcess, model: ModelHandle, random_adapter: MakeAdapter, tmp_path: Path
+    vllm_server: ServerProcess, model: ModelHandle, random_adapter: MakeAdapter, tmp_path: Path
 ) -> None:
     prompt = [50, 60, 70, 80]
 
@@ -122,7 +122,7 @@ def test_tokens_of_each_version_have_the_trainer_s_probabilities(
 
 
 def test_a_folder_that_vllm_ignores_is_named(
-    vllm_server: VllmProcess,
+    vllm_server: ServerProcess,
     model: ModelHandle,
     random_adapter: MakeAdapter,
     tmp_path: Path,
@@ -142,7 +142,7 @@ def test_a_folder_that_vllm_ignores_is_named(
 
 
 def test_what_the_server_has_no_room_for_names_the_flag(
-    vllm_server: VllmProcess, vllm_model: Path, model: ModelHandle, tmp_path: Path
+    vllm_server: ServerProcess, vllm_model: Path, model: ModelHandle, tmp_path: Path
 ) -> None:
     wide = load_model(str(vllm_model))
     apply_lora(wide, rank=32, layers=2)
@@ -171,7 +171,7 @@ def test_what_the_server_has_no_room_for_names_the_flag(
 
 
 def test_a_killed_server_is_started_again_with_its_adapters(
-    vllm_server: VllmProcess, model: ModelHandle, random_adapter: MakeAdapter, tmp_path: Path
+    vllm_server: ServerProcess, model: ModelHandle, random_adapter: MakeAdapter, tmp_path: Path
 ) -> None:
     prompt = [50, 60, 70, 80]
 
@@ -212,7 +212,7 @@ def test_a_killed_server_is_started_again_with_its_adapters(
 
 
 def test_a_server_without_lora_names_the_flag(
-    start_vllm: Callable[..., VllmProcess], model: ModelHandle, tmp_path: Path
+    start_vllm: Callable[..., ServerProcess], model: ModelHandle, tmp_path: Path
 ) -> None:
     server = start_vllm("--no-enable-lora")
 
@@ -224,6 +224,6 @@ def test_a_server_without_lora_names_the_flag(
     server.close()
 
 
-def test_a_server_that_cannot_start_shows_why(start_vllm: Callable[..., VllmProcess]) -> None:
+def test_a_server_that_cannot_start_shows_why(start_vllm: Callable[..., ServerProcess]) -> None:
     with pytest.raises(EngineError, match=r"unrecognized arguments: --no-such-flag"):
         start_vllm("--no-such-flag")

@@ -19,7 +19,7 @@ from legos.data.sample import TrainingBatch
 from legos.loop.trainer import Metrics
 from legos.run.checkpoint import checkpoint_steps
 from legos.track.jsonl import read_steps
-from legos.vllm.process import VllmProcess
+from legos.vllm.process import ServerProcess
 from legos.weights.folder import write_adapter
 from legos.wiring.trainer import trainer_of
 
@@ -29,7 +29,7 @@ RUN = Path("run")
 
 
 def test_a_run_is_evaluated_balanced_and_resumed(
-    vllm_server: VllmProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vllm_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     server = ("--server", vllm_server.url, "--training.staleness-limit", "0")
@@ -45,7 +45,7 @@ def test_a_run_is_evaluated_balanced_and_resumed(
 
 
 def test_a_run_killed_while_vllm_restarts_resumes_and_its_account_balances(
-    vllm_server: VllmProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vllm_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     server = ("--server", vllm_server.url, "--loop.checkpoint-every", "1")
@@ -108,7 +108,7 @@ class Rivals(Arena):
 
 
 def test_tokens_of_a_frozen_rival_on_the_same_server_are_not_in_the_account(
-    vllm_server: VllmProcess, tmp_path: Path
+    vllm_server: ServerProcess, tmp_path: Path
 ) -> None:
     (tmp_path / "rivals.py").write_text(RIVALS)
     training = TrainingConfig(min_samples_per_step=8, learning_rate=3e-3, kl_coef=0.0)
