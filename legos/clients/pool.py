@@ -14,6 +14,7 @@ __all__ = ["Pooled", "ServerPool", "all_done"]
 
 logger = logging.getLogger(__name__)
 
+STAY = 1.25  # how busy the server of a conversation may be, in loads of the least busy one
 CHECK_S = 2.0  # a server that has answered nothing for so long is checked, and so often
 
 
@@ -76,12 +77,17 @@ class ServerPool(Generic[ServerT]):
         request: Callable[[ServerT], Awaitable[T]],
         *,
         fits: Callable[[int], bool] = lambda _: True,
+        home: int | None = None,
+        chosen: Callable[[int], object] = lambda _: None,
     ) -> T:
         """Send a request to the least busy server, and to another one where it fails.
 
         Args:
             request: sends it to a server.
             fits: whether the server of an index can answer it; where none can, any is asked.
+            home: index of the server that has computed most of it before; it is asked unless it
+                has over a quarter more requests than the least busy one, and one.
+            chosen: called with the index of each server that is asked.
 
         Raises:
             EngineError: every server has failed it.
@@ -89,6 +95,9 @@ class ServerPool(Generic[ServerT]):
         failures: dict[int, Exception] = {}
         while len(failures) < len(self.servers):
             index = self._choose(fits, failures)
+            if home is not None and home not in failures and self._may_stay(home, index, fits):
+                index = home
+            chosen(index)
             self._watch(index)
             self._count(index, 1)
             ejected = asyncio.timeout(None)
@@ -123,6 +132,11 @@ class ServerPool(Generic[ServerT]):
                 return index
             passed.append(index)
         return min(passed, key=rank)
+
+    def _may_stay(self, home: int, best: int, fits: Callable[[int], bool]) -> bool:
+        """Whether a server answers, and is not much busier than the best choice."""
+        answers = home not in self._down and fits(home)
+        return answers and self._load[home] <= STAY * self._load[best] + 1
 
     def _count(self, index: int, requests: int) -> None:
         """Count a request that a server has got (1) or has no longer (-1)."""

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from legos.clients.pool import Pooled, ServerPool, all_done
+from legos.clients.prefixes import PrefixHomes
 from legos.data.check import RequestCheck
 from legos.data.names import LAG, POLICY, adapter_name
 from legos.data.request import Generated, Progress, Request, Result
@@ -102,6 +103,7 @@ class RemoteEngine:
             context: maximum number of prompt and completion tokens together.
         """
         self._pool = ServerPool(servers)
+        self._homes = PrefixHomes()
         self._loader = loader
         self._check = RequestCheck(num_vocabulary=num_vocabulary, context=context)
         self._waiting: dict[tuple[Deliver, int], asyncio.Task[None]] = {}
@@ -293,8 +295,12 @@ class RemoteEngine:
         reason = self._check.refusal(request)
         if reason is not None:
             raise RequestError(reason)
+        prompt = request.adapter, request.prompt_ids
         generated = await self._pool.ask(
-            lambda server: server.answer(request), fits=partial(self._holds, request.adapter)
+            lambda server: server.answer(request),
+            fits=partial(self._holds, request.adapter),
+            home=self._homes.find(*prompt),
+            chosen=partial(self._homes.settle, *prompt),
         )
         self._tokens[adapter_name(request.adapter)] += len(generated.token_ids)
         return generated

@@ -55,6 +55,48 @@ def test_requests_go_to_the_least_busy_server_and_their_time_is_counted() -> Non
     asyncio.run(go())
 
 
+def test_a_conversation_returns_to_its_server_unless_that_is_busier() -> None:
+    async def go() -> None:
+        servers = Server(), Server()
+        pool = ServerPool(servers)
+        chosen: list[int] = []
+        asked: list[asyncio.Task[int]] = []
+
+        async def ask(home: int | None) -> int:
+            call = pool.ask(Server.answer, home=home, chosen=chosen.append)
+            asked.append(asyncio.create_task(call))
+            await asyncio.sleep(0)
+            return chosen[-1]
+
+        assert await ask(1) == 1
+        assert await ask(1) == 1  # one more than the other
+        assert await ask(1) == 0
+        for _ in range(7):
+            await ask(None)
+        assert [chosen.count(0), chosen.count(1)] == [5, 5]
+        assert await ask(1) == 1  # 5 to 5
+        assert await ask(1) == 1  # 6 to 5
+        assert await ask(1) == 1  # 7 to 5: up to 7.25
+        assert await ask(1) == 0  # 8 to 5
+        for server in servers:
+            server.go.set()
+        await asyncio.gather(*asked)
+
+    asyncio.run(go())
+
+
+def test_a_server_that_is_down_keeps_no_conversation() -> None:
+    async def go() -> None:
+        failing, good = Server(fails=True), Server()
+        good.go.set()
+        pool = ServerPool((failing, good))
+        for _ in range(2):
+            await pool.ask(Server.answer, home=0)
+        assert (failing.asked, good.asked) == (1, 2)
+
+    asyncio.run(go())
+
+
 def test_another_server_answers_for_one_that_fails_and_none_ends_the_run() -> None:
     async def go() -> None:
         failing, good = Server(fails=True), Server()
