@@ -17,11 +17,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from legos.data.names import POLICY
+from legos.data.names import LAG, POLICY
 from legos.data.request import Progress, Request
 from legos.errors import AdapterError, EngineError
 from legos.protocols import Deliver
 from legos.ray.engine_actor import Report, Results
+from legos.ray.lags import Lags
 from legos.ray.library import RayActorError, RayTaskError, cause_of, ray
 from legos.ray.links import Link
 from legos.weights.adapter import Adapter, AdapterInfo
@@ -59,17 +60,21 @@ class RayEngine:
         self._numbers = count()
         self._waiting: dict[int, _Waiting] = {}
         self._live: dict[str, tuple[AdapterInfo, Any]] = {}  # and where the object store has it
-        self._behind: dict[Link, Any] = {}  # engines that have not acknowledged, and their answer
+        # Engines that have not acknowledged: their answer, and the version that it acknowledges.
+        self._behind: dict[Link, tuple[Any, str, int]] = {}
+        self._lags = Lags(self.names)
         self._reports: dict[str, Report] = {}  # by life, so that those of dead processes count
         self._closed: EngineError | None = None
         self._calls = ThreadPoolExecutor(max_workers=1, thread_name_prefix="legos-ray-calls")
         if owner:
             for answer in [actor.open.remote() for actor in actors.values()]:
                 _got(answer)
-        self._links = [
-            Link(a, results=self._hear, lost=self._lost, back=self._back, dead=self._dead)
-            for a in actors.values()
-        ]
+        with self._lock:  # a link that is lost at once waits for its name
+            self._links = [
+                Link(a, results=self._hear, lost=self._lost, back=self._back, dead=self._dead)
+                for a in actors.values()
+            ]
+            self._name_of = dict(zip(self._links, self.names, strict=True))
 
     def submit(self, requests: Sequence[tuple[int, Request]], deliver: Deliver) -> None:
         """Send requests; see ``Engine``.
@@ -113,7 +118,10 @@ class RayEngine:
         return {name: info for name, (info, _) in dict(self._live).items()}
 
     def stats(self) -> Mapping[str, float]:
-        """Counts of all engines when an adapter was last published, and what waits now.
+        """Counts of all engines when an adapter was last published, what waits now, and lags.
+
+        In the process that publishes, ``lag_versions/ENGINE`` is by how many versions each is
+        behind.
 
         Raises:
             EngineError: it is closed.
@@ -125,6 +133,7 @@ class RayEngine:
             "engines": len(self._links),
             "engines_down": sum(not link.up for link in self._links),
             "engines_behind": len(self._behind),
+            **({f"{LAG}{name}": n for name, n in self._lags.now().items()} if self._owner else {}),
             "tokens_generated_total": sum(sum(counts.values()) for _, counts, _ in reports),
             "worked_seconds_total": sum(worked for _, _, worked in reports)
             / max(1, len(self._links)),
@@ -204,6 +213,7 @@ class RayEngine:
         with self._lock:
             link.load = 0
             self._behind.pop(link, None)
+            self._lags.lost(self._name_of[link])
             self._send([item for item in self._waiting.items() if item[1].link is link])
 
     def _back(self, link: Link) -> None:
@@ -214,6 +224,7 @@ class RayEngine:
                 live = [reference for _, reference in self._live.values()] if self._owner else []
                 if loaded == live:  # nothing was published meanwhile
                     link.up = True
+                    self._lags.loaded_all(self._name_of[link])
                     self._send([item for item in self._waiting.items() if item[1].link is None])
                     return
             ray.get(link.actor.load.remote(*live))
@@ -239,21 +250,24 @@ class RayEngine:
         former = self._live.get(adapter.name)
         with self._lock:
             self._live[adapter.name] = (adapter.info, reference)
+            number = self._lags.publish(adapter.name)
             links = [link for link in self._links if link.up]
         self._catch_up()
         asked = {
             link.actor.load.remote(reference): link for link in links if link not in self._behind
         }
         ready, late = _ready(asked, PUBLISH_S)
-        self._behind.update({asked[each]: each for each in late})
+        self._behind.update({asked[each]: (each, adapter.name, number) for each in late})
         for answer in ready:
             try:
                 (info,) = _got(answer)
+                self._lags.loaded(self._name_of[asked[answer]], adapter.name, number)
             except RayActorError:
                 continue  # it has died; it gets the adapter when it comes back
             except AdapterError:
                 with self._lock:
                     self._live.pop(adapter.name)
+                    self._lags.withdraw(adapter.name)
                     if former is not None:
                         self._live[adapter.name] = former
                 raise
@@ -264,14 +278,19 @@ class RayEngine:
 
     def _catch_up(self) -> None:
         """Take engines that have acknowledged meanwhile off the list of slow ones."""
-        done, _ = _ready(self._behind.values(), 0.0)
-        self._behind = {link: each for link, each in self._behind.items() if each not in done}
+        done, _ = _ready([answer for answer, _, _ in self._behind.values()], 0.0)
+        for link, (answer, name, number) in [*self._behind.items()]:
+            if answer in done:
+                del self._behind[link]
+                if link.up:
+                    self._lags.loaded(self._name_of[link], name, number)
 
     def _drop(self, name: str) -> None:
         with self._lock:
             if name not in self._live:
                 raise AdapterError(f"adapter {name!r} is not live in the Ray engines")
             del self._live[name]
+            self._lags.drop(name)
             links = [link for link in self._links if link.up and link not in self._behind]
         for answer in [link.actor.drop.remote(name) for link in links]:
             try:

@@ -91,6 +91,8 @@ def test_a_run_with_an_arena_file_is_balanced_and_resumed(cluster: Any, tmp_path
     assert {1, 2, 3, 4, 5} <= steps.keys()
     assert all(steps[n]["arena/failed"] == 0 for n in range(1, 6))
     assert all((steps[n]["mismatch_k3"] or 0) < 1e-2 for n in range(1, 6))
+    lags = [lag for name, lag in steps[5].items() if name.startswith("publish/lag_versions/")]
+    assert lags == [0, 0]
     ledger = balanced_ledger(run)
     assert ledger["trained"] + sum(ledger["filtered"].values()) > 0
 
