@@ -25,8 +25,9 @@ from legos.vllm.process import ServerProcess, free_port
 from legos.weights.adapter import Adapter
 from legos.weights.model_folder import resolve_folder
 from legos.wiring.device import check_replicas
+from legos.wiring.engines import engine_on
 from legos.wiring.model import model_place
-from legos.wiring.replicas import Description, replica_engine
+from legos.wiring.replicas import Description
 from legos.wiring.serving import base_of, put_on
 
 __all__ = ["Replicated", "replicated"]
@@ -34,6 +35,7 @@ __all__ = ["Replicated", "replicated"]
 logger = logging.getLogger(__name__)
 
 CHECK_S = 0.5  # between two checks of the processes
+RETRIES = 2  # of a failed publication at one replica, which gets it later
 MOST_RESTARTS = 20  # of one replica; a fault that comes back more often needs a person
 DRAIN_S = 1.0  # of a replica; the process that listens has drained before
 
@@ -90,7 +92,14 @@ def replicated(
         for replica in replicas:
             replica.wait()
         urls = [replica.url for replica in replicas]
-        engine = stack.enter_context(closing(replica_engine(urls, handle, api_key=key)))
+        made = engine_on(
+            urls,
+            api_key=key,
+            retries=RETRIES,
+            num_vocabulary=handle.tokenizer.vocab_size,
+            context=handle.context,
+        )
+        engine = stack.enter_context(closing(made))
         for adapter in adapters:
             put_on(engine, adapter, name)
         check = partial(_start_again, replicas, Counter[str]())

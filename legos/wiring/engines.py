@@ -24,7 +24,7 @@ from legos.wiring.same_model import check_same_model
 if TYPE_CHECKING:
     from legos.server.seats import SeatHost
 
-__all__ = ["MakeEngine", "TokenEngine", "kind_of", "served_engine"]
+__all__ = ["MakeEngine", "TokenEngine", "engine_on", "kind_of", "served_engine"]
 
 
 class TokenEngine:
@@ -104,17 +104,38 @@ def served_engine(urls: Sequence[str], model: ModelHandle, *, api_key: str | Non
     for url in urls:
         client = OpenAIClient(url, api_key=api_key, dialect="legos")
         asyncio.run(check_same_model(client, model, where=url))
-    publishers = http_publishers(urls, api_key=api_key, retries=RETRIES)
-    engine = RemoteEngine(
+    engine = engine_on(
+        urls,
+        api_key=api_key,
+        retries=RETRIES,
+        num_vocabulary=model.num_vocabulary,
+        context=model.context,
+    )
+    return TokenEngine(engine, model)
+
+
+def engine_on(
+    urls: Sequence[str], *, api_key: str | None, retries: int, num_vocabulary: int, context: int
+) -> RemoteEngine:
+    """The engine of servers that share the work, and get every adapter.
+
+    Args:
+        urls: addresses of the servers (``legos serve``), which have the same model.
+        api_key: their API key.
+        retries: of a failed publication at one server.
+        num_vocabulary: size of the model's vocabulary.
+        context: maximum number of prompt and completion tokens together.
+    """
+    publishers = http_publishers(urls, api_key=api_key, retries=retries)
+    return RemoteEngine(
         [
             LegosServer(url, api_key=api_key, loaded=loaded)
             for url, loaded in zip(urls, publishers, strict=True)
         ],
         Broadcaster(zip(map(server_name, urls), publishers, strict=True)),
-        num_vocabulary=model.num_vocabulary,
-        context=model.context,
+        num_vocabulary=num_vocabulary,
+        context=context,
     )
-    return TokenEngine(engine, model)
 
 
 async def kind_of(url: str, *, api_key: str | None) -> Dialect:

@@ -1,26 +1,15 @@
-"""Several servers of one model behind one application: its engine, and what it knows of the model.
+"""What an application knows of a model whose weights are in other processes."""
 
-The application's process has the tokenizer and no weights.
-"""
-
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
-from legos.clients.remote import RemoteEngine
-from legos.clients.served import LegosServer
-from legos.clients.transport import server_name
-from legos.publish.broadcast import Broadcaster
-from legos.publish.http import http_publishers
 from legos.weights.adapter import LoraShape
 from legos.weights.model_folder import context_length
 from legos.wiring.device import tool_format_of
 
-__all__ = ["Description", "replica_engine"]
-
-RETRIES = 2  # of a failed request at one replica; then another one is asked
+__all__ = ["Description"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,23 +34,3 @@ class Description:
             context=context_length(folder),
             tool_format=(tokenizer.knows_tools and tool_format_of(folder)) or PLAIN_TOOLS,
         )
-
-
-def replica_engine(urls: Sequence[str], model: Description, *, api_key: str) -> RemoteEngine:
-    """The engine of servers that share the work, and get every adapter.
-
-    Args:
-        urls: addresses of the servers (``legos serve``), which have the same model.
-        model: their model.
-        api_key: their API key.
-    """
-    publishers = http_publishers(urls, api_key=api_key, retries=RETRIES)
-    return RemoteEngine(
-        [
-            LegosServer(url, api_key=api_key, loaded=loaded)
-            for url, loaded in zip(urls, publishers, strict=True)
-        ],
-        Broadcaster(zip(map(server_name, urls), publishers, strict=True)),
-        num_vocabulary=model.tokenizer.vocab_size,
-        context=model.context,
-    )
