@@ -133,7 +133,7 @@ def _replica(
         port=port,
         log=log,
         program="a replica",
-        environment={**os.environ, "LEGOS_API_KEY": key},
+        environment=lambda: {**os.environ, "LEGOS_API_KEY": key},
         say=say,
     )
 

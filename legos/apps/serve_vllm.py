@@ -15,7 +15,7 @@ from legos.builtin import BUILTIN, EXAMPLE
 from legos.errors import AdapterError, EngineError
 from legos.vllm.api import VllmApi
 from legos.vllm.command import VllmOptions, find_vllm, vllm_command
-from legos.vllm.process import ServerProcess, free_port
+from legos.vllm.process import ServerProcess, free_port, vllm_process
 from legos.weights.adapter import Adapter
 from legos.weights.peft import write_peft
 from legos.wiring.model import model_place
@@ -78,7 +78,7 @@ def serve_vllm(
         for adapter in adapters:
             (folder / adapter.name).mkdir()
             write_peft(adapter, folder / adapter.name, base_model=name)
-        process = ServerProcess(
+        process = vllm_process(
             command, port=port, host=host, log=folder / "vllm.log", say=say, api_key=api_key
         )
         with closing(process):

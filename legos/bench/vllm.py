@@ -23,7 +23,7 @@ from legos.data.names import POLICY
 from legos.data.request import Request
 from legos.device import ModelHandle
 from legos.vllm.command import VllmOptions, vllm_command
-from legos.vllm.process import ServerProcess, free_port
+from legos.vllm.process import free_port, vllm_process
 from legos.weights.adapter import Adapter
 from legos.weights.peft import write_peft
 from legos.wiring.engines import TokenEngine
@@ -168,7 +168,7 @@ def _started(program: Path, folder: Path, model: ModelHandle, root: Path) -> Gen
         max_loras=SLOTS,
     )
     port = free_port()
-    process = ServerProcess(vllm_command(program, options, port=port), port=port, log=root / "log")
+    process = vllm_process(vllm_command(program, options, port=port), port=port, log=root / "log")
     with closing(process):
         process.start()
         process.wait()

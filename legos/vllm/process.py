@@ -19,7 +19,7 @@ from legos.errors import EngineError
 from legos.vllm import guardian
 from legos.vllm.command import vllm_environment
 
-__all__ = ["ServerProcess", "free_port"]
+__all__ = ["ServerProcess", "free_port", "vllm_process"]
 
 logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
@@ -54,9 +54,8 @@ class ServerProcess:
         port: int,
         log: Path,
         host: str = LOOPBACK,
-        api_key: str | None = None,
-        program: str = "vllm serve",
-        environment: Mapping[str, str] | None = None,
+        program: str = "the server",
+        environment: Callable[[], Mapping[str, str]] = lambda: os.environ,
         say: Callable[[str], object] = logger.info,
         start_s: float = START_S,
     ) -> None:
@@ -67,9 +66,8 @@ class ServerProcess:
             port: its port.
             log: receives its output, after what the file holds.
             host: its address.
-            api_key: key that vLLM asks for.
             program: its name, for messages.
-            environment: its environment; None: vLLM's.
+            environment: returns its environment at each start.
             say: receives its progress while it starts, one line at a time.
             start_s: maximum time until it answers, seconds.
         """
@@ -78,7 +76,6 @@ class ServerProcess:
         self._command = list(command)
         self._program = program
         self._environment = environment
-        self._key = {} if api_key is None else {"VLLM_API_KEY": api_key}
         self._say = say
         self._start_s = start_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -99,9 +96,6 @@ class ServerProcess:
         """Start the process; ``wait`` waits until it answers."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         line = [sys.executable, "-I", "-S", guardian.__file__, *self._command]
-        environment = self._environment
-        if environment is None:
-            environment = vllm_environment(os.environ, self._command) | self._key
         with self.log.open("ab") as log:
             self._begins = log.tell()
             self._process = subprocess.Popen(
@@ -109,7 +103,7 @@ class ServerProcess:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=self._environment(),
                 start_new_session=True,
             )
 
@@ -182,3 +176,34 @@ class ServerProcess:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         self._process = None
+
+
+def vllm_process(
+    command: Sequence[str],
+    *,
+    port: int,
+    log: Path,
+    host: str = LOOPBACK,
+    api_key: str | None = None,
+    say: Callable[[str], object] = logger.info,
+) -> ServerProcess:
+    """A vLLM server, with the environment that it needs here; see ``ServerProcess``.
+
+    Args:
+        command: see ``vllm_command``.
+        port: its port.
+        log: receives its output.
+        host: its address.
+        api_key: key that it asks for.
+        say: receives its progress while it starts.
+    """
+    key = {} if api_key is None else {"VLLM_API_KEY": api_key}
+    return ServerProcess(
+        command,
+        port=port,
+        log=log,
+        host=host,
+        program="vllm serve",
+        environment=lambda: vllm_environment(os.environ, command) | key,
+        say=say,
+    )

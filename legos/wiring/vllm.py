@@ -23,7 +23,7 @@ from legos.vllm.check import check_sampler, server_facts
 from legos.vllm.command import VllmOptions, find_vllm, vllm_command
 from legos.vllm.live import LiveAdapters
 from legos.vllm.probe import TOLERANCE, Probe
-from legos.vllm.process import ServerProcess, free_port
+from legos.vllm.process import free_port, vllm_process
 from legos.vllm.publisher import Upkeep, VllmPublisher
 from legos.vllm.server import VllmServer
 from legos.vllm.upkeep import GivenServer, OwnServer
@@ -90,7 +90,7 @@ def started_vllm(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="legos-vllm-")))
         port = free_port()
         command = vllm_command(find_vllm(program), options, port=port)
-        process = ServerProcess(command, port=port, log=folder / "vllm.log", say=say)
+        process = vllm_process(command, port=port, log=folder / "vllm.log", say=say)
         stack.callback(process.close)
         process.start()
         process.wait()

@@ -9,7 +9,7 @@ import pytest
 from legos.builtin import BUILTIN, builtin_path
 from legos.errors import ConfigError
 from legos.vllm.command import VllmOptions, find_vllm, vllm_command
-from legos.vllm.process import ServerProcess, free_port
+from legos.vllm.process import ServerProcess, free_port, vllm_process
 
 StartVllm = Callable[..., ServerProcess]
 
@@ -53,7 +53,7 @@ def start_vllm(
         )
         port = free_port()
         log = tmp_path_factory.mktemp("vllm") / "vllm.log"
-        server = ServerProcess(vllm_command(vllm_program, options, port=port), port=port, log=log)
+        server = vllm_process(vllm_command(vllm_program, options, port=port), port=port, log=log)
         started.append(server)
         server.start()
         server.wait()
