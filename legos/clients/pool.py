@@ -121,17 +121,14 @@ class ServerPool(Generic[ServerT]):
 
     def _choose(self, fits: Callable[[int], bool], failures: Container[int]) -> int:
         """The least busy of the servers that have not failed a request; those that answer first."""
-        left = (each for each in chain.from_iterable(self._by_load) if each not in failures)
-
-        def rank(index: int) -> tuple[bool, bool, int]:
-            return index in self._down, not fits(index), self._load[index]
-
-        passed: list[int] = []
-        for index in left:
+        passed: list[int] = []  # the least busy ones first
+        for index in chain.from_iterable(self._by_load):
+            if index in failures:
+                continue
             if index not in self._down and fits(index):
                 return index
             passed.append(index)
-        return min(passed, key=rank)
+        return min(passed, key=lambda index: (index in self._down, not fits(index)))
 
     def _may_stay(self, home: int, best: int, fits: Callable[[int], bool]) -> bool:
         """Whether a server answers, and is not much busier than the best choice."""
