@@ -64,16 +64,17 @@ def watched(
         loop: watches the event loop.
     """
     watches: defaultdict[str, TurnWatch] = defaultdict(TurnWatch)
-    reported: set[str] = set()
+    restarted = False
 
     def check() -> None:
+        nonlocal restarted
         loop.check()
         for name, turn in turns().items():
             watch = watches[name]
             seconds = CHECK_S * watch.check(turn)
-            longest = max(STUCK_S, TIMES_LONGEST * CHECK_S * watch.longest)
-            if seconds > longest and not reported:
-                reported.add(name)
+            limit = max(STUCK_S, TIMES_LONGEST * CHECK_S * watch.longest)
+            if seconds > limit and not restarted:
+                restarted = True
                 reason = f"{name} has not responded for {seconds:.0f} s"
                 restart(folder, reason, most=most)
                 logger.error("%s; end this process and run: %s", reason, resume_command(folder))
