@@ -5,6 +5,8 @@ import heapq
 import math
 from collections.abc import Mapping
 
+from legos.clients.busy import BusyClock
+
 __all__ = ["SharedLink", "SimulatedEngine"]
 
 
@@ -28,12 +30,12 @@ class SimulatedEngine:
         self.row_seconds = 0.0
         self._rows = asyncio.Semaphore(rows)
         self._waiting = 0
-        self._worked_s, self._since = 0.0, 0.0
+        self._clock = BusyClock(clock=lambda: asyncio.get_running_loop().time())
 
     async def compute(self, seconds: float) -> None:
         """Wait for a row, and then for so many seconds."""
-        now = asyncio.get_running_loop().time
-        self._since = self._since if self.inside else now()
+        if not self.inside:
+            self._clock.change(1)
         self.inside += 1
         self.most = max(self.most, self.inside)
         self._waiting += 1
@@ -43,13 +45,13 @@ class SimulatedEngine:
         self.inside -= 1
         self.answered += 1
         self.row_seconds += seconds
-        self._worked_s += 0.0 if self.inside else now() - self._since
+        if not self.inside:
+            self._clock.change(-1)
 
     def figures(self) -> Mapping[str, float]:
         """What an engine reports; see ``legos.loop.pace``."""
-        now = asyncio.get_running_loop().time()
         return {
-            "worked_seconds_total": self._worked_s + (now - self._since if self.inside else 0.0),
+            "worked_seconds_total": self._clock.seconds,
             "requests_answered_total": self.answered,
             "requests_waiting": self._waiting,
             "cache_full_share": float(self._rows.locked()),
