@@ -29,6 +29,7 @@ from legos.data.sample import TrainingBatch
 from legos.loop.loop import synchronous_training_loop, training_loop
 from legos.loop.trainer import Metrics
 from legos.protocols import Client
+from legos.testing import numbered_tasks
 from legos.wiring.arena import make_arena
 from legos.wiring.machine import quiet_collector, share_cores
 from legos.wiring.trainer import Trainer, trainer_of
@@ -59,10 +60,7 @@ class _Pausing(Arena):
 
     def tasks(self, rng: random.Random) -> Iterable[Task]:
         """Tasks without data, none twice."""
-        number = 0
-        while True:
-            yield Task(id=f"{number}")
-            number += 1
+        return numbered_tasks()
 
     async def play(self, t: Table) -> Mapping[str, float]:
         """Earn 1 for answering b to both questions."""

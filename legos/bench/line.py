@@ -18,6 +18,7 @@ from legos.loop.batcher import Admission, Batcher
 from legos.loop.buffer import Buffer
 from legos.loop.ledger import Ledger
 from legos.loop.loop import training_loop
+from legos.testing import numbered_tasks
 from legos.wiring.trainer import Trainer
 
 __all__ = ["samples_per_minute", "slow_play_throughput", "timed_steps"]
@@ -40,10 +41,7 @@ class _Waiting(Arena):
 
     def tasks(self, rng: Random) -> Iterable[Task]:
         """Tasks without data, none twice."""
-        number = 0
-        while True:
-            yield Task(id=f"{number}")
-            number += 1
+        return numbered_tasks()
 
     async def play(self, t: Table) -> Mapping[str, float]:
         """Ask for one letter; any is as good as another."""

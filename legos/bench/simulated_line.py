@@ -28,7 +28,13 @@ from legos.loop.loop import training_loop
 from legos.loop.trainer import Metrics, PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
 from legos.publish.broadcast import Broadcaster
-from legos.testing import FakeBackend, SharedLink, SimulatedEngine, in_virtual_time
+from legos.testing import (
+    FakeBackend,
+    SharedLink,
+    SimulatedEngine,
+    in_virtual_time,
+    numbered_tasks,
+)
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["Design", "Found", "simulate"]
@@ -106,10 +112,7 @@ class _Plays(Arena):
 
     def tasks(self, rng: Random) -> Iterable[Task]:
         """Tasks without data, none twice."""
-        number = 0
-        while True:
-            yield Task(id=f"{number}")
-            number += 1
+        return numbered_tasks()
 
     async def play(self, t: Table) -> Mapping[str, float]:
         """Ask, wait, and earn a random reward."""

@@ -6,7 +6,13 @@ from legos.testing.client import Asked, ScriptedClient
 from legos.testing.engine import FakeEngine, echo
 from legos.testing.matchmaker import FakeMatchmaker
 from legos.testing.models import write_tiny_model
-from legos.testing.records import make_episode, make_sample, make_turn, random_samples
+from legos.testing.records import (
+    make_episode,
+    make_sample,
+    make_turn,
+    numbered_tasks,
+    random_samples,
+)
 from legos.testing.server import HttpAnswer, HttpAsked, ScriptedServer, serving
 from legos.testing.simulated import SharedLink, SimulatedEngine
 from legos.testing.virtual_time import in_virtual_time
@@ -31,6 +37,7 @@ __all__ = [
     "make_episode",
     "make_sample",
     "make_turn",
+    "numbered_tasks",
     "optimiser_step",
     "random_samples",
     "serving",

@@ -1,7 +1,8 @@
 """Make records with default fields, for tests that set only some of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import count
 from typing import Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ __all__ = [
     "make_episode",
     "make_sample",
     "make_turn",
+    "numbered_tasks",
     "random_samples",
 ]
 
@@ -77,6 +79,11 @@ def make_sample(
         role=role,
         truncated=truncated,
     )
+
+
+def numbered_tasks() -> Iterator[Task]:
+    """Tasks without data and without end, none twice."""
+    return (Task(id=f"{number}") for number in count())
 
 
 def make_turn(
