@@ -19,6 +19,7 @@ T = TypeVar("T")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _TOO_SLOW = (httpx.ReadTimeout, TimeoutError)  # no byte came in time, or not the last one
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
+IDLE_S = 2.0  # an unused connection is closed then; uvicorn, of our server and vLLM, does after 5 s
 
 
 def api_root(url: str) -> str:
@@ -176,6 +177,7 @@ class Transport:
                 limits=httpx.Limits(
                     max_connections=self._max_connections,
                     max_keepalive_connections=self._max_connections,
+                    keepalive_expiry=IDLE_S,
                 ),
                 trust_env=self.url.host not in LOOPBACK,  # no proxy to this machine
                 verify=self.url.scheme == "https",

@@ -70,6 +70,8 @@ class VllmApi:
             await self.logprobs(base_model, (1,), (1,))  # otherwise its engine failed
             text = f"{error};".lower()
             mend = "; ".join(flag for reason, flag in _FLAGS if re.search(reason, text))
+            if isinstance(error, EndpointError) and not mend:  # such as a connection that was cut
+                raise
             raise AdapterError(f"adapter {name} cannot be loaded: {error}; {mend}") from error
 
     async def unload(self, name: str) -> None:

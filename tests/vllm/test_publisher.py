@@ -159,6 +159,23 @@ def test_a_lost_answer_to_a_load_is_no_failure(tmp_path: Path) -> None:
     tell(server, tmp_path, story)
 
 
+def test_a_load_that_does_not_arrive_is_sent_again(tmp_path: Path) -> None:
+    server = StandIn()
+
+    def lost(asked: HttpAsked) -> HttpAnswer | None:
+        if asked.path.endswith("/load_lora_adapter"):
+            server.before = lambda asked: None
+            return HttpAnswer({}, cut=True)
+        return None
+
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        server.before = lost
+        assert await publisher.publish(small_adapter(1)) == small_adapter(1).info
+        assert live.newest["policy"].version == 1
+
+    tell(server, tmp_path, story)
+
+
 def test_a_server_that_ignores_the_adapter_is_refused_before_the_first_step(tmp_path: Path) -> None:
     async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
         with pytest.raises(AdapterError, match=r"answers like the base model.*--model"):
