@@ -83,6 +83,17 @@ class ModelHandle(Protocol):
         """The processes that share the training; None if this is the only one."""
         ...
 
+    def lead(self) -> None:
+        """Order the work of the processes that were launched with this one, and follow it.
+
+        Without this call they all make the same calls themselves (``processes``).
+
+        Raises:
+            ModelError: one of them has another model.
+            TrainerError: one of them has ended.
+        """
+        ...
+
     @property
     def turns(self) -> Mapping[str, int | None]:
         """Name of each device thread -> number of the call that it runs now; None: it is idle."""

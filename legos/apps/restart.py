@@ -19,6 +19,7 @@ __all__ = ["restart", "watched"]
 logger = logging.getLogger(__name__)
 RESTARTS = "LEGOS_RESTARTS"  # environment variable: restarts of this run so far
 STUCK_S = 1800.0  # a call that takes longer hangs
+LOST_S = 60.0  # the same for a run that is told to stop and waits for other processes
 TIMES_LONGEST = 4  # and so many times as long as the longest call that ended
 
 
@@ -51,7 +52,13 @@ def restart(folder: Path, reason: str, *, most: int) -> None:
 
 @contextmanager
 def watched(
-    turns: Callable[[], Mapping[str, int | None]], folder: Path, *, most: int, loop: LoopWatch
+    turns: Callable[[], Mapping[str, int | None]],
+    folder: Path,
+    *,
+    most: int,
+    loop: LoopWatch,
+    leads: bool,
+    stopping: Callable[[], bool],
 ) -> Generator[None]:
     """Within the block, a device thread that hangs leads to a restart of the run.
 
@@ -62,6 +69,9 @@ def watched(
         folder: the run.
         most: restarts allowed in all.
         loop: watches the event loop.
+        leads: whether other processes compute with this one. Where it hangs one of them has died,
+            so the process ends: launchers end those that are left with SIGTERM.
+        stopping: whether the run was told to stop.
     """
     watches: defaultdict[str, TurnWatch] = defaultdict(TurnWatch)
     restarted = False
@@ -73,14 +83,26 @@ def watched(
             watch = watches[name]
             seconds = CHECK_S * watch.check(turn)
             limit = max(STUCK_S, TIMES_LONGEST * CHECK_S * watch.longest)
+            if leads and stopping():
+                limit = LOST_S
             if seconds > limit and not restarted:
                 restarted = True
                 reason = f"{name} has not responded for {seconds:.0f} s"
+                if leads:
+                    _end(f"{reason}, so another process has died; {resume_command(folder)}")
                 restart(folder, reason, most=most)
                 logger.error("%s; end this process and run: %s", reason, resume_command(folder))
 
     with checking(check, name="legos-train-watchdog", every_s=CHECK_S):
         yield
+
+
+def _end(reason: str) -> None:
+    """End this process, one thread of which will never return."""
+    logger.error("%s", reason)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _is_command() -> bool:

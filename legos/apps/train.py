@@ -37,6 +37,7 @@ from legos.wiring.arena import check_options, make_mix
 from legos.wiring.evaluate import evaluation_of
 from legos.wiring.learning_rate import advise_learning_rate
 from legos.wiring.machine import blas_hint, quiet_collector, share_cores
+from legos.wiring.model import has_followers
 from legos.wiring.ray import ray_players
 from legos.wiring.trainer import Trainer, trainer_of
 
@@ -111,11 +112,6 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
         api_key=os.environ.get("LEGOS_API_KEY"),
     )
     with closing(made) as trainer:
-        if trainer.num_processes > 1:
-            raise ConfigError(
-                f"a run folder belongs to one process and {trainer.num_processes} were launched; "
-                "launch a script instead, such as examples/data_parallel.py"
-            )
         client = trainer.client()
         mix = make_mix(config, client)
         evaluation = evaluation_of(config, mix, client)
@@ -251,7 +247,14 @@ def _go(
         file=folder.stalls,
     )
     kept_awake = awake() if loop.keep_awake else nullcontext()
-    watchdog = watched(lambda: trainer.model.turns, folder.path, most=loop.max_restarts, loop=watch)
+    watchdog = watched(
+        lambda: trainer.model.turns,
+        folder.path,
+        most=loop.max_restarts,
+        loop=watch,
+        leads=has_followers(),
+        stopping=lambda: signals.received is not None,
+    )
     with watchdog, _trackers(config, folder) as trackers, kept_awake:
         quiet_collector()
         share_cores(2)  # play and training

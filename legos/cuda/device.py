@@ -17,7 +17,7 @@ from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.cuda.backend import TorchBackend
 from legos.cuda.lora import Modules, insert_lora, install, lora_shape, new_arrays, other_lora
 from legos.cuda.model import choose_device, load_model
-from legos.cuda.ranks import Ranks, ignore_signals, launched
+from legos.cuda.ranks import Ranks, launched
 from legos.cuda.shares import follow, shared_logits
 from legos.data.limits import EngineLimits, TrainingSize
 from legos.data.names import POLICY
@@ -60,6 +60,9 @@ class TorchDevice:
             report(f"{model.device} in {model.dtype}, torch {torch.__version__}")
         return model
 
+    def join(self) -> None:
+        """Do nothing: processes wait for each other when they load their models."""
+
     def follow(self, name: str) -> None:
         """Compute with the first of several processes what it orders, until its run ends.
 
@@ -76,7 +79,6 @@ class TorchDevice:
             raise TrainerError("this process was started alone; start several with torchrun")
         try:
             model = load_model(folder, device, ranks)
-            ignore_signals()
             follow(model, ranks)
         finally:
             ranks.leave()
@@ -129,6 +131,9 @@ class TorchModel:
         self.num_vocabulary = min(self.causal.num_vocabulary, self.tokenizer.vocab_size)
         self.num_parameters = sum(array.numel() for array in whole.parameters())
         self.dtype = str(whole.dtype).removeprefix("torch.")
+
+    def lead(self) -> None:
+        """Do nothing: the first of several processes always leads them."""
 
     @property
     def tool_format(self) -> ToolFormat:

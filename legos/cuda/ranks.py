@@ -6,8 +6,6 @@ passes. Orders and results travel over gloo, weights and gradients over the devi
 """
 
 import os
-import signal
-import zlib
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -20,11 +18,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from legos.errors import ModelError, TrainerError
+from legos.weights.model_folder import fingerprint
 
-__all__ = ["END", "Ranks", "ignore_signals", "launched"]
+__all__ = ["END", "Ranks", "launched"]
 
 LONGEST_WAIT = timedelta(days=7)  # the others wait while the first plays
-READ_BYTES = 1 << 20  # read from each end of a file of weights to compare it
 END = "end"
 Order = tuple[Any, ...]
 """Name of what is computed, and its arguments."""
@@ -56,7 +54,7 @@ class Ranks:
         Raises:
             ModelError: they differ; the message names a process.
         """
-        found = self.gathered((f"{folder}", _fingerprint(folder)))
+        found = self.gathered((f"{folder}", fingerprint(folder)))
         for rank, (other, files) in enumerate(found):
             if files != found[0][1]:
                 raise ModelError(
@@ -138,21 +136,3 @@ class Ranks:
 def launched(device: torch.device) -> Ranks | None:
     """The group of this process; None: it was started alone."""
     return Ranks(device) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None
-
-
-def ignore_signals() -> None:
-    """Leave Ctrl-C and SIGTERM to the first process, which ends the others in order."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _fingerprint(folder: Path) -> dict[str, tuple[int, int]]:
-    """Name of each file of a model -> its size and a checksum of its two ends."""
-    found: dict[str, tuple[int, int]] = {}
-    for file in (folder / "config.json", *sorted(folder.glob("model*.safetensors"))):
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            ends = stream.read(READ_BYTES)
-            stream.seek(max(0, size - READ_BYTES))
-            found[file.name] = (size, zlib.crc32(ends + stream.read()))
-    return found

@@ -16,7 +16,7 @@ from legos.data.limits import EngineLimits, TrainingSize
 from legos.data.names import POLICY
 from legos.data.packing import check_token_ids
 from legos.data.step import BackendConfig
-from legos.errors import ModelError
+from legos.errors import ModelError, TrainerError
 from legos.mlx.fits import check_training
 from legos.mlx.generate.capabilities import Capabilities
 from legos.mlx.generate.engine import MlxEngine
@@ -32,12 +32,14 @@ from legos.mlx.model.tools import tool_format
 from legos.mlx.model.worker import InlineWorker, ThreadWorker, Worker
 from legos.mlx.train.backend import MlxBackend
 from legos.mlx.train.parallel import MlxProcesses, process_group
+from legos.mlx.train.shares import Leader, follow
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.model_folder import context_length, resolve_folder
 
 __all__ = ["MlxDevice", "MlxModel"]
 
 logger = logging.getLogger(__name__)
+END_S = 10.0  # for the last word to the processes that follow; MLX may wait for a dead one forever
 
 
 class MlxDevice:
@@ -78,6 +80,25 @@ class MlxDevice:
             report(forecast)
         return MlxModel(folder, inline=inline)
 
+    def join(self) -> None:
+        """Connect the processes that were launched together; those that wait give up soon."""
+        process_group()
+
+    def follow(self, name: str) -> None:
+        """Compute with the first of several processes what it orders, until its run ends.
+
+        Args:
+            name: its model: a folder in MLX or hub format, or a hub name.
+
+        Raises:
+            ModelError: the model is not found, or is another one.
+            TrainerError: the first process ended without a word, or a computation failed.
+        """
+        group = process_group()
+        if group is None:
+            raise TrainerError("this process was started alone; start several with mlx.launch")
+        follow(resolve_folder(name, refused=REFUSED), group)
+
     def facts(self) -> Mapping[str, str | int | float | bool]:
         """Versions of MLX and mlx-lm, and the default device with its kind and memory."""
         return device_facts()
@@ -94,7 +115,8 @@ class MlxModel:
         dtype: the narrowest float type of its weights.
         context: maximum number of prompt and completion tokens together.
         lora: shape of the model's LoRA; None before ``add_lora``.
-        processes: the processes that ``mlx.launch`` started; None where this process is alone.
+        processes: the processes that ``mlx.launch`` started; None where this process is alone or
+            leads them.
         worker: runs calls on the thread that owns the tree, or on the caller's thread.
         tree: the module tree; only the worker may use it.
         spans: time spans of device code in each engine and backend; recorded only when enabled.
@@ -115,8 +137,25 @@ class MlxModel:
         self._base = base_arrays(self.tree)
         group = process_group()
         self.processes = None if group is None else MlxProcesses(group, self.worker)
+        self._leader: Leader | None = None
         self.num_parameters: int = get_total_parameters(self.tree)
         self.dtype = weights_dtype(self._base)
+
+    def lead(self) -> None:
+        """Order the work of the processes that were launched with this one; see ``ModelHandle``.
+
+        Raises:
+            ModelError: one of them has another model.
+            TrainerError: one of them has ended.
+        """
+        if self.processes is not None and self.processes.rank:
+            raise ModelError(
+                f"this is process {self.processes.rank} of a group, and only process 0 leads; "
+                "launch `legos train` with mlx.launch, whose other processes follow"
+            )
+        if self.processes is not None:
+            group, self.processes = self.processes.group, None
+            self._leader = self.worker.call(Leader, group, self.folder).result()
 
     @property
     def tool_format(self) -> ToolFormat:
@@ -218,12 +257,21 @@ class MlxModel:
             AdapterError: the reference adapter does not exist, or does not fit.
         """
         group = self.processes and self.processes.group
-        backend = MlxBackend(self.worker, self.tree, self._lora_shape(), config, group=group)
+        backend = MlxBackend(
+            self.worker, self.tree, self._lora_shape(), config, group=group, leader=self._leader
+        )
         self.spans.append(backend.spans)
         return backend
 
     def close(self) -> None:
-        """Stop the thread that owns the tree."""
+        """End the processes that follow this one, and stop the thread that owns the tree."""
+        if self._leader is not None and self.worker.alive:
+            try:
+                self.worker.call(self._leader.end).result(END_S)
+            except TimeoutError:
+                logger.warning("the processes that follow this one do not answer; end them by hand")
+                self.worker.abandon()
+                return
         self.worker.close()
 
     def _engine(self, limits: EngineLimits | None) -> MlxEngine:

@@ -70,6 +70,9 @@ class TableModel:
     context = 1 << 20
     processes = None
 
+    def lead(self) -> None:
+        """Do nothing: it is alone."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tokenizer = load_tokenizer(folder)

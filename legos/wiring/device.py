@@ -15,6 +15,7 @@ from legos.weights.adapter import Adapter
 
 if TYPE_CHECKING:
     from legos.cuda.device import TorchDevice
+    from legos.mlx.device import MlxDevice
 
 __all__ = [
     "DEVICES",
@@ -25,6 +26,7 @@ __all__ = [
     "check_replicas",
     "device_checks",
     "find_device",
+    "mlx_device",
     "plain_command",
     "rows_on_macs",
     "tool_format_of",
@@ -38,7 +40,12 @@ Split = tuple[Row, int]
 """Token ids, and how many of them are the prompt."""
 
 
-def _mlx() -> Device:
+def mlx_device() -> "MlxDevice":
+    """The MLX device.
+
+    Raises:
+        ModelError: ``LEGOS_DEVICE`` names a device that MLX cannot use here.
+    """
     from legos.mlx.device import MlxDevice
 
     return MlxDevice()
@@ -60,7 +67,7 @@ def torch_device() -> "TorchDevice":
     return TorchDevice()
 
 
-DEVICES: Mapping[str, Callable[[], Device]] = {"mlx": _mlx, "torch": torch_device}
+DEVICES: Mapping[str, Callable[[], Device]] = {"mlx": mlx_device, "torch": torch_device}
 """Name -> the device; its library is imported when it is asked for."""
 
 

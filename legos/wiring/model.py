@@ -1,6 +1,7 @@
 """Load a model on a device or follow a process that has, add LoRA, and switch LoRA off."""
 
 import os
+import signal
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -8,10 +9,11 @@ from legos.builtin import BUILTIN, builtin_path
 from legos.device import Device, ModelHandle
 from legos.errors import ConfigError
 from legos.weights.adapter import LoraShape
-from legos.wiring.device import find_device, torch_device
+from legos.wiring.device import find_device, mlx_device, torch_device
 
-__all__ = ["apply_lora", "disable_lora", "follow", "load_model", "model_place"]
+__all__ = ["apply_lora", "disable_lora", "follow", "has_followers", "load_model", "model_place"]
 
+_LAUNCHERS = {"torch": "torchrun", "mlx": "mlx.launch"}  # device -> what starts its processes
 SMALL_MODEL = 10_000_000  # parameters; up to this size, LoRA adapts the output head by default
 
 
@@ -81,7 +83,7 @@ def disable_lora(model: ModelHandle) -> AbstractContextManager[None]:
 
 
 def follow(name: str, model: str) -> bool:
-    """Compute what another process orders, if ``torchrun`` started this one and it is not first.
+    """Compute what another process orders, if a launcher started this one and it is not first.
 
     Args:
         name: the device that trains.
@@ -91,18 +93,37 @@ def follow(name: str, model: str) -> bool:
         Whether this process followed; the run has ended then. False: it runs the loop itself.
 
     Raises:
-        ConfigError: ``torchrun`` started several processes for another device.
+        ConfigError: the launcher is that of another device.
         LegosError: the first process ended without a word, or a computation failed.
     """
-    size = os.environ.get("WORLD_SIZE", "1")
-    if "TORCHELASTIC_RUN_ID" not in os.environ or size == "1":
+    launcher, rank = _launched()
+    if launcher is None:
         return False
-    if name != "torch":
+    if _LAUNCHERS.get(name) != launcher:
         raise ConfigError(
-            f"torchrun started {size} processes, but device is {name!r}; add --device torch, or "
-            "start one process"
+            f"{launcher} started several processes, but device is {name!r}; start them with "
+            f"{_LAUNCHERS.get(name, 'the launcher of the device')}, or start one process"
         )
-    if os.environ["RANK"] == "0":
+    device = torch_device() if launcher == "torchrun" else mlx_device()
+    device.join()
+    if rank == 0:
         return False
-    torch_device().follow(model_place(model))
+    for number in (signal.SIGINT, signal.SIGTERM):  # the first process ends the others in order
+        signal.signal(number, signal.SIG_IGN)
+    device.follow(model_place(model))
     return True
+
+
+def has_followers() -> bool:
+    """Whether a launcher started this process with others, which follow it."""
+    return _launched()[0] is not None
+
+
+def _launched() -> tuple[str | None, int]:
+    """What started several processes, and the index of this one; None: it was started alone."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        return "torchrun", int(os.environ["RANK"])
+    for name in ("MLX_RANK", "OMPI_COMM_WORLD_RANK"):
+        if name in os.environ:
+            return "mlx.launch", int(os.environ[name])
+    return None, 0

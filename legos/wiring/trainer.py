@@ -232,6 +232,7 @@ def trainer_of(
         training=_size(config, len(policies)),
         report=say,
     )
+    model.lead()
     limits = {one.generation.max_tokens or 0 for one in config.arenas.values()}
     longest = max(limits)
     if longest >= model.context:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from launched import TWO_PROCESSES, finished
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,18 +69,8 @@ def test_maths_in_gsm8ks_form_as_a_program(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_train_one_policy() -> None:
-    done = subprocess.run(
-        [
-            *(str(Path(sys.executable).with_name("mlx.launch")), "-n", "2", "--backend", "ring"),
-            *(sys.executable, str(ROOT / "examples" / "data_parallel.py"), "--steps", "3"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    digests = re.findall(r"process \d of 2: v[1-3] (\w+)", done.stdout)
+    told = finished((*TWO_PROCESSES, ROOT / "examples" / "data_parallel.py", "--steps", "3"))
+    digests = re.findall(r"process \d of 2: v[1-3] (\w+)", told)
     assert len(digests) == 2
     assert len(set(digests)) == 1
 

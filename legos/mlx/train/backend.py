@@ -7,6 +7,7 @@ policy at a time; switching to another policy copies no array.
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from legos.mlx.model.spans import Spans
 from legos.mlx.model.worker import Worker
 from legos.mlx.train.prefix_sharing.backward import Found
 from legos.mlx.train.reference import other_lora
-from legos.mlx.train.step_gradients import StepGradients
+from legos.mlx.train.shares import Leader, gradients_of
 from legos.protocols import Snapshot
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.policy_state import (
@@ -71,6 +72,7 @@ class MlxBackend:
         config: BackendConfig | None = None,
         *,
         group: mx.distributed.Group | None = None,
+        leader: Leader | None = None,
     ) -> None:
         """Take over a module tree with LoRA that the worker's thread has built.
 
@@ -80,6 +82,7 @@ class MlxBackend:
             shape: shape of the LoRA in the tree.
             config: settings of the backend; None: the defaults.
             group: processes that share the work of every step; each must get the same steps.
+            leader: in place of ``group``, orders the steps of processes that follow this one.
 
         Raises:
             TrainerError: weight decay is used with DoRA, or the model cannot be trained.
@@ -94,11 +97,12 @@ class MlxBackend:
         self._worker = worker
         self._model = model
         self._shape = shape
-        self._alone = group is None
+        self._leader = leader
+        self._group = group if leader is None else leader.group
         self.spans = Spans()
         self._num_vocabulary = num_token_ids(model)
         self._policies: Mapping[str, _Policy] = {}
-        worker.call(self._prepare, config, group).result()
+        worker.call(self._prepare, config).result()
 
     def forward_backward(
         self,
@@ -160,15 +164,10 @@ class MlxBackend:
         except (AdapterError, ValueError, KeyError, RuntimeError, OSError) as error:
             raise CheckpointError(f"{folder} cannot be restored: {error}") from error
 
-    def _prepare(self, config: BackendConfig, group: mx.distributed.Group | None) -> None:
-        self._gradients = StepGradients(
-            self._model,
-            max_tokens=config.micro_batch_tokens,
-            checkpointing=config.gradient_checkpointing,
-            group=group,
-            ceiling_bytes=config.memory_limit_bytes,
-            report=config.report,
-        )
+    def _prepare(self, config: BackendConfig) -> None:
+        if self._leader is not None:
+            self._leader.begin(self._shape, config)
+        self._gradients = gradients_of(self._model, config, self._group)
         self._policies = {name: self._begun(name, config) for name in config.policies}
         if not config.restored:
             for policy in self._policies.values():
@@ -213,11 +212,11 @@ class MlxBackend:
         reference = policy.reference.lora() if objective.kl_coef else None
 
         def compute() -> tuple[Found, float]:
-            with self.spans:
+            with self.spans, self._ordered(step, objective, policy, reference):
                 found = self._gradients.of_step(step, objective, policy.ema, reference=reference)
                 return found, _norm(found.gradients)
 
-        found, norm = recovered(compute, self._gradients.halve, retry=self._alone)
+        found, norm = recovered(compute, self._gradients.halve, retry=self._group is None)
         policy.pending = found.gradients
         limit = self._gradients.row_limit
         kept = [limit is None or sample.positions[-1] <= limit for sample in step.samples]
@@ -230,6 +229,15 @@ class MlxBackend:
             row_limit=limit,
             peak_bytes=mx.get_peak_memory(),
         )
+
+    def _ordered(
+        self, step: StepSamples, objective: Objective, policy: _Policy, reference: Lora | None
+    ) -> AbstractContextManager[None]:
+        """Within the block, the processes that follow this one compute their part of a step."""
+        if self._leader is None:
+            return nullcontext()
+        lora = policy.adapter.arrays
+        return self._leader.step(step, objective, lora, ema=policy.ema, reference=reference)
 
     def _logprobs(
         self, samples: Sequence[Sample], name: str, reference: bool
@@ -261,7 +269,7 @@ class MlxBackend:
             policy.optimiser.state = tree_map(_same, state)
             set_lora_arrays(self._model, policy.adapter.arrays)
 
-        recovered(apply, restore, retry=self._alone)
+        recovered(apply, restore, retry=self._group is None)
         return policy.adapter.version
 
     def _apply(self, policy: _Policy, gradients: Any, update: Update) -> None:

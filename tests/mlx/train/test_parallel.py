@@ -1,11 +1,11 @@
 """Two processes on one machine make the step that one makes."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from launched import TWO_PROCESSES, finished
 
 from legos.testing import write_tiny_model
 
@@ -54,9 +54,9 @@ def test_two_processes_make_the_gradient_of_one(tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "model")
     script = tmp_path / "step.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, str(script), str(tmp_path / "model"), str(tmp_path)]
-    run(command)
-    run([launcher(), "-n", "2", "--backend", "ring", *command])
+    command = (script, tmp_path / "model", tmp_path)
+    finished((sys.executable, *command))
+    finished((*TWO_PROCESSES, *command))
     alone = np.load(tmp_path / "1.0.npz")
     assert np.abs(alone["gradients"]).max() > 1e-3
     for rank in range(2):
@@ -65,12 +65,3 @@ def test_two_processes_make_the_gradient_of_one(tmp_path: Path) -> None:
         assert gap < 1e-6 * np.linalg.norm(alone["gradients"])
         for name in ("loss", "sums", "logprobs"):  # sums of exponentials: float32's rounding
             np.testing.assert_allclose(together[name], alone[name], rtol=1e-5, atol=1e-5)
-
-
-def launcher() -> str:
-    return str(Path(sys.executable).with_name("mlx.launch"))
-
-
-def run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
