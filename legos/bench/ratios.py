@@ -115,6 +115,21 @@ RATIOS: Mapping[str, Mapping[str, Ratio]] = {
             0.9,
         ),
     },
+    "scale": {
+        "arithmetic_vs_simulated": Ratio(
+            "largest factor between the speed of a simulated line and what the arithmetic says",
+            1.15,
+            at_most=True,
+        ),
+        "two_engines_vs_one": Ratio("speed of two engines against one", 1.9),
+        "engine_of_many_vs_one": Ratio("speed of each of many engines, against one alone", 0.85),
+        "cpu_of_many_vs_few": Ratio(
+            "CPU time of a sample in the trainer's process with many engines, against 16",
+            1.5,
+            at_most=True,
+        ),
+        "discarded_share": Ratio("share of generated tokens that is too old", 0.02, at_most=True),
+    },
     "server": {
         "server_vs_engine": Ratio(
             "speed over HTTP against the engine alone, 64 clients, 5 M parameters", 0.95

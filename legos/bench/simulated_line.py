@@ -8,10 +8,12 @@ sample is measured, because its own code is what runs.
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
 from statistics import fmean
+
+import numpy as np
 
 from legos.arena.arena import Arena
 from legos.arena.stage import Stage
@@ -37,7 +39,7 @@ from legos.testing import (
 )
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["Design", "Found", "simulate"]
+__all__ = ["Design", "Found", "one_step", "simulate"]
 
 SPREAD = 0.2  # lengths of answers are uniform within this share of their mean
 PROMPT = tuple(range(1000, 1064))  # token ids of every prompt
@@ -75,6 +77,12 @@ class Design:
     def most_plays(self) -> int:
         """Plays at the same time."""
         return self.plays or self.samples * (self.staleness_limit + 1)
+
+    def scaled(self, engines: int) -> "Design":
+        """The same with another number of engines, and a step that grows with them."""
+        groups = max(1, self.groups_per_step * engines // self.engines)
+        plays = self.plays and max(1, self.plays * engines // self.engines)
+        return replace(self, engines=engines, groups_per_step=groups, plays=plays)
 
     def answer_s(self, tokens: float) -> float:
         """Seconds in which an engine's row computes an answer."""
@@ -180,10 +188,10 @@ class _Servers:
 @lru_cache(maxsize=1 << 14)
 def _completion(tokens: int, version: int) -> Completion:
     """An answer with random tokens; answers of one length share them."""
-    rng = Random(tokens)
+    rng = np.random.default_rng(tokens)
     return Completion(
-        token_ids=tuple(rng.randrange(VOCABULARY) for _ in range(tokens)),
-        logprobs=tuple(-rng.expovariate(1.0) for _ in range(tokens)),
+        token_ids=tuple(rng.integers(VOCABULARY, size=tokens).tolist()),
+        logprobs=tuple((-rng.exponential(size=tokens)).astype(np.float32).tolist()),
         versions=(version,) * tokens,
         text="!",
         prompt_ids=PROMPT,
@@ -269,6 +277,16 @@ class _Line:
             "row_s": sum(server.engine.row_seconds for server in self.servers),
         }
         self.steps.append((totals, metrics))
+
+
+def one_step(design: Design) -> TrainingBatch:
+    """The plays of one optimiser step, for measurements of their records."""
+
+    async def story() -> TrainingBatch:
+        line = _Line(design)
+        return await line.arena.step(concurrency=design.samples)
+
+    return in_virtual_time(story())[0]
 
 
 def simulate(design: Design, *, steps: int = 20, warm: int = 8) -> Found:
