@@ -1,5 +1,6 @@
 """Adapters by the names that users give them, and models that answer with them."""
 
+import os
 import shlex
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -52,8 +53,13 @@ def named_adapter(text: str, *, name: str = POLICY) -> Adapter:
 
 
 def resume_command(folder: Path) -> str:
-    """The command line that continues a run."""
-    return shlex.join(["uv", "run", "legos", "train", "--resume", str(folder)])
+    """The command line that continues a run, with ``torchrun`` where that started this process."""
+    here, everywhere = (os.environ.get(name, "1") for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    program = ["legos"]
+    if "TORCHELASTIC_RUN_ID" in os.environ and everywhere != "1":
+        options = ["--standalone", "--nproc-per-node", here] if here == everywhere else ["..."]
+        program = ["torchrun", *options, "-m", "legos"]
+    return shlex.join(["uv", "run", *program, "train", "--resume", str(folder)])
 
 
 @contextmanager

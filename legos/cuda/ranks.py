@@ -6,6 +6,7 @@ passes. Orders and results travel over gloo, weights and gradients over the devi
 """
 
 import os
+import re
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +27,9 @@ LONGEST_WAIT = timedelta(days=7)  # the others wait while the first plays
 END = "end"
 Order = tuple[Any, ...]
 """Name of what is computed, and its arguments."""
+
+_LOST = re.compile("gloo.*(closed|reset|refused)|NCCL.*(remote|closed)", re.IGNORECASE)
+"""The first line of an error of gloo or NCCL when the process at the other end has ended."""
 
 
 class Ranks:
@@ -110,6 +114,12 @@ class Ranks:
         if isinstance(error, TrainerError):
             return error
         first = f"{error}".partition("\n")[0]
+        if _LOST.search(first):
+            lost = f"process {1 - self.rank}" if self.size == 2 else "another process"
+            return TrainerError(
+                f"process {self.rank} of {self.size} cannot go on, because {lost} has ended; its "
+                "messages and the root cause in torchrun's report say why"
+            )
         return TrainerError(
             f"process {self.rank} of {self.size} cannot go on: {type(error).__name__}: {first}; "
             "look at the messages of the other processes, and resume the run with torchrun (if "

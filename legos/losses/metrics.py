@@ -18,7 +18,7 @@ SUMS = (
     "entropy",
     "k3",
     "ratio",
-    "ratio_squared",
+    "ratio_spread",
     "logprob_gap",
     "error_factor",
     "masked",
@@ -42,7 +42,10 @@ def token_sums(
     divergences: Sequence[Any],
     entropy: Any,
 ) -> Any:
-    """Compute the sums named in ``SUMS``.
+    """Compute the sums named in ``SUMS``; "ratio_spread" is that of (r - 1)^2.
+
+    The sum of r^2 would not do: where all ratios are near 1, the variance is a small difference of
+    two large sums, which float32 rounds away.
 
     Args:
         xp: array namespace.
@@ -67,7 +70,7 @@ def token_sums(
         entropy,
         ratio - 1.0 - gap,
         ratio,
-        ratio * ratio,
+        (ratio - 1.0) * (ratio - 1.0),
         xp.abs(gap),
         xp.exp(xp.abs(gap)),
         dropped,
@@ -95,7 +98,8 @@ def step_metrics(loss: float, sums: Sequence[float], grad_norm: float) -> dict[s
     total: dict[str, float] = dict(zip(SUMS, sums, strict=True))
     tokens = total["tokens"]
     mean = {name: value / tokens for name, value in total.items()}
-    variance = mean["ratio_squared"] - mean["ratio"] ** 2
+    variance = max(mean["ratio_spread"] - (mean["ratio"] - 1.0) ** 2, 0.0)
+    squared = mean["ratio"] ** 2
 
     def of_sign(what: str, sign: str) -> float:
         return total[f"{what}_{sign}"] / max(total[sign], 1.0)
@@ -115,8 +119,8 @@ def step_metrics(loss: float, sums: Sequence[float], grad_norm: float) -> dict[s
         "logprob_gap": mean["logprob_gap"],
         "error_factor": mean["error_factor"],
         "ratio_mean": mean["ratio"],
-        "ratio_std": max(variance, 0.0) ** 0.5,
-        "effective_sample_share": _share(total["ratio"] ** 2, tokens * total["ratio_squared"]),
+        "ratio_std": variance**0.5,
+        "effective_sample_share": _share(squared, squared + variance),
         "grad_norm": grad_norm,
     }
 

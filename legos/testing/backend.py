@@ -120,7 +120,7 @@ class FakeBackend:
 
     def _passed(self, samples: Sequence[Sample]) -> PassResult:
         reason = self.left_out.pop(0) if self.left_out else None
-        sums = dict.fromkeys(SUMS, 0.0) | dict.fromkeys(("tokens", "ratio", "ratio_squared"), 1.0)
+        sums = dict.fromkeys(SUMS, 0.0) | dict.fromkeys(("tokens", "ratio"), 1.0)
         sums["clipped"] = float(reason == "clip_skip")
         return PassResult(
             loss=math.nan if reason == "non_finite" else 0.0,

@@ -2,10 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from legos.losses.alarms import PAGE, alarms
-from legos.losses.metrics import SUMS, step_metrics
+from legos.losses.metrics import SUMS, step_metrics, token_sums
 
 HEALTHY = {
     "mismatch_k3": 5e-4,
@@ -85,7 +86,7 @@ def test_errors_come_first() -> None:
 def test_means_by_hand() -> None:
     sums = dict.fromkeys(SUMS, 0.0)
     # Ratios 0.5, 1, 1.5, 1: mean 1, mean square 1.125.
-    sums |= {"tokens": 4.0, "ratio": 4.0, "ratio_squared": 4.5, "clipped": 2.0, "k3": 0.4}
+    sums |= {"tokens": 4.0, "ratio": 4.0, "ratio_spread": 0.5, "clipped": 2.0, "k3": 0.4}
     sums |= {"positive": 1.0, "negative": 2.0, "clipped_positive": 1.0, "clipped_negative": 1.0}
     sums |= {"masked": 1.0, "masked_negative": 1.0}
     metrics = step_metrics(1.5, list(sums.values()), 2.5)
@@ -107,10 +108,28 @@ def test_means_by_hand() -> None:
 
 
 def test_the_deviation_is_around_the_mean() -> None:
-    # Ratios 2, 2, 2, 3: mean 2.25, mean square 5.25.
-    sums = dict.fromkeys(SUMS, 0.0) | {"tokens": 4.0, "ratio": 9.0, "ratio_squared": 21.0}
+    # Ratios 2, 2, 2, 3: mean 2.25, distances from 1 of 1, 1, 1, 2.
+    sums = dict.fromkeys(SUMS, 0.0) | {"tokens": 4.0, "ratio": 9.0, "ratio_spread": 7.0}
     metrics = step_metrics(0.0, list(sums.values()), 0.0)
     assert metrics["ratio_std"] == pytest.approx(math.sqrt(3.0) / 4.0)
+
+
+def test_the_deviation_of_ratios_near_one_survives_float32() -> None:
+    gap = np.array([[1e-4, -1e-4, 3e-5, 2e-4]], np.float32)
+    nothing = np.zeros_like(gap)
+    sums = token_sums(
+        np,
+        gap,
+        mask=np.ones_like(gap),
+        advantage=nothing,
+        cut=nothing,
+        masked=None,
+        divergences=(nothing, nothing),
+        entropy=nothing,
+    )
+    assert sums.dtype == np.float32
+    metrics = step_metrics(0.0, sums.tolist(), 0.0)
+    assert metrics["ratio_std"] == pytest.approx(np.exp(gap.astype(float)).std(), rel=2e-3)
 
 
 def test_numbers_that_are_not_finite_are_not_hidden() -> None:

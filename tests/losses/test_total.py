@@ -159,7 +159,7 @@ def test_the_sums_are_counted_over_chosen_tokens_alone() -> None:
     others = [math.log(distribution(batch, reference, p)[t]) - b for p, t, b in chosen]
     assert sums["tokens"] == len(chosen) == batch.num_tokens
     assert sums["ratio"] == pytest.approx(sum(map(math.exp, logs)))
-    assert sums["ratio_squared"] == pytest.approx(sum(math.exp(2 * x) for x in logs))
+    assert sums["ratio_spread"] == pytest.approx(sum(math.expm1(x) ** 2 for x in logs))
     assert sums["k3"] == pytest.approx(sum(math.exp(x) - 1 - x for x in logs))
     assert sums["logprob_gap"] == pytest.approx(sum(map(abs, logs)))
     gaps = [log - other for log, other in zip(logs, others, strict=True)]
