@@ -1,6 +1,7 @@
 """Chaos by hand: ``PYTHONPATH=tests uv run python -m chaos --minutes 30 --seed 0``."""
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -21,6 +22,7 @@ def main() -> None:
     parser.add_argument("--place", type=Path, default=Path("/tmp/legos-chaos"))
     parser.add_argument("--only", help="part of the names of the faults", default="")
     given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     faults = [fault for fault in FAULTS if given.only in fault.name]
     events = chaos(given.place, seed=given.seed, minutes=given.minutes, faults=faults, seen=_say)
     print(f"\nseed {given.seed}, {len(events)} faults\n\n{as_table(events)}")  # noqa: T201
