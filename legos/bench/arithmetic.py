@@ -19,6 +19,7 @@ class Limits:
     engines: float
     trainer: float  # its device, and publishing, which the next step waits for
     process: float  # CPU time of the trainer's process, on one core
+    publishing: float  # share of a step's time that its publication takes
 
     @property
     def samples_per_s(self) -> float:
@@ -28,7 +29,8 @@ class Limits:
     @property
     def first(self) -> str:
         """The part that limits the line."""
-        return min(("engines", "trainer", "process"), key=lambda part: getattr(self, part))
+        part = min(("engines", "trainer", "process"), key=lambda part: getattr(self, part))
+        return "publication" if part == "trainer" and self.publishing > 1 / 2 else part
 
 
 def adapter_bytes(rank: int, modules: Iterable[tuple[int, int]], *, number_bytes: int = 4) -> int:
@@ -52,11 +54,13 @@ def limits_of(design: Design, cpu_s: float, *, sample_tokens: float) -> Limits:
         cpu_s: CPU seconds of the trainer's process for a sample.
         sample_tokens: mean tokens of a sample, those of its prompt included.
     """
-    step_s = design.samples * sample_tokens / design.trainer_tokens_per_s + publish_s(design)
+    publishing_s = publish_s(design)
+    step_s = design.samples * sample_tokens / design.trainer_tokens_per_s + publishing_s
     return Limits(
         engines=design.engines * design.rows / (design.answer_s(design.tokens) + design.tool_s),
         trainer=design.samples / step_s,
         process=math.inf if cpu_s == 0.0 else 1.0 / cpu_s,
+        publishing=publishing_s / step_s,
     )
 
 

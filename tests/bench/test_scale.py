@@ -30,6 +30,9 @@ def test_each_part_of_the_line_by_hand() -> None:
     assert limits.trainer == pytest.approx(16 / (16 * 320 / 512 + 0.02))
     assert limits.process == 4.0
     assert (limits.first, limits.samples_per_s) == ("trainer", limits.trainer)
+    slow = limits_of(replace(SLOW_TRAINER, load_s=11.0), 0.25, sample_tokens=320)
+    assert slow.publishing == pytest.approx(11 / 21)
+    assert slow.first == "publication"
 
 
 def test_the_trainers_link_is_shared_until_a_servers_own_is_slower() -> None:
