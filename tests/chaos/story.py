@@ -101,6 +101,7 @@ def _ends(world: World, fault: Fault, draw: random.Random) -> Event:
     world.check_folder()
     last = world.steps()
     world.wake_servers()
+    world.serve(within_s=START_S)  # a run that begins refuses a server that is not there yet
     world.start_trainer()
     goal = last + 2
     world.wait(lambda: world.steps() >= goal, within_s=START_S, what=f"step {goal} once resumed")
