@@ -7,13 +7,17 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["TWO_PROCESSES", "finished", "idle_input"]
+__all__ = ["finished", "idle_input", "two_processes"]
 
-TWO_PROCESSES = (
-    *(str(Path(sys.executable).with_name("mlx.launch")), "-n", "2", "--backend", "ring", "--"),
-    sys.executable,
-)
-"""Command line that starts a Python program twice."""
+LOWEST_PORT, PAIRS = 20000, 5000  # of ports for tests that run at the same time
+
+
+def two_processes() -> tuple[str, ...]:
+    """Command line that starts a Python program twice, which meet at two ports of their own."""
+    port = LOWEST_PORT + 2 * (os.getpid() % PAIRS)
+    launcher = str(Path(sys.executable).with_name("mlx.launch"))
+    where = ("-n", "2", "--backend", "ring", "--starting-port", str(port))
+    return (launcher, *where, "--", sys.executable)
 
 
 @contextmanager

@@ -12,14 +12,13 @@ import numpy as np
 import psutil
 import pytest
 from accounts import balanced_ledger
-from launched import TWO_PROCESSES, finished, idle_input
+from launched import finished, idle_input, two_processes
 
 from legos.track.jsonl import read_steps
 from legos.weights.folder import read_adapter
 
-pytestmark = pytest.mark.slow
 ALONE = (sys.executable, "-m", "legos", "train")
-TWO = (*TWO_PROCESSES, *ALONE[1:])
+TWO = (*two_processes(), *ALONE[1:])
 SHORT = (
     *("--loop.evaluate-every", "0", "--loop.evaluation-plays", "1", "--play.tasks-per-step", "4"),
     *("--training.min-samples-per-step", "8", "--training.ema-kl-coef", "0.1"),
@@ -65,6 +64,7 @@ def interrupted(command: Sequence[str | Path], run: Path) -> None:
     assert not any(worker.is_running() for worker in workers)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
     options = (*SHORT, "--arena", "kuhn", "--steps", "3", "--deterministic")
     one, two = tmp_path / "one", tmp_path / "two"
@@ -79,6 +79,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     assert balanced_ledger(two)
 
 
+@pytest.mark.chaos
 def test_a_group_that_is_stopped_is_resumed_by_one_process(tmp_path: Path) -> None:
     run = tmp_path / "run"
     interrupted((*TWO, *SHORT, "--steps", "10000", "--out", run), run)

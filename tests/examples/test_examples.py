@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from launched import TWO_PROCESSES, finished
+from launched import finished, two_processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +69,7 @@ def test_maths_in_gsm8ks_form_as_a_program(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_train_one_policy() -> None:
-    told = finished((*TWO_PROCESSES, ROOT / "examples" / "data_parallel.py", "--steps", "3"))
+    told = finished((*two_processes(), ROOT / "examples" / "data_parallel.py", "--steps", "3"))
     digests = re.findall(r"process \d of 2: v[1-3] (\w+)", told)
     assert len(digests) == 2
     assert len(set(digests)) == 1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launched import TWO_PROCESSES, finished
+from launched import finished, two_processes
 
 from legos.testing import write_tiny_model
 
@@ -56,7 +56,7 @@ def test_two_processes_make_the_gradient_of_one(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     command = (script, tmp_path / "model", tmp_path)
     finished((sys.executable, *command))
-    finished((*TWO_PROCESSES, *command))
+    finished((*two_processes(), *command))
     alone = np.load(tmp_path / "1.0.npz")
     assert np.abs(alone["gradients"]).max() > 1e-3
     for rank in range(2):
