@@ -142,30 +142,14 @@ def test_left_overs_of_a_dead_process_are_unloaded_and_those_of_others_left_alon
     tell(server, tmp_path, resumed)
 
 
-def test_a_lost_answer_to_a_load_is_no_failure(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_load_without_an_answer_is_no_failure(arrives: bool, tmp_path: Path) -> None:
     server = StandIn()
 
     def lost(asked: HttpAsked) -> HttpAnswer | None:
         if asked.path.endswith("/load_lora_adapter"):
             server.before = lambda asked: None
-            return replace(server.reply(asked), cut=True)
-        return None
-
-    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
-        server.before = lost
-        assert await publisher.publish(small_adapter(1)) == small_adapter(1).info
-        assert live.newest["policy"].version == 1
-
-    tell(server, tmp_path, story)
-
-
-def test_a_load_that_does_not_arrive_is_sent_again(tmp_path: Path) -> None:
-    server = StandIn()
-
-    def lost(asked: HttpAsked) -> HttpAnswer | None:
-        if asked.path.endswith("/load_lora_adapter"):
-            server.before = lambda asked: None
-            return HttpAnswer({}, cut=True)
+            return replace(server.reply(asked) if arrives else HttpAnswer({}), cut=True)
         return None
 
     async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
