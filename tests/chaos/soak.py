@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from chaos.world import World
+from chaos.world import World, steps_of
 
 __all__ = ["Sample", "as_table", "grown", "soak"]
 
@@ -62,7 +62,7 @@ def soak(place: Path, *, minutes: float, every_s: float = 30.0) -> list[Sample]:
                     assert process.poll() is None, f"{name} ended with {process.returncode}"
                     run = place / ("mixed" if process is mixed else "run")
                     now = (time.monotonic() - began) / 60
-                    samples.append(Sample(name, now, *_held(process.pid), _steps(run)))
+                    samples.append(Sample(name, now, *_held(process.pid), steps_of(run)))
                     with (place / "samples.jsonl").open("a") as file:
                         file.write(json.dumps(samples[-1]._asdict()) + "\n")
                 time.sleep(every_s)
@@ -124,14 +124,9 @@ def _held(pid: int) -> tuple[float, int, int]:
     return int(status["VmRSS"].split()[0]) / 1024, files, int(status["Threads"])
 
 
-def _steps(run: Path) -> int:
-    metrics = run / "metrics.jsonl"
-    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-
-
 def _wait_for_steps(run: Path, process: subprocess.Popen[bytes], within_s: float = 300.0) -> None:
     deadline = time.monotonic() + within_s
-    while _steps(run) < 2:
+    while steps_of(run) < 2:
         assert process.poll() is None, f"the run ended with {process.returncode}"
         assert time.monotonic() < deadline, f"no two steps within {within_s:g} s"
         time.sleep(0.2)

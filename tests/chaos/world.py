@@ -22,7 +22,7 @@ from legos.run.folder import RunFolder
 from legos.track.jsonl import read_steps
 from legos.vllm.process import free_port
 
-__all__ = ["World", "state_of"]
+__all__ = ["World", "state_of", "steps_of"]
 
 SERVERS = 2
 START_S = 120.0  # for a process that starts on a busy machine
@@ -82,8 +82,7 @@ class World:
 
     def steps(self) -> int:
         """Number of steps made."""
-        path = RunFolder(self.run).metrics
-        return path.read_bytes().count(b"\n") if path.exists() else 0
+        return steps_of(self.run)
 
     def told(self) -> str:
         """What the trainer has said since its last start."""
@@ -188,6 +187,12 @@ class World:
             world.start_trainer()
             world.wait(lambda: world.steps() >= 2, within_s=START_S, what="the first steps")
             yield world
+
+
+def steps_of(run: Path) -> int:
+    """Number of steps that a run has made."""
+    path = RunFolder(run).metrics
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def _gather(process: subprocess.Popen[bytes], said: bytearray) -> None:
