@@ -16,15 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(name: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / name), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return finished((sys.executable, ROOT / "examples" / name, *arguments))
 
 
 @pytest.mark.slow
