@@ -15,7 +15,7 @@ from legos.protocols import Engine
 from legos.run.find import find_adapter, find_run, split_place
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
-from legos.wiring.model import apply_lora, load_model
+from legos.wiring.model import apply_lora, launched, load_model
 from legos.wiring.serving import base_of, put_on
 
 __all__ = ["Loaded", "loaded", "named_adapter", "resume_command"]
@@ -54,9 +54,9 @@ def named_adapter(text: str, *, name: str = POLICY) -> Adapter:
 
 def resume_command(folder: Path) -> str:
     """The command line that continues a run, with ``torchrun`` where that started this process."""
-    here, everywhere = (os.environ.get(name, "1") for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
     program = ["legos"]
-    if "TORCHELASTIC_RUN_ID" in os.environ and everywhere != "1":
+    if launched()[0] == "torchrun":
+        here, everywhere = (os.environ[name] for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
         options = ["--standalone", "--nproc-per-node", here] if here == everywhere else ["..."]
         program = ["torchrun", *options, "-m", "legos"]
     return shlex.join(["uv", "run", *program, "train", "--resume", str(folder)])

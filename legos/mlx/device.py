@@ -148,14 +148,15 @@ class MlxModel:
             ModelError: one of them has another model.
             TrainerError: one of them has ended.
         """
-        if self.processes is not None and self.processes.rank:
+        if self.processes is None:
+            return
+        if self.processes.rank:
             raise ModelError(
                 f"this is process {self.processes.rank} of a group, and only process 0 leads; "
                 "launch `legos train` with mlx.launch, whose other processes follow"
             )
-        if self.processes is not None:
-            group, self.processes = self.processes.group, None
-            self._leader = self.worker.call(Leader, group, self.folder).result()
+        group, self.processes = self.processes.group, None
+        self._leader = self.worker.call(Leader, group, self.folder).result()
 
     @property
     def tool_format(self) -> ToolFormat:

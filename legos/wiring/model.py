@@ -11,7 +11,15 @@ from legos.errors import ConfigError
 from legos.weights.adapter import LoraShape
 from legos.wiring.device import find_device, mlx_device, torch_device
 
-__all__ = ["apply_lora", "disable_lora", "follow", "has_followers", "load_model", "model_place"]
+__all__ = [
+    "apply_lora",
+    "disable_lora",
+    "follow",
+    "has_followers",
+    "launched",
+    "load_model",
+    "model_place",
+]
 
 _LAUNCHERS = {"torch": "torchrun", "mlx": "mlx.launch"}  # device -> what starts its processes
 SMALL_MODEL = 10_000_000  # parameters; up to this size, LoRA adapts the output head by default
@@ -96,7 +104,7 @@ def follow(name: str, model: str) -> bool:
         ConfigError: the launcher is that of another device.
         LegosError: the first process ended without a word, or a computation failed.
     """
-    launcher, rank = _launched()
+    launcher, rank = launched()
     if launcher is None:
         return False
     if _LAUNCHERS.get(name) != launcher:
@@ -116,10 +124,10 @@ def follow(name: str, model: str) -> bool:
 
 def has_followers() -> bool:
     """Whether a launcher started this process with others, which follow it."""
-    return _launched()[0] is not None
+    return launched()[0] is not None
 
 
-def _launched() -> tuple[str | None, int]:
+def launched() -> tuple[str | None, int]:
     """What started several processes, and the index of this one; None: it was started alone."""
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
         return "torchrun", int(os.environ["RANK"])
