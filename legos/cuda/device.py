@@ -129,7 +129,7 @@ class TorchModel:
         self._first: Mapping[str, torch.Tensor] = {}  # LoRA arrays before the first update
         whole = self.causal.whole
         self.num_vocabulary = min(self.causal.num_vocabulary, self.tokenizer.vocab_size)
-        self.num_parameters = sum(array.numel() for array in whole.parameters())
+        self.num_parameters: int = whole.num_parameters()  # packed weights hold two each
         self.dtype = str(whole.dtype).removeprefix("torch.")
 
     def lead(self) -> None:

@@ -5,8 +5,9 @@ R rows, T tokens, V vocabulary, H hidden size.
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from legos.cuda.ranks import Ranks
 from legos.errors import ModelError, TrainerError
-from legos.weights.model_folder import WAY_OUT
+from legos.weights.model_folder import WAY_OUT, quantised_by
 
 __all__ = ["CausalModel", "choose_device", "load_model"]
 
@@ -153,11 +154,7 @@ def load_model(folder: Path, device: torch.device, ranks: Ranks | None = None) -
     if ranks is not None:
         ranks.check_same(folder)
     config = json.loads((folder / "config.json").read_text())
-    if "quantization" in config:
-        raise ModelError(
-            f"{folder} holds weights that are quantised for MLX, which torch cannot read; take the "
-            "model without quantisation, or train with --device mlx"
-        )
+    four_bits = _four_bits(folder, config, ranks)
     if any(config.get(name) for name in EXPERTS):
         raise ModelError(
             f"{folder} is a mixture of experts, which torch training does not adapt; train it with "
@@ -173,6 +170,7 @@ def load_model(folder: Path, device: torch.device, ranks: Ranks | None = None) -
             attn_implementation=attention,
             local_files_only=True,
             output_loading_info=True,
+            **({"device_map": {"": device}} if four_bits else {}),
         )
     except Exception as error:  # of the code of any architecture
         first = f"{error}".partition("\n")[0]
@@ -182,4 +180,35 @@ def load_model(folder: Path, device: torch.device, ranks: Ranks | None = None) -
     whole.requires_grad_(False)
     if ranks is not None:
         ranks.shard(whole.base_model, whole.get_input_embeddings())
-    return CausalModel(whole.to(device).eval())
+    return CausalModel((whole if four_bits else whole.to(device)).eval())
+
+
+def _four_bits(folder: Path, config: Mapping[str, Any], ranks: Ranks | None) -> bool:
+    """Whether a folder's weights are in 4 bits, for QLoRA (Dettmers et al., 2023).
+
+    Raises:
+        ModelError: they are quantised in another way, several processes would share them, or a
+            package is missing.
+    """
+    program = quantised_by(config)
+    if program is None:
+        return False
+    if program != "bitsandbytes" or not config["quantization_config"].get("load_in_4bit"):
+        kind = "MLX" if program == "mlx" else f"{program} in a form"
+        raise ModelError(
+            f"{folder} holds weights that are quantised for {kind}, which torch cannot train on; "
+            "take the model without quantisation or in 4 bits of bitsandbytes, or train with "
+            "--device mlx"
+        )
+    if ranks is not None:
+        raise ModelError(
+            f"{folder} holds weights in 4 bits, which several processes cannot share; start one "
+            "process without torchrun, or take the model without quantisation"
+        )
+    lacking = [name for name in ("bitsandbytes", "accelerate") if find_spec(name) is None]
+    if lacking:
+        raise ModelError(
+            f"{folder} holds weights in 4 bits, which need {' and '.join(lacking)}: "
+            "pip install 'legos[qlora]'"
+        )
+    return True

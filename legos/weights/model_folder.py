@@ -10,7 +10,7 @@ from typing import Any, cast
 from legos.errors import ModelError
 from legos.weights.folder import is_adapter_folder
 
-__all__ = ["WAY_OUT", "context_length", "fingerprint", "resolve_folder"]
+__all__ = ["WAY_OUT", "context_length", "fingerprint", "quantised_by", "resolve_folder"]
 
 logger = logging.getLogger(__name__)
 _CONTEXTS = (  # names that configurations have for the maximum number of tokens
@@ -73,6 +73,14 @@ def context_length(folder: Path) -> int:
             _UNKNOWN_CONTEXT,
         )
     return min(found, default=_UNKNOWN_CONTEXT)
+
+
+def quantised_by(config: Mapping[str, Any]) -> str | None:
+    """What quantised the weights, by a ``config.json``: ``mlx``, or the hub's name of another."""
+    if "quantization" in config:
+        return "mlx"
+    found: dict[str, Any] = config.get("quantization_config") or {}
+    return str(found["quant_method"]) if "quant_method" in found else None
 
 
 def fingerprint(folder: Path) -> dict[str, tuple[int, int]]:

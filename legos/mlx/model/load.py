@@ -1,5 +1,6 @@
 """Load a model folder once for each thread; the threads share the base arrays."""
 
+import json
 import logging
 import resource
 from pathlib import Path
@@ -10,7 +11,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import load_model as load_mlx_model
 
 from legos.errors import ModelError
-from legos.weights.model_folder import WAY_OUT
+from legos.weights.model_folder import WAY_OUT, quantised_by
 
 __all__ = [
     "REFUSED",
@@ -37,9 +38,11 @@ def load_tree(folder: Path, *, share: dict[str, mx.array] | None = None) -> nn.M
         The module in evaluation mode, frozen, its arrays evaluated.
 
     Raises:
-        ModelError: the model does not fit into memory, or mlx-lm cannot load it.
+        ModelError: the model does not fit into memory, is quantised for torch alone, or mlx-lm
+            cannot load it.
     """
     if share is None:
+        _check_quantisation(folder)
         _check_memory(folder)
     try:
         model, _ = load_mlx_model(folder, lazy=share is not None)
@@ -76,6 +79,19 @@ def shapes_of(folder: Path) -> nn.Module:
         raise ModelError(f"{folder} cannot be read: {error}; {WAY_OUT}") from error
     model.freeze()
     return model
+
+
+def _check_quantisation(folder: Path) -> None:
+    """Refuse weights that only torch can read.
+
+    Raises:
+        ModelError: they are of bitsandbytes.
+    """
+    if quantised_by(json.loads((folder / "config.json").read_text())) == "bitsandbytes":
+        raise ModelError(
+            f"{folder} holds weights of bitsandbytes, which MLX cannot read; train with --device "
+            "torch, or take the model without quantisation or in 4 bits of MLX"
+        )
 
 
 def _check_memory(folder: Path) -> None:
