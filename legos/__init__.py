@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from legos.arena.rows import hold_out, read_tasks
     from legos.arena.table import Table
     from legos.clients.openai import OpenAIClient
+    from legos.clients.workers import Workers
     from legos.config.schema import TrainingConfig
     from legos.credit.gae import GAECredit
     from legos.credit.group import GRPOCredit, RLOOCredit
@@ -48,6 +49,7 @@ _NAMES = {
     "legos.arena.rows": "hold_out read_tasks",
     "legos.arena.table": "Table",
     "legos.clients.openai": "OpenAIClient",
+    "legos.clients.workers": "Workers",
     "legos.config.schema": "TrainingConfig",
     "legos.credit.gae": "GAECredit",
     "legos.credit.group": "GRPOCredit RLOOCredit",
@@ -114,6 +116,7 @@ __all__ = [
     "TurnCredit",
     "Uniform",
     "Void",
+    "Workers",
     "apply_lora",
     "disable_lora",
     "evaluate",

@@ -61,6 +61,7 @@ PUBLIC_NAMES = {
     "TurnCredit",
     "Uniform",
     "Void",
+    "Workers",
     "apply_lora",
     "disable_lora",
     "evaluate",

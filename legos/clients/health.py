@@ -8,19 +8,22 @@ __all__ = ["healthy"]
 ANSWER_S = 5.0  # maximum time of an answer
 
 
-async def healthy(url: str) -> bool:
+async def healthy(url: str, *, anything: bool = False) -> bool:
     """Whether a server answers ``GET /health`` within some seconds, and accepts requests.
 
     Args:
         url: its address, with or without ``/v1``.
+        anything: a refusal is an answer too, as of a server that does not know this path.
     """
     server = Transport(
         server_root(url), api_key=None, timeout_s=ANSWER_S, max_connections=1, retries=0
     )
     try:
         await server.request("GET", "/health", bytes)
-    except (EndpointError, RequestError):
+    except EndpointError:
         return False
+    except RequestError:
+        return anything
     finally:
         await server.aclose()
     return True
