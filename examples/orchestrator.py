@@ -21,7 +21,7 @@ import legos
 from legos.data.sample import TrainingBatch
 
 TOOL_S = 0.3
-BUFFER = ("rollouts", "on_policy_share", "deficit_tokens")
+BUFFER = ("rollouts", "tokens", "deficit_tokens")
 FIGURES = ("optimal_move_rate", "exploitability", "reward_mean")
 
 
@@ -62,7 +62,7 @@ async def main(steps: int) -> None:
         for batch in batches:
             tokens[batch.arena] += sum(len(sample.positions) for sample in batch.samples)
         for name in mix.arenas if metrics["step"] % 10 == 0 else ():
-            waiting = {key: round(metrics[f"replays/{name}/{key}"], 2) for key in BUFFER}
+            waiting = {key: round(metrics[f"replays/{name}/{key}"]) for key in BUFFER}
             share = metrics.get(f"batches/{name}/token_share", 0.0)
             print(f"step {metrics['step']}: {name} gave {share:.0%}; waiting: {waiting}")
 

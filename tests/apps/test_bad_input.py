@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from short_runs import NIM
 
 from legos.builtin import builtin_path
 from legos.cli import main
 from legos.testing import write_tiny_model
 from legos.track import JsonlTracker
 
-FAST = ("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16", "--steps", "2")
+FAST = (*NIM, "--steps", "2")
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +87,10 @@ def refused(capsys: pytest.CaptureFixture[str], empty_place: Path) -> Callable[.
         (
             ["--play.group-size", "1", "--play.credit", "grpo"],
             ["play.group_size is 1 but play.credit 'grpo'", "use at least 2"],
+        ),
+        (
+            ["--adapter-folder", "."],
+            ["adapter_folder is '.' but server is empty", "give their addresses"],
         ),
         (
             ["--training.memory-limit-gib", "0"],
@@ -318,7 +323,7 @@ def test_a_full_disk_in_the_metrics(capsys: pytest.CaptureFixture[str]) -> None:
         with largest_file(0 if step == 2 and "loss" in metrics else 1 << 30):
             log(self, metrics, step=step)
 
-    options = ["--out", "run", *FAST[:4], "--steps", "3", "--deterministic"]
+    options = ["--out", "run", *NIM, "--steps", "3", "--deterministic"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JsonlTracker, "log", full)
         assert main(["train", *options]) == 2

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from short_runs import NIM
 
 from legos.apps.evaluate import evaluate_run
 from legos.apps.export import export
@@ -16,8 +17,8 @@ from legos.weights.folder import read_adapter
 from legos.weights.peft import read_peft
 
 SMALL = (
-    *("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16", "--deterministic"),
-    *("--loop.checkpoint-every", "2", "--loop.evaluate-every", "2", "--play.options.largest", "5"),
+    *NIM,
+    *("--loop.checkpoint-every", "2", "--loop.evaluate-every", "2", "--deterministic"),
     *("--loop.keep-batches", "--training.use-dora"),
     *("--training.kl-coef", "0.1", "--training.ema-kl-coef", "0.2"),
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from short_runs import FEW, NIM
 
 from legos.cli import main
 from legos.loop.evaluation import flat_figures
@@ -16,7 +17,7 @@ from legos.track.jsonl import read_metrics, read_steps
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.folder import read_adapter, write_adapter
 
-FAST = ("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16", "--steps", "2")
+FAST = (*NIM, "--steps", "2")
 OUTCOMES = {"win", "draw", "loss"}
 GUESS = '''"""A role guesses the number that another one hides; rewards are NumPy's numbers."""
 
@@ -134,7 +135,8 @@ def test_a_figure_that_kuhn_does_not_define_is_null(
     tmp_path: Path, evaluated: Callable[..., dict[str, Any]]
 ) -> None:
     run = tmp_path / "kuhn"
-    assert main(["train", "--arena", "kuhn", "--out", str(run), *FAST, "--deterministic"]) == 0
+    options = ("--out", str(run), "--steps", "2", "--deterministic")
+    assert main(["train", "--arena", "kuhn", *FEW, *options]) == 0
     figures = evaluated(run)
     assert figures["arena"] == "kuhn"
     assert figures["optimal_move_rate"] is None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from accounts import waiting_tokens
+from short_runs import NIM
 
 from legos.cli import main
 from legos.config.resolve import read_config
@@ -15,8 +16,8 @@ from legos.track.jsonl import read_metrics, read_steps
 from legos.weights.folder import read_adapter
 
 SMALL = (
-    *("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16", "--deterministic"),
-    *("--loop.checkpoint-every", "2", "--loop.evaluate-every", "0", "--play.options.largest", "5"),
+    *NIM,
+    *("--loop.checkpoint-every", "2", "--loop.evaluate-every", "0", "--deterministic"),
     *("--play.group-size", "2", "--play.credit", "rae"),
 )
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from short_runs import FEW
 
 from legos.cli import main
 from legos.track.jsonl import read_steps
@@ -48,8 +49,7 @@ def test_a_new_game_is_written_checked_trained_and_played(
     assert "FAILED" not in checked
     assert "value 0, uniform_exploitability 0, optimal_vs_random_win 0.333" in checked
 
-    fast = ("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16")
-    assert main(["train", "--arena", "rps.py:Rps", "--out", "run", "--steps", "3", *fast]) == 0
+    assert main(["train", "--arena", "rps.py:Rps", "--out", "run", "--steps", "3", *FEW]) == 0
     assert [line["step"] for line in read_steps(Path("run/metrics.jsonl"))] == [1, 2, 3]
     capsys.readouterr()
 

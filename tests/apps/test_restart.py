@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from short_runs import NIM
 
 from legos.apps import restart
 from legos.cli import main
@@ -39,8 +40,7 @@ sys.exit(main())
 def run(tmp_path: Path, *options: str, hangs: bool = False, program: str = "legos") -> "Result":
     folder = tmp_path / "run"
     code = BROKEN.format(hangs=hangs, program=program)
-    settings = ["--steps", "6", "--out", str(folder), "--loop.checkpoint-every", "1"]
-    settings += ["--play.tasks-per-step", "8", "--training.min-samples-per-step", "16"]
+    settings = ["--steps", "6", "--out", str(folder), "--loop.checkpoint-every", "1", *NIM]
     command = [sys.executable, "-c", code, *settings, *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False), folder
 

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 from accounts import balanced_ledger
 from safetensors.numpy import load_file
+from short_runs import FEW, NIM
 from stored_plays import timeless_plays
 
 from legos.apps.runs import describe_run
@@ -20,12 +21,9 @@ from legos.testing.records import TIMES
 from legos.track.jsonl import read_metrics, read_steps
 from legos.weights.folder import read_adapter
 
-FAST = (
-    *("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16"),
-    *("--loop.checkpoint-every", "3", "--loop.evaluate-every", "3"),
-)
+EVERY = ("--loop.checkpoint-every", "3", "--loop.evaluate-every", "3")
 GROUPS = ("--play.group-size", "2")
-SMALL = ("--play.options.largest", "6")
+SMALL = NIM[len(FEW) :]
 
 
 TREE = """
@@ -50,7 +48,9 @@ class Tree(Arena):
 """
 
 
-def train(folder: Path, *options: str, steps: int = 6, fast: tuple[str, ...] = FAST) -> None:
+def train(
+    folder: Path, *options: str, steps: int = 6, fast: tuple[str, ...] = (*NIM, *EVERY)
+) -> None:
     assert main(["train", "--out", str(folder), "--steps", str(steps), *fast, *options]) == 0
 
 
@@ -119,8 +119,8 @@ def test_a_killed_run_ends_as_an_undisturbed_one(
     if {"maxrl", "joint", "hierarchical"} & set(options):
         options = (*options[:4], "--arena", tree)
     whole = tmp_path / "whole"
-    tasks = () if "--play.tasks-per-step" in options else FAST[:2]
-    train(whole, "--deterministic", *tasks, *options, fast=FAST[2:])
+    tasks = () if "--play.tasks-per-step" in options else FEW[:2]
+    train(whole, "--deterministic", *tasks, *options, fast=(*FEW[2:], *EVERY))
     resumed = crash(whole, tmp_path / "resumed", step=3)
     assert main(["train", "--resume", str(resumed)]) == 0
     assert timeless(resumed / "metrics.jsonl") == timeless(whole / "metrics.jsonl")
@@ -145,10 +145,10 @@ def test_the_reference_of_a_run_is_in_its_checkpoints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before, whole = tmp_path / "before", tmp_path / "whole"
-    train(before, "--deterministic", *SMALL, steps=3)
+    train(before, "--deterministic", steps=3)
     given = before / "adapters" / "v3"
     pull = ("--training.kl-coef", "0.1", "--training.kl-reference", str(given))
-    train(whole, "--deterministic", *pull, *SMALL, steps=4)
+    train(whole, "--deterministic", *pull, steps=4)
     assert abs(read_steps(whole / "metrics.jsonl")[0]["kl_divergence"] or 0) > 1e-4
     resumed = crash(whole, tmp_path / "resumed", step=3)
     forked, base = tmp_path / "forked", tmp_path / "base"
@@ -329,7 +329,7 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept(
     monkeypatch.setattr(ArenaEvaluation, "figures", figures)
     run, options = tmp_path / "run", [f"--loop.keep-best={figure}"] if figure else []
     every = ("--loop.checkpoint-every", "5", "--loop.evaluate-every", "1")
-    train(run, *options, *every, "--loop.keep-checkpoints", "2", fast=FAST[:4])
+    train(run, *options, *every, "--loop.keep-checkpoints", "2", fast=NIM)
     assert steps_kept() == kept
     more = ("--steps", "8", "--loop.keep-checkpoints", "1")
     assert main(["train", "--resume", str(run), *more]) == 0  # nothing better comes

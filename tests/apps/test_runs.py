@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from short_runs import NIM
 
 from legos.apps.runs import describe_run, list_runs, replay_run
 from legos.cli import main
@@ -14,8 +15,8 @@ from legos.errors import CheckpointError
 from legos.track.jsonl import read_metrics, read_steps
 
 SMALL = (
-    *("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16", "--deterministic"),
-    *("--loop.checkpoint-every", "2", "--loop.evaluate-every", "2", "--play.options.largest", "5"),
+    *NIM,
+    *("--loop.checkpoint-every", "2", "--loop.evaluate-every", "2", "--deterministic"),
     *("--loop.keep-batches", "--loop.keep-checkpoints", "2"),
 )
 OBJECTIVE = ("--training.kl-coef", "0.1", "--training.ema-kl-coef", "0.2")

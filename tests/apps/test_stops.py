@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from short_runs import NIM
 
 from legos.cli import main
 from legos.run.checkpoint import checkpoints, newest_whole, read_state
@@ -19,10 +20,24 @@ from legos.track.jsonl import read_steps
 ROOT = Path(__file__).parents[2]
 LEGOS = (sys.executable, "-m", "legos")
 UV = ("uv", "run", "--no-sync", "--project", str(ROOT), "legos")
-FAST = (
-    *("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16"),
-    *("--play.options.largest", "6", "--out", "run"),
-)
+FAST = (*NIM, "--out", "run")
+LARGE = """
+from pathlib import Path
+
+from legos import Arena, Task
+
+
+class Large(Arena):
+    tasks_per_step, group_size = 2, 2
+
+    def tasks(self, rng):
+        yield Task(id="only")
+
+    async def play(self, t):
+        Path("asked").touch()
+        await t.ask("player", "word and " * 1_200_000, max_tokens=4)
+        return {"player": 1.0}
+"""
 LOOPS = """
 from legos import Arena, Task
 
@@ -189,3 +204,17 @@ def test_a_play_that_never_returns_to_the_loop_is_shown_and_ended_by_a_second_si
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(30) == 130
     assert process.stderr.read().endswith("without a checkpoint of the last steps\n")
+
+
+@pytest.mark.slow
+def test_a_play_that_holds_a_large_prompt_yields_to_a_signal(start: Start, tmp_path: Path) -> None:
+    """10 MB, of which the tokenizer makes ten million tokens."""
+    (tmp_path / "large.py").write_text(LARGE)
+    process = start([*LEGOS, "train", "--arena", "large.py:Large", "--out", "run"])
+    wait_for(process, Path("asked").exists)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert process.stdout is not None
+    assert "with a checkpoint; continue with" in process.stdout.read()
+    assert newest_whole(Path("run/checkpoints"))

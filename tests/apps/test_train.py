@@ -13,6 +13,7 @@ import httpx
 import msgspec
 import pytest
 from accounts import balanced_ledger
+from short_runs import FEW, NIM
 
 from legos.apps import train as app
 from legos.bench.peers import running
@@ -26,7 +27,6 @@ from legos.track.jsonl import read_steps
 from legos.weights.folder import read_adapter
 from legos.wiring.trainer import Trainer, trainer_of
 
-FAST = ("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16")
 PROMISED = {
     "step",
     "loss",
@@ -87,7 +87,7 @@ def test_runs_without_a_name_are_numbered(
     empty_place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in (1, 2):
-        assert main(["train", *FAST, "--steps", "2"]) == 0
+        assert main(["train", *NIM, "--steps", "2"]) == 0
         told = capsys.readouterr().out
         assert f"plays nim for 2 steps, in runs/nim-{number}" in told
         assert f"uv run legos eval runs/nim-{number}\n" in told
@@ -117,7 +117,7 @@ def test_the_commands_at_the_end_fit_the_model_and_the_arena(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = str(write_tiny_model(Path("my models/tiny")))
-    assert main(["train", *FAST, "--steps", "1", "--model", folder]) == 0
+    assert main(["train", *NIM, "--steps", "1", "--model", folder]) == 0
     evaluate, serve, longer = map(shlex.split, hints(capsys.readouterr().out))
     assert serve[2:] == ["legos", "serve", "--adapter", "runs/nim-1"]
     assert longer[2:] == ["legos", "train", "--resume", "runs/nim-1", "--steps", "2"]
@@ -132,7 +132,7 @@ def test_the_commands_at_the_end_fit_the_model_and_the_arena(
 def test_after_a_game_that_ships_with_the_kit_the_other_one_is_next(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["train", *FAST, "--steps", "1", "--arena", "kuhn"]) == 0
+    assert main(["train", *FEW, "--steps", "1", "--arena", "kuhn"]) == 0
     assert hints(capsys.readouterr().out)[2] == "uv run legos train --arena nim"
 
 
@@ -147,7 +147,7 @@ def test_after_a_game_that_ships_with_the_kit_the_other_one_is_next(
     ids=" ".join,
 )
 def test_the_books_are_those_of_the_engine(options: list[str], trainers: list[Trainer]) -> None:
-    assert main(["train", "--out", "run", *FAST, "--steps", "4", *options]) == 0
+    assert main(["train", "--out", "run", *FEW, "--steps", "4", *options]) == 0
     check_lines(Path("run"), 4)
     [trainer] = trainers
     ledger = balanced_ledger(Path("run"))
@@ -182,7 +182,7 @@ def test_tokens_of_a_rival_that_is_not_trained_are_not_in_the_books(
 ) -> None:
     Path("rivals.py").write_text(RIVALS)
     arena = ("--arena", "rivals.py:Rivals", "--play.credit", "rae", "--loop.evaluation-plays", "4")
-    assert main(["train", "--out", "run", *FAST, "--steps", "2", *arena]) == 0
+    assert main(["train", "--out", "run", *FEW, "--steps", "2", *arena]) == 0
     engine = trainers[0].engine
     assert engine.tokens_generated("base").result() > 0
     ledger = read_state(newest_whole(Path("run/checkpoints")))["trainer"]["ledger"]
@@ -198,7 +198,7 @@ def test_the_plan_of_the_memory_is_printed_before_the_first_step(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     limit = ("--training.memory-limit-gib", "1.5")
-    assert main(["train", "--out", "run", *FAST, "--steps", "2", *limit]) == 0
+    assert main(["train", "--out", "run", *NIM, "--steps", "2", *limit]) == 0
     told = capsys.readouterr().out
     before, found, after = told.partition("training memory: ")
     assert found
@@ -216,7 +216,7 @@ def test_a_limit_below_the_forecast_is_refused_before_the_model_is_loaded(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     limit = ("--training.memory-limit-gib", "0.001")
-    assert main(["train", "--out", "run", *FAST, "--steps", "2", *limit]) == 2
+    assert main(["train", "--out", "run", *NIM, "--steps", "2", *limit]) == 2
     told = capsys.readouterr().err
     assert "0.00 GiB can be used (training.memory_limit_gib); " in told
     assert "set a higher training.memory_limit_gib, or take a smaller model" in told
@@ -228,7 +228,7 @@ def test_a_limit_below_what_is_held_ends_the_run_with_what_to_set(
 ) -> None:
     monkeypatch.setattr("legos.mlx.device.check_training", lambda *_: None)  # as if it fitted
     limit = ("--training.memory-limit-gib", "0.001")
-    assert main(["train", "--out", "run", *FAST, "--steps", "2", *limit]) == 2
+    assert main(["train", "--out", "run", *NIM, "--steps", "2", *limit]) == 2
     told = capsys.readouterr().err
     assert "error: no sample of this step fits into memory" in told
     assert "a higher training.memory_limit_gib" in told
@@ -256,7 +256,7 @@ def test_what_was_being_sampled_at_a_stop_is_booked(
 
     monkeypatch.setattr(JsonlTracker, "log", stop)
     options = ["--loop.step-concurrency", "4", "--training.staleness-limit", "3"]
-    assert main(["train", "--out", "run", *FAST, "--steps", "400", *options]) == 143
+    assert main(["train", "--out", "run", *NIM, "--steps", "400", *options]) == 143
     told = capsys.readouterr().out
     [step] = map(int, re.findall(r"at step (\d+) of 400, with a checkpoint; continue with\n", told))
     assert told.endswith("  uv run legos train --resume run\n")
@@ -307,7 +307,7 @@ def test_weights_and_biases_get_the_same_numbers(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setattr(wandb.Run, "log", spy)
-    assert main(["train", "--out", "run", *FAST, "--steps", "3", "--track", "wandb"]) == 0
+    assert main(["train", "--out", "run", *NIM, "--steps", "3", "--track", "wandb"]) == 0
     lines = read_steps(Path("run/metrics.jsonl"))
     steps = [(step, data) for step, data in logged if "loss" in data]
     assert [step for step, _ in steps] == [line["step"] for line in lines]

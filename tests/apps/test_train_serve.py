@@ -23,7 +23,14 @@ from legos.testing import FakeEngine
 from legos.vllm.process import free_port
 from legos.weights.adapter import Adapter, LoraShape
 
-SMALL = ["--training.min-samples-per-step", "64", "--play.tasks-per-step", "8"]
+SMALL = [
+    "--training.min-samples-per-step",
+    "64",
+    "--play.tasks-per-step",
+    "8",
+    "--play.options.largest",
+    "6",
+]
 
 
 def adapter(name: str) -> Adapter:

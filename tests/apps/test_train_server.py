@@ -5,17 +5,18 @@ from pathlib import Path
 
 import pytest
 from accounts import balanced_ledger
+from short_runs import NIM
 
 from legos import apply_lora, load_model
 from legos.cli import main
 from legos.clients.engine import EngineClient
 from legos.device import LocalEngine, ModelHandle
 from legos.server.app import make_app
+from legos.server.options import ServerOptions
 from legos.server.service import Service
 from legos.testing import serving, write_tiny_model
 from legos.track.jsonl import read_steps
 
-FAST = ("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16")
 RUN = Path("run")
 
 
@@ -41,11 +42,23 @@ def engine(model: ModelHandle) -> Iterator[LocalEngine]:
 
 
 @pytest.fixture(scope="module")
-def url(model: ModelHandle, engine: LocalEngine) -> Iterator[str]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the server may read adapters."""
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def url(model: ModelHandle, engine: LocalEngine, shared: Path) -> Iterator[str]:
     client = EngineClient(engine, model.tokenizer, use_threads=True)
     context = model.context
     service = Service(
-        client, engine, model.tokenizer, model="builtin", context=context, lora_scale=1.0
+        client,
+        engine,
+        model.tokenizer,
+        model="builtin",
+        context=context,
+        lora_scale=1.0,
+        options=ServerOptions(adapter_folder=shared),
     )
     with serving(make_app(service)) as address:
         yield address
@@ -55,7 +68,7 @@ def test_a_run_on_a_server_is_evaluated_balanced_and_resumed(
     url: str, engine: LocalEngine, model: ModelHandle
 ) -> None:
     before = engine.tokens_generated("policy").result()
-    assert main(["train", "--server", url, "--out", str(RUN), "--steps", "3", *FAST]) == 0
+    assert main(["train", "--server", url, "--out", str(RUN), "--steps", "3", *NIM]) == 0
     assert main(["train", "--resume", str(RUN), "--steps", "5"]) == 0
     steps = {int(step["step"] or 0): step for step in read_steps(RUN / "metrics.jsonl")}
     assert sorted(steps) == [1, 2, 3, 4, 5]
@@ -67,9 +80,21 @@ def test_a_run_on_a_server_is_evaluated_balanced_and_resumed(
     assert 0 <= (steps[4]["loop/engine_idle_share"] or 0) < 1
 
 
+def test_adapters_may_come_through_a_shared_folder(
+    url: str, engine: LocalEngine, shared: Path
+) -> None:
+    places = ("--server", url, "--adapter-folder", str(shared))
+    assert main(["train", *places, "--out", str(RUN), "--steps", "4", *NIM]) == 0
+    steps = list(read_steps(RUN / "metrics.jsonl"))
+    assert engine.versions()["policy"] == steps[-1]["policy_version"] == 4
+    assert max(step["staleness_mean"] or 0.0 for step in steps) <= 3
+    assert balanced_ledger(RUN)["trained"] > 0
+    assert list(shared.iterdir()) == []
+
+
 def test_a_server_may_be_named_twice(url: str) -> None:
     servers = ("--server", url, "--server", f"{url}/v1")
-    assert main(["train", *servers, "--out", str(RUN), "--steps", "1", *FAST]) == 0
+    assert main(["train", *servers, "--out", str(RUN), "--steps", "1", *NIM]) == 0
     assert balanced_ledger(RUN)["trained"] > 0
 
 
