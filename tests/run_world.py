@@ -102,10 +102,10 @@ class Inline(Executor):
         return future
 
 
-def step_settings(limit: int) -> StepSettings:
+def step_settings(limit: int, *, samples: int = 10) -> StepSettings:
     """The settings of a step; their schedule shows which step an update belongs to."""
     return StepSettings(
-        min_samples=10,
+        min_samples=samples,
         staleness_limit=limit,
         normalisation="token",
         constant_length=1,

@@ -37,7 +37,7 @@ from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["DEVICE_S", "STOP_S", "Account", "play_schedule", "seconds_to_stop"]
 
-STEPS = 4
+STEPS, SAMPLES = 4, 4  # of a run; of a step
 SESSIONS = 12  # the last ones are not disturbed
 DEVICE_S = 0.5  # longest call of a device, an engine or a disk
 STOP_S = 2.0  # a run ends so soon after a stop, beyond calls that run
@@ -202,7 +202,7 @@ class Session:
     """One process of a run: everything is made anew, and what it knows comes from the folder."""
 
     def __init__(
-        self, path: Path, nature: Nature, *, limit: int, players: int, mixed: bool
+        self, path: Path, nature: Nature, *, limit: int, players: int, mixed: bool, samples: int
     ) -> None:
         self.nature = nature
         self.stopping_s: float | None = None  # from the wish to stop until the end
@@ -210,12 +210,13 @@ class Session:
         self.publisher = SlowPublisher(nature)
         self.client = SlowClient(nature, self.publisher)
         self.evaluation = SlowEvaluation(nature)
-        self.trainer = PolicyTrainer(SlowBackend(nature), self.publisher, step_settings(limit))
+        settings = step_settings(limit, samples=samples)
+        self.trainer = PolicyTrainer(SlowBackend(nature), self.publisher, settings)
         duel = Duel(self.client, credit_assigner=RAECredit())
         solo = Solo(self.client, credit_assigner=GRPOCredit())
         self.run = Run(
             self.folder,
-            Mix({duel: 0.5, solo: Portion(0.5, order="newest")}, tokens_per_step=30)
+            Mix({duel: 0.5, solo: Portion(0.5, order="newest")}, tokens_per_step=3 * samples)
             if mixed
             else duel,
             self.trainer,
@@ -291,12 +292,13 @@ def _running() -> bool:
     return True
 
 
-def play_schedule(seed: int, place: Path) -> Account:
+def play_schedule(seed: int, place: Path, *, samples: int = SAMPLES) -> Account:
     """Play one schedule to the end of its run, and check every session.
 
     Args:
-        seed: determines everything that happens.
+        seed: determines, with the samples, everything that happens.
         place: an empty folder; what is in it afterwards belongs to the last session.
+        samples: of one step.
 
     Raises:
         AssertionError: the run broke a promise.
@@ -308,7 +310,7 @@ def play_schedule(seed: int, place: Path) -> Account:
     for number in range(SESSIONS + 1):
         calm = number >= SESSIONS // 2
         nature = Nature(f"{seed} {number}", calm=calm)
-        session = Session(path, nature, limit=limit, players=players, mixed=mixed)
+        session = Session(path, nature, limit=limit, players=players, mixed=mixed, samples=samples)
         stop_s = killed_s = None
         if not calm:
             at_s = draw.choice((draw.random(), 10 * draw.random()))
@@ -345,7 +347,8 @@ def seconds_to_stop(seed: int, place: Path) -> float | None:
     draw = random.Random(seed)
     limit, players = draw.choice(((0, 1), (1, 1), (1, 2), (3, 2)))
     nature = Nature(f"stop {seed}", calm=True)
-    session = Session(place / "run", nature, limit=limit, players=players, mixed=seed % 2 == 0)
+    mode: Any = {"limit": limit, "players": players, "mixed": seed % 2 == 0, "samples": SAMPLES}
+    session = Session(place / "run", nature, **mode)
     ended, booked = _live(session, stop_s=3 * draw.random(), killed_s=None, left=place / "left")
     _check(session, ended, booked, limit=limit, found=False)
     return session.stopping_s
