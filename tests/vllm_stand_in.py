@@ -10,26 +10,15 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from published import small_adapter
 
 from legos.testing import HttpAnswer, HttpAsked
 from legos.vllm.probe import Probe
-from legos.weights.adapter import Adapter, LoraShape
+from legos.weights.adapter import Adapter
 from legos.weights.peft import read_peft
 
 PROMPT, WATCHED = (3, 4), (5, 7)
 NOT_FOUND = HttpAnswer({"error": {"message": "cannot be found"}}, 404)
-
-
-def small_adapter(version: int, *, name: str = "policy", size: float = 1.0) -> Adapter:
-    return Adapter(
-        name=name,
-        version=version,
-        shape=LoraShape(rank=1, scale=2.0, num_layers=1, modules=("q",)),
-        arrays={
-            "model.layers.0.q.lora_a": np.full((2, 1), size, np.float32),
-            "model.layers.0.q.lora_b": np.full((1, 2), version, np.float32),
-        },
-    )
 
 
 def logprobs(adapter: Adapter | None, watched: Sequence[int] = WATCHED) -> NDArray[np.float64]:

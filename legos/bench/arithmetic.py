@@ -65,9 +65,16 @@ def limits_of(design: Design, cpu_s: float, *, sample_tokens: float) -> Limits:
 
 
 def publish_s(design: Design) -> float:
-    """Seconds in which an adapter reaches all engines over the publisher's link, and is loaded."""
-    rate = min(design.link_bytes_per_s / design.engines, design.engine_link_bytes_per_s)
-    return design.adapter_bytes / rate + design.load_s
+    """Seconds in which an adapter reaches all engines, and is loaded.
+
+    It goes over the publisher's link, as a copy for each engine, or once to a shared file system.
+    """
+    written_s, rate = 0.0, design.link_bytes_per_s
+    if design.store_bytes_per_s is not None:
+        alone = min(design.link_bytes_per_s, design.engine_link_bytes_per_s)
+        written_s, rate = design.adapter_bytes / alone, design.store_bytes_per_s
+    read_s = design.adapter_bytes / min(rate / design.engines, design.engine_link_bytes_per_s)
+    return written_s + read_s + design.load_s
 
 
 def engines_until(design: Design, cpu_s: float, *, sample_tokens: float, share: float = 0.9) -> int:

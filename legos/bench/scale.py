@@ -1,9 +1,10 @@
 """``legos bench scale``: thousands of simulated engines on the real line, and where designs break.
 
 Player, buffer, batcher, pool and broadcaster are the real ones; engines, links and the trainer's
-device are simulated on a virtual clock (``legos.bench.simulated_line``). Three designs are
-compared: one process with its engine; one trainer's process that plays and publishes to n servers;
-and a Ray cluster, whose nodes play and get each adapter once.
+device are simulated on a virtual clock (``legos.bench.simulated_line``). Four designs are
+compared: one process with its engine; one trainer's process that plays and publishes to n servers,
+over its link or through a shared folder; and a Ray cluster, whose nodes play and get each adapter
+once.
 """
 
 import time
@@ -26,6 +27,7 @@ LAYER = (  # (inputs, outputs) of the modules of a layer of Qwen2.5 1.5B
 )
 ADAPTER = adapter_bytes(8, 16 * LAYER)  # the default rank and layers
 ENGINES_PER_NODE = 8
+STORE = 12.5e9  # bytes per second of a shared file system: 100 Gbit/s, ten times the trainer's link
 FEW = Design(
     engines=16,
     rows=2,
@@ -59,6 +61,7 @@ def bench_scale(work: Workload) -> Mapping[str, Any]:
         "few engines": FEW,
         "many engines, no adapters": fast.scaled(most),
         "many engines": many,
+        "many engines, shared folder": replace(many, store_bytes_per_s=STORE),
         "many engines, Ray": _ray(many),
     }
     lines = {name: _line(design, steps, tokens) for name, design in designs.items()}
@@ -72,6 +75,9 @@ def bench_scale(work: Workload) -> Mapping[str, Any]:
             "one process": 1,
             "n servers, link of the trainer": engines_until(FEW, 0.0, sample_tokens=tokens),
             "n servers, CPU of the trainer": engines_until(fast, cpu_s, sample_tokens=tokens),
+            "n servers, shared folder": engines_until(
+                replace(FEW, store_bytes_per_s=STORE), 0.0, sample_tokens=tokens
+            ),
             "Ray, link of the trainer": engines_until(_ray(FEW), 0.0, sample_tokens=tokens),
             "Ray, CPU of the trainer": engines_until(fast, cpu_ray_s, sample_tokens=tokens),
         },

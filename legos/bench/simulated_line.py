@@ -66,6 +66,7 @@ class Design:
     adapter_bytes: float = 0.0
     link_bytes_per_s: float = 1.25e9  # of the process that publishes: 10 Gbit/s
     engine_link_bytes_per_s: float = 1.25e9
+    store_bytes_per_s: float | None = None  # of a file system that engines read
     load_s: float = 0.02  # an engine needs to load an adapter that has arrived
 
     @property
@@ -134,13 +135,33 @@ class _Plays(Arena):
         return {"player": t.rng.random()}
 
 
-class _Server:
-    """An engine, and what loads adapters into it over the publisher's link."""
+class _Links:
+    """Brings adapters to engines: a copy for each, or one that they read in a shared folder."""
 
-    def __init__(self, name: str, design: Design, link: SharedLink) -> None:
+    def __init__(self, design: Design) -> None:
+        self._bytes, self._each = design.adapter_bytes, design.engine_link_bytes_per_s
+        self._own = SharedLink(design.link_bytes_per_s, each_bytes_per_s=self._each)
+        store = design.store_bytes_per_s
+        self._store = None if store is None else SharedLink(store, each_bytes_per_s=self._each)
+        self._written: tuple[int, asyncio.Task[None]] | None = None  # the newest version
+
+    async def bring(self, version: int) -> None:
+        """Bring a version to one engine."""
+        if self._store is None:
+            return await self._own.send(self._bytes)
+        if self._written is None or self._written[0] < version:
+            self._written = version, asyncio.create_task(self._own.send(self._bytes))
+        await asyncio.shield(self._written[1])
+        return await self._store.send(self._bytes)
+
+
+class _Server:
+    """An engine, and what loads adapters into it."""
+
+    def __init__(self, name: str, design: Design, links: _Links) -> None:
         self.name = name
         self.engine = SimulatedEngine(design.rows)
-        self._design, self._link = design, link
+        self._design, self._links = design, links
         self._live: Adapter | None = None
 
     async def answer(self, tokens: int) -> Completion:
@@ -149,7 +170,7 @@ class _Server:
         return _completion(tokens, version)
 
     async def publish(self, adapter: Adapter) -> AdapterInfo:
-        await self._link.send(self._design.adapter_bytes)
+        await self._links.bring(adapter.version)
         await asyncio.sleep(self._design.load_s)
         self._live = adapter
         return adapter.info
@@ -203,8 +224,8 @@ class _Line:
 
     def __init__(self, design: Design) -> None:
         self.design = design
-        link = SharedLink(design.link_bytes_per_s, each_bytes_per_s=design.engine_link_bytes_per_s)
-        self.servers = [_Server(f"{n}", design, link) for n in range(design.engines)]
+        links = _Links(design)
+        self.servers = [_Server(f"{n}", design, links) for n in range(design.engines)]
         self.broadcaster = Broadcaster((each.name, each) for each in self.servers)
         backend = FakeBackend(pass_s=self._pass_s, keep=False)
         self.trainer = PolicyTrainer(backend, self, _settings(design))

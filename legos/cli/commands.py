@@ -40,6 +40,7 @@ def train(
     device: str | None = None,
     engine: Literal["device", "vllm"] | None = None,
     server: Several = (),
+    adapter_folder: Path | None = None,
     vllm_bin: Path | None = None,
     ray: str | None = None,
     players: int | None = None,
@@ -81,6 +82,7 @@ def train(
         engine: What generates: the device in this process, or vLLM, which is started.
         server: Address of a running server that generates, `legos serve` (may be repeated) or
             vLLM. Its API key is read from LEGOS_API_KEY.
+        adapter_folder: Folder shared with the servers, through which they get adapters.
         vllm_bin: The vllm program; by default LEGOS_VLLM_BIN, or vllm on PATH.
         ray: Ray cluster that plays and generates: local, auto, or HOST:PORT.
         players: Processes of the cluster that play; 0: plays run in this process.
@@ -107,6 +109,7 @@ def train(
         "--device": ("device", device),
         "--engine": ("engine", engine),
         "--server": ("server", server or None),
+        "--adapter-folder": ("adapter_folder", adapter_folder),
         "--vllm-bin": ("vllm_bin", vllm_bin),
         "--ray": ("ray", ray),
         "--players": ("players", players),

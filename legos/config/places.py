@@ -31,6 +31,11 @@ def check_places(config: Any) -> None:
         raise ConfigError(
             f"engine is {config.engine!r} but server is {config.server[0]!r}; give one of them"
         )
+    if config.adapter_folder is not None and not config.server:
+        raise ConfigError(
+            f"adapter_folder is {str(config.adapter_folder)!r} but server is empty; servers read "
+            "adapters there: give their addresses, or leave adapter_folder out"
+        )
     _check_ray(config)
     if config.elsewhere:
         _check_own_engine(config)

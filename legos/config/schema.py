@@ -237,6 +237,10 @@ class RunConfig(Settings):
     server: tuple[str, ...] = knob((), loose=True)
     """Address of a running server that generates, such as http://localhost:8000: `legos serve`,
     also several that share the work, or vLLM. An API key is read from LEGOS_API_KEY."""
+    adapter_folder: Path | None = knob(None, loose=True)
+    """Folder that the servers share with this machine: every adapter is written there once, and
+    they read it; none: each gets it over HTTP, and vLLM reads it in the folder for temporary files.
+    `legos serve` needs it as --adapter-folder, vLLM sees it under the same path."""
     vllm_bin: Path | None = knob(None, loose=True)
     """The vllm program of engine vllm; none: LEGOS_VLLM_BIN, or vllm on PATH."""
     ray: str | None = knob(None, loose=True)

@@ -15,11 +15,10 @@ from legos.errors import (
     NotFoundError,
     RequestError,
 )
-from legos.weights.adapter import Adapter, AdapterInfo, pack_adapter
+from legos.publish.carriers import Carrier, Content, InRequests
+from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["HttpPublisher", "http_publishers"]
-
-SLOTS = 3  # newest adapters whose bytes are kept for servers that have not got them
 
 
 class _Live(msgspec.Struct):
@@ -27,23 +26,6 @@ class _Live(msgspec.Struct):
 
     version: int
     digest: str
-
-
-class _Packed:
-    """The bytes of the newest adapters, which are packed once for all servers."""
-
-    def __init__(self) -> None:
-        self._slots: dict[AdapterInfo, asyncio.Future[bytes]] = {}
-
-    async def of(self, adapter: Adapter) -> bytes:
-        """The bytes of an adapter."""
-        info = adapter.info
-        if info not in self._slots:
-            loop = asyncio.get_running_loop()
-            self._slots[info] = loop.run_in_executor(None, pack_adapter, adapter)
-            if len(self._slots) > SLOTS:
-                del self._slots[next(iter(self._slots))]
-        return await asyncio.shield(self._slots[info])
 
 
 class HttpPublisher:
@@ -61,7 +43,7 @@ class HttpPublisher:
         api_key: str | None = None,
         timeout_s: float = 120.0,
         retries: int = 4,
-        packed: _Packed | None = None,
+        carrier: Carrier | None = None,
     ) -> None:
         """Make a publisher; nothing is sent yet.
 
@@ -70,12 +52,13 @@ class HttpPublisher:
             api_key: bearer token for all servers.
             timeout_s: maximum time to wait for one response, seconds.
             retries: maximum number of retries of a failed request.
-            packed: shared with publishers to other servers.
+            carrier: brings adapters to the servers, and to those of other publishers; None: each
+                request has the bytes.
 
         Raises:
             RequestError: an address is not an HTTP address.
         """
-        self._packed = packed or _Packed()
+        self._carrier = carrier or InRequests()
         given = [urls] if isinstance(urls, str) else list(urls)
         self._live: dict[str, Adapter] = {}
         self._loading = asyncio.Lock()
@@ -102,12 +85,10 @@ class HttpPublisher:
             AdapterError: a server rejects it; the adapter that was live there stays.
             EngineError: a server cannot be reached, or has another adapter live afterwards.
         """
-        info = adapter.info
-        body = await self._packed.of(adapter)
-        async with self._loading:
-            await self._send_all(info, body)
-            self._live[info.name] = adapter
-        return info
+        async with self._loading, self._carrier.carried(adapter) as content:
+            await self._send_all(adapter.info, content)
+            self._live[adapter.name] = adapter
+        return adapter.info
 
     async def drop(self, name: str) -> None:
         """Drop an adapter on every server; running requests finish with it.
@@ -131,15 +112,16 @@ class HttpPublisher:
         """
         async with self._loading:
             for adapter in self._live.values():
-                await self._send_all(adapter.info, await self._packed.of(adapter))
+                async with self._carrier.carried(adapter) as content:
+                    await self._send_all(adapter.info, content)
 
     async def aclose(self) -> None:
         """Close this event loop's connections."""
         for server in self._servers:
             await server.aclose()
 
-    async def _send_all(self, info: AdapterInfo, body: bytes) -> None:
-        await self._each(lambda server: _send(server, info, body))
+    async def _send_all(self, info: AdapterInfo, content: Content) -> None:
+        await self._each(lambda server: _send(server, info, content))
 
     async def _each(self, call: Callable[[Transport], Awaitable[None]]) -> None:
         """Call all servers at the same time; raises the first error after all have ended."""
@@ -154,7 +136,11 @@ class HttpPublisher:
 
 
 def http_publishers(
-    urls: Sequence[str], *, api_key: str | None = None, retries: int = 4
+    urls: Sequence[str],
+    *,
+    api_key: str | None = None,
+    retries: int = 4,
+    carrier: Carrier | None = None,
 ) -> list[HttpPublisher]:
     """A publisher for each of several servers that share the work (``legos serve``).
 
@@ -162,15 +148,16 @@ def http_publishers(
         urls: their addresses.
         api_key: bearer token.
         retries: maximum number of retries of a failed request.
+        carrier: brings adapters to the servers; None: each request has the bytes.
 
     Returns:
-        [servers] publishers, which pack each adapter once.
+        [servers] publishers, for which each adapter is prepared once.
 
     Raises:
         RequestError: an address is not an HTTP address.
     """
-    packed = _Packed()
-    return [HttpPublisher(url, api_key=api_key, retries=retries, packed=packed) for url in urls]
+    shared = carrier or InRequests()
+    return [HttpPublisher(url, api_key=api_key, retries=retries, carrier=shared) for url in urls]
 
 
 async def _drop(server: Transport, name: str, *, known: bool) -> None:
@@ -185,18 +172,23 @@ async def _drop(server: Transport, name: str, *, known: bool) -> None:
         raise AdapterError(f"adapter {name!r} is not dropped: {error}") from error
 
 
-async def _send(server: Transport, info: AdapterInfo, body: bytes) -> None:
+async def _send(server: Transport, info: AdapterInfo, content: Content) -> None:
     path = "/adapters/load?" + urlencode({"name": info.name, "version": info.version})
     try:
         live = await server.request(
             "POST",
             path,
             msgspec.json.Decoder(_Live).decode,
-            content=body,
-            headers={"content-type": "application/octet-stream"},
+            content=content.body,
+            headers={"content-type": content.kind},
         )
     except EndpointError as error:  # without the policy's server the run must end
         raise EngineError(str(error)) from error
+    except NotFoundError as error:  # a file system may show a new folder late
+        raise EngineError(
+            f"{server.url} does not see {info.name}@{info.version}: {error}; its --adapter-folder "
+            "must be the adapter_folder of this run"
+        ) from error
     except RequestError as error:
         raise AdapterError(
             f"adapter {info.name}@{info.version} is not published: {error}"

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legos.clients.answers import dialect_of
@@ -16,6 +17,7 @@ from legos.clients.transport import Transport, api_root, server_name
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import EndpointError, EngineError, RequestError
 from legos.publish.broadcast import Broadcaster
+from legos.publish.carriers import Carrier, InRequests, SharedFolder
 from legos.publish.engine import EnginePublisher
 from legos.publish.http import http_publishers
 from legos.weights.adapter import Adapter, AdapterInfo
@@ -94,28 +96,50 @@ MakeEngine = Callable[[ModelHandle], TokenEngine]
 """Makes the engine of a model, which has LoRA that still changes nothing."""
 
 
-def served_engine(urls: Sequence[str], model: ModelHandle, *, api_key: str | None) -> TokenEngine:
+def served_engine(
+    urls: Sequence[str],
+    model: ModelHandle,
+    *,
+    api_key: str | None,
+    adapter_folder: Path | None = None,
+) -> TokenEngine:
     """The engine on running servers (``legos serve``), which must have the model.
 
+    Args:
+        urls: their addresses.
+        model: the trainer's model, with LoRA that still changes nothing.
+        api_key: their API key.
+        adapter_folder: folder in which they read adapters; None: they get them over HTTP.
+
     Raises:
+        ConfigError: there is no such folder.
+        CheckpointError: nothing can be written there.
         ModelError: a server has another model, or another tokenizer.
         EngineError: a server does not answer.
     """
     for url in urls:
         client = OpenAIClient(url, api_key=api_key, dialect="legos")
         asyncio.run(check_same_model(client, model, where=url))
+    carrier = InRequests() if adapter_folder is None else SharedFolder(adapter_folder)
     engine = engine_on(
         urls,
         api_key=api_key,
         retries=RETRIES,
+        carrier=carrier,
         num_vocabulary=model.num_vocabulary,
         context=model.context,
     )
-    return TokenEngine(engine, model)
+    return TokenEngine(engine, model, closing=carrier.close)
 
 
 def engine_on(
-    urls: Sequence[str], *, api_key: str | None, retries: int, num_vocabulary: int, context: int
+    urls: Sequence[str],
+    *,
+    api_key: str | None,
+    retries: int,
+    num_vocabulary: int,
+    context: int,
+    carrier: Carrier | None = None,
 ) -> RemoteEngine:
     """The engine of servers that share the work, and get every adapter.
 
@@ -125,8 +149,9 @@ def engine_on(
         retries: of a failed publication at one server.
         num_vocabulary: size of the model's vocabulary.
         context: maximum number of prompt and completion tokens together.
+        carrier: brings adapters to the servers; None: over HTTP.
     """
-    publishers = http_publishers(urls, api_key=api_key, retries=retries)
+    publishers = http_publishers(urls, api_key=api_key, retries=retries, carrier=carrier)
     return RemoteEngine(
         [
             LegosServer(url, api_key=api_key, loaded=loaded)

@@ -270,10 +270,17 @@ def _elsewhere(
         return partial(ray_engine, config, say=say)
     if not config.server:
         return None
-    return _engine_at(config.server, policies, api_key=api_key)
+    folder = config.adapter_folder
+    return _engine_at(config.server, policies, api_key=api_key, adapter_folder=folder)
 
 
-def _engine_at(urls: Sequence[str], policies: Sequence[str], *, api_key: str | None) -> MakeEngine:
+def _engine_at(
+    urls: Sequence[str],
+    policies: Sequence[str],
+    *,
+    api_key: str | None,
+    adapter_folder: Path | None = None,
+) -> MakeEngine:
     """Makes the engine on running servers.
 
     Raises:
@@ -284,14 +291,16 @@ def _engine_at(urls: Sequence[str], policies: Sequence[str], *, api_key: str | N
 
     kinds = {url: asyncio.run(kind_of(url, api_key=api_key)) for url in urls}
     if set(kinds.values()) == {"vllm"}:
-        return partial(vllm_at, urls, policies=policies, api_key=api_key)
+        return partial(
+            vllm_at, urls, policies=policies, api_key=api_key, adapter_folder=adapter_folder
+        )
     other = next((url for url, kind in kinds.items() if kind != "legos"), None)
     if other is not None:
         raise ConfigError(
             f"server {other!r} is {_KINDS[kinds[other]]}, and the servers of a run are all "
             "`legos serve` or all vLLM; give addresses of one kind"
         )
-    return partial(served_engine, urls, api_key=api_key)
+    return partial(served_engine, urls, api_key=api_key, adapter_folder=adapter_folder)
 
 
 def _size(config: RunConfig, policies: int) -> TrainingSize:

@@ -38,15 +38,22 @@ WAIT_S = 600.0  # how long a run waits for a server that has failed
 
 
 def vllm_at(
-    urls: Sequence[str], model: ModelHandle, *, policies: Sequence[str], api_key: str | None = None
+    urls: Sequence[str],
+    model: ModelHandle,
+    *,
+    policies: Sequence[str],
+    api_key: str | None = None,
+    adapter_folder: Path | None = None,
 ) -> TokenEngine:
-    """The engine on running vLLM servers, which must see this machine's temporary folder.
+    """The engine on running vLLM servers.
 
     Args:
         urls: addresses of the servers.
         model: the trainer's model, with LoRA that still changes nothing.
         policies: names of the trained adapters.
         api_key: API key of the servers.
+        adapter_folder: where they read adapters, under the same path; None: this machine's folder
+            for temporary files.
 
     Raises:
         ModelError: a server has another model, or reports other log-probabilities.
@@ -55,7 +62,14 @@ def vllm_at(
     """
     with ExitStack() as stack:
         servers = [GivenServer(url, wait_s=WAIT_S) for url in urls]
-        return _engine(servers, model, policies=policies, api_key=api_key, stack=stack)
+        return _engine(
+            servers,
+            model,
+            policies=policies,
+            api_key=api_key,
+            stack=stack,
+            adapter_folder=adapter_folder,
+        )
 
 
 def started_vllm(
@@ -104,6 +118,7 @@ def _engine(
     policies: Sequence[str],
     api_key: str | None,
     stack: ExitStack,
+    adapter_folder: Path | None = None,
 ) -> TokenEngine:
     """The engine on servers; closing it closes what is on the stack."""
     probe = probe_of(model)
@@ -116,7 +131,8 @@ def _engine(
         contexts.append(facts.context)
     pairs = list(zip(servers, live, strict=True))
     publishers = [
-        VllmPublisher(server, there, probe, names=names, api_key=api_key) for server, there in pairs
+        VllmPublisher(server, there, probe, names=names, folder=adapter_folder, api_key=api_key)
+        for server, there in pairs
     ]
     engine = RemoteEngine(
         [VllmServer(server.url, there, api_key=api_key) for server, there in pairs],

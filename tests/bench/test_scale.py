@@ -41,9 +41,16 @@ def test_the_trainers_link_is_shared_until_a_servers_own_is_slower() -> None:
     assert publish_s(replace(design, engine_link_bytes_per_s=1e7)) == 100.5
 
 
+def test_one_copy_goes_to_a_shared_folder_and_is_read_as_fast_as_that_can_be() -> None:
+    design = replace(FEW, adapter_bytes=1e9, link_bytes_per_s=1e9, load_s=0.5)
+    assert publish_s(replace(design, store_bytes_per_s=8e9)) == 1 + 2 + 0.5
+    assert publish_s(replace(design, store_bytes_per_s=1e12)) == 1 + 0.8 + 0.5
+
+
+@pytest.mark.parametrize("store", [None, 12.5e9])
 @pytest.mark.parametrize("engines", [16, 128])
-def test_publishing_takes_as_long_in_the_simulation(engines: int) -> None:
-    design = FEW.scaled(engines)
+def test_publishing_takes_as_long_in_the_simulation(engines: int, store: float | None) -> None:
+    design = replace(FEW.scaled(engines), store_bytes_per_s=store)
     found = simulate(design, steps=4, warm=4)
     assert found.publish_s == pytest.approx(publish_s(design), rel=0.01)
     assert staleness(design, found.waiting_samples) == pytest.approx(found.staleness_mean, abs=0.5)

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
+from published import caught_up, small_adapter
 from run_world import Duel, step_settings
 
 from legos.credit import RAECredit
@@ -29,7 +29,7 @@ from legos.testing import (
     in_virtual_time,
     serving,
 )
-from legos.weights.adapter import Adapter, AdapterInfo, LoraShape
+from legos.weights.adapter import Adapter, AdapterInfo
 from legos.weights.packed import unpack_adapter
 
 LOAD_S = 0.02
@@ -77,18 +77,6 @@ def told(story: Story, readers: Mapping[str, Reader]) -> float:
             await broadcaster.aclose()
 
     return in_virtual_time(whole())[1]
-
-
-def adapter(version: int, name: str = "policy") -> Adapter:
-    return Adapter(
-        name=name,
-        version=version,
-        shape=LoraShape(rank=1, scale=2.0, num_layers=1, modules=("q",)),
-        arrays={
-            "layers.0.q.lora_a": np.full((2, 1), version),
-            "layers.0.q.lora_b": np.ones((1, 2)),
-        },
-    )
 
 
 def test_a_stopped_reader_delays_a_run_by_less_than_a_twentieth_of_a_step() -> None:
@@ -144,11 +132,11 @@ def test_a_reader_that_comes_back_gets_the_newest_version_and_no_other() -> None
     readers = {"a": Slow(), "b": Slow()}
 
     async def story(broadcaster: Broadcaster) -> None:
-        await broadcaster.publish(adapter(0))
+        await broadcaster.publish(small_adapter(0))
         assert broadcaster.holds(1, "policy")
         readers["b"].runs.clear()
         for version in range(1, 5):
-            await broadcaster.publish(adapter(version))
+            await broadcaster.publish(small_adapter(version))
             assert broadcaster.holds(0, "policy")
             assert not broadcaster.holds(1, "policy")
         assert broadcaster.lags() == {"a": 0, "b": 4}
@@ -168,10 +156,10 @@ def test_a_reader_that_fails_gets_everything_again_and_one_alone_ends_the_run() 
     readers = {"a": Slow(), "b": Slow()}
 
     async def story(broadcaster: Broadcaster) -> None:
-        await broadcaster.publish(adapter(0))
-        await broadcaster.publish(adapter(7, "rival"))
+        await broadcaster.publish(small_adapter(0))
+        await broadcaster.publish(small_adapter(7, name="rival"))
         readers["b"].error = EngineError("b is down")
-        await broadcaster.publish(adapter(1))
+        await broadcaster.publish(small_adapter(1))
         assert not broadcaster.holds(1, "rival")
         readers["b"].error = None
         await asyncio.sleep(AGAIN_S + 1)
@@ -180,7 +168,7 @@ def test_a_reader_that_fails_gets_everything_again_and_one_alone_ends_the_run() 
         for reader in readers.values():
             reader.error = EngineError("all are down")
         with pytest.raises(EngineError, match="all are down"):
-            await broadcaster.publish(adapter(2))
+            await broadcaster.publish(small_adapter(2))
 
     told(story, readers)
     assert sorted(readers["b"].loaded) == [0, 1, 7, 7]
@@ -189,7 +177,7 @@ def test_a_reader_that_fails_gets_everything_again_and_one_alone_ends_the_run() 
 def test_a_wrong_server_ends_the_run_at_its_start_and_a_refusal_at_any_time() -> None:
     async def down(broadcaster: Broadcaster) -> None:
         with pytest.raises(EngineError, match="no answer") as error:
-            await broadcaster.publish(adapter(0))
+            await broadcaster.publish(small_adapter(0))
         assert error.value.__notes__ == ["1 of 2 servers lack 'policy'"]
 
     bad = Slow(load_s=3.0)  # much later than the other one
@@ -197,12 +185,12 @@ def test_a_wrong_server_ends_the_run_at_its_start_and_a_refusal_at_any_time() ->
     told(down, {"a": Slow(), "b": bad})
 
     async def refused(broadcaster: Broadcaster) -> None:
-        await broadcaster.publish(adapter(0))
+        await broadcaster.publish(small_adapter(0))
         picky.error = AdapterError("rank 3")
-        await broadcaster.publish(adapter(1))  # it answers too late for this one
+        await broadcaster.publish(small_adapter(1))  # it answers too late for this one
         await asyncio.sleep(5)
         with pytest.raises(AdapterError, match="rank 3"):
-            await broadcaster.publish(adapter(2))
+            await broadcaster.publish(small_adapter(2))
 
     picky = Slow(load_s=3.0)
     told(refused, {"a": Slow(), "b": picky})
@@ -213,7 +201,7 @@ def test_a_dropped_name_is_dropped_everywhere_and_may_come_again() -> None:
 
     async def story(broadcaster: Broadcaster) -> None:
         for round in range(2):
-            await broadcaster.publish(adapter(round, "rival"))
+            await broadcaster.publish(small_adapter(round, name="rival"))
             assert broadcaster.holds(1, f"rival@{round}")
             await broadcaster.drop("rival")
         with pytest.raises(AdapterError, match="'rival' is not live"):
@@ -243,18 +231,16 @@ def test_over_http_a_stopped_server_is_left_out_until_it_has_the_newest_version(
         broadcaster = Broadcaster(zip(urls, http_publishers(urls), strict=True))
         loop = asyncio.get_running_loop()
         try:
-            await broadcaster.publish(adapter(0))
+            await broadcaster.publish(small_adapter(0))
             runs.clear()
-            await broadcaster.publish(adapter(1))
+            await broadcaster.publish(small_adapter(1))
             started = loop.time()
             for version in range(2, 12):
-                await broadcaster.publish(adapter(version))
+                await broadcaster.publish(small_adapter(version))
             assert max(broadcaster.lags().values()) == 11
             assert loop.time() - started < 5  # nothing waited for its time limit
             runs.set()
-            async with asyncio.timeout(10):
-                while not broadcaster.holds(7, "policy@11"):  # noqa: ASYNC110 - it is not ours
-                    await asyncio.sleep(0.01)
+            await caught_up(broadcaster, 7, "policy@11")
         finally:
             runs.set()
             await broadcaster.aclose()

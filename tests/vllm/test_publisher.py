@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from vllm_stand_in import StandIn, small_adapter, small_probe
+from published import small_adapter
+from vllm_stand_in import StandIn, small_probe
 
 from legos.errors import AdapterError, EngineError
 from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving

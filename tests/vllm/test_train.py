@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from accounts import balanced_ledger
+from short_runs import FEW
 
 from legos import GRPOCredit, TrainingConfig, make_arena, synchronous_training_loop
 from legos.cli import main
@@ -24,7 +25,6 @@ from legos.weights.folder import write_adapter
 from legos.wiring.trainer import trainer_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
-FAST = ("--play.tasks-per-step", "8", "--training.min-samples-per-step", "16")
 RUN = Path("run")
 
 
@@ -33,7 +33,7 @@ def test_a_run_is_evaluated_balanced_and_resumed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     server = ("--server", vllm_server.url, "--training.staleness-limit", "0")
-    assert main(["train", *server, "--out", str(RUN), "--steps", "3", *FAST]) == 0
+    assert main(["train", *server, "--out", str(RUN), "--steps", "3", *FEW]) == 0
     assert balanced_ledger(RUN)["trained"] > 0
     assert main(["train", "--resume", str(RUN), "--steps", "5"]) == 0
     steps = {int(step["step"] or 0): step for step in read_steps(RUN / "metrics.jsonl")}
@@ -49,7 +49,7 @@ def test_a_run_killed_while_vllm_restarts_resumes_and_its_account_balances(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     server = ("--server", vllm_server.url, "--loop.checkpoint-every", "1")
-    command = [sys.executable, "-m", "legos", "train", *server, "--out", str(RUN), *FAST]
+    command = [sys.executable, "-m", "legos", "train", *server, "--out", str(RUN), *FEW]
     log = Path("run.log")
     with log.open("wb") as said:
         run = subprocess.Popen([*command, "--steps", "1000"], stdout=said, stderr=said)
