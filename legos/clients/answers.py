@@ -1,7 +1,7 @@
 """Read the answers of OpenAI-compatible servers: the tokens that they report, or text alone."""
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -9,6 +9,7 @@ from msgspec.structs import asdict
 
 from legos.chat.tools import with_ids
 from legos.clients.requests import Dialect, Target, split_adapter
+from legos.clients.transport import decoded
 from legos.data.message import (
     Alternatives,
     Completion,
@@ -28,7 +29,6 @@ __all__ = [
     "text_of_event",
 ]
 
-AnswerT = TypeVar("AnswerT")
 _REASONS: Mapping[str | None, FinishReason] = {
     "length": "length",
     "cancelled": "cancelled",
@@ -139,7 +139,7 @@ def completion_of(
         EndpointError: the answer cannot be read.
         RequestError: the server is of another version of the kit.
     """
-    answer = _decoded(body, _Answer)
+    answer = decoded(body, _Answer)
     if not answer.choices:
         raise EndpointError("the server's answer cannot be read: it has no choice")
     choice = answer.choices[0]
@@ -175,7 +175,7 @@ def generated_of(body: bytes, adapter: str, count: int) -> list[Generated]:
         EndpointError: the answer cannot be read.
         RequestError: the server is of another version of the kit.
     """
-    answer = _decoded(body, _Answer)
+    answer = decoded(body, _Answer)
     _check_name(adapter, answer.model)
     if [choice.index for choice in answer.choices] != list(range(count)):
         raise EndpointError(f"the server answered {len(answer.choices)} of {count} prompts")
@@ -191,7 +191,7 @@ def scores_of(body: bytes) -> list[list[float]]:
     Raises:
         EndpointError: the answer has none.
     """
-    return _decoded(body, _Scores).scores
+    return decoded(body, _Scores).scores
 
 
 def ids_of(body: bytes) -> tuple[int, ...]:
@@ -200,7 +200,7 @@ def ids_of(body: bytes) -> tuple[int, ...]:
     Raises:
         EndpointError: the answer has none.
     """
-    return _decoded(body, _TokenIds).tokens
+    return decoded(body, _TokenIds).tokens
 
 
 def text_of_event(data: str) -> str:
@@ -209,18 +209,11 @@ def text_of_event(data: str) -> str:
     Raises:
         EndpointError: the event reports a failure, or cannot be read.
     """
-    event = _decoded(data, _Event)
+    event = decoded(data, _Event)
     if event.error is not None:
         raise EndpointError(f"the answer broke off: {event.error}")
     delta = event.choices[0].delta if event.choices else None
     return (delta.content if delta else None) or ""
-
-
-def _decoded(body: bytes | str, kind: type[AnswerT]) -> AnswerT:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.MsgspecError as error:
-        raise EndpointError(f"the server's answer cannot be read: {error}") from error
 
 
 def _text(choice: _Choice) -> str:

@@ -13,7 +13,7 @@ import msgspec
 
 from legos.errors import EndpointError, LegosError, NotFoundError, RequestError
 
-__all__ = ["LOOPBACK", "Transport", "api_root", "server_name", "server_root"]
+__all__ = ["LOOPBACK", "Transport", "api_root", "decoded", "server_name", "server_root"]
 
 T = TypeVar("T")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -38,6 +38,18 @@ def server_root(url: str) -> str:
 def server_name(url: str) -> str:
     """Host and port of a server, and its path if it is not at the root: for metrics."""
     return server_root(url).partition("://")[2] or url
+
+
+def decoded(answer: bytes | str, kind: type[T]) -> T:
+    """Read an answer in JSON; for ``Transport.request``, with its kind bound.
+
+    Raises:
+        EndpointError: it is no JSON, or has other fields than expected.
+    """
+    try:
+        return msgspec.json.decode(answer, type=kind)
+    except msgspec.MsgspecError as error:
+        raise EndpointError(f"the server's answer cannot be read: {error}") from error
 
 
 class Transport:

@@ -1,14 +1,13 @@
 """Several servers that do the same work, asked as one: judges of one model, or tools."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
-
-import msgspec
 
 from legos.clients.health import healthy
 from legos.clients.openai import OpenAIClient
 from legos.clients.pool import ServerPool, all_done
-from legos.clients.transport import Transport, server_name, server_root
+from legos.clients.transport import Transport, decoded, server_name, server_root
 from legos.data.message import Completion, Prompt, Sampling
 from legos.data.names import POLICY
 from legos.errors import ConfigError, EndpointError, EngineError
@@ -98,7 +97,9 @@ class Workers:
             RequestError: a server refuses the request.
             EndpointError: no server answers, or not with JSON.
         """
-        return await self._ask(lambda one: one.tool.request("POST", path, _read, json=body))
+        anything: Any = Any  # that JSON holds
+        read = partial(decoded, kind=anything)
+        return await self._ask(lambda one: one.tool.request("POST", path, read, json=body))
 
     async def aclose(self) -> None:
         """Close this event loop's connections."""
@@ -110,10 +111,3 @@ class Workers:
             return await self._pool.ask(request)
         except EngineError as error:  # of the pool: a play fails with its judge, and no run does
             raise EndpointError(str(error)) from error
-
-
-def _read(answer: bytes) -> Any:
-    try:
-        return msgspec.json.decode(answer)
-    except msgspec.DecodeError as error:
-        raise EndpointError(f"a worker's answer is no JSON: {error}") from error

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.clients.transport import Transport, server_root
+from legos.clients.transport import Transport, decoded, server_root
 from legos.errors import AdapterError, EndpointError, RequestError
-from legos.vllm.completions import Query, body_of, decoded, drawn_of
+from legos.vllm.completions import Query, body_of, drawn_of
 
 __all__ = ["VllmApi"]
 

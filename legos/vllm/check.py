@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.clients.transport import Transport, api_root
+from legos.clients.transport import Transport, api_root, decoded
 from legos.errors import EndpointError, EngineError, ModelError, RequestError
-from legos.vllm.completions import Drawn, Query, body_of, decoded, drawn_of
+from legos.vllm.completions import Drawn, Query, body_of, drawn_of
 
 __all__ = ["ServerFacts", "check_sampler", "server_facts"]
 

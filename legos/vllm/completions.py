@@ -5,19 +5,19 @@ prompts of a list share it, so equal prompts would get equal answers.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from legos.clients.transport import decoded
 from legos.data.choices import ChoiceNode
 from legos.data.message import Alternatives, Filters, FinishReason
 from legos.data.request import Generated, Request
 from legos.errors import EndpointError, RequestError
 
-__all__ = ["Drawn", "Query", "body_of", "decoded", "drawn_of", "generated_of", "query_of"]
+__all__ = ["Drawn", "Query", "body_of", "drawn_of", "generated_of", "query_of"]
 
-T = TypeVar("T")
 
 UNCHANGED = Filters()
 _REASONS: Mapping[str | None, FinishReason | None] = {
@@ -129,18 +129,6 @@ def body_of(query: Query, prompts: Sequence[tuple[int, ...]], *, model: str) -> 
     if query.watched:
         body["logprob_token_ids"] = query.watched
     return body
-
-
-def decoded(answer: bytes, kind: type[T]) -> T:
-    """Read an answer of the server.
-
-    Raises:
-        EndpointError: it has other fields than expected.
-    """
-    try:
-        return msgspec.json.decode(answer, type=kind)
-    except msgspec.MsgspecError as error:
-        raise EndpointError(f"the vLLM server's answer cannot be read: {error}") from error
 
 
 def drawn_of(answer: bytes, query: Query, count: int) -> list[Drawn]:
