@@ -178,6 +178,8 @@ def load_model(folder: Path, device: torch.device, ranks: Ranks | None = None) -
     if lacking := sorted(report["missing_keys"]):
         raise ModelError(f"{folder} lacks the weights {', '.join(lacking[:3])}; {WAY_OUT}")
     whole.requires_grad_(False)
+    if four_bits:
+        _keep_exact(whole)
     if ranks is not None:
         ranks.shard(whole.base_model, whole.get_input_embeddings())
     return CausalModel((whole if four_bits else whole.to(device)).eval())
@@ -212,3 +214,15 @@ def _four_bits(folder: Path, config: Mapping[str, Any], ranks: Ranks | None) -> 
             "pip install 'legos[qlora]'"
         )
     return True
+
+
+def _keep_exact(whole: nn.Module) -> None:
+    """Compute with weights in 4 bits as on the other devices, where the CPU has bfloat16.
+
+    bitsandbytes has a product of its own for such CPUs. It has no gradient and rounds inputs in
+    float32 to bfloat16, but is also taken in the forward pass of training, because the base model
+    is in evaluation mode.
+    """
+    for module in whole.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
