@@ -216,7 +216,7 @@ def _four_bits(folder: Path, config: Mapping[str, Any], ranks: Ranks | None) -> 
     return True
 
 
-def _keep_exact(whole: nn.Module) -> None:
+def _keep_exact(whole: Any) -> None:
     """Compute with weights in 4 bits as on the other devices, where the CPU has bfloat16.
 
     bitsandbytes has a product of its own for such CPUs. It has no gradient and rounds inputs in

@@ -7,6 +7,7 @@ passes. Orders and results travel over gloo, weights and gradients over the devi
 
 import os
 import re
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +25,11 @@ from legos.weights.model_folder import fingerprint
 __all__ = ["END", "Ranks", "launched"]
 
 LONGEST_WAIT = timedelta(days=7)  # the others wait while the first plays
+RELEASE_S = 0.2
+"""How long a process waits before it leaves, for gloo's threads to release the last tensors.
+
+They need Python for it, and a process that ends meanwhile aborts (PyTorch's pull request 179291).
+"""
 END = "end"
 Order = tuple[Any, ...]
 """Name of what is computed, and its arguments."""
@@ -134,6 +140,7 @@ class Ranks:
             if self.rank == 0 and not self._broken:
                 self.tell(END)
         finally:
+            time.sleep(RELEASE_S)
             dist.destroy_process_group()
 
     def _checked(self, collective: Any, *arguments: Any) -> None:
