@@ -165,8 +165,9 @@ def test_processes_are_used_again_until_the_pool_is_closed() -> None:
 def test_a_process_that_died_while_idle_is_replaced() -> None:
     async def twice() -> int:
         with closing(CallPool(1)) as pool:
-            os.kill(await pool.call(os.getpid, (), ROOM), signal.SIGKILL)
-            await asyncio.sleep(0.1)
+            pid = await pool.call(os.getpid, (), ROOM)
+            os.kill(pid, signal.SIGKILL)
+            await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             return await pool.call(abs, (-2,), ROOM)
 
     assert asyncio.run(twice()) == 2
