@@ -4,9 +4,10 @@ import argparse
 import signal
 import sys
 from pathlib import Path
+from typing import get_args
 
-from chaos.faults import FAULTS
 from chaos.story import Event, as_table, chaos
+from chaos.world import Engine
 
 
 def _say(event: Event) -> None:
@@ -21,10 +22,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--place", type=Path, default=Path("/tmp/legos-chaos"))
     parser.add_argument("--only", help="part of the names of the faults", default="")
+    parser.add_argument("--engine", choices=get_args(Engine), default="legos")
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-    faults = [fault for fault in FAULTS if given.only in fault.name]
-    events = chaos(given.place, seed=given.seed, minutes=given.minutes, faults=faults, seen=_say)
+    events = chaos(
+        given.place,
+        seed=given.seed,
+        minutes=given.minutes,
+        engine=given.engine,
+        only=given.only,
+        seen=_say,
+    )
     print(f"\nseed {given.seed}, {len(events)} faults\n\n{as_table(events)}")  # noqa: T201
 
 

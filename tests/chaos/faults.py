@@ -10,10 +10,11 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
+from chaos.processes import named, state_of
 from chaos.proxy import Mode
-from chaos.world import SERVERS, TOOL_S, World, state_of
+from chaos.world import SERVERS, TOOL_S, Engine, Kind, World
 
 __all__ = ["FAULTS", "Fault", "MissedError"]
 
@@ -36,6 +37,7 @@ class Fault(NamedTuple):
     outcome: Literal["survives", "stops", "dies"]  # a process that dies can say nothing
     cause: str = ""  # what the last words of a run that stops contain
     code: int | None = None  # with which it exits
+    on: tuple[Engine, ...] = get_args(Engine)
 
 
 def _stopped(pid: int) -> None:
@@ -61,40 +63,39 @@ def _pause(pids: list[int], seconds: float) -> str:
     return f"state T for {seconds:.1f} s"
 
 
-def kill_server(world: World, draw: random.Random) -> str:
+def kill_server(world: World, draw: random.Random, *, kind: Kind = "servers") -> str:
     """Kill a server, and start it again some seconds later."""
-    index = draw.randrange(SERVERS)
-    process = world.servers[index]
-    process.kill()
-    if (code := process.wait()) != -signal.SIGKILL:
-        raise MissedError(f"the server had ended with code {code}")
+    fleet, index = world.fleet(kind), draw.randrange(SERVERS)
+    if (code := fleet.kill(index)) != -signal.SIGKILL:
+        raise MissedError(f"the {fleet.kind} had ended with code {code}")
     time.sleep(away := draw.uniform(0.0, 4.0))
-    world.servers[index] = world.start_server(index)
-    return f"server {index} exit -9, away {away:.1f} s"
+    fleet.start(index)
+    return f"{fleet.kind} {index} exit -9, away {away:.1f} s"
 
 
-def stop_server(world: World, draw: random.Random) -> str:
+def stop_server(world: World, draw: random.Random, *, kind: Kind = "servers") -> str:
     """Stop a server for longer than a health check takes; the other one must go on alone."""
-    index, before = draw.randrange(SERVERS), world.steps()
-    proof = _pause([world.servers[index].pid], draw.uniform(14.0, 17.0))
+    fleet, index, before = world.fleet(kind), draw.randrange(SERVERS), world.steps()
+    fleet.wait(within_s=world.start_s)  # the other one may have been killed just before
+    proof = _pause(fleet.members(index), draw.uniform(14.0, 17.0))
     made = world.steps() - before
-    assert made >= 3, f"{made} steps while server {index} was stopped"
-    return f"server {index}: {proof}, {made} steps meanwhile"
+    assert made >= 3, f"{made} steps while {fleet.kind} {index} was stopped"
+    return f"{fleet.kind} {index}: {proof}, {made} steps meanwhile"
 
 
-def stop_all_servers(world: World, draw: random.Random) -> str:
+def stop_all_servers(world: World, draw: random.Random, *, kind: Kind = "servers") -> str:
     """Stop all servers for some seconds, so that nobody is left to ask."""
-    return _pause([server.pid for server in world.servers], draw.uniform(3.0, 10.0))
+    return _pause(world.fleet(kind).members(), draw.uniform(3.0, 10.0))
 
 
 def slow_server(world: World, draw: random.Random) -> str:
     """Let a server run for a fifth of the time."""
     index = draw.randrange(SERVERS)
-    pid = world.servers[index].pid
+    pids = world.servers.members(index)
     deadline = time.monotonic() + draw.uniform(4.0, 8.0)
     pauses = 0
     while time.monotonic() < deadline:
-        _pause([pid], 0.2)
+        _pause(pids, 0.2)
         pauses += 1
         time.sleep(0.05)
     return f"server {index}: {pauses} pauses"
@@ -102,7 +103,7 @@ def slow_server(world: World, draw: random.Random) -> str:
 
 def misroute(mode: Mode, world: World, draw: random.Random) -> str:
     """Let the proxy before one server or each drop, delay, truncate or refuse for some seconds."""
-    chosen = draw.sample(world.proxies, draw.randint(1, SERVERS))
+    chosen = draw.sample(world.servers.proxies, draw.randint(1, SERVERS))
     before = sum(proxy.hits[mode] for proxy in chosen)
     for proxy in chosen:
         proxy.mode = mode
@@ -119,26 +120,26 @@ def misroute(mode: Mode, world: World, draw: random.Random) -> str:
     return f"{len(chosen)} of {SERVERS} proxies: {hits} times"
 
 
-def _tool(world: World, draw: random.Random) -> int:
-    """One process in which the tool is called."""
+def _found(find: Callable[[], list[int]], what: str) -> list[int]:
+    """Processes of a run, once there are any."""
     deadline = time.monotonic() + SEEN_S
-    while not (found := world.tools()):
+    while not (found := find()):
         if time.monotonic() > deadline:
-            raise MissedError(f"the run has started no process for its tool for {SEEN_S:g} s")
+            raise MissedError(f"the run has had no {what} for {SEEN_S:g} s")
         time.sleep(0.05)
-    return draw.choice(sorted(found))
+    return found
 
 
 def kill_tool(world: World, draw: random.Random) -> str:
     """Kill a process in which the tool is called, perhaps in a call."""
-    pid = _tool(world, draw)
+    pid = draw.choice(_found(world.tools, "process for its tool"))
     os.kill(pid, signal.SIGKILL)
     return _gone(pid, within_s=5.0)
 
 
 def stop_tool(world: World, draw: random.Random) -> str:
     """Stop a process in which the tool is called, until the limit of the call kills it."""
-    pid = _tool(world, draw)
+    pid = draw.choice(_found(world.tools, "process for its tool"))
     _stopped(pid)
     return _gone(pid, within_s=SEEN_S + TOOL_S)
 
@@ -150,6 +151,21 @@ def _gone(pid: int, *, within_s: float) -> str:
             raise MissedError(f"process {pid} is in state {state_of(pid)!r} after {within_s:g} s")
         time.sleep(0.02)
     return f"process gone after {time.monotonic() - began:.1f} s"
+
+
+def kill_actor(kind: str, world: World, draw: random.Random) -> str:
+    """Kill the process of a player or an engine on a node of Ray."""
+    found = _found(lambda: named(f"ray::{kind}".encode()), f"actor {kind}")
+    os.kill(pid := draw.choice(found), signal.SIGKILL)
+    return f"{len(found)} such actors: " + _gone(pid, within_s=5.0)
+
+
+def kill_node(world: World, draw: random.Random) -> str:
+    """Kill a node of Ray with all that runs there, and start another some seconds later."""
+    proof = _gone(world.nodes.kill(), within_s=5.0)
+    time.sleep(away := draw.uniform(0.0, 4.0))
+    world.nodes.add()
+    return f"{proof}, away {away:.1f} s"
 
 
 def move_clock(world: World, draw: random.Random) -> str:
@@ -166,7 +182,8 @@ def move_clock(world: World, draw: random.Random) -> str:
 
 def sleep_and_wake(world: World, draw: random.Random) -> str:
     """Stop all processes, tools too, and wake them when the wall clock is hours ahead."""
-    pids = [*world.tools(), *(server.pid for server in world.servers), world.trainer.pid]
+    servers = [*world.servers.members(), *world.judges.members()]
+    pids = [*world.tools(), *servers, world.trainer.pid]
     world.clock.move(0.0)
     proof = _pause(pids, draw.uniform(5.0, 10.0))
     return f"{len(pids)} processes, {proof}; " + move_clock(world, draw)
@@ -188,8 +205,8 @@ def signal_trainer(number: signal.Signals, world: World, draw: random.Random) ->
 
 def stop_while_servers_hang(world: World, draw: random.Random) -> str:
     """Send SIGTERM to the trainer while it waits for servers that stand still."""
-    for server in world.servers:
-        _stopped(server.pid)
+    for pid in world.servers.members():
+        _stopped(pid)
     time.sleep(draw.uniform(1.0, 10.0))
     proof = signal_trainer(signal.SIGTERM, world, draw)
     return f"{SERVERS} servers in state T, {proof}"
@@ -209,24 +226,39 @@ def _at(*numbers: signal.Signals) -> list[Inject]:
 
 
 _INT, _TERM, _KILL = _at(signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+_SERVED: tuple[Engine, ...] = ("legos", "vllm")
+_HERE: tuple[Engine, ...] = ("legos",)
+_RAY: tuple[Engine, ...] = ("ray",)
+_judge = partial(partial, kind="judges")
 FAULTS = (
-    Fault("server killed, started again", kill_server, "survives"),
-    Fault("server stopped", stop_server, "survives"),
-    Fault("all servers stopped", stop_all_servers, "survives"),
-    Fault("server slowed", slow_server, "survives"),
-    Fault("connections dropped", partial(misroute, "drop"), "survives"),
-    Fault("answers delayed", partial(misroute, "delay"), "survives"),
-    Fault("answers truncated", partial(misroute, "truncate"), "survives"),
-    Fault("502 in place of answers", partial(misroute, "refuse"), "survives"),
-    Fault("tool killed", kill_tool, "survives"),
-    Fault("tool stopped", stop_tool, "survives"),
+    Fault("server killed, started again", kill_server, "survives", on=_SERVED),
+    Fault("server stopped", stop_server, "survives", on=_SERVED),
+    Fault("all servers stopped", stop_all_servers, "survives", on=_SERVED),
+    Fault("server slowed", slow_server, "survives", on=_SERVED),
+    Fault("connections dropped", partial(misroute, "drop"), "survives", on=_SERVED),
+    Fault("answers delayed", partial(misroute, "delay"), "survives", on=_SERVED),
+    Fault("answers truncated", partial(misroute, "truncate"), "survives", on=_SERVED),
+    Fault("502 in place of answers", partial(misroute, "refuse"), "survives", on=_SERVED),
+    Fault("judge killed, started again", _judge(kill_server), "survives", on=_HERE),
+    Fault("judge stopped", _judge(stop_server), "survives", on=_HERE),
+    Fault("all judges stopped", _judge(stop_all_servers), "survives", on=_HERE),
+    Fault("player killed", partial(kill_actor, "PlayerActor"), "survives", on=_RAY),
+    Fault("engine killed", partial(kill_actor, "EngineActor"), "survives", on=_RAY),
+    Fault("node killed, another started", kill_node, "survives", on=_RAY),
+    Fault("tool killed", kill_tool, "survives", on=_SERVED),
+    Fault("tool stopped", stop_tool, "survives", on=_SERVED),
     Fault("trainer stopped", stop_trainer, "survives"),
-    Fault("wall clock moved", move_clock, "survives"),
-    Fault("sleep and wake", sleep_and_wake, "survives"),
+    Fault("wall clock moved", move_clock, "survives", on=_HERE),
+    Fault("sleep and wake", sleep_and_wake, "survives", on=_HERE),
     Fault("SIGINT", _INT, "stops", "stopped by SIGINT", 130),
     Fault("SIGTERM", _TERM, "stops", "stopped by SIGTERM", 143),
     Fault(
-        "SIGTERM while servers hang", stop_while_servers_hang, "stops", "stopped by SIGTERM", 143
+        "SIGTERM while servers hang",
+        stop_while_servers_hang,
+        "stops",
+        "stopped by SIGTERM",
+        143,
+        on=_SERVED,
     ),
     Fault("trainer killed", _KILL, "dies", code=-signal.SIGKILL),
     Fault("disk full", fill_disk, "stops", "File too large", 2),

@@ -55,7 +55,7 @@ def soak(place: Path, *, minutes: float, every_s: float = 30.0) -> list[Sample]:
         try:
             _wait_for_steps(place / "mixed", mixed)
             processes = {"run on two servers": world.trainer, "run of two arenas": mixed}
-            processes |= {f"server {i}": server for i, server in enumerate(world.servers)}
+            processes |= {f"server {i}": server for i, server in enumerate(world.servers.processes)}
             began = time.monotonic()
             while time.monotonic() - began < 60 * minutes:
                 for name, process in processes.items():

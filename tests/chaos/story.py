@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from chaos.faults import FAULTS, Fault
-from chaos.world import START_S, World
+from chaos.world import Engine, World
 
 __all__ = ["Event", "as_table", "chaos"]
 
-GO_ON_S = 90.0  # for two more steps after a fault
+GO_ON_S = 60.0  # for two more steps after a fault, beside the start of a server
 STOP_S = 2.0  # within which a run that stops has ended
 WRITE_S = 20.0  # until a run writes to a disk that is full
 
@@ -32,7 +32,8 @@ def chaos(
     *,
     seed: int,
     minutes: float,
-    faults: Sequence[Fault] = FAULTS,
+    engine: Engine = "legos",
+    only: str = "",
     seen: Callable[[Event], object] = lambda _: None,
 ) -> list[Event]:
     """Inject faults until the time is over; every fault comes before one comes again.
@@ -41,7 +42,8 @@ def chaos(
         place: a folder that is emptied; it keeps the run and the logs.
         seed: determines the faults, their order and their times.
         minutes: when no further fault begins.
-        faults: those to choose from.
+        engine: what generates for the run.
+        only: part of the names of the faults to choose from.
         seen: called with each event.
 
     Raises:
@@ -49,7 +51,8 @@ def chaos(
     """
     draw = random.Random(seed)
     events: list[Event] = []
-    with World.running(place) as world:
+    faults = [fault for fault in FAULTS if engine in fault.on and only in fault.name]
+    with World.running(place, engine) as world:
         deadline = time.monotonic() + 60 * minutes
         order = _order(faults, draw)
         while time.monotonic() < deadline:
@@ -77,7 +80,7 @@ def _survives(world: World, fault: Fault, draw: random.Random) -> Event:
     """Inject a fault; the same process must make further steps."""
     step, pid = world.steps(), world.trainer.pid
     proof = fault.inject(world, draw)
-    seconds = world.more_steps(2, within_s=GO_ON_S)
+    seconds = world.more_steps(2, within_s=GO_ON_S + world.start_s)
     assert world.trainer.pid == pid
     world.clock.move(0.0)
     return Event(fault.name, fault.outcome, proof, seconds, step)
@@ -100,11 +103,13 @@ def _ends(world: World, fault: Fault, draw: random.Random) -> Event:
     assert fault.outcome == "dies" or seconds <= STOP_S, f"it took {seconds:.1f} s to end"
     world.check_folder()
     last = world.steps()
-    world.wake_servers()
-    world.serve(within_s=START_S)  # a run that begins refuses a server that is not there yet
+    world.servers.wake()
+    world.wait_for_servers()  # a run that begins refuses a server that is not there yet
     world.start_trainer()
     goal = last + 2
-    world.wait(lambda: world.steps() >= goal, within_s=START_S, what=f"step {goal} once resumed")
+    world.wait(
+        lambda: world.steps() >= goal, within_s=world.start_s, what=f"step {goal} once resumed"
+    )
     return Event(fault.name, fault.outcome, proof, seconds, step)
 
 

@@ -17,8 +17,8 @@ import httpx
 import pytest
 from chaos import faults
 from chaos.clock import Clock
+from chaos.processes import state_of
 from chaos.proxy import DELAY_S, FaultyProxy
-from chaos.world import state_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and sets limits")
 BODY = bytes(100_000)
@@ -83,7 +83,7 @@ def test_a_proxy_that_nobody_asks_is_a_miss(
 ) -> None:
     monkeypatch.setattr(faults, "SEEN_S", 0.1)
     monkeypatch.setattr(faults.time, "sleep", partial(_short, time.sleep))
-    world: Any = SimpleNamespace(proxies=[proxy, proxy])
+    world: Any = SimpleNamespace(servers=SimpleNamespace(proxies=[proxy, proxy]))
     with pytest.raises(faults.MissedError, match="no connection met 'drop'"):
         faults.misroute("drop", world, DRAW)
     assert proxy.mode == "pass"

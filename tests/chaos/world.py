@@ -1,48 +1,64 @@
-"""A run on two servers, all of them processes, with a proxy before each server."""
+"""A run with all that it needs as processes: servers with a proxy before each, or nodes of Ray."""
 
-import asyncio
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import Literal
 
 from accounts import balanced_ledger
 from chaos.clock import Clock
-from chaos.proxy import FaultyProxy
+from chaos.fleet import Command, Fleet, legos_command, vllm_server
+from chaos.nodes import Nodes
+from chaos.processes import children_of
 
-from legos.clients.health import healthy
 from legos.run.folder import RunFolder
 from legos.track.jsonl import read_steps
-from legos.vllm.process import free_port
 
-__all__ = ["World", "state_of", "steps_of"]
+__all__ = ["Engine", "Kind", "World", "steps_of"]
+
+Kind = Literal["servers", "judges"]
+Engine = Literal["legos", "vllm", "ray"]
+"""What generates: two servers of this kit, two of vLLM, or engines and players on Ray."""
 
 SERVERS = 2
-START_S = 120.0  # for a process that starts on a busy machine
+START_S: dict[Engine, float] = {"legos": 120.0, "vllm": 400.0, "ray": 240.0}
+"""How long processes take to start on a busy machine."""
 TOOL_S = 4.0  # limit of a call of the tool; a stopped one is killed after it
-ARENA = f"""
+ARENA = """
 import time
 
-from legos import Arena, Task
+from legos import Arena, Seat, Task, Workers
+
+JUDGES = {judges!r}
 
 
 class Tooled(Arena):
-    roles = ("player",)
+    roles = ("player", "judge") if JUDGES else ("player",)
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.workers = Workers(*JUDGES) if JUDGES else None
 
     def tasks(self, rng):
         for number in range(1000):
             yield Task(id=str(number))
 
+    def seats(self, task):
+        judge = Seat(role="judge", client=self.workers, name="judge", trainable=False)
+        return {{**super().seats(task), **({{"judge": judge}} if JUDGES else {{}})}}
+
     async def play(self, t):
         reply = await t.ask("player", "Choose a digit: 1 2 3", choices=("1", "2", "3"))
-        return {{"player": await t.run(judge, reply.move, timeout_s={TOOL_S})}}
+        if JUDGES:
+            await t.ask("judge", f"Is {{reply.move}} a 2? Choose: 1 2", choices=("1", "2"))
+        reward = await t.run(judge, reply.move, timeout_s={limit})
+        return {{**dict.fromkeys(self.roles, 0.0), "player": reward}}
 
 
 def judge(move):
@@ -60,20 +76,26 @@ class World:
     """The processes and files of one chaos run.
 
     Attributes:
-        clock: the wall clock of the trainer and the servers.
-        proxies: one before each server.
-        servers: the processes of the servers.
+        engine: what generates.
+        clock: the wall clock of the trainer and of the servers of this kit.
+        servers: the servers that generate; none on Ray.
+        judges: the servers that judge; only beside servers of this kit.
+        nodes: the nodes of Ray.
         trainer: the process of the run.
         place: the folder of everything.
+        start_s: how long processes may take to start, seconds.
     """
 
-    def __init__(self, place: Path, proxies: list[FaultyProxy], ports: list[int]) -> None:
-        self.place, self.proxies, self._ports = place, proxies, ports
+    nodes: Nodes
+    trainer: "subprocess.Popen[bytes]"
+
+    def __init__(self, place: Path, engine: Engine = "legos") -> None:
+        self.place, self.engine, self.start_s = place, engine, START_S[engine]
         self.clock = Clock(place / "clock")
-        self.servers: list[subprocess.Popen[bytes]] = []
-        self.trainer: subprocess.Popen[bytes]
+        ours, each = engine == "legos", 0 if engine == "ray" else SERVERS
+        self.servers = Fleet("server", each, place, self._serve if ours else vllm_server)
+        self.judges = Fleet("judge", SERVERS if ours else 0, place, self._serve)
         self._said = bytearray()
-        (place / "tooled.py").write_text(ARENA)
 
     @property
     def run(self) -> Path:
@@ -88,44 +110,37 @@ class World:
         """What the trainer has said since its last start."""
         return self._said.decode(errors="replace")
 
-    def start_server(self, index: int) -> subprocess.Popen[bytes]:
-        """Start the server of an index at its own port."""
-        options = ("serve", "--port", str(self._ports[index]), "--drain-s", "1")
-        with (self.place / f"server-{index}.log").open("ab") as log:
-            return self._start(*options, output=log)
+    def fleet(self, kind: Kind) -> Fleet:
+        """The servers of a kind."""
+        return self.servers if kind == "servers" else self.judges
 
-    def wake_servers(self) -> None:
-        """Let servers go on that were stopped."""
-        for server in self.servers:
-            server.send_signal(signal.SIGCONT)
-
-    def serve(self, *, within_s: float) -> None:
+    def wait_for_servers(self) -> None:
         """Wait until every server answers."""
-        deadline = time.monotonic() + within_s
-        for proxy in self.proxies:
-            while not asyncio.run(healthy(f"http://127.0.0.1:{proxy.port}")):
-                assert time.monotonic() < deadline, f"no server answers within {within_s:g} s"
-                time.sleep(0.2)
+        for fleet in (self.servers, self.judges):
+            fleet.wait(within_s=self.start_s)
 
     def start_trainer(self) -> None:
         """Start the run, or go on with it."""
-        urls = [f"http://127.0.0.1:{proxy.port}" for proxy in self.proxies]
         begun = any((self.run / "checkpoints").glob("step-*"))
-        new = (*OPTIONS, "--out", "run", *(part for url in urls for part in ("--server", url)))
-        options = ("train", *(("--resume", "run") if begun else new))
-        self.trainer = self._start(*options, output=subprocess.PIPE)
-        self._said = bytearray()  # a pipe, because the limit of "disk full" also holds for a log
+        new = (*OPTIONS, "--out", "run", *self._generation())
+        command, environment = legos_command(
+            self.clock.environment, "train", *(("--resume", "run") if begun else new)
+        )
+        self.trainer = subprocess.Popen(
+            command,
+            cwd=self.place,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,  # the limit of "disk full" would also hold for a log
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._said = bytearray()
         threading.Thread(target=_gather, args=(self.trainer, self._said), daemon=True).start()
 
     def tools(self) -> list[int]:
         """Ids of the processes in which the trainer calls its tool."""
-        found: list[int] = []
-        for entry in Path("/proc").iterdir():
-            with suppress(OSError):
-                if entry.name.isdecimal() and _parent(int(entry.name)) == self.trainer.pid:
-                    command = (entry / "cmdline").read_bytes()
-                    found += [int(entry.name)] if b"worker" in command else []
-        return found
+        return children_of(self.trainer.pid, b"worker")
 
     def wait(self, reached: Callable[[], object], *, within_s: float, what: str) -> float:
         """Wait for something while the run goes on; returns the seconds that it took."""
@@ -151,41 +166,33 @@ class World:
         if (self.run / "checkpoints").exists():
             balanced_ledger(self.run)
 
-    def end(self) -> None:
-        """Kill what still runs."""
-        for process in (*self.servers, *([self.trainer] if hasattr(self, "trainer") else [])):
-            if process.poll() is None:
-                os.kill(process.pid, signal.SIGCONT)
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    def _generation(self) -> Sequence[str]:
+        """The options that say what generates."""
+        if self.engine == "ray":
+            return ("--ray", self.nodes.address, "--players", "2", "--engines", "2")
+        return [part for url in self.servers.urls for part in ("--server", url)]
 
-    def _start(self, *options: str, output: IO[bytes] | int) -> subprocess.Popen[bytes]:
-        environment: Mapping[str, str] = {**os.environ, **self.clock.environment}
-        return subprocess.Popen(
-            [sys.executable, "-m", "legos", *options],
-            cwd=self.place,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    def _serve(self, port: int) -> Command:
+        return legos_command(self.clock.environment, "serve", "--port", str(port), "--drain-s", "1")
 
     @classmethod
     @contextmanager
-    def running(cls, place: Path) -> "Iterator[World]":
+    def running(cls, place: Path, engine: Engine = "legos") -> "Iterator[World]":
         """A world whose run has made its first steps; its folder is emptied before."""
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        ports = [free_port() for _ in range(SERVERS)]
         with ExitStack() as stack:
-            proxies = [stack.enter_context(FaultyProxy(port)) for port in ports]
-            world = cls(place, proxies, ports)
-            stack.callback(world.end)
-            world.servers = [world.start_server(index) for index in range(SERVERS)]
-            world.serve(within_s=START_S)
+            world = cls(place, engine)
+            if engine == "ray":
+                world.nodes = stack.enter_context(Nodes.running())
+            for fleet in (world.servers, world.judges):
+                stack.enter_context(fleet)
+            arena = ARENA.format(judges=world.judges.urls, limit=TOOL_S)
+            (place / "tooled.py").write_text(arena)
+            world.wait_for_servers()
             world.start_trainer()
-            world.wait(lambda: world.steps() >= 2, within_s=START_S, what="the first steps")
+            stack.callback(_end, world)
+            world.wait(lambda: world.steps() >= 2, within_s=world.start_s, what="the first steps")
             yield world
 
 
@@ -195,26 +202,15 @@ def steps_of(run: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def _gather(process: subprocess.Popen[bytes], said: bytearray) -> None:
+def _end(world: World) -> None:
+    if world.trainer.poll() is None:
+        os.killpg(world.trainer.pid, signal.SIGKILL)
+    world.trainer.wait()
+
+
+def _gather(process: "subprocess.Popen[bytes]", said: bytearray) -> None:
     """Keep what a process says."""
     assert process.stdout is not None
     with process.stdout as pipe:
         while part := os.read(pipe.fileno(), 1 << 16):
             said += part
-
-
-def state_of(pid: int) -> str:
-    """State of a process as Linux names it: "T" where it is stopped, "" where it is gone."""
-    try:
-        return _stat(pid)[0]
-    except OSError:
-        return ""
-
-
-def _parent(pid: int) -> int:
-    return int(_stat(pid)[1])
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields after the name, which may contain blanks."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
