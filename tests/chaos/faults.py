@@ -9,6 +9,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Literal, NamedTuple, get_args
 
@@ -50,13 +51,24 @@ def _stopped(pid: int) -> None:
         time.sleep(0.005)
 
 
+def _all_stopped(pids: list[int]) -> list[int]:
+    """Stop processes; those that had not ended meanwhile, such as a compiler's."""
+    stopped = list[int]()
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            _stopped(pid)
+            stopped.append(pid)
+    if not stopped:
+        raise MissedError(f"the processes {pids} have ended")
+    return stopped
+
+
 def _pause(pids: list[int], seconds: float) -> str:
     """Stop processes for some time; they stand still all the time."""
-    for pid in pids:
-        _stopped(pid)
+    stopped = _all_stopped(pids)
     time.sleep(seconds)
-    states = [state_of(pid) for pid in pids]
-    for pid in pids:
+    states = [state_of(pid) for pid in stopped]
+    for pid in stopped:
         os.kill(pid, signal.SIGCONT)
     if set(states) != {"T"}:
         raise MissedError(f"states at the end of the pause: {states}")
@@ -205,8 +217,7 @@ def signal_trainer(number: signal.Signals, world: World, draw: random.Random) ->
 
 def stop_while_servers_hang(world: World, draw: random.Random) -> str:
     """Send SIGTERM to the trainer while it waits for servers that stand still."""
-    for pid in world.servers.members():
-        _stopped(pid)
+    _all_stopped(world.servers.members())
     time.sleep(draw.uniform(1.0, 10.0))
     proof = signal_trainer(signal.SIGTERM, world, draw)
     return f"{SERVERS} servers in state T, {proof}"
