@@ -23,7 +23,7 @@ from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["AdapterLoader", "RemoteEngine", "RemoteServer"]
 
-CLOSE_S = 5.0  # maximum time to unload the adapters at the end
+CLOSE_S = 0.5  # maximum time to unload the adapters at the end; a next run unloads what is left
 T = TypeVar("T")
 _Row = tuple[int, ...]
 

@@ -13,19 +13,19 @@ __all__ = ["Leave", "LeavingPublisher"]
 
 logger = logging.getLogger(__name__)
 
-LEAVE_S = 1.0  # how long a run that was stopped waits for a server
+LEAVE_S = 0.75  # how long a run that was stopped waits for a server
 T = TypeVar("T")
 
 
 class Leave:
-    """Whether a run is asked to stop; its calls then have a second left."""
+    """Whether a run is asked to stop; its calls then have a moment left."""
 
     def __init__(self) -> None:
         self._asked = False
         self._calls: set[asyncio.Timeout] = set()
 
     def ask(self) -> None:
-        """Give the running calls, and later ones, a second."""
+        """Give the running calls, and later ones, a moment."""
         self._asked = True
         while self._calls:
             self._calls.pop().reschedule(asyncio.get_running_loop().time() + LEAVE_S)
@@ -34,7 +34,7 @@ class Leave:
         """The result of a call.
 
         Raises:
-            Stopped: it had none a second after the wish to stop; it was cancelled.
+            Stopped: it had none soon after the wish to stop; it was cancelled.
         """
         limit = asyncio.timeout(LEAVE_S if self._asked else None)
         try:
@@ -66,7 +66,7 @@ class LeavingPublisher:
         """Load an adapter; see ``Publisher``.
 
         Raises:
-            Stopped: the run is to stop, and the adapter is not live a second later.
+            Stopped: the run is to stop, and the adapter is not live soon after.
         """
         try:
             return await self._leave.within(self._publisher.publish(adapter))
