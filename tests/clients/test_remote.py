@@ -2,15 +2,17 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace as changed
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from msgspec.structs import replace
 
 from legos import Message, Sampling, apply_lora, load_model
 from legos.clients.engine import EngineClient
+from legos.clients.remote import CLOSE_S, RemoteEngine
 from legos.clients.served import LegosServer
 from legos.data.message import Completion
 from legos.data.request import Request
@@ -178,3 +180,15 @@ def test_a_closed_engine_refuses_and_the_server_goes_on(both: Both) -> None:
     with pytest.raises(EngineError, match="closed"):
         ask(other.client(), Sampling(max_tokens=1), count=1)
     assert len(ask(both.there.client(), Sampling(max_tokens=1), count=1)) == 1
+
+
+def test_a_server_that_hangs_does_not_keep_an_engine_from_closing(both: Both) -> None:
+    class Hangs:
+        async def aclose(self) -> None:
+            await asyncio.Event().wait()
+
+    loader: Any = Hangs()
+    hanging = RemoteEngine([LegosServer(both.url)], loader, num_vocabulary=8, context=8)
+    began = time.monotonic()
+    hanging.close()
+    assert CLOSE_S <= time.monotonic() - began < CLOSE_S + 0.5
