@@ -196,11 +196,12 @@ def _four_bits(folder: Path, config: Mapping[str, Any], ranks: Ranks | None) -> 
     if program is None:
         return False
     if program != "bitsandbytes" or not config["quantization_config"].get("load_in_4bit"):
-        kind = "MLX" if program == "mlx" else f"{program} in a form"
+        kind, else_ = f"{program} in a form", ""
+        if program == "mlx":
+            kind, else_ = "MLX", ", or train with --device mlx"
         raise ModelError(
             f"{folder} holds weights that are quantised for {kind}, which torch cannot train on; "
-            "take the model without quantisation or in 4 bits of bitsandbytes, or train with "
-            "--device mlx"
+            f"take the model without quantisation or in 4 bits of bitsandbytes{else_}"
         )
     if ranks is not None:
         raise ModelError(

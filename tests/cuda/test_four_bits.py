@@ -125,8 +125,11 @@ def test_a_run_plays_on_a_server_of_the_same_weights(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"quant_method": "gptq"}, "quantised for gptq.*4 bits of bitsandbytes"),
-        ({"load_in_4bit": False, "load_in_8bit": True}, "for bitsandbytes in a form.*in 4 bits"),
+        ({"quant_method": "gptq"}, "quantised for gptq.*4 bits of bitsandbytes$"),
+        (
+            {"load_in_4bit": False, "load_in_8bit": True},
+            "for bitsandbytes in a form.*of bitsandbytes$",
+        ),
     ],
 )
 def test_other_quantisations_are_refused(
