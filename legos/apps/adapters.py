@@ -53,12 +53,14 @@ def named_adapter(text: str, *, name: str = POLICY) -> Adapter:
 
 
 def resume_command(folder: Path) -> str:
-    """The command line that continues a run, with ``torchrun`` where that started this process."""
-    program = ["legos"]
-    if launched()[0] == "torchrun":
+    """The command line that continues a run, with what started this process of several."""
+    program, (launcher, _) = ["legos"], launched()
+    if launcher == "torchrun":
         here, everywhere = (os.environ[name] for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
         options = ["--standalone", "--nproc-per-node", here] if here == everywhere else ["..."]
         program = ["torchrun", *options, "-m", "legos"]
+    elif launcher == "mlx.launch":  # which does not tell its processes how it was called
+        program = [launcher, "...", "--", "python", "-m", "legos"]
     return shlex.join(["uv", "run", *program, "train", "--resume", str(folder)])
 
 

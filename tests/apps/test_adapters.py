@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from legos.apps.adapters import resume_command
 from legos.cli import main
 
 
@@ -37,3 +38,18 @@ def test_a_run_that_does_not_exist_is_not_resumed(capsys: pytest.CaptureFixture[
     printed = capsys.readouterr().err
     assert "nowhere holds no run" in printed
     assert "--resume" not in printed
+
+
+def test_a_run_of_several_processes_is_resumed_by_what_started_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    end = "legos train --resume run"
+    assert resume_command(Path("run")) == f"uv run {end}"
+    monkeypatch.setenv("MLX_RANK", "0")
+    assert resume_command(Path("run")) == f"uv run mlx.launch ... -- python -m {end}"
+    for name in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK"):
+        monkeypatch.setenv(name, "2")
+    expected = f"uv run torchrun --standalone --nproc-per-node 2 -m {end}"
+    assert resume_command(Path("run")) == expected
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert resume_command(Path("run")) == f"uv run torchrun ... -m {end}"
