@@ -7,7 +7,9 @@ over its link or through a shared folder; and a Ray cluster, whose nodes play an
 once.
 """
 
+import pickle
 import time
+import tracemalloc
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -44,6 +46,7 @@ class _Costs:
     """What a sample costs, measured."""
 
     record_bytes: float  # of a sample, on its way from a Ray player
+    memory_bytes: float  # of a sample that waits for its step, with its rollout
     unpack_s: float  # CPU seconds
     records_s: float  # CPU seconds in credit, buffer and batcher
 
@@ -128,6 +131,18 @@ def _costs(step: TrainingBatch) -> _Costs:
     samples = len(step.samples)
     return _Costs(
         record_bytes=sum(map(len, records)) / samples,
+        memory_bytes=_memory(step) / samples,
         unpack_s=unpack_s / samples,
         records_s=60.0 / samples_per_minute(step.episodes),
     )
+
+
+def _memory(step: TrainingBatch) -> int:
+    """Bytes that a step's samples and episodes take in the memory of the trainer's process."""
+    packed = pickle.dumps((step.samples, step.episodes))
+    tracemalloc.start()
+    try:
+        _kept = pickle.loads(packed)
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()

@@ -68,5 +68,6 @@ def test_the_bench_agrees_with_its_arithmetic() -> None:
     figures = bench("scale", 10.0, quick=True)
     ratios, targets = figures["ratios"], RATIOS["scale"]
     assert set(ratios) == set(targets)
+    assert 20e3 < figures["costs"]["memory_bytes"] < 80e3  # objects of Python, 320 tokens
     for name in ("arithmetic_vs_simulated", "two_engines_vs_one", "discarded_share"):
         assert targets[name].verdict(ratios[name])["met"], name
