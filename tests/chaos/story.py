@@ -48,10 +48,13 @@ def chaos(
 
     Raises:
         AssertionError: a fault missed, or a promise was broken.
+        ValueError: there is no such fault.
     """
     draw = random.Random(seed)
     events: list[Event] = []
     faults = [fault for fault in FAULTS if engine in fault.on and only in fault.name]
+    if not faults:
+        raise ValueError(f"no fault of {engine} has {only!r} in its name")
     with World.running(place, engine) as world:
         deadline = time.monotonic() + 60 * minutes
         order = _order(faults, draw)
