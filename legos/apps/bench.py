@@ -18,6 +18,7 @@ BENCHES: Mapping[str, str] = {
     "cuda": "torch's optimiser step, and play and publication through vLLM",
     "engine": "generation alone",
     "loop": "the whole line, from a play to the next adapter",
+    "ray": "the line with a player and an engine on Ray, against one process",
     "scale": "the line with thousands of simulated engines, against its arithmetic",
     "server": "generation over HTTP, and adapter swaps",
     "train": "optimiser steps alone",

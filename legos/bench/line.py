@@ -9,6 +9,7 @@ from typing import Any
 
 from legos.arena.arena import Arena
 from legos.arena.credited import batch_of
+from legos.arena.step import play_each
 from legos.arena.table import Table
 from legos.bench.rounds import Workload, speed_ratio
 from legos.credit import GRPOCredit
@@ -18,6 +19,7 @@ from legos.loop.batcher import Admission, Batcher
 from legos.loop.buffer import Buffer
 from legos.loop.ledger import Ledger
 from legos.loop.loop import training_loop
+from legos.loop.player import PlayGroup
 from legos.testing import numbered_tasks
 from legos.wiring.trainer import Trainer
 
@@ -105,7 +107,13 @@ def samples_per_minute(episodes: Sequence[Episode]) -> float:
 
 
 def timed_steps(
-    trainer: Trainer, arena: Arena, seconds: float, *, warm: int, plays: int
+    trainer: Trainer,
+    arena: Arena,
+    seconds: float,
+    *,
+    warm: int,
+    plays: int,
+    play: PlayGroup = play_each,
 ) -> tuple[list[float], list[float]]:
     """Train until some time after the first steps.
 
@@ -115,6 +123,7 @@ def timed_steps(
         seconds: time to measure.
         warm: number of steps before the measurement.
         plays: number of simultaneous plays.
+        play: plays a group, here or in other processes.
 
     Returns:
         The time (``perf_counter``) at which each measured step began and the last one ended, and
@@ -136,6 +145,7 @@ def timed_steps(
         episode_concurrency=plays,
         step_concurrency=1,
         after_step=after_step,
+        play=play,
         progress=False,
     )
     with suppress(_EnoughError):

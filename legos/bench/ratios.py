@@ -115,6 +115,12 @@ RATIOS: Mapping[str, Mapping[str, Ratio]] = {
             0.9,
         ),
     },
+    "ray": {
+        "moves_vs_one_process": Ratio(
+            "turns per second with a player and an engine on Ray, against one process", 0.8
+        ),
+        "answers_vs_one_process": Ratio("the same with answers of up to 64 tokens", 0.8),
+    },
     "scale": {
         "arithmetic_vs_simulated": Ratio(
             "largest factor between the speed of a simulated line and what the arithmetic says",
