@@ -21,7 +21,7 @@ class Task(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     level: str | None = None  # one of the arena's levels, from which a curriculum chooses
 
 
-class Turn(Struct, frozen=True, kw_only=True):
+class Turn(Struct, frozen=True, kw_only=True, gc=False):
     """One model call by one seat."""
 
     messages: tuple[Message, ...]  # the prompt as messages
@@ -34,7 +34,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     answered_at: float = 0.0  # Unix time when its answer had arrived, seconds
 
 
-class Rollout(Struct, frozen=True, kw_only=True):
+class Rollout(Struct, frozen=True, kw_only=True, gc=False):
     """The turns of one seat in one episode."""
 
     role: str

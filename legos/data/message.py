@@ -1,4 +1,8 @@
-"""Records of model calls: messages, sampling parameters and completions."""
+"""Records of model calls: messages, sampling parameters and completions.
+
+They are not tracked by Python's cycle collector (``gc=False``): none can be part of a cycle, and a
+step holds thousands of them, which every collection would visit.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -38,7 +42,7 @@ Alternatives = tuple[tuple[int, float], ...]
 """The most probable next tokens and their log-probabilities (nats), most probable first."""
 
 
-class ToolCall(Struct, frozen=True):
+class ToolCall(Struct, frozen=True, gc=False):
     """One tool call of a model."""
 
     name: str
@@ -46,7 +50,7 @@ class ToolCall(Struct, frozen=True):
     id: str = ""  # identifies the call in the message with its result
 
 
-class Message(Struct, frozen=True):
+class Message(Struct, frozen=True, gc=False):
     """One chat message."""
 
     role: str  # "system", "user", "assistant", or "tool" for the result of a call
@@ -55,7 +59,7 @@ class Message(Struct, frozen=True):
     tool_call_id: str | None = None  # in a tool's message: id of the call that it answers
 
 
-class Filters(Struct, frozen=True, kw_only=True):
+class Filters(Struct, frozen=True, kw_only=True, gc=False):
     """Changes to the sampling distribution besides the temperature, in the order of application.
 
     Penalties come first, then the bias, the temperature, and the cuts top_k, top_p and min_p; the
@@ -105,7 +109,7 @@ def _filter_complaints(filters: Filters) -> Iterator[str]:
         yield f"min_p is {filters.min_p}; expected 0 (all tokens) to 1"
 
 
-class Draws(Struct, frozen=True, kw_only=True):
+class Draws(Struct, frozen=True, kw_only=True, gc=False):
     """How tokens are drawn: the settings that a client's and an engine's request share."""
 
     temperature: float = 1.0  # 0 takes the most probable token; otherwise at least 0.001
@@ -163,7 +167,7 @@ class Sampling(Draws, frozen=True, kw_only=True):
             raise RecordError(complaint)
 
 
-class Tokens(Struct, frozen=True, kw_only=True):
+class Tokens(Struct, frozen=True, kw_only=True, gc=False):
     """Data that an engine records for each of N sampled tokens."""
 
     token_ids: tuple[int, ...] = ()  # [N] sampled token ids, the stop token included
@@ -232,7 +236,7 @@ class Completion(Generated, frozen=True, kw_only=True):
         return bool(self.token_ids) and bool(self.prompt_ids) and not self.filtered
 
 
-class Continuation(Struct, frozen=True, kw_only=True):
+class Continuation(Struct, frozen=True, kw_only=True, gc=False):
     """A conversation that continues in tokens: earlier tokens are kept, new messages rendered."""
 
     last: Completion  # newest completion of the conversation, with its prompt and token ids
