@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from legos.chat.reply import parse_move
+from legos.chat.reply import parse_move, split_thinking
 from legos.data.message import Completion, ToolCall
 
 __all__ = ["UNREADABLE", "Reply", "read_answer"]
@@ -22,16 +22,32 @@ UNREADABLE = (
 
 
 class Reply(Struct, frozen=True, kw_only=True):
-    """The reply of a seat."""
+    """The reply of a seat: a view of its completion."""
 
-    text: str  # the whole text
-    thinking: str  # the text inside the thinking tags
-    answer: str  # the text without the thinking
+    completion: Completion
     move: str | None  # the legal move if choices were given, or what `parse` returned, as text
     parsed: Any  # what `parse` returned
-    truncated: bool  # True: the token limit cut the reply off
-    completion: Completion
     tool_calls: tuple[ToolCall, ...] = ()  # calls of tools before this answer
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return self.completion.text
+
+    @property
+    def thinking(self) -> str:
+        """The text inside the thinking tags."""
+        return split_thinking(self.completion.text)[0]
+
+    @property
+    def answer(self) -> str:
+        """The text without the thinking."""
+        return split_thinking(self.completion.text)[1]
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the token limit cut the reply off."""
+        return self.completion.finish_reason == "length"
 
 
 def read_answer(

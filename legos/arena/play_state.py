@@ -3,9 +3,11 @@
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from legos.arena.answer import Reply, read_answer
 from legos.arena.playable import Playable
@@ -34,8 +36,7 @@ def seeds_of_seat(seed: int, seat: int, count: int) -> list[int]:
     return [absorb(state, before + draw) >> 1 for draw in range(1, count + 1)]
 
 
-@dataclass(slots=True)
-class Chair:
+class Chair(Struct):
     """The state of one seat during a play."""
 
     seat: Seat
@@ -142,7 +143,7 @@ class Chair:
         """
         calls = completion.tool_calls
         parse = None if calls else parse
-        thinking, answer = split_thinking(completion.text)
+        _, answer = split_thinking(completion.text)
         move, parsed, reason = read_answer(answer, choices, parse)
         if self.remembers:
             all_read = len(self.memory) < len(messages)  # no message arrived during the answer
@@ -162,16 +163,7 @@ class Chair:
                 answered_at=time.time(),
             )
         )
-        reply = Reply(
-            text=completion.text,
-            thinking=thinking,
-            answer=answer,
-            move=move,
-            parsed=parsed,
-            truncated=completion.finish_reason == "length",
-            completion=completion,
-        )
-        return reply, reason
+        return Reply(completion=completion, move=move, parsed=parsed), reason
 
 
 class PlayState:
