@@ -40,19 +40,21 @@ class Ask:
         if self._client is not None:
             self._prepared = self._client.prepare(prompt, sampling, adapter=seat.adapter)
 
-    def begin(self, seed: int, done: Done) -> Callable[[], object]:
-        """Ask in the running event loop; returns a function that ends the question.
+    def begin(self, seed: int, done: Done) -> tuple[Callable[[int], object], int]:
+        """Ask in the running event loop.
 
         Args:
             seed: seed of the draws.
             done: called with the completion, or the error, unless the question was ended.
+
+        Returns:
+            A function that ends the question, and the number to call it with.
         """
         if self._client is None or self._prepared is None:
-            return self._begin_task(seed, done)
-        number = self._client.begin(self._prepared, seed, done)
-        return partial(self._client.cancel, number)
+            return self._begin_task(seed, done), 0
+        return self._client.cancel, self._client.begin(self._prepared, seed, done)
 
-    def _begin_task(self, seed: int, done: Done) -> Callable[[], object]:
+    def _begin_task(self, seed: int, done: Done) -> Callable[[int], object]:
         """Ask a client that has no callbacks."""
 
         async def answer() -> Completion:
@@ -67,7 +69,7 @@ class Ask:
             elif isinstance(error, Exception):
                 done(error)
 
-        def end() -> None:
+        def end(_: int) -> None:
             task.remove_done_callback(finish)
             task.cancel()
 
@@ -85,7 +87,7 @@ class CompletionQueue(Generic[K]):
     def __init__(self) -> None:
         """Make an empty queue, in the event loop that will read it."""
         self._arrived: list[tuple[K, Completion | Exception]] = []
-        self._asked: dict[K, Callable[[], object]] = {}  # question -> function that ends it
+        self._asked: dict[K, tuple[Callable[[int], object], int]] = {}  # what ends each question
         self._reader: asyncio.Future[None] | None = None
 
     def ask(self, key: K, ask: Ask, seed: int) -> None:
@@ -98,16 +100,11 @@ class CompletionQueue(Generic[K]):
         """
         self._asked[key] = ask.begin(seed, partial(self._answered, key))
 
-    def put(self, key: K, answer: Completion | Exception) -> None:
-        """Add an answer that no client gave."""
-        self._arrived.append((key, answer))
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
     def cancel(self, key: K) -> None:
         """End a question; it will not be answered. Nothing happens if it was answered already."""
-        if end := self._asked.pop(key, None):
-            end()
+        if key in self._asked:
+            end, number = self._asked.pop(key)
+            end(number)
 
     async def next(self) -> list[tuple[K, Completion | Exception]]:
         """Wait until something has arrived, and return all of it."""
@@ -119,4 +116,6 @@ class CompletionQueue(Generic[K]):
 
     def _answered(self, key: K, answer: Completion | Exception) -> None:
         del self._asked[key]
-        self.put(key, answer)
+        self._arrived.append((key, answer))
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

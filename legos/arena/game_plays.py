@@ -7,14 +7,15 @@ states ask the same question. A thousand plays are one task in the event loop.
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from legos.arena.completion_queue import Ask, CompletionQueue
 from legos.arena.endings import Forfeit
 from legos.arena.game import Game, State
 from legos.arena.outcome import episode_after, episode_of, rewards_of
-from legos.arena.play_state import PlayState
+from legos.arena.play_state import Chair, PlayState
 from legos.arena.playable import Playable
 from legos.arena.positions import Position, Question
 from legos.arena.stage import Stage
@@ -37,12 +38,12 @@ class _GamePlay(PlayState):
         self.watched: Watched | None = None
 
 
-@dataclass(slots=True, eq=False)
-class _Turn:
+class _Turn(Struct, eq=False):
     """One question of a play's position, and its outcome."""
 
     play: _GamePlay
     question: Question
+    chair: Chair  # the seat that is asked
     messages: tuple[Message, ...] = ()  # the conversation that is asked
     tries: int = 0  # number of illegal answers so far
     asked_at: float = 0.0  # Unix time, seconds
@@ -125,7 +126,7 @@ class GamePlays:
                 play.state = game.after_chance(play.state, play.rng)
             position = play.position = self._positions.find(play.state)
             if position.questions:
-                play.turns = [_Turn(play, question) for question in position.questions]
+                play.turns = [_Turn(play, q, play.chair(q.role)) for q in position.questions]
                 for turn in play.turns:
                     self._ask(turn, turn.question.messages)
                 return
@@ -138,7 +139,7 @@ class GamePlays:
         self._end(play.index, episode_of(play, rewards))
 
     def _ask(self, turn: _Turn, messages: tuple[Message, ...]) -> None:
-        question, chair = turn.question, turn.play.chair(turn.question.role)
+        question, chair = turn.question, turn.chair
         if chair.memory or messages is not question.messages:
             messages = (*chair.memory, *messages)
             sampling = chair.sampling(self._arena, question.legal)
@@ -152,13 +153,15 @@ class GamePlays:
     def _hear(self, turn: _Turn, answer: Completion | Exception) -> None:
         """Read an answer; the play moves on when all questions of its position are answered."""
         play = turn.play
-        play.chairs[turn.question.role].waiting -= 1
+        turn.chair.waiting -= 1
+        failure: Exception | None = None
         try:
             turn.outcome = answer if isinstance(answer, Exception) else self._move(turn, answer)
-            outcomes = [other.outcome for other in play.turns]
-            if None in outcomes:
-                return
-            failure = next((one for one in outcomes if isinstance(one, Exception)), None)
+            for other in play.turns:
+                if other.outcome is None:
+                    return
+                if isinstance(other.outcome, Exception):
+                    failure = failure or other.outcome
             if failure is None:
                 play.state = self._moved(play)
         except Exception as raised:
@@ -177,8 +180,7 @@ class GamePlays:
 
     def _move(self, turn: _Turn, completion: Completion) -> str | Exception | None:
         """The move of an answer; None if an illegal one was asked again."""
-        question, arena = turn.question, self._arena
-        chair = turn.play.chairs[question.role]
+        question, arena, chair = turn.question, self._arena, turn.chair
         reply, reason = chair.record(
             arena, turn.messages, completion, question.legal, asked_at=turn.asked_at
         )
