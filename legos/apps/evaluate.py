@@ -11,8 +11,9 @@ from legos.config.resolve import resolve
 from legos.errors import ConfigError
 from legos.run.find import find_run, split_place
 from legos.weights.folder import read_adapter
-from legos.wiring.arena import check_options, make_mix, policies_of
+from legos.wiring.arena import make_mix, policies_of
 from legos.wiring.evaluate import evaluation_of
+from legos.wiring.options import check_options
 
 __all__ = ["evaluate_run"]
 
@@ -42,8 +43,7 @@ def evaluate_run(
     """
     folder = find_run(split_place(str(run))[0])
     config = resolve(run=folder.config, overrides=overrides).config
-    for name, one in config.arenas.items():
-        check_options(name, one.play.options)
+    check_options(config)
     first, *others = policies_of(config.arenas)
     weights = named_adapter(str(run), name=first)
     beside = map(read_adapter, folder.adapters_beside(weights.version, others))

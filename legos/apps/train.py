@@ -33,11 +33,12 @@ from legos.run.folder import FAILS_AGAIN, RUNS, RunFolder
 from legos.run.run import Run, RunSettings
 from legos.stalls import LoopWatch
 from legos.track import ConsoleTracker, JsonlTracker, ManyTrackers, WandbTracker
-from legos.wiring.arena import check_options, make_mix
+from legos.wiring.arena import make_mix
 from legos.wiring.evaluate import evaluation_of
 from legos.wiring.learning_rate import advise_learning_rate
 from legos.wiring.machine import blas_hint, quiet_collector, share_cores
 from legos.wiring.model import has_followers
+from legos.wiring.options import check_options
 from legos.wiring.ray import ray_players
 from legos.wiring.trainer import Trainer, trainer_of
 
@@ -64,8 +65,7 @@ def check(resolved: ResolvedConfig, *, resume: Path | None = None) -> None:
             the port is taken.
     """
     config = resolved.config
-    for name, one in config.arenas.items():
-        check_options(name, one.play.options, where=f"mix.{name}" if config.mix else "play")
+    check_options(config)
     if config.loop.serve_port:
         _check_port(config.loop.serve_port)
     if resume is None and config.out is not None:

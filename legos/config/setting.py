@@ -1,7 +1,8 @@
 """A setting and a group of settings: how they are declared, and how bad values are refused."""
 
+import inspect
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Union, get_args, get_origin
@@ -20,6 +21,8 @@ _KINDS: Mapping[Any, str] = {
     str: "text",
     Path: "a path",
 }
+_LISTS = (list, tuple, set, frozenset, Sequence)
+_TABLES = (dict, Mapping)
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
@@ -96,9 +99,15 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:
 
 
 def _describe(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return " or ".join(repr(choice) for choice in get_args(kind))
-    return _KINDS.get(kind, "a table")
+    origin, arguments = get_origin(kind) or kind, get_args(kind)
+    text = _KINDS.get(kind) or inspect.formatannotation(kind)
+    if origin is Literal:
+        return " or ".join(repr(choice) for choice in arguments)
+    if origin in _LISTS:
+        return f"a list, each item {_describe(arguments[0])}" if arguments else "a list"
+    if origin in _TABLES or (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        return "a table"
+    return text
 
 
 class Settings(BaseModel):

@@ -1,7 +1,6 @@
 """Make an arena with its client, credit rule and options from the configuration."""
 
-import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from legos.arena.arena import Arena, GameArena
@@ -12,18 +11,18 @@ from legos.arena.registry import find_arena
 from legos.config.schema import GenerationConfig, PlayConfig, RunConfig
 from legos.credit.overlong import OverlongPenalty
 from legos.credit.registry import make_credit
-from legos.errors import ArenaError, ConfigError, LegosError, did_you_mean
+from legos.errors import ArenaError, ConfigError, LegosError
 from legos.loop.mix import Mix
 from legos.protocols import Client
+from legos.wiring.options import OF_EVERY_ARENA, checked_options
 
-__all__ = ["DEFAULT_CREDIT", "check_options", "make_arena", "make_mix", "policies_of"]
+__all__ = ["DEFAULT_CREDIT", "make_arena", "make_mix", "policies_of"]
 
 DEFAULT_CREDIT = "grpo"
 PASS_ON = (
     "; an arena's __init__ takes (self, client=None, *, ..., **kwargs) and passes them on: "
     "super().__init__(client, **kwargs)"
 )
-_OURS = ("client", "credit_assigner", "matchmaker", "temperature", "seed")  # not given as options
 
 
 def make_arena(
@@ -51,8 +50,7 @@ def make_arena(
     """
     play = play or PlayConfig()
     kind = find_arena(name)
-    options = dict(play.options)
-    check_options(name, options)
+    options = checked_options(name, play.options)
     common: dict[str, Any] = {
         "credit_assigner": make_credit(play.credit or DEFAULT_CREDIT, discount=play.discount),
         "temperature": generation.temperature if generation else 1.0,
@@ -67,7 +65,7 @@ def make_arena(
         raise
     except Exception as error:  # the arena's own code may raise anything
         given = ", ".join(f"{key}={value!r}" for key, value in options.items()) or "no options"
-        hint = PASS_ON if any(f"argument {key!r}" in str(error) for key in _OURS) else ""
+        hint = PASS_ON if any(f"argument {key!r}" in str(error) for key in OF_EVERY_ARENA) else ""
         raise ArenaError(
             f"arena {name!r} cannot be made with {given}: {type(error).__name__}: {error}{hint}"
         ) from error
@@ -154,32 +152,3 @@ def policies_of(names: Iterable[str]) -> tuple[str, ...]:
     kinds = map(find_arena, names)
     found = (kind.policies if issubclass(kind, Arena) else Arena.policies for kind in kinds)
     return tuple(dict.fromkeys(policy for policies in found for policy in policies))
-
-
-def check_options(name: str, options: Mapping[str, object], *, where: str = "play") -> None:
-    """Refuse options that the arena's constructor does not take, and missing required ones.
-
-    Args:
-        name: name of the arena.
-        options: its options.
-        where: the group that holds them, ``play`` or ``mix.ARENA``.
-
-    Raises:
-        ArenaError: an option is unknown or missing, or the arena is not found.
-    """
-    parameters = inspect.signature(find_arena(name)).parameters
-    for key, p in parameters.items():
-        required = p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        if required and key not in _OURS and key not in options:
-            raise ArenaError(
-                f"arena {name!r} needs an option {key!r}; give --play.options.{key} VALUE"
-                if where == "play"
-                else f"arena {name!r} needs an option {key!r}; give it in options of [{where}]"
-            )
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    known = [key for key in parameters if key not in _OURS]
-    for option in options:
-        if option not in known:
-            hint = did_you_mean(option, known) if known else "; it takes none"
-            raise ArenaError(f"arena {name!r} takes no option {option!r}{hint}")

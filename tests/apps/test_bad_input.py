@@ -78,7 +78,11 @@ def refused(capsys: pytest.CaptureFixture[str], empty_place: Path) -> Callable[.
         ),
         (
             ["--play.options.largest", "many"],
-            ["arena 'nim' cannot be made with largest='many': TypeError"],
+            ["arena 'nim': option 'largest' is 'many'; expected a whole number"],
+        ),
+        (
+            ["--arena", "countdown", "--play.options.operator", "yes"],
+            ["arena 'countdown': option 'operator' is 'yes'; expected true or false"],
         ),
         (
             ["--deterministic", "--training.staleness-limit", "2"],
@@ -123,6 +127,8 @@ def test_a_dry_run_checks_as_much_as_it_can(
     refused: Callable[..., str], empty_place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "takes no option" in refused("train", "--dry-run", "--play.options.largst", "9")
+    told = refused("train", "--dry-run", "--arena", "zorplex", "--play.options.turns", "2.5")
+    assert "option 'turns' is 2.5; expected a whole number" in told
     assert main(["train", "--dry-run", "--out", "run"]) == 0
     assert 'out = "run"  # command line' in capsys.readouterr().out
     assert not list(empty_place.iterdir())

@@ -1,0 +1,174 @@
+"""Check the options of an arena against its constructor: their names, and their annotated types."""
+
+import inspect
+import json
+import logging
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+from pydantic.fields import FieldInfo
+
+from legos.arena.arena import Arena
+from legos.arena.registry import find_arena
+from legos.config.schema import RunConfig
+from legos.config.setting import admits_none, expected
+from legos.errors import ArenaError, did_you_mean
+
+__all__ = ["OF_EVERY_ARENA", "check_options", "checked_options"]
+
+logger = logging.getLogger(__name__)
+OF_EVERY_ARENA = ("client", "credit_assigner", "matchmaker", "curriculum", "temperature", "seed")
+"""Arguments of constructors that come from other settings than options."""
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def check_options(config: RunConfig) -> None:
+    """Check the options of every arena of a run.
+
+    Raises:
+        ArenaError: as for ``checked_options``.
+    """
+    for name, one in config.arenas.items():
+        checked_options(name, one.play.options, where=f"mix.{name}" if config.mix else "play")
+
+
+def checked_options(
+    name: str, options: Mapping[str, object], *, where: str = "play"
+) -> dict[str, Any]:
+    """Check options by the constructor of the arena, and give them the types that it annotates.
+
+    A list becomes a tuple where one is annotated, a text a path, and ``none`` None. Options without
+    an annotation stay as they are.
+
+    Args:
+        name: name of the arena.
+        options: its options, as TOML has them or as objects.
+        where: the group that holds them, ``play`` or ``mix.ARENA``.
+
+    Raises:
+        ArenaError: an option is unknown, missing or of another type, or the arena is not found.
+    """
+    kind = find_arena(name)
+    _check_names(name, kind, options, where)
+    annotated = dict(_annotations(kind))
+    return {
+        option: _typed(name, option, value, annotated[option], where)
+        if option in annotated
+        else value
+        for option, value in options.items()
+    }
+
+
+def _check_names(name: str, kind: type, options: Mapping[str, object], where: str) -> None:
+    parameters = inspect.signature(kind).parameters
+    for key, p in parameters.items():
+        required = p.default is p.empty and p.kind not in _VARIADIC
+        if required and key not in OF_EVERY_ARENA and key not in options:
+            raise ArenaError(
+                f"arena {name!r} needs an option {key!r}; give --play.options.{key} VALUE"
+                if where == "play"
+                else f"arena {name!r} needs an option {key!r}; give it in options of [{where}]"
+            )
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    known = [
+        key
+        for key, p in parameters.items()
+        if key not in OF_EVERY_ARENA and p.kind not in _VARIADIC
+    ]
+    for option in options:
+        if option in OF_EVERY_ARENA or not (takes_any or option in known):
+            hint = did_you_mean(option, known) if known else "; it takes none"
+            raise ArenaError(f"arena {name!r} takes no option {option!r}{hint}")
+
+
+def _annotations(kind: type) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Annotated options of the constructor and of those to which it passes further options on.
+
+    Yields:
+        The option; its annotation, and the constructor that has it.
+    """
+    seen: set[str] = set()
+    for each in kind.__mro__:
+        init = vars(each).get("__init__")
+        if each in (Arena, object):
+            return
+        if init is None:
+            continue
+        parameters = inspect.signature(init).parameters.values()
+        for p in parameters:
+            if p.name not in seen and p.kind not in _VARIADIC and p.annotation is not p.empty:
+                yield p.name, (p.annotation, init)
+        seen |= {p.name for p in parameters}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return
+
+
+def _typed(name: str, option: str, value: object, annotated: tuple[Any, Any], where: str) -> Any:
+    """An option as its annotation says.
+
+    Raises:
+        ArenaError: it has another type.
+    """
+    annotation, init = annotated
+    try:
+        kind = _read(annotation, init)
+        adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    except (PydanticUserError, NameError, AttributeError, TypeError, SyntaxError) as error:
+        logger.warning(
+            "the type of option %r of arena %r is not checked: its annotation %s is no type of a "
+            "setting (%s)",
+            option,
+            name,
+            annotation if isinstance(annotation, str) else inspect.formatannotation(annotation),
+            f"{type(error).__name__}: {error}".partition("\n")[0],
+        )
+        return value
+    field = FieldInfo.from_annotation(kind)
+    if value == "none" and admits_none(field):
+        return None
+    found = _accepted(adapter, value)
+    if found:
+        return found[0]
+    raise ArenaError(
+        f"arena {name!r}: option {option!r} is {value!r}; expected {expected(field)}"
+        f"{_how(adapter, option, value, where)}"
+    )
+
+
+def _accepted(adapter: TypeAdapter[Any], value: object) -> tuple[Any, ...]:
+    """The value as the type has it; empty if it is of another type.
+
+    TOML has no tuples, sets or paths, which pydantic's strict JSON takes from lists and texts.
+    """
+    try:
+        return (adapter.validate_python(value, strict=True),)
+    except ValidationError:
+        pass
+    try:
+        return (adapter.validate_json(json.dumps(value), strict=True),)
+    except (ValidationError, TypeError, ValueError):
+        return ()
+
+
+def _how(adapter: TypeAdapter[Any], option: str, value: object, where: str) -> str:
+    """How to write the value, where it is one item of a list, or a text without its quotes."""
+    try:
+        text = value if isinstance(value, str) else json.dumps(value)
+    except (TypeError, ValueError):
+        return ""
+    for instead in ([value], text):
+        if _accepted(adapter, instead):
+            written = json.dumps(instead)
+            given = f"--play.options.{option} '{written}'"
+            return f"; write {given if where == 'play' else f'{option} = {written}'}"
+    return ""
+
+
+def _read(annotation: Any, init: Any) -> Any:
+    """The type that an annotation names, which may be written as text."""
+    holder = types.SimpleNamespace(__annotations__={"option": annotation})
+    return get_type_hints(holder, globalns=init.__globals__, include_extras=True)["option"]
