@@ -87,10 +87,8 @@ def _of_world(scheme: str, game: str) -> type:
             f"{scheme}:{game} cannot be loaded: no module {error.name!r}; check the name, and "
             f"install the world with: uv pip install 'legos[{scheme}]'"
         ) from error
-    except Exception as error:  # the world's own code may raise anything
-        raise ArenaError(
-            f"{scheme} has no game {game!r}: {type(error).__name__}: {str(error)[:200]}"
-        ) from error
+    except (Exception, SystemExit) as error:  # the world's own code may raise anything
+        raise ArenaError(f"{scheme} has no game {game!r}: {_reason(error)[:250]}") from error
     return kind
 
 
@@ -107,8 +105,8 @@ def _load_installed(point: EntryPoint) -> type:
 def _load_module(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
-    except Exception as error:
-        raise ArenaError(f"cannot import {module}: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ArenaError(f"cannot import {module}: {_reason(error)}") from error
 
 
 def is_arena_file(module: ModuleType) -> bool:
@@ -133,10 +131,20 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules[name] = module  # before it runs, because dataclasses look up their module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except BaseException as error:
         del sys.modules[name]
-        raise ArenaError(f"cannot import {path}: {type(error).__name__}: {error}") from error
+        if not isinstance(error, Exception | SystemExit):  # Ctrl-C
+            raise
+        raise ArenaError(f"cannot import {path}: {_reason(error)}") from error
     return module
+
+
+def _reason(error: BaseException) -> str:
+    """Why a module cannot be imported."""
+    if isinstance(error, SystemExit):
+        code = "" if error.code is None else repr(error.code)
+        return f"it ends the process (sys.exit({code})); call that in main() alone"
+    return f"{type(error).__name__}: {error}"
 
 
 def _class_of(module: ModuleType, class_name: str, place: str) -> type:

@@ -64,14 +64,33 @@ def test_unknown_name_names_the_nearest() -> None:
         ("{file}:Arena", r"'Arena' in .*mine\.py is not a subclass"),
         ("{folder}/none.py:Duel", r"there is no file .*none\.py"),
         ("{folder}/broken.py:Duel", r"cannot import .*broken\.py: ZeroDivisionError: division"),
+        (
+            "{folder}/wrong.py:Duel",
+            r"cannot import .*/wrong\.py: SyntaxError: .* \(wrong\.py, line 2\)",
+        ),
+        (
+            "{folder}/leaves.py:Duel",
+            r"cannot import .*/leaves\.py: it ends the process \(sys\.exit\(3\)\)",
+        ),
+        (
+            "leaving_module:Duel",
+            r"cannot import leaving_module: it ends the process \(sys\.exit\(\)\)",
+        ),
         ("no_such_module:Duel", r"cannot import no_such_module: ModuleNotFoundError"),
         ("legos.errors:Duel", r"legos\.errors has no class 'Duel'; it defines no arena"),
     ],
 )
-def test_what_cannot_be_found_is_named(file: Path, name: str, message: str) -> None:
+def test_what_cannot_be_found_is_named(
+    file: Path, name: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(file.parent))
     (file.parent / "broken.py").write_text("1 / 0\n")
-    with pytest.raises(ArenaError, match=message):
+    (file.parent / "wrong.py").write_text("class Duel:\n    def play(self) return 1\n")
+    (file.parent / "leaves.py").write_text("import sys\nsys.exit(3)\n")
+    (file.parent / "leaving_module.py").write_text("raise SystemExit\n")
+    with pytest.raises(ArenaError, match=message) as refused:
         find_arena(name.format(file=file, folder=file.parent))
+    assert "\n" not in str(refused.value)
 
 
 def test_a_broken_file_can_be_mended_and_found(file: Path) -> None:
