@@ -3,8 +3,10 @@
 import asyncio
 import json
 import random
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow
@@ -81,6 +83,41 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         read_tasks(broken)
     with pytest.raises(ArenaError, match="reading 'org/name' from the hub needs datasets; install"):
         read_tasks("org/name")
+
+
+def test_rows_of_the_hub_are_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def load_dataset(repository: str, config: str | None, *, split: str) -> list[Any]:
+        asked.append((repository, config, split))
+        return ROWS
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    tasks = read_tasks("org/sums:main", fields=("answer",), split="test", limit=3)
+    assert [task.data for task in tasks] == ROWS[:3]
+    assert [task.id for task in tasks] == [f"org/sums:main/test:{n}" for n in range(3)]
+    assert len(read_tasks("org/sums")) == 40
+    assert asked == [("org/sums", "main", "test"), ("org/sums", None, "train")]
+    with pytest.raises(ArenaError, match="org/sums/train:0: the row has no 'gold'; it has quest"):
+        read_tasks("org/sums", fields=("gold",))
+
+
+@pytest.mark.optional
+def test_the_package_datasets_reads_a_folder_as_it_reads_the_hub(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    folder = file.parent / "set"
+    folder.mkdir()
+    for split, listed in (("train", ROWS), ("test", ROWS[:5])):
+        (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, listed)))
+    tasks = read_tasks(folder, fields=("question", "answer"))
+    assert [task.data for task in tasks] == ROWS
+    assert tasks[0].id == f"{folder}/train:0"
+    assert [task.data for task in read_tasks(folder, split="test")] == ROWS[:5]
+    with pytest.raises(ArenaError, match="cannot be loaded: Unknown split"):
+        read_tasks(folder, split="other")
 
 
 def test_the_split_depends_on_the_rows_alone(file: Path) -> None:
