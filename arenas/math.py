@@ -92,8 +92,10 @@ class Math(Arena):
     r"""Solve a problem of a data set; the answer stands in ``\boxed{}`` or after ``####``.
 
     The rows have a question and an answer, as GSM8K has; a tenth of them is held out for
-    evaluations. ``arena/unclear`` counts answers that could not be checked in time. The number
-    that shows learning is ``reward_part_player/correct`` on the held-out rows.
+    evaluations. ``arena/strict`` is the share of right answers that are marked, and
+    ``arena/lenient`` that of all right answers, whichever is rewarded. ``arena/unclear`` counts
+    answers that could not be checked in time. The number that shows learning is
+    ``reward_part_player/correct`` on the held-out rows.
     """
 
     reward_weights: Mapping[str, float] = {"correct": 1.0, "format": 0.1}
@@ -123,7 +125,7 @@ class Math(Arena):
             group_size: field with the number of plays of a row, for rows that have their own.
             limit: maximum number of rows.
             held_out: share of rows that are evaluated and never trained on.
-            strict: whether only a marked answer counts.
+            strict: whether only a marked answer is rewarded.
             kwargs: settings of every arena.
         """
         super().__init__(client, **kwargs)
@@ -132,7 +134,7 @@ class Math(Arena):
         )
         self._trained, self._held_out = hold_out(rows, held_out)
         self._question, self._answer = question, answer
-        self._reward = MathReward(strict=strict)
+        self._reward, self._strict = MathReward(), strict
 
     def tasks(self, rng: random.Random) -> Iterable[Task]:
         """The rows that are not held out, in random order."""
@@ -152,9 +154,11 @@ class Math(Arena):
         gold = answer_of(str(known)) or str(known)
         try:
             score = self._reward.score
-            [right] = await t.run(score, [str(prompt)], [said], [gold], timeout_s=self.check_s)
+            [lenient] = await t.run(score, [str(prompt)], [said], [gold], timeout_s=self.check_s)
         except RunError:
-            right = 0.0
+            lenient = 0.0
             t.metric(unclear=1.0)
-        marked = answer_of(said, strict=True) is not None
-        return {"player": {"correct": right, "format": float(marked)}}
+        marked = float(answer_of(said, strict=True) is not None)
+        strict = lenient * marked  # a marked answer is the one that is read
+        t.metric(strict=strict, lenient=lenient)
+        return {"player": {"correct": strict if self._strict else lenient, "format": marked}}

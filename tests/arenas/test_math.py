@@ -88,6 +88,31 @@ def test_problems_of_a_file(file: Path) -> None:
     assert {task.id for task in held_out}.isdisjoint(task.id for task in trained)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_both_accuracies_are_logged_whichever_is_rewarded(file: Path, strict: bool) -> None:
+    client = ScriptedClient(solve)
+    arena = Math(client, data=str(file), strict=strict, credit_assigner=GRPOCredit())
+    arena.tasks_per_step, arena.group_size = 12, 1
+    batch = step(arena)
+    even = [int(e.task.data["question"].split()[0]) % 2 == 0 for e in batch.episodes]
+    assert 0 < sum(even) < 12
+    for episode, marked in zip(batch.episodes, even, strict=True):
+        assert episode.metrics == {"strict": float(marked), "lenient": 1.0}
+        assert episode.parts["player"]["correct"] == float(marked or not strict)
+    assert batch.metrics["arena/strict"] == pytest.approx(sum(even) / 12)
+    assert batch.metrics["arena/lenient"] == 1.0
+
+
+def test_the_known_answer_may_have_another_name(tmp_path: Path) -> None:
+    path = tmp_path / "sums.jsonl"
+    rows = [{"question": f"{n} + 1?", "gt_answer": str(n + 1)} for n in range(30)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    arena = Math(
+        ScriptedClient(solve), data=str(path), answer="gt_answer", credit_assigner=GRPOCredit()
+    )
+    assert step(arena).metrics["arena/lenient"] == 1.0
+
+
 class Hanging:
     """A checker that never returns."""
 
@@ -103,3 +128,4 @@ def test_a_check_that_hangs_is_a_wrong_answer(file: Path) -> None:
     batch = step(arena)
     assert batch.episodes[0].parts["player"]["correct"] == 0.0
     assert batch.metrics["arena/unclear"] == 1.0
+    assert batch.metrics["arena/lenient"] == 0.0
