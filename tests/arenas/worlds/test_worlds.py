@@ -1,9 +1,9 @@
 """Worlds that others wrote; ``docs/worlds.md`` has the command that runs these tests."""
 
 import asyncio
-import importlib.util
 import random
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +63,7 @@ def played(
     ],
 )
 def test_a_hundred_plays(name: str) -> None:
-    arena, episodes = played(name, number=10 if "backgammon" in name else 100)
+    arena, episodes = played(name)
     assert arena.name == name
     assert all(sum(e.rewards.values()) == pytest.approx(0.0) for e in episodes)
     assert len({str(e.rewards) for e in episodes}) > 1  # not always the same seat wins
@@ -110,17 +110,35 @@ def test_a_game_that_does_not_exist(name: str, message: str) -> None:
         find_arena(name)
 
 
+class Absent:
+    """Python's search for modules, where one package is not installed."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name.partition(".")[0] == self._package:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
 @pytest.mark.parametrize(
     ("name", "module"),
     [
         ("openspiel:leduc_poker", "pyspiel"),
+        ("pettingzoo:tictactoe_v3", "pettingzoo"),
+        ("reasoning_gym:countdown", "reasoning_gym"),
+        ("textarena:TicTacToe-v0", "textarena"),
         ("verifiers:gsm8k-v1", "verifiers"),
         ("openenv:http://127.0.0.1:9", "openenv"),
     ],
 )
-def test_a_world_that_is_not_installed_names_its_extra(name: str, module: str) -> None:
-    if importlib.util.find_spec(module) is not None:
-        pytest.skip(f"{module} is installed")
+def test_a_world_that_is_not_installed_names_its_extra(
+    name: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     extra = name.partition(":")[0]
+    monkeypatch.setattr(sys, "meta_path", [Absent(module), *sys.meta_path])
+    for loaded in list(sys.modules):  # also where the package is installed
+        if f"{loaded}.".startswith((f"{module}.", f"arenas.worlds.{extra}.")):
+            monkeypatch.delitem(sys.modules, loaded)
     with pytest.raises(ArenaError, match=rf"no module '{module}'.*uv pip install 'legos\[{extra}"):
         find_arena(name)
