@@ -27,7 +27,8 @@ Stored = Mapping[str, Any]
 """An episode as ``episode_to_json`` writes it."""
 
 _COMPARED = ("task", "rewards", "reward_parts", "notes", "void")
-_OF_TURNS = ("asked", "said", "move", "legal")  # moves at once may be answered in any order
+# Not the order of answers, since moves at once may be answered in any order.
+_OF_TURNS = ("asked", "said", "move", "legal", "messages")
 _MORE_SEEDS = 64  # seeds of a seat besides one for each turn: judges, tools and random moves draw
 _STORE = "what earlier plays kept (t.store), which episodes do not have, may be the reason"
 
@@ -132,7 +133,8 @@ def _differ(stored: Stored, again: Stored) -> Iterator[str]:
     if again["error"] and not stored["error"]:
         yield f"error ({again['error'].strip()})"
     for old, new in zip(stored["seats"], again["seats"], strict=True):
-        if _turns(old["turns"]) != _turns(new["turns"]):
+        names = [name for name in _OF_TURNS if all(name in turn for turn in old["turns"])]
+        if _turns(old["turns"], names) != _turns(new["turns"], names):
             yield f"turns of {old['role']}"
     if len(stored["children"]) != len(again["children"]):
         yield "the number of spawned plays"
@@ -140,5 +142,5 @@ def _differ(stored: Stored, again: Stored) -> Iterator[str]:
         yield from (f"{name} of a spawned play" for name in _differ(old, new))
 
 
-def _turns(turns: Sequence[Stored]) -> list[list[Any]]:
-    return [[turn[name] for name in _OF_TURNS] for turn in turns]
+def _turns(turns: Sequence[Stored], names: Sequence[str]) -> list[list[Any]]:
+    return [[turn[name] for name in names] for turn in turns]

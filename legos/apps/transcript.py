@@ -1,12 +1,14 @@
 """A stored play as text, one turn after the other."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import fsum
 from typing import Any
 
 from legos.chat.reply import split_thinking
 
 __all__ = ["answer_of", "ending", "heading", "turns_of"]
 
+_WHO = {"user": "told"}  # a message before the question
 Stored = Mapping[str, Any]
 """An episode as ``episode_to_json`` writes it."""
 
@@ -18,24 +20,43 @@ def heading(episode: Stored) -> str:
     return f"{step}{episode['arena']}, task {episode['task']} ({seats})"
 
 
-def turns_of(episode: Stored, *, thinking: bool = False) -> Iterator[str]:
-    """Each turn in the order of the answers: what the seat was asked, and what it said.
+def turns_of(episode: Stored, *, thinking: bool = False, sampled: bool = False) -> Iterator[str]:
+    """Each turn in the order of the answers: what the seat was shown and asked, and what it said.
 
     Args:
         episode: the play.
         thinking: show the thinking too.
+        sampled: also say how the answer was sampled, and from how many tokens.
     """
     turns: list[tuple[Stored, Stored]] = [
         (seat, turn) for seat in episode["seats"] for turn in seat["turns"]
     ]
     for seat, turn in sorted(turns, key=lambda each: each[1]["order"]):
-        asked = "\n".join(f"    {line}" for line in turn["asked"].splitlines())
+        before = turn.get("messages", ())  # plays that older versions stored have none
+        shown = [f"({_WHO.get(m['role'], m['role'])}) {m['content']}" for m in before]
+        asked = "\n".join(
+            f"    {line}" for text in (*shown, turn["asked"]) for line in text.splitlines()
+        )
         said = turn["said"].strip() if thinking else answer_of(turn)
         notes = [*(f"calls {name}({given})" for name, given in turn["tool_calls"])]
         notes += [f"reward {turn['reward']:+g}"] if turn["reward"] is not None else []
         notes += ["not legal"] if turn["legal"] is False else []
         note = f"  [{'; '.join(notes)}]" if notes else ""
-        yield f"{asked}\n{seat['role']}> {said}{note}"
+        tokens = f"\n    {_sampled(seat, turn)}" if sampled and turn["token_ids"] else ""
+        yield f"{asked}\n{seat['role']}> {said}{note}{tokens}"
+
+
+def _sampled(seat: Stored, turn: Stored) -> str:
+    """How an answer was sampled: settings, tokens, log-probability and versions."""
+    facts = [f"{len(turn['token_ids'])} tokens, log-probability {fsum(turn['logprobs']):.4g}"]
+    if versions := sorted({*turn["versions"]}):
+        facts.append(f"version {' and '.join(map(str, versions))}")
+    if "prompt_ids" in turn:
+        new, kept = len(turn["prompt_ids"]), turn["prompt_ids_kept"]
+        facts.append(f"after {kept + new} of the prompt, {new} of them new")
+        settings = {**seat["sampling"], **turn["sampling"]}
+        facts.append(f"temperature {settings['temperature']:g}, at most {settings['max_tokens']}")
+    return f"({'; '.join(facts)})"
 
 
 def answer_of(turn: Stored) -> str:

@@ -74,7 +74,7 @@ def replay(
             "the newest)"
         )
     say(f"{at + 1}: {heading(known[at])}")
-    for turn in turns_of(known[at], thinking=thinking):
+    for turn in turns_of(known[at], thinking=thinking, sampled=True):
         pause()
         say(turn)
     say(ending(known[at]))

@@ -213,7 +213,7 @@ class AgentSeat:
         with self._waiting():
             client = self._chair.seat.client
             completion = await client.complete(prompt, sampling, adapter=self.adapter)
-        self._record(question, completion, asked_at)
+        self._record(question, completion, sampling, asked_at)
         return completion
 
     async def stream(
@@ -226,7 +226,7 @@ class AgentSeat:
             async with aclosing(client.stream(prompt, sampling, adapter=self.adapter)) as stream:
                 async for news in stream:
                     if isinstance(news, Completion):
-                        self._record(question, news, asked_at)
+                        self._record(question, news, sampling, asked_at)
                     yield news
 
     @contextmanager
@@ -243,13 +243,17 @@ class AgentSeat:
         if self.ended:
             raise RequestError(ENDED)
 
-    def _record(self, question: "Question", completion: Completion, asked_at: float) -> None:
+    def _record(
+        self, question: "Question", completion: Completion, sampling: Sampling, asked_at: float
+    ) -> None:
         self._check_open()
         self._answered += 1
         self._chair.turns.append(
             Turn(
                 messages=question.messages,
                 completion=completion,
+                choices=sampling.choices,
+                sampling=sampling,
                 order=next(self._chair.answered),
                 asked_at=asked_at,
                 answered_at=time.time(),

@@ -118,6 +118,20 @@ class Chair(Struct):
         alone = replace(self, memory=[], remembers=False, last=None)
         return alone, (Message("user", str(list(question))),), question
 
+    def _differs(self, sampling: Sampling) -> bool:
+        """Whether a request of the table had settings other than the seat's and its choices."""
+        base = self.seat.sampling
+        limit = None if sampling.restrict else base.max_tokens
+        return (sampling.max_tokens, sampling.stop, sampling.tools) != (limit, base.stop, None)
+
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
+        """Ask the client, and count the question as waiting meanwhile."""
+        self.waiting += 1
+        try:
+            return await self.seat.client.complete(prompt, sampling, adapter=self.seat.adapter)
+        finally:
+            self.waiting -= 1
+
     def record(
         self,
         arena: Playable,
@@ -127,6 +141,7 @@ class Chair(Struct):
         parse: Callable[[str], Any] | None = None,
         *,
         asked_at: float,
+        sampling: Sampling | None = None,
     ) -> tuple[Reply, str | None]:
         """Record the answer to a question, or a call of tools before it.
 
@@ -137,6 +152,7 @@ class Chair(Struct):
             choices: the legal answers; empty: none are given.
             parse: turns the answer into a value, if there are no choices.
             asked_at: Unix time of the question, seconds.
+            sampling: settings of the request; None: those of the seat, and the choices.
 
         Returns:
             The reply, and why it is not legal, or None.
@@ -158,6 +174,8 @@ class Chair(Struct):
                 completion=completion,
                 move=move,
                 legal=legal,
+                choices=tuple(choices),
+                sampling=sampling if sampling is not None and self._differs(sampling) else None,
                 order=next(self.answered),
                 asked_at=asked_at,
                 answered_at=time.time(),
@@ -239,7 +257,11 @@ class PlayState:
         """The turns of each seat so far."""
         return tuple(
             Rollout(
-                role=role, seat=chair.seat.name, policy=chair.seat.policy, turns=tuple(chair.turns)
+                role=role,
+                seat=chair.seat.name,
+                policy=chair.seat.policy,
+                turns=tuple(chair.turns),
+                sampling=chair.seat.sampling,
             )
             for role, chair in self.chairs.items()
         )

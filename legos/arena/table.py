@@ -386,13 +386,13 @@ class Table(PlayState):
         """Make one model call; returns the reply and why it is not legal, or None."""
         speaker, messages, prompt = chair.asked(question)
         asked_at = time.time()
-        chair.waiting += 1
-        try:
-            completion = await chair.seat.client.complete(
-                prompt, sampling, adapter=chair.seat.adapter
-            )
-        finally:
-            chair.waiting -= 1
+        completion = await chair.complete(prompt, sampling)
         return speaker.record(
-            self.arena, messages, completion, sampling.choices, parse, asked_at=asked_at
+            self.arena,
+            messages,
+            completion,
+            sampling.choices,
+            parse,
+            asked_at=asked_at,
+            sampling=sampling,
         )

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from legos.data.message import Completion, Message
+from legos.data.message import Completion, Message, Sampling
 
 __all__ = ["Episode", "Failure", "Rollout", "Task", "Turn"]
 
@@ -29,6 +29,8 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     move: str | None = None  # the parsed move, if the answer was legal
     reward: float | None = None  # reward of this turn only
     legal: bool | None = None  # whether the answer was legal; None if any answer is legal
+    choices: tuple[str, ...] = ()  # the legal answers; empty: any answer is legal
+    sampling: Sampling | None = None  # settings of the request, where it had others than the seat
     order: int = 0  # number of answers of all seats in the play before this one
     asked_at: float = 0.0  # Unix time when the seat was asked, seconds
     answered_at: float = 0.0  # Unix time when its answer had arrived, seconds
@@ -41,6 +43,7 @@ class Rollout(Struct, frozen=True, kw_only=True, gc=False):
     seat: str  # name of the player in the seat: "policy", an adapter's or a bot's name
     policy: str | None  # the trained adapter that its tokens belong to; None: not trained on
     turns: tuple[Turn, ...]
+    sampling: Sampling = field(default_factory=Sampling)  # settings of the seat's requests
 
     @property
     def num_tokens(self) -> int:

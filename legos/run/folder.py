@@ -330,7 +330,8 @@ class RunFolder:
         Raises:
             CheckpointError: the file cannot be written.
         """
-        lines = (json.dumps({"step": step, **episode_to_json(one)}) + "\n" for one in episodes)
+        made = ({"step": step, **episode_to_json(one)} for one in episodes)
+        lines = (json.dumps(each, separators=(",", ":")) + "\n" for each in made)
         append_whole(self.episodes, "".join(lines).encode())
 
     @property

@@ -19,7 +19,7 @@ from legos.arena.step import play_all
 from legos.cli import main
 from legos.config.resolve import resolve
 from legos.data.episode import Episode, Rollout, Task, Turn
-from legos.data.message import Completion, Message, ToolCall
+from legos.data.message import Completion, Message, Sampling, ToolCall
 from legos.errors import CheckpointError
 from legos.exact.bots import RandomBot
 from legos.run.folder import RunFolder
@@ -136,6 +136,94 @@ def test_one_play_is_replayed_turn_by_turn(run: RunFolder) -> None:
     assert told[1:4] == ["(Enter)", "    One?\nann> <think>x</think>1", "(Enter)"]
     assert told.count("(Enter)") == 3
     assert told[-1] == "bob forfeits\nrewards: ann +1, bob -1.5"
+
+
+def test_a_replay_shows_what_was_told_and_how_answers_were_sampled(run: RunFolder) -> None:
+    said = Completion(
+        text="<think>x</think>1",
+        prompt_ids=(1, 2, 3),
+        token_ids=(4, 5),
+        logprobs=(-0.5, -0.25),
+        versions=(7, 8),
+    )
+    system, told = Message("system", "You are Ann."), Message("user", "It rains.\nA lot.")
+    first = (system, told, Message("user", "One?"))
+    answer = Message("assistant", "1")
+    second = (*first, answer, Message("user", "It stops."), Message("user", "Two?"))
+    again = replace(said, text="2", prompt_ids=(1, 2, 3, 4, 5, 6), versions=(8, 8))
+    turns = [
+        Turn(messages=first, completion=said),
+        Turn(messages=second, completion=again, order=1, sampling=Sampling(max_tokens=9)),
+    ]
+    play = replace(episode(1), rollouts=(rollout("ann", *turns),))
+    run.add_episodes(1, [play])
+    told_so: list[str] = []
+    replay(str(run.path), 1, thinking=False, again=False, say=told_so.append, pause=lambda: None)
+    assert told_so[1:3] == [
+        "    (system) You are Ann.\n    (told) It rains.\n    A lot.\n    One?\nann> 1\n"
+        "    (2 tokens, log-probability -0.75; version 7 and 8; after 3 of the prompt, 3 of them "
+        "new; temperature 1, at most 256)",
+        "    (told) It stops.\n    Two?\nann> 2\n"
+        "    (2 tokens, log-probability -0.75; version 8; after 6 of the prompt, 1 of them new; "
+        "temperature 1, at most 9)",
+    ]
+    told_so.clear()
+    watch(str(run.path), last=1, thinking=False, say=told_so.append)
+    assert "    (told) It stops.\n    Two?\nann> 2\n" in told_so[0]
+    assert "tokens" not in told_so[0]
+
+
+OLD = ("messages", "messages_kept", "asked_as", "choices", "restricted", "sampling")
+
+
+def test_plays_of_older_versions_can_be_read(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = game_run(run, "leduc")
+    for play in stored:
+        for seat in play["seats"]:
+            del seat["sampling"]
+            for turn in seat["turns"]:
+                turn["token_ids"], turn["logprobs"], turn["versions"] = [1], [-0.5], [0]
+                for name in (*OLD, "prompt_ids", "prompt_ids_kept"):
+                    del turn[name]
+    run.episodes.write_text("".join(json.dumps(play) + "\n" for play in stored))
+    assert main(["watch", str(run.path), "--episode", "1", "--again"]) == 0
+    told = capsys.readouterr().out
+    assert "(1 tokens, log-probability -0.5; version 0)" in told
+    assert told.endswith("the same prompts, moves and rewards\n")
+    assert main(["watch", str(run.path)]) == 0
+
+
+TELLS = """
+from legos import Arena, Task
+
+class Tells(Arena):
+    word = "sun"
+
+    def tasks(self, rng):
+        yield Task(id="a")
+
+    async def play(self, t):
+        t.tell(f"There is {self.word}.")
+        await t.ask("player", "One?")
+        return {"player": 0.0}
+"""
+
+
+def test_a_text_that_is_told_another_way_is_found(run: RunFolder, tmp_path: Path) -> None:
+    file = tmp_path / "tells.py"
+    file.write_text(TELLS)
+    name = f"{file}:Tells"
+    run.config.write_text(resolve(overrides={"arena": name}).toml())
+    for word in ("sun", "rain"):
+        made: Any = make_arena(name, ScriptedClient(lambda _: "1"))
+        made.word = word
+        plays = play_all(made, plays_from(made, 0, 1), asyncio.Semaphore(1))
+        run.add_episodes(1, asyncio.run(plays))
+    same, other = [json.loads(line) for line in run.episodes.read_text().splitlines()]
+    assert differences(run, same) == []
+    assert differences(run, other) == ["turns of player"]
 
 
 def test_failed_and_void_plays_say_why(run: RunFolder) -> None:
