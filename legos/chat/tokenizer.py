@@ -334,7 +334,7 @@ def _arguments(text: str) -> Any:
     """The arguments of a call as an object; as text where the model wrote no JSON."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or JSON that is nested too deeply
         return text
 
 

@@ -180,7 +180,7 @@ def _call_fields(call: MadeCall) -> dict[str, Any]:
     """A call as templates read it: its arguments as an object."""
     try:
         arguments = json.loads(call.function.arguments)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or JSON that is nested too deeply
         arguments = call.function.arguments
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}

@@ -105,6 +105,11 @@ ATTACKS: Mapping[str, tuple[str, Any, int]] = {
         {"messages": [{"role": "assistant", "tool_calls": [calling("[" + "1," * 60_000 + "1]")]}]},
         400,
     ),
+    "deep arguments": (
+        CHAT,
+        {"messages": [{"role": "assistant", "tool_calls": [calling("[" * 5_000 + "]" * 5_000)]}]},
+        400,
+    ),
     "arguments that are too long": (
         CHAT,
         {"messages": [{"role": "assistant", "tool_calls": [calling("x" * 300_000)]}]},
