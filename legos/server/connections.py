@@ -33,6 +33,7 @@ class Connections:
         refuse: called with the name of the limit when a connection is closed.
         fresh: connections that have not sent a request yet, oldest first.
         idle: connections between two requests, oldest first.
+        sending: connections whose body has not all come; the one silent for longest is first.
     """
 
     def __init__(self, options: ServerOptions, refuse: Callable[[str], None]) -> None:
@@ -40,12 +41,13 @@ class Connections:
         self.refuse = refuse
         self.fresh: dict[BoundedProtocol, None] = {}
         self.idle: dict[BoundedProtocol, None] = {}
+        self.sending: dict[BoundedProtocol, None] = {}
 
     def make_room(self, num_open: int) -> bool:
-        """Close a connection without a request if too many are open; False if there is none."""
+        """Close a connection without a whole request if too many are open; False: there is none."""
         if num_open <= self.options.max_connections:
             return True
-        oldest = next(iter(self.fresh or self.idle), None)
+        oldest = next(iter(self.fresh or self.idle or self.sending), None)
         if oldest is None:
             return False
         self.refuse("connections")
@@ -76,6 +78,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._stop_waiting()
+        self._shared.sending.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -118,12 +121,20 @@ class BoundedProtocol(HttpToolsProtocol):
         """Stop the timer for the head, which is complete."""
         self._unparsed = 0
         self._stop_waiting()
+        self._shared.sending[self] = None
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Reset the count of unparsed bytes after a piece of a body."""
+        """Note a piece of a body: it resets the count of unparsed bytes."""
         self._unparsed = 0
+        self._shared.sending.pop(self, None)
+        self._shared.sending[self] = None
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Note that the whole request has come."""
+        self._shared.sending.pop(self, None)
+        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Mark the connection as idle, or limit the time to read the last answer."""

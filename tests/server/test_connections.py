@@ -123,6 +123,30 @@ def test_half_open_connections_make_room_for_others(fake: Any, eventually: Event
         assert eventually(lambda: refused() >= 270)
 
 
+def test_incomplete_bodies_make_room_for_others(fake: Any) -> None:
+    """The body that has waited longest goes first; one that goes on coming stays."""
+    with fake(FakeEngine(), max_connections=20) as server, ExitStack() as stack:
+
+        def send_half() -> socket.socket:
+            connection = stack.enter_context(connected(server))
+            connection.sendall(post(BODY[:10], len(BODY)))
+            return connection
+
+        def is_healthy() -> bool:
+            with connected(server) as asking:
+                asking.sendall(HEALTH)
+                return asking.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+        going_on, *_ = [send_half() for _ in range(19)]
+        for number in range(10, 30):
+            going_on.sendall(BODY[number : number + 1])
+            assert is_healthy()
+            for _ in range(3):
+                send_half()
+        going_on.sendall(BODY[30:])
+        assert final(going_on.recv(1 << 16)).startswith(b"HTTP/1.1 200 ")
+
+
 def test_where_all_connections_are_in_use_others_are_told(
     fake: Any, eventually: Eventually
 ) -> None:
