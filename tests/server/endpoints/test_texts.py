@@ -1,0 +1,59 @@
+"""A score ends with its client and with the server."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from legos.testing import FakeEngine
+
+BODY: Mapping[str, Any] = {"prompts": [{"prompt": [5, 6], "choices": [[7], [8]]}]}
+
+
+class Scoring(FakeEngine):
+    """An engine whose scores never come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores: list[Future[Any]] = []
+
+    def score(self, *args: Any, **options: Any) -> Any:
+        self.scores.append(Future())
+        return self.scores[-1]
+
+
+def test_a_client_that_leaves_ends_its_score(fake: Any, eventually: Callable[..., bool]) -> None:
+    engine = Scoring()
+    data = json.dumps(BODY).encode()
+    with fake(engine) as server:
+        port = int(server.url.rsplit(":", 1)[1])
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(
+                b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"Content-Length: %d\r\n\r\n%s" % (len(data), data)
+            )
+            assert eventually(lambda: len(engine.scores) == 1)
+        assert eventually(engine.scores[0].cancelled)
+
+
+def test_the_end_of_the_server_ends_a_score(fake: Any, eventually: Callable[..., bool]) -> None:
+    engine = Scoring()
+    statuses: list[int] = []
+    with fake(engine, drain_s=0.2) as server:
+
+        def ask() -> None:
+            with server.http() as http:
+                statuses.append(http.post("/v1/score", json=BODY).status_code)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert eventually(lambda: len(engine.scores) == 1)
+        began = time.monotonic()
+        server.stop()
+        asking.join(10)
+    assert statuses == [503]
+    assert time.monotonic() - began < 5
+    assert engine.scores[0].cancelled()
