@@ -8,7 +8,7 @@ from typing import Literal
 from legos.data.schedule import Schedule
 from legos.errors import ConfigError
 
-__all__ = ["TOKENS_PER_STEP", "Order", "Portion", "Shares", "Spill", "check_shares"]
+__all__ = ["TOKENS_PER_STEP", "Order", "Portion", "Shares", "Spill", "check_shares", "lent"]
 
 TOKENS_PER_STEP = 2048  # chosen tokens of a step of several arenas, where nobody sets the number
 Order = Literal["oldest", "newest", "uniform"]
@@ -90,3 +90,21 @@ def check_shares(portions: Mapping[str, Portion]) -> None:
                 f"the values of {field} in the mix add up to {total:g}: {listed}; change them so "
                 "that they add up to 1"
             )
+
+
+def lent(quotas: Mapping[str, float], have: Mapping[str, int]) -> dict[str, float]:
+    """The quotas of a step in which arenas with more tokens fill in for those with too few.
+
+    Args:
+        quotas: name of each arena -> its tokens of the step.
+        have: name of each arena -> its tokens that wait.
+    """
+    wanted = {name: min(max(quota, 0.0), have[name]) for name, quota in quotas.items()}
+    short = sum(max(quota, 0.0) for quota in quotas.values()) - sum(wanted.values())
+    for name in sorted(quotas, key=lambda name: wanted[name] - have[name]):
+        more = min(short, have[name] - wanted[name])
+        wanted[name] += more
+        short -= more
+    if short > 0:  # all together have too few: nobody's quota is lowered
+        return dict(quotas)
+    return wanted

@@ -6,6 +6,12 @@ instead of producing samples that are too old. ``take`` checks the oldest token 
 again, because training can overtake a slow play. A group whose plays began under a policy beyond
 the limit is no longer counted, so that it does not block other groups.
 
+Few groups become too old all the same. A step also takes the groups that would be too old for the
+next one. And before it begins, the trainer waits for those that are still being played and would
+then be too old: at most for ``PATIENCE`` times the part of a step's time that they are of a step's
+work, and for half a step. To play as much again would take that part; the factor is there because
+those plays are the longest, and training without them would be training on short ones.
+
 The size of a step. One arena: the groups of ``tasks_per_step`` tasks, and more until they have
 ``min_samples`` samples. With a token budget, deficit round-robin: each step adds ``share * budget``
 to the deficit of every arena, an arena gives groups while its deficit is positive, and their tokens
@@ -25,10 +31,12 @@ from typing import Any
 
 from legos.arena.step import warn_of
 from legos.data.sample import TrainingBatch
-from legos.data.shares import Shares
+from legos.data.shares import Shares, lent
 from legos.loop.buffer import Amount, Buffer, Waiting
 
 __all__ = ["Admission", "Batcher", "Stopped"]
+
+PATIENCE = 4.0
 
 
 class Stopped(Exception):  # noqa: N818 - a message, not an error
@@ -79,6 +87,8 @@ class Batcher:
         self._training = False
         self._versions: Mapping[str, int] = {}  # policy -> its newest version
         self._ending: Exception | None = None
+        self._taken_at: float | None = None  # when groups were taken last, seconds
+        self._step_s = 0.0  # seconds between the last two times
 
     @property
     def in_turns(self) -> bool:
@@ -161,9 +171,12 @@ class Batcher:
             for buffer in self.buffers.values():
                 buffer.check_again()
             await self._changed.wait_for(lambda: self._ending or self._enough())
+            await self._wait_for_due()
             if self._ending:
                 raise self._ending
             self._pull(self._sizes() or {})
+            now = asyncio.get_running_loop().time()
+            self._step_s, self._taken_at = now - (self._taken_at or now), now
         batches = [waiting.batch for taken in self._taken.values() for waiting in taken]
         warn_of([episode for batch in batches for episode in batch.episodes])
         return batches
@@ -250,6 +263,27 @@ class Batcher:
         """The newest version of any policy."""
         return max(self._versions.values(), default=0)
 
+    async def _wait_for_due(self) -> None:
+        """Wait for plays that this step would make too old, no longer than it is worth."""
+        if self._ending or self.in_turns:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(PATIENCE * self._due_steps(), 0.5) * self._step_s):
+                await self._changed.wait_for(lambda: self._ending or not self._due_steps())
+
+    def _due_steps(self) -> float:
+        """The groups being played that would be too old if they missed this step, in steps."""
+        steps = 0.0
+        for (arena, version), tasks in self._tasks.items():
+            buffer = self.buffers[arena]
+            if version != self._newest - buffer.staleness_limit:
+                continue  # in time, or too old already
+            if self._shares is None:
+                steps += tasks / buffer.tasks_per_step
+            else:
+                steps += tasks * buffer.tokens_per_task / self._shares.tokens_per_step
+        return steps
+
     async def _wake(self) -> None:
         async with self._changed:
             self._changed.notify_all()
@@ -279,11 +313,15 @@ class Batcher:
             return pending + num_tasks * buffer.reuse <= steps * each * buffer.tasks_per_step
         tokens = playing * buffer.reuse * buffer.tokens_per_task + waiting.tokens
         steps -= self._training  # the deficits are already those after the step in training
-        part = shares.part(buffer.arena, self._progress) * shares.tokens_per_step
-        room = steps * part + self._deficits[buffer.arena]
+        room = steps * self._part(buffer.arena) + self._deficits[buffer.arena]
         if shares.spill == "lend" and not self._training and self._sizes() is None:
             room = max(room, shares.tokens_per_step)
         return tokens < room
+
+    def _part(self, arena: str) -> float:
+        """The tokens of a step that are an arena's share."""
+        assert self._shares is not None
+        return self._shares.part(arena, self._progress) * self._shares.tokens_per_step
 
     def _lacks(self) -> dict[str, float]:
         """Name of each arena -> what the next step still needs of it (tokens, or 1 or 0)."""
@@ -324,7 +362,7 @@ class Batcher:
             return None if number is None else {name: number}
         wanted = self._quotas()
         if self._shares.spill == "lend":
-            wanted = _lent(wanted, {name: b.num_tokens for name, b in self.buffers.items()})
+            wanted = lent(wanted, {name: b.num_tokens for name, b in self.buffers.items()})
         sizes: dict[str, int] = {}
         for name, quota in wanted.items():
             number = 0 if quota <= 0 else self._first(name, quota)
@@ -340,7 +378,10 @@ class Batcher:
         """Take groups from the buffers, and charge their tokens to the arenas."""
         quotas = self._quotas() if self._shares is not None else {}
         self._before = dict(self._deficits)
-        self._taken = {name: self.buffers[name].take(size) for name, size in sizes.items()}
+        self._taken = {}
+        for name, size in sizes.items():
+            most = None if self._shares is None else self._part(name)
+            self._taken[name] = self.buffers[name].take(size, newest=self._newest, most=most)
         self._training = True
         for name, quota in quotas.items():
             left = quota - sum(waiting.tokens for waiting in self._taken[name])
@@ -357,21 +398,3 @@ class Batcher:
         if not enough:
             self._changed.notify_all()  # dropping samples may allow a new play
         return enough
-
-
-def _lent(quotas: Mapping[str, float], have: Mapping[str, int]) -> dict[str, float]:
-    """The quotas of a step in which arenas with more tokens fill in for those with too few.
-
-    Args:
-        quotas: name of each arena -> its tokens of the step.
-        have: name of each arena -> its tokens that wait.
-    """
-    wanted = {name: min(max(quota, 0.0), have[name]) for name, quota in quotas.items()}
-    short = sum(max(quota, 0.0) for quota in quotas.values()) - sum(wanted.values())
-    for name in sorted(quotas, key=lambda name: wanted[name] - have[name]):
-        more = min(short, have[name] - wanted[name])
-        wanted[name] += more
-        short -= more
-    if short > 0:  # all together have too few: nobody's quota is lowered
-        return dict(quotas)
-    return wanted

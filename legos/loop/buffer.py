@@ -44,12 +44,21 @@ class Waiting:
     batch: TrainingBatch
     number: int  # number of groups that arrived before it
     tokens: int  # number of chosen tokens
+    oldest: int  # policy version of its oldest token; -1: it has no samples
+    newest: int  # policy version of its newest token; -1: it has no samples
     uses: int = 0  # number of steps that were trained on it
 
     @classmethod
     def of(cls, batch: TrainingBatch, number: int, uses: int = 0) -> "Waiting":
-        """Count the tokens of a group."""
-        return cls(batch, number, sum(len(sample.positions) for sample in batch.samples), uses)
+        """Count the tokens of a group, and look at their versions."""
+        return cls(
+            batch,
+            number,
+            tokens=sum(len(sample.positions) for sample in batch.samples),
+            oldest=min((sample.oldest_version for sample in batch.samples), default=-1),
+            newest=max((sample.newest_version for sample in batch.samples), default=-1),
+            uses=uses,
+        )
 
 
 class Buffer:
@@ -157,12 +166,28 @@ class Buffer:
                 return count
         raise AssertionError("the amount of the queue is not that of its groups")
 
-    def take(self, number: int) -> list[Waiting]:
-        """Take so many groups, and all without samples if they would wait behind these."""
+    def take(self, number: int, *, newest: int, most: float | None = None) -> list[Waiting]:
+        """Take so many groups, and those that would wait behind them in vain.
+
+        These are groups without samples, unless the oldest are taken first, and groups that were
+        never used and would be too old for the next step.
+
+        Args:
+            number: number of groups.
+            newest: the newest version of any policy.
+            most: number of tokens from which on no group is taken for its age; None: as many as
+                the others have together.
+        """
         ordered = self._ordered()
-        taken = list(ordered[:number])
+        taken, rest = list(ordered[:number]), ordered[number:]
         if self._order != "oldest":
-            taken += [waiting for waiting in ordered[number:] if not waiting.batch.samples]
+            taken += [waiting for waiting in rest if not waiting.batch.samples]
+        room = sum(waiting.tokens for waiting in taken) if most is None else most
+        for waiting in rest:
+            due = 0 <= waiting.oldest <= newest - self.staleness_limit and not waiting.uses
+            if due and room > 0:
+                taken.append(waiting)
+                room -= waiting.tokens
         numbers = {waiting.number for waiting in taken}
         self._set(waiting for waiting in self._queue if waiting.number not in numbers)
         self._checked = len(self._queue)
@@ -290,8 +315,8 @@ class Buffer:
         """The samples whose tokens are of versions that may be trained on."""
         batch, limit = waiting.batch, self.staleness_limit
         live = versions.values() or (0,)
-        found = set[int]().union(*(sample.versions for sample in batch.samples))
-        if not found or (min(found) >= max(live) - limit and max(found) <= min(live)):
+        fresh_enough = waiting.oldest >= max(live) - limit and waiting.newest <= min(live)
+        if fresh_enough or not batch.samples:
             return batch
 
         def newest(sample: Sample) -> int:

@@ -171,10 +171,25 @@ def test_a_group_is_used_again_until_its_cap_or_its_age_and_counted_once() -> No
         ledger.check(queued=0)
         return seen
 
-    # The first group three times, the second once, then all that is left is too old.
-    assert asyncio.run(story()) == [100, 100, 100, 100, 0]
+    # The first group three times; the second, and the third, which would be too old unused.
+    assert asyncio.run(story()) == [100, 100, 100, 200, 0]
     assert ledger.generated == 300
-    assert ledger.filtered == {"stale": 100}
+    assert not ledger.filtered
+
+
+def test_no_more_than_a_second_share_is_taken_for_its_age() -> None:
+    ledger = Ledger()
+
+    async def story() -> list[int]:
+        batcher, seen = mixed(ledger, HALVES, limit=1), list[int]()
+        await put(batcher, *(group(name, 10) for name in HALVES for _ in range(30)))
+        for version in (0, 1):
+            step = await taken(batcher, version=version)
+            assert step["a"] == step["b"]
+            seen.append(step.total())
+        return seen
+
+    assert asyncio.run(story()) == [100, 200]
 
 
 def test_a_group_with_too_few_plays_is_left_out() -> None:

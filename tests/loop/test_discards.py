@@ -1,0 +1,89 @@
+"""Almost no token is too old, whatever limits the line: play or training."""
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+
+from arenas.kuhn import Kuhn
+from arenas.nim import Nim
+from legos.arena.arena import GameArena
+from legos.credit import GRPOCredit
+from legos.data.message import Completion, Prompt, Sampling
+from legos.data.names import POLICY
+from legos.data.step import Update
+from legos.loop.loop import training_loop
+from legos.loop.mix import Mix
+from legos.loop.trainer import PolicyTrainer, StepSettings
+from legos.losses.objective import Objective
+from legos.testing import Asked, FakeBackend, FakePublisher, ScriptedClient, in_virtual_time
+
+MOVE_S = 0.01
+STEPS, WARM = 40, 5  # the first steps are larger: nobody knows the length of a play yet
+
+
+class RandomMoves(ScriptedClient):
+    """A client whose moves take 8 to 12 ms and are of the policy that is live when they end."""
+
+    def __init__(self, trainer: PolicyTrainer) -> None:
+        super().__init__(self._move)
+        self._trainer = trainer
+        self._rng = random.Random(1)
+
+    def _move(self, asked: Asked) -> str:
+        return self._rng.choice(asked.sampling.choices)
+
+    async def complete(
+        self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
+    ) -> Completion:
+        self.asked.clear()
+        await asyncio.sleep(MOVE_S * self._rng.uniform(0.8, 1.2))
+        self.version = self._trainer.step
+        return await super().complete(prompt, sampling, adapter=adapter)
+
+
+@pytest.mark.parametrize("pass_s", [0.03, 0.2], ids=["play limits", "training limits"])
+@pytest.mark.parametrize("games", [(Nim,), (Nim, Kuhn)], ids=["nim", "nim and kuhn"])
+def test_almost_no_token_is_too_old(games: tuple[type, ...], pass_s: float) -> None:
+    tokens = 1440 if len(games) == 1 else 2048
+    settings = StepSettings(
+        min_samples=256,
+        staleness_limit=1,
+        normalisation="token",
+        constant_length=1,
+        objective=lambda *_: Objective(),
+        update=lambda *_: Update(learning_rate=1.0),
+    )
+    backend = FakeBackend(
+        pass_s=lambda samples: pass_s * sum(len(s.positions) for s in samples) / tokens, keep=False
+    )
+    trainer = PolicyTrainer(backend, FakePublisher(), settings)
+    client = RandomMoves(trainer)
+    arenas = [GameArena(game(), client, credit_assigner=GRPOCredit()) for game in games]
+    mix = Mix(
+        dict.fromkeys(arenas, 1 / len(arenas)), tokens_per_step=tokens if arenas[1:] else None
+    )
+    seen: list[tuple[int, int]] = []
+    trained = Counter[str]()
+
+    async def after(metrics: object, batches: object) -> None:
+        ledger = trainer.ledger
+        seen.append((ledger.generated, ledger.filtered["stale"]))
+        for batch in batches:  # pyright: ignore[reportGeneralTypeIssues]
+            trained[batch.arena] += sum(len(sample.positions) for sample in batch.samples)
+
+    loop = training_loop(
+        mix,
+        trainer,
+        STEPS,
+        episode_concurrency=256,
+        step_concurrency=2,
+        after_step=after,
+        progress=False,
+    )
+    in_virtual_time(loop)
+    (generated, stale), (all_generated, all_stale) = seen[WARM], seen[-1]
+    assert (all_stale - stale) / (all_generated - generated) <= 0.02
+    shares = [number / trained.total() for number in trained.values()]
+    assert shares == pytest.approx([1 / len(games)] * len(games), abs=0.01)
