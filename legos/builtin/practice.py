@@ -32,10 +32,10 @@ _ENDINGS = (".", ".", "", "", "!", "?", ":", "\n")
 
 @dataclass(frozen=True, slots=True)
 class Exercise:
-    """A chat and its right answers, all equally right."""
+    """A chat and its right answers; each is as likely as it is frequent among them."""
 
     chat: tuple[Message, ...]
-    answers: tuple[str, ...]  # distinct, at least one
+    answers: tuple[str, ...]  # at least one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ def collate(exercises: Sequence[Exercise], rng: Random) -> Exercises:
     """Put exercises into arrays, each with one right answer drawn uniformly.
 
     The targets are exact: the distribution of each token of the answer, given the tokens before it,
-    when all right answers are equally likely.
+    when the answer is drawn like that.
     """
     prompts = [prompt_ids(exercise.chat) for exercise in exercises]
     right = [[(*text_ids(text), _IDS[END]) for text in exercise.answers] for exercise in exercises]

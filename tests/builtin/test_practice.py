@@ -74,3 +74,10 @@ def test_moves_that_begin_alike_share_their_first_token() -> None:
         np.testing.assert_allclose(batch.targets[0, 1, [end, token_id("0")]], 0.5)
     else:
         assert batch.targets[0, 1, end] == 1.0
+
+
+def test_an_answer_that_is_listed_twice_is_twice_as_likely() -> None:
+    batch = collate([exercise("Heads or tails?", "h", "t", "t")], Random(1))
+    chances = batch.targets[0, 0, [token_id("h"), token_id("t")]]
+    np.testing.assert_allclose(chances, [1 / 3, 2 / 3], rtol=1e-6)
+    assert batch.targets[0, 1, token_id(END)] == 1.0
