@@ -98,6 +98,19 @@ def answers(url: str) -> bool:
 
 
 @pytest.mark.slow
+def test_a_model_learns_the_form_of_zorplex_alone(tmp_path: Path) -> None:
+    assert run("zorplex.py", str(tmp_path / "base"), "--steps", "100").startswith("wrote ")
+    options = ("--model", str(tmp_path / "base"), "--arena", "zorplex", "--steps", "1")
+    play = ("--play.options.kinds", '["simple"]', "--play.options.levels", '["easy"]')
+    small = ("--play.tasks-per-step", "2", "--generation.max-tokens", "24")
+    out = tmp_path / "run"
+    finished((sys.executable, "-m", "legos", "train", *options, *play, *small, "--out", str(out)))
+    before = json.loads((out / "evaluations.jsonl").read_text().splitlines()[0])
+    assert before["eval/reward_part_player/format"] > 0.8
+    assert before["eval/reward_part_player/correct"] < 0.3
+
+
+@pytest.mark.slow
 def test_own_game_is_evaluated_before_and_after() -> None:
     before, *steps, after = run("own_game.py", "--steps", "3").splitlines()
     assert before.startswith("before {'policy_version': 0")
