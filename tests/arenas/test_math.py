@@ -113,6 +113,20 @@ def test_the_known_answer_may_have_another_name(tmp_path: Path) -> None:
     assert step(arena).metrics["arena/lenient"] == 1.0
 
 
+def test_numbers_are_compared_without_math_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def equal(found: str, answer: str) -> bool:
+        asked.append((found, answer))
+        return True
+
+    monkeypatch.setattr(MathReward, "_equal", staticmethod(equal))
+    said = ["it is 7", "\\boxed{-1,200.50}", "\\boxed{1/2}", "\\boxed{50%}", "\\boxed{x + 1}"]
+    known = ["8", "1200.5", "3/4", "0.5", "1 + x"]
+    assert MathReward().score([""] * 5, said, known) == [0.0, 0.0, 0.0, 1.0, 1.0]
+    assert asked == [("50%", "0.5"), ("x + 1", "1 + x")]
+
+
 class Hanging:
     """A checker that never returns."""
 
