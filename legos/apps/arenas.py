@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from legos.arena.arena import Arena
 from legos.arena.game import Game
 from legos.arena.registry import known_arenas
 from legos.config.schema import PlayConfig
@@ -61,9 +62,11 @@ def checked(findings: Sequence[Finding], *, plain: bool) -> Mapping[str, Any]:
     return {each.name: {"passed": each.passed, "text": each.text} for each in findings}
 
 
-def _reference(kind: type) -> Mapping[str, float]:
-    """The reference numbers of a game that can be made without options."""
+def _reference(kind: type[Arena | Game]) -> Mapping[str, float]:
+    """The reference numbers of a game or an arena; {} if they depend on options that it needs."""
+    if issubclass(kind, Arena) and kind.reference is Arena.reference:
+        return kind.references
     parameters = inspect.signature(kind).parameters.values()
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     required = [p for p in parameters if p.default is p.empty and p.kind not in optional]
-    return kind().reference() if issubclass(kind, Game) and not required else {}
+    return {} if required else kind().reference()

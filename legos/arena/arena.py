@@ -1,7 +1,7 @@
 """The base class of arenas, and the arena that plays a ``Game``."""
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -111,9 +111,44 @@ class Arena(Playable):
         """An answer in the form that a role's answers have, for ``legos arenas check``.
 
         Without it, the check answers questions without choices with texts that mean nothing, so
-        that such a play may end at its first question.
+        that such a play may end at its first question. In a play that was spawned from a class,
+        ``role`` is the first role of this arena, whose client is asked there.
         """
         return None
+
+    def oracle(
+        self, role: str, prompt: str, task: Task, rng: random.Random
+    ) -> tuple[str, float] | None:
+        """The right answer, and what it earns, for ``legos arenas check``; None: there is none.
+
+        Args:
+            role: the role that is asked, as for ``example``.
+            prompt: the question.
+            task: the task of the play, of the outermost one if plays are spawned.
+            rng: the only source of randomness.
+
+        Returns:
+            The answer, and the reward that the seat gets for its play if all its questions are
+            answered so. The check fails if it gets less.
+        """
+        return None
+
+    def private(self, task: Task) -> Mapping[str, Sequence[str]]:
+        """Texts of a task that one role alone may read, role -> texts, for ``legos arenas check``.
+
+        The check fails if such a text is in a prompt of another role.
+        """
+        return {}
+
+    def reference(self) -> Mapping[str, float]:
+        """Known reference numbers by name, such as what chance earns.
+
+        ``legos arenas check`` compares two of them with scripted plays: ``oracle``, the mean reward
+        of a player that answers by ``oracle``, and ``idle``, that of one that says nothing; they
+        are called ``oracle_ROLE`` and ``idle_ROLE`` where there are several roles. By default
+        ``references``; write the method where the numbers depend on options.
+        """
+        return self.references
 
     def seats(self, task: Task) -> Mapping[str, Seat]:
         """The default seat of each role; the first policy sits in every seat.
@@ -256,6 +291,7 @@ class GameArena(Arena):
         self.roles = tuple(self.game.roles)
         self.forfeit_reward = self.game.forfeit_reward
         self.recommended = self.game.recommended
+        self.utility = self.game.utility
 
     @property
     def name(self) -> str:
@@ -266,6 +302,10 @@ class GameArena(Arena):
     def pure_game(self) -> Game | None:
         """The game; None if a subclass has its own ``play``, which is then called."""
         return self.game if type(self).play is GameArena.play else None
+
+    def reference(self) -> Mapping[str, float]:
+        """Those of the game."""
+        return self.game.reference()
 
     def tasks(self, rng: random.Random) -> Iterator[Task]:
         """An infinite sequence of random start states."""

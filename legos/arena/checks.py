@@ -10,6 +10,7 @@ from numbers import Number
 from typing import Any, TypeGuard, cast, get_args
 
 from legos.arena.answer import Reply
+from legos.arena.game import Utility
 from legos.arena.playable import IllegalMove, Playable
 from legos.data.episode import Task
 from legos.data.message import Message
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 ILLEGAL = get_args(IllegalMove)
+UTILITIES = get_args(Utility)
 SHOWN = 80  # maximum number of characters of a value in a message
 
 
@@ -61,10 +63,9 @@ def check_attributes(arena: Playable) -> None:
     check_names(arena.policies, f"policies of {name}")
     if arena.levels:
         check_names(arena.levels, f"levels of {name}")
-    if arena.illegal not in ILLEGAL:
-        raise ArenaError(
-            f"illegal of {name} is {arena.illegal!r}{did_you_mean(str(arena.illegal), ILLEGAL)}"
-        )
+    _check_one_of("illegal", arena.illegal, ILLEGAL, name)
+    if arena.utility is not None:
+        _check_one_of("utility", arena.utility, UTILITIES, name)
     for field in ("tasks_per_step", "group_size"):
         value: object = getattr(arena, field)
         if not isinstance(value, int) or value < 1:
@@ -88,6 +89,12 @@ def check_attributes(arena: Playable) -> None:
             signature.bind(None)
         except TypeError:
             raise ArenaError(f"{method}() of {name} takes {signature}; write {form}") from None
+
+
+def _check_one_of(field: str, value: str, values: Sequence[str], name: str) -> None:
+    """Check that an attribute has one of its values."""
+    if value not in values:
+        raise ArenaError(f"{field} of {name} is {value!r}{did_you_mean(str(value), values)}")
 
 
 def _check_weights(weights: Any, name: str) -> None:

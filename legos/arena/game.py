@@ -3,14 +3,17 @@
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from legos.errors import ArenaError
 
-__all__ = ["Game", "State", "position", "split_position"]
+__all__ = ["Game", "State", "Utility", "position", "split_position"]
 
 State = Any
 """A position: any hashable value; equal values are one position."""
+
+Utility = Literal["zero_sum", "identical"]
+"""The rewards of a play sum to 0, or all roles get the same one."""
 
 _MOVES = "Moves: "
 
@@ -45,6 +48,8 @@ class Game(ABC):
         name: name in the command line and the logs; the class name in lower case unless set.
         forfeit_reward: reward of a seat for an illegal move, in the unit of ``payoff``; the play
             then ends and every other seat gets 0.
+        utility: "zero_sum" if the payoffs of every end sum to 0, "identical" if all roles get the
+            same; ``legos arenas check`` checks it. None: it is not declared.
         recommended: training settings for this game with the built-in model; by default an entropy
             bonus, without which self-play converges too early. The configuration overrides them.
     """
@@ -52,6 +57,7 @@ class Game(ABC):
     roles: tuple[str, ...] = ()
     name: str = "game"
     forfeit_reward: float = -1.5
+    utility: Utility | None = None
     recommended: Mapping[str, object] = {"training.entropy_coef": 0.3}
 
     def __init_subclass__(cls, **kwargs: object) -> None:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Protocol
 
-from legos.arena.game import Game
+from legos.arena.game import Game, Utility
 from legos.arena.store import Stores
 from legos.data.episode import Episode, Task
 from legos.data.names import POLICY
@@ -30,6 +30,7 @@ class Playable(Protocol):
     retries: int = 2  # number of times to ask again, if illegal is "retry"
     forfeit_reward: float = -1.0  # reward of the seat that forfeits; the others get 0
     reward_weights: Mapping[str, float] = {}  # weight of each named part of a reward
+    utility: Utility | None = None  # what holds for the rewards of every play that no one forfeits
     remember: bool = True  # keep a seat's questions and answers in its conversation
     continue_tokens: bool = True  # keep a conversation's tokens; False: render each prompt anew
     restrict_choices: bool = False  # sample only legal choices
@@ -41,6 +42,7 @@ class Playable(Protocol):
     policies: tuple[str, ...] = (POLICY,)  # names of the adapters that are trained
     levels: tuple[str, ...] = ()  # levels of its tasks, easiest first; (): tasks in their order
     recommended: Mapping[str, object] = {}  # recommended settings, dotted names
+    references: Mapping[str, float] = {}  # reference numbers that hold for all options
     seed: int  # seed of tasks and plays
     matchmaker: Matchmaker  # decides who sits in which seat
     stores: Stores  # what plays keep for later plays
