@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from legos import GameArena, GRPOCredit
+from legos import Climb, GameArena, GRPOCredit
 from legos.arena.registry import find_arena
 from legos.data.sample import TrainingBatch
 from legos.exact.figures import GameTree, exploitability, optimal_policy, uniform_policy
@@ -109,3 +109,20 @@ def test_questions_from_a_file(
 
     batch = play("Sums", answer, tasks_per_step=2, group_size=1)
     assert [e.rewards["player"] for e in batch.episodes] == [1.0, 1.0]
+
+
+def test_levels_and_a_curriculum(play: Callable[..., TrainingBatch]) -> None:
+    """Three numbers are asked for once two are mastered, and the plays move the level's success."""
+
+    def answer(asked: Asked) -> str:
+        numbers = [int(word) for word in asked.prompt.split() if word.isdigit()]
+        return str(sum(numbers)) if len(numbers) == 2 else "?"
+
+    climb = Climb(easier=0.0)
+    for level, right in (("two", 1.0), ("three", 0.0)):
+        batch = play("Sum", answer, tasks_per_step=3, group_size=2, curriculum=climb)
+        assert [e.task.level for e in batch.episodes] == [level] * 6
+        assert [e.rewards["player"] for e in batch.episodes] == [right] * 6
+        assert batch.metrics[f"curriculum/success/{level}"] == right
+        climb.record("two", [1.0] * 200)
+    assert climb.success["two"] > climb.threshold > climb.success["three"]
