@@ -4,32 +4,27 @@ import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
-from arenas.pipelines import random_program, run
+from arenas.pipelines import random_program
+from arenas.problems import (
+    KINDS,
+    LANGUAGE,
+    Problem,
+    accepted,
+    is_right,
+    lists_in,
+    parse_problem,
+    question,
+    random_problem,
+    solution,
+)
 from legos import Arena, Table, Task
 
 __all__ = ["KINDS", "AbsoluteZero", "Problem", "Solve", "accepted", "is_right", "parse_problem"]
 
-KINDS = ("deduction", "abduction", "induction")
-LANGUAGE = (
-    "A program changes a list of numbers, operation after operation: "
-    "add N, mul N, mod N, if even add N, keep even, keep above N, take N, drop N, repeat N add N, "
-    "sort, reverse, unique, sum, max, min, len. N is 1 to 99."
-)
 MALFORMED, REJECTED = -1.0, -0.5  # rewards of a proposal that is none, or does not pass the gate
 KEPT = 1000  # problems in the store
-_LIST = re.compile(r"\[\s*(?:-?\d+(?:\s*,\s*-?\d+)*)?\s*\]")
-_PROGRAM = re.compile(r"PROGRAM:\s*(.+?)\s*(?:INPUT:|$)", re.DOTALL)
-
-
-class Problem(NamedTuple):
-    """A program, an input and what it makes of the input; the solver sees two of the three."""
-
-    kind: str
-    program: str
-    given: tuple[int, ...]
-    result: tuple[int, ...]
 
 
 class Solve(Arena):
@@ -80,14 +75,14 @@ class AbsoluteZero(Arena):
         """The kinds in turn, each with two example programs."""
         while True:
             for kind in self.kinds:
-                examples = tuple(_random_problem(kind, 2, rng) for _ in range(2))
+                examples = tuple(random_problem(kind, 2, rng) for _ in range(2))
                 yield Task(id=f"{kind}/{rng.getrandbits(40):010x}", data=(kind, examples))
 
     def held_out(self, rng: random.Random) -> Iterable[Task]:
         """The same 60 problems for the solver in every evaluation, a quarter of each length."""
         rng = random.Random(0)  # not the arena's seed: every run is measured on the same problems
         for number in range(60):
-            problem = _random_problem(self.kinds[number % len(self.kinds)], 1 + number % 4, rng)
+            problem = random_problem(self.kinds[number % len(self.kinds)], 1 + number % 4, rng)
             yield Task(id=f"held out/{number}", data=problem)
 
     def example(self, role: str, prompt: str, rng: random.Random) -> str:
@@ -95,6 +90,24 @@ class AbsoluteZero(Arena):
         if "Write a new program" not in prompt:
             return f"[{rng.randint(1, 20)}]"
         return f"PROGRAM: {random_program(rng, 2)} INPUT: {rng.sample(range(20), 4)}"
+
+    def oracle(self, role: str, prompt: str, task: Task, rng: random.Random) -> tuple[str, float]:
+        """The solution of a held-out problem; else a program that adds, and its solution."""
+        if isinstance(task.data, Problem):
+            return solution(task.data), 1.0
+        if "Write a new program" in prompt:  # it earns nothing, because all will solve it
+            return f"PROGRAM: add {rng.randint(1, 99)} INPUT: {rng.sample(range(20), 4)}", 0.0
+        lists = lists_in(prompt)
+        if "Which program" in prompt:
+            return f"PROGRAM: add {lists[1][0] - lists[0][0]}", 1.0
+        added = int(re.findall(r"PROGRAM: add (\d+)", prompt)[0])
+        added *= 1 if "What is the output" in prompt else -1
+        return str([number + added for number in lists[0]]), 1.0
+
+    def reference(self) -> Mapping[str, float]:
+        """Rewards of an oracle and of silence, and how often the list of the question is right."""
+        known = {"oracle_solver": 1.0, "best_proposer": 1.0, "idle_solver": 0.0}
+        return {**known, "echo_solver": 14 / 60} if self.kinds == KINDS else known
 
     async def play(self, t: Table) -> Mapping[str, float]:
         """A proposal, and the solver's answers to it."""
@@ -128,71 +141,3 @@ async def _solved(t: Table) -> float:
     problem = Problem(*t.task.data)
     said = (await t.ask("solver", question(problem))).answer
     return float(is_right(said, problem))
-
-
-def question(problem: Problem) -> str:
-    """What the solver is asked."""
-    given, result = list(problem.given), list(problem.result)
-    if problem.kind == "deduction":
-        asked = f"PROGRAM: {problem.program} INPUT: {given} What is the output list?"
-    elif problem.kind == "abduction":
-        asked = f"PROGRAM: {problem.program} What input list gives {result}?"
-    else:
-        pairs = ", ".join(f"{list(x)} gives {list(y)}" for x, y in _examples(problem)[:2])
-        asked = f"{pairs}. Which program does this? Write PROGRAM: and its operations."
-    return f"{LANGUAGE}\n{asked}"
-
-
-def is_right(said: str, problem: Problem) -> bool:
-    """Whether an answer solves a problem; the last list or program in it counts."""
-    try:
-        if problem.kind == "induction":
-            program = _PROGRAM.findall(said)[-1]
-            return all(run(program, x) == list(y) for x, y in _examples(problem))
-        found = _numbers(_LIST.findall(said)[-1])
-        made = run(problem.program, found) if problem.kind == "abduction" else list(found)
-    except (ValueError, IndexError):
-        return False
-    return made == list(problem.result)
-
-
-def parse_problem(said: str) -> tuple[str, tuple[int, ...]]:
-    """The program and the input of a proposal; ValueError if one of them is missing."""
-    program, given = _PROGRAM.search(said), _LIST.search(said)
-    if program is None or given is None:
-        raise ValueError("no proposal; expected PROGRAM: and INPUT: with a list of numbers")
-    return " | ".join(" ".join(p.split()) for p in program[1].split("|")), _numbers(given[0])
-
-
-def accepted(kind: str, program: str, given: tuple[int, ...]) -> tuple[Problem | None, str]:
-    """The gate: the problem, or None and why it does not pass."""
-    try:
-        result = tuple(run(program, given))
-        problem = Problem(kind, program, given, result)
-        others = {y for x, y in _examples(problem) if x != given}
-    except ValueError as error:
-        return None, str(error)
-    if others <= {result}:
-        return None, "the output does not depend on the input"
-    return problem, ""
-
-
-def _examples(problem: Problem) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The input and four others, with their outputs."""
-    given = problem.given
-    larger, doubled = tuple(x + 1 for x in given), tuple(2 * x for x in given)
-    inputs = [given, larger, given[::-1], (*given, 7), doubled]
-    return [(x, tuple(run(problem.program, x))) for x in inputs]
-
-
-def _random_problem(kind: str, operations: int, rng: random.Random) -> Problem:
-    """A random problem that passes the gate."""
-    while True:
-        given = tuple(rng.randint(1, 20) for _ in range(rng.randint(3, 5)))
-        problem, _ = accepted(kind, random_program(rng, operations), given)
-        if problem is not None:
-            return problem
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"-?\d+", text))

@@ -4,6 +4,7 @@ import operator
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import permutations, product
 from typing import Any
 
 from arenas.expressions import value_of
@@ -26,9 +27,12 @@ def solution(expression: str, numbers: Sequence[int]) -> Fraction | None:
 class Countdown(Arena):
     """Combine all given numbers with + - * / so that the expression has the given value.
 
-    Each task is made from a random expression, so it has a solution. A tenth of the tasks is held
-    out. The number that shows learning is ``reward_part_player/correct`` on these: 1 for a right
-    expression, 0 otherwise. An expression that uses each number once earns 0.1 of the reward.
+    The reply is the expression alone, such as ``(2 + 3) * 7``. Each task is made from a random
+    expression, so it has a solution. A tenth of the tasks is held out.
+
+    Rewards: 1 for a right expression, 0.1 for one that uses each number once, otherwise 0. Credit
+    compares the answers to one task. The number that shows learning is
+    ``reward_part_player/correct`` on held-out tasks: 1 for a right expression, 0 otherwise.
 
     With ``operator`` the prompt has two numbers in order, and the model picks +, - or * between
     them. So a model that cannot write an expression, such as the built-in one, can learn too;
@@ -89,6 +93,30 @@ class Countdown(Arena):
             said = (await t.ask("player", prompt)).answer
         value = solution(said, numbers)
         return {"player": {"correct": float(value == target), "format": float(value is not None)}}
+
+    def oracle(
+        self, role: str, prompt: str, task: Task, rng: random.Random
+    ) -> tuple[str, float] | None:
+        """The first expression with the value, among all orders and operators of the tasks."""
+        numbers, target = task.data
+        for order in [numbers] if self.operator else permutations(numbers):
+            for signs in product(OPERATORS, repeat=len(order) - 1):
+                said = str(order[0])
+                for place, (sign, number) in enumerate(zip(signs, order[1:], strict=True)):
+                    said = f"({said}) {sign} {number}" if place else f"{said} {sign} {number}"
+                if solution(said, numbers) == target:
+                    return signs[0] if self.operator else said, 1.0
+        return None
+
+    def reference(self) -> Mapping[str, float]:
+        """Rewards of an oracle and of silence, and how often chance is right."""
+        if self.operator:  # two operators are right in 2 + 2 = 4 and 2 * 2 = 4
+            twice = 2 / (9 * self.largest**2) if self.largest > 1 else 0.0
+            return {"oracle": 1.0, "random_operator_right": 1 / 3 + twice}
+        known = {"oracle": 1.0, "idle": 0.0}
+        if (self.size, self.largest) == (3, 9):  # in the order of the prompt, without brackets
+            known["random_expression_right"] = 26970 / 354294
+        return known
 
     def _drawn(self, rng: random.Random) -> Iterator[tuple[Task, bool]]:
         """Random tasks, and whether each is held out; the order of the numbers does not decide."""

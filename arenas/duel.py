@@ -39,6 +39,14 @@ class Duel(Arena):
     """
 
     roles = ("first", "second", "judge")
+    utility = "zero_sum"
+    references: Mapping[str, float] = {
+        "idle_first": 0.0,  # two equal answers, to which the judge says nothing
+        "idle_second": 0.0,
+        "coin_judge_agreement": 0.5,  # of a judge that tosses a coin
+        "coin_judge_planted_right": 0.25,
+        "coin_judge_longer_wins": 0.5,
+    }
     max_tokens = 128
 
     def __init__(
@@ -72,6 +80,12 @@ class Duel(Arena):
         seats = super().seats(task)
         judge = replace(seats["judge"], name="base", adapter="base", trainable=False)
         return {**seats, "judge": judge}
+
+    def example(self, role: str, prompt: str, rng: random.Random) -> str:
+        """Any answer, and any verdict."""
+        if role == "judge":
+            return f"My verdict: {rng.choice(('[A]', '[B]', '[tie]'))}"
+        return f"Because of its {rng.choice(('shape', 'weight', 'colour'))}, and nothing else."
 
     async def play(self, t: Table) -> Mapping[str, float]:
         """Two answers at the same time, and a verdict."""

@@ -22,12 +22,17 @@ class Kuhn(Game):
     0 <= alpha <= 1/3: bet a jack with alpha, a king with 3 alpha, never a queen; call with a queen
     with alpha + 1/3. The second seat calls with a queen and bluffs with a jack one time in three.
 
+    Credit compares each seat with itself in the plays of the same deal. The number that shows
+    learning is the exploitability, in chips a seat: 0.458 at random, 0 in equilibrium. Wins against
+    a random player rise also in play that a best response beats.
+
     A state is (cards, bets): ``("QK", "pb")`` where the first seat holds a queen.
 
     Source: H. W. Kuhn, A simplified two-person poker, 1950.
     """
 
     roles = ("first", "second")
+    utility = "zero_sum"
     # Entropy and the pull towards a slow average keep the two seats from chasing each other.
     recommended: Mapping[str, object] = {
         "loop.steps": 800,

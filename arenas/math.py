@@ -96,13 +96,18 @@ class Math(Arena):
     r"""Solve a problem of a data set; the answer stands in ``\boxed{}`` or after ``####``.
 
     The rows have a question and an answer, as GSM8K has; a tenth of them is held out for
-    evaluations. ``arena/strict`` is the share of right answers that are marked, and
-    ``arena/lenient`` that of all right answers, whichever is rewarded. ``arena/unclear`` counts
-    answers that could not be checked in time. The number that shows learning is
+    evaluations. Without ``strict``, what follows "the answer is" counts too, or the last number.
+    ``arena/strict`` is the share of right answers that are marked, and ``arena/lenient`` that of
+    all right answers, whichever is rewarded. ``arena/unclear`` counts answers that could not be
+    checked in time.
+
+    Rewards: 1 for the right answer, and 0.1 for one that is marked by ``\boxed{}`` or ``####``.
+    Credit compares the answers to one row. The number that shows learning is
     ``reward_part_player/correct`` on the held-out rows.
     """
 
     reward_weights: Mapping[str, float] = {"correct": 1.0, "format": 0.1}
+    references: Mapping[str, float] = {"oracle": 1.1, "idle": 0.0}  # rewards
     max_tokens = 512
     check_s = 10.0  # seconds in which an answer must be compared with the known one
 
@@ -148,17 +153,25 @@ class Math(Arena):
         """The rows that are held out; none: evaluate on the others."""
         return self._held_out or None
 
+    def oracle(self, role: str, prompt: str, task: Task, rng: random.Random) -> tuple[str, float]:
+        """The known answer, marked."""
+        return f"\\boxed{{{self._known(task)}}}", 1.1
+
+    def _known(self, task: Task) -> str:
+        """The answer of a row."""
+        known = str(task.data[self._answer])
+        return answer_of(known) or known
+
     async def play(self, t: Table) -> Mapping[str, Mapping[str, float]]:
         """One answer."""
-        problem, known = t.task.data[self._question], t.task.data[self._answer]
-        prompt = problem
+        prompt = problem = t.task.data[self._question]
         if isinstance(problem, str):
             prompt = f"{problem}\nReason step by step, and put the final answer in \\boxed{{}}."
         said = (await t.ask("player", prompt)).answer
-        gold = answer_of(str(known)) or str(known)
+        known = self._known(t.task)
         try:
             score = self._reward.score
-            [lenient] = await t.run(score, [str(prompt)], [said], [gold], timeout_s=self.check_s)
+            [lenient] = await t.run(score, [str(prompt)], [said], [known], timeout_s=self.check_s)
         except RunError:
             lenient = 0.0
             t.metric(unclear=1.0)

@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from legos import Arena, Table, Task
@@ -89,6 +89,7 @@ class Negotiation(Arena):
             raise ValueError(f"turns is {turns}; expected at least an offer and its answer")
         super().__init__(client, **kwargs)
         self.mode, self.turns = mode, turns
+        self.utility = "zero_sum" if mode == "zero_sum" else None
 
     def tasks(self, rng: random.Random) -> Iterable[Task]:
         """Random values around the middle ones."""
@@ -103,6 +104,29 @@ class Negotiation(Arena):
         """Accept an offer if there is one, and otherwise offer a unit."""
         last = prompt.splitlines()[-2] if prompt else ""
         return "Well, [accept]." if "[offer" in last else "[offer 1 wood for 1 gold]"
+
+    def oracle(
+        self, role: str, prompt: str, task: Task, rng: random.Random
+    ) -> tuple[str, float] | None:
+        """The fair bargain: every good goes to the trader who values it more."""
+        if self.mode != "surplus":
+            return None
+        ann, bob = task.data
+        if role == "bob":
+            return "[accept]", STOCK * (bob[0] - bob[1]) / 100
+        said = "[end]" if "bob: [accept]" in prompt else "[offer 10 wood for 10 gold]"
+        return said, STOCK * (ann[1] - ann[0]) / 100
+
+    def private(self, task: Task) -> Mapping[str, Sequence[str]]:
+        """What the goods are worth to each trader."""
+        return {role: [_worths(own)] for role, own in zip(self.roles, task.data, strict=True)}
+
+    def reference(self) -> Mapping[str, float]:
+        """Rewards of the fair bargain and of silence, and the largest mean sum of both rewards."""
+        if self.mode != "surplus":
+            return {"idle_ann": -1.0}
+        fair = {"oracle_ann": 1.0, "oracle_bob": 1.0}
+        return {**fair, "largest_sum": 2.0, "no_trade": 0.0, "idle_ann": -1.0}
 
     async def play(self, t: Table) -> Mapping[str, float]:
         """Take turns until one ends, or the actions are used up."""
@@ -150,13 +174,18 @@ class Negotiation(Arena):
 
 def _prompt(role: str, values: tuple[int, int], stock: list[int], log: list[str], left: int) -> str:
     """What a trader knows."""
-    worth = " and ".join(f"{value} a {good}" for good, value in zip(GOODS, values, strict=True))
     owned = " and ".join(f"{number} {good}" for good, number in zip(GOODS, stock, strict=True))
     so_far = "\n".join(log) or "Nobody has offered anything yet."
     return (
-        f"You are {role}. Your goods are worth {worth} to you. You have {owned}.\n{so_far}\n"
+        f"You are {role}. Your goods are worth {_worths(values)} to you. You have {owned}.\n"
+        f"{so_far}\n"
         f"{left} actions are left. Write [offer 2 wood for 3 gold], [accept] or [end]."
     )
+
+
+def _worths(values: tuple[int, int]) -> str:
+    """What a unit of each good is worth to a trader."""
+    return " and ".join(f"{value} a {good}" for good, value in zip(GOODS, values, strict=True))
 
 
 def _trade(giver: list[int], taker: list[int], offer: Offer) -> None:

@@ -13,13 +13,18 @@ class Nim(Game):
     The pile holds 1 to ``largest`` stones at the start, each size equally often: from one fixed
     size the same seat would always win, and neither would learn.
 
-    Optimal play leaves a multiple of 4. A player who is left one has lost against it, and every
-    move is as good as any other there.
+    A move is the number of stones: ``1``, ``2`` or ``3``. Optimal play leaves a multiple of 4. A
+    player who is left one has lost against it, and every move is as good as any other there.
+
+    Credit compares each seat with itself in the plays that begin with the same pile. The number
+    that shows learning is ``optimal_move_rate``, over the positions where moves differ: 0.345 at
+    random, 1 at the optimum; a win rate against random does not show what is left to learn.
 
     A state is (stones left, seat to move).
     """
 
     roles = ("first", "second")
+    utility = "zero_sum"
     # Much entropy at first, so that large piles are still explored once small ones are solved.
     recommended: Mapping[str, object] = {
         "loop.steps": 500,

@@ -29,8 +29,9 @@ class Pig(Game):
     and 2: with six, it would be right to roll again at any total below 21, and in a game that is
     small enough to evaluate, always.
 
-    The number that shows learning is the share of wins against optimal play, averaged over the
-    seats: optimal play wins half.
+    Credit ``gae`` compares the value of a seat's next position with that of this one, because most
+    of a play's result is luck. The number that shows learning is the share of wins against optimal
+    play, averaged over the seats: 0.384 at random, 0.5 at the optimum.
     """
 
     roles = ("first", "second")

@@ -3,6 +3,7 @@
 import random
 import re
 from collections.abc import Iterable, Mapping
+from itertools import cycle, islice
 from typing import Any, NamedTuple
 
 from legos import Arena, Table, Task
@@ -51,6 +52,7 @@ class Refine(Arena):
     """
 
     roles = ("writer", "critic")
+    utility = "identical"
     remember = False  # every prompt holds all that its seat needs
     max_tokens = 96
 
@@ -77,6 +79,17 @@ class Refine(Arena):
                 rng.choice(SUBJECTS), fewest, fewest + 4, words, banned=rng.choice(letters)
             )
             yield Task(id=str(rules), data=rules)
+
+    def oracle(self, role: str, prompt: str, task: Task, rng: random.Random) -> tuple[str, float]:
+        """The words that must occur, as often as the text has to be long."""
+        rules: Rules = task.data
+        text = " ".join(islice(cycle(rules.words), rules.fewest))
+        return ADVICE if role == "critic" else text, 1.0
+
+    def reference(self) -> Mapping[str, float]:
+        """Rewards of an oracle, of silence, and of copying the task."""
+        known = {"oracle_writer": 1.0, "idle_writer": 0.0, "copied_task": 0.578704}
+        return {**known, "oracle_critic": 1.0, "idle_critic": 0.0} if self.critic else known
 
     async def play(self, t: Table) -> Mapping[str, float]:
         """Draft, then comment and rewrite."""

@@ -2,11 +2,12 @@
 
 import random
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from arenas.passages import passages, stands_in, words_in
 from legos import Arena, Table, Task, hold_out
 
 __all__ = ["Answer", "Question", "Spice", "gate", "is_right", "parse_question", "passages"]
@@ -14,7 +15,6 @@ __all__ = ["Answer", "Question", "Spice", "gate", "is_right", "parse_question", 
 MALFORMED, REJECTED = -1.0, -0.5  # rewards of what is no question, or does not pass the gate
 KEPT = 2000  # questions in the store
 _QUESTION = re.compile(r"QUESTION:\s*(.+?)\s*ANSWER:\s*(.+)", re.DOTALL)
-_WORD = re.compile(r"\w+(?:\.\d+)?")
 
 
 class Question(NamedTuple):
@@ -54,6 +54,11 @@ class Spice(Arena):
     """
 
     roles = ("challenger", "solver")
+    references: Mapping[str, float] = {
+        "oracle_solver": 1.0,
+        "best_challenger": 1.0,  # if half of the answers are right
+        "idle_challenger": -1.0,
+    }
     max_tokens = 128
     recommended: Mapping[str, object] = {"play.credit": "hierarchical"}
 
@@ -109,8 +114,24 @@ class Spice(Arena):
         """A question about a word of the passage, or a word as the answer."""
         if "QUESTION: ..." not in prompt:
             return "perhaps\nsomething"
-        word = rng.choice(_words(prompt.partition("\n\nAsk")[0]) or ["nothing"])
+        word = rng.choice(words_in(prompt.partition("\n\nAsk")[0]) or ["nothing"])
         return f"QUESTION: Which word is number {rng.random():.3f}? ANSWER: {word}"
+
+    def oracle(self, role: str, prompt: str, task: Task, rng: random.Random) -> tuple[str, float]:
+        """A question about a word of the passage by its place, and that word."""
+        words = words_in(str(task.data))
+        if found := re.search(r"stands at place (\d+) of", prompt):
+            return words[int(found[1])], 1.0
+        asked = "Which word stands at place {} of the text? {:016x}"  # the number makes it new
+        at = rng.choice(
+            [at for at, word in enumerate(words) if word.isalpha() and word not in asked]
+        )
+        question = asked.format(at, rng.getrandbits(64))
+        return f"QUESTION: {question} ANSWER: {words[at]}", 0.0
+
+    def private(self, task: Task) -> Mapping[str, Sequence[str]]:
+        """The passage, which the solver does not see."""
+        return {"challenger": [str(task.data)]}
 
     async def play(self, t: Table) -> Mapping[str, float]:
         """A question, and the solver's answers to it."""
@@ -136,20 +157,6 @@ class Spice(Arena):
         return {"challenger": 4 * right * (1 - right), "solver": right}
 
 
-def passages(text: str, characters: int) -> list[str]:
-    """Split a text into passages of whole paragraphs; a longer paragraph is cut."""
-    found: list[str] = []
-    for paragraph in re.split(r"\n\s*\n", text):
-        piece = " ".join(paragraph.split())
-        for start in range(0, len(piece), characters):
-            part = piece[start : start + characters]
-            if found and len(found[-1]) + len(part) < characters:
-                found[-1] += f"\n{part}"
-            else:
-                found.append(part)
-    return found
-
-
 def parse_question(said: str) -> Question | None:
     """The question and answer of a reply; None: it has none."""
     found = _QUESTION.search(said)
@@ -158,12 +165,12 @@ def parse_question(said: str) -> Question | None:
 
 def gate(question: Question, passage: str) -> str:
     """Why a question is not accepted; empty: it is."""
-    answer, asked = _words(question.answer), _words(question.text)
+    answer, asked = words_in(question.answer), words_in(question.text)
     if not 1 <= len(answer) <= 4:
         return f"the answer has {len(answer)} words; expected 1 to 4"
-    if not _within(answer, _words(passage)):
+    if not stands_in(answer, words_in(passage)):
         return "the answer does not stand in the passage"
-    if _within(answer, asked):
+    if stands_in(answer, asked):
         return "the question quotes the answer"
     return "" if len(asked) >= 3 else "the question has fewer than 3 words"
 
@@ -171,16 +178,7 @@ def gate(question: Question, passage: str) -> str:
 def is_right(said: str, answer: str) -> bool:
     """Whether the last line of a reply is the answer, but for case and punctuation."""
     lines = said.strip().splitlines()
-    return bool(lines) and _words(lines[-1]) == _words(answer)
-
-
-def _words(text: str) -> list[str]:
-    return [word.removesuffix(".0") for word in _WORD.findall(text.lower().replace(",", ""))]
-
-
-def _within(words: list[str], text: list[str]) -> bool:
-    """Whether words stand next to each other in a text."""
-    return any(text[at : at + len(words)] == words for at in range(len(text) - len(words) + 1))
+    return bool(lines) and words_in(lines[-1]) == words_in(answer)
 
 
 def _parts(text: Task, characters: int) -> list[Task]:

@@ -12,8 +12,11 @@ LINES = ("012", "345", "678", "036", "147", "258", "048", "246")
 class TicTacToe(Game):
     """Three in a row of nine cells wins +1, the other seat gets -1; a full board is a draw, 0.
 
-    A move is the number of a free cell, 1 to 9, row by row. Optimal play of both seats is a draw,
-    so the number that shows learning is the share of losses against optimal play.
+    A move is the number of a free cell, 1 to 9, row by row.
+
+    All plays begin with the empty board, so credit compares each seat with itself in all plays of a
+    step. Optimal play of both seats is a draw, so the number that shows learning is the share of
+    losses against optimal play: 0.873 at random, 0 at the optimum.
 
     A state is the nine cells: ``x``, ``o``, or the number of a free cell.
     """

@@ -19,10 +19,14 @@ PAYOFFS: Mapping[str, Sequence[Sequence[int]]] = {  # cards -> first move -> sec
 class TinyHanabi(Game):
     """Two seats with one hidden card each make one move each and share the payoff, 0 to 10.
 
-    The second seat sees the move of the first. If both always say ``b``, they get 8 whatever the
-    cards. To get 10, the first seat must say ``a`` with one card and ``c`` with the other, and the
-    second must know which is which: until it does, the first does better with ``b``. So most
-    learners stay at 8, and the number that shows learning is the mean payoff, above 8.
+    A move is ``a``, ``b`` or ``c``, and the second seat sees that of the first. If both always say
+    ``b``, they get 8 whatever the cards. To get 10, the first seat must say ``a`` with one card and
+    ``c`` with the other, and the second must know which is which: until it does, the first does
+    better with ``b``. So most learners stay at 8.
+
+    Credit compares each seat with itself in the plays of the same deal. The number that shows
+    learning is the mean payoff, ``joint_value``: 3.72 at random, 10 at the optimum, and anything up
+    to 8 may be the trap.
 
     A state is (cards, moves): ``("12", "a")`` where the first seat has card 1 and said ``a``.
 
@@ -30,6 +34,7 @@ class TinyHanabi(Game):
     """
 
     roles = ("first", "second")
+    utility = "identical"
     # Rewards go up to 10. With less entropy at first, both seats settle on ``b`` within 20 steps.
     recommended: Mapping[str, object] = {
         "loop.steps": 500,

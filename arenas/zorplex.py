@@ -3,63 +3,18 @@
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise, product
-from typing import Any, NamedTuple
+from itertools import product
+from typing import Any
 
 from arenas.expressions import value_of
+from arenas.lookups import KINDS, LEVELS, RULES, WORDS, Puzzle, make_puzzle
 from legos import Arena, Episode, Table, Task
 
 __all__ = ["KINDS", "LEVELS", "Puzzle", "Zorplex"]
 
-KINDS = ("simple", "compositional", "multi_step", "recursive")
-LEVELS = ("easy", "medium", "hard")
-WORDS = (
-    "amber",
-    "birch",
-    "cedar",
-    "delta",
-    "ember",
-    "frost",
-    "grove",
-    "heron",
-    "ivory",
-    "jade",
-    "karma",
-    "lotus",
-    "maple",
-    "nylon",
-    "olive",
-    "pearl",
-    "quartz",
-    "raven",
-    "slate",
-    "topaz",
-    "umber",
-    "velvet",
-    "willow",
-    "xenon",
-    "yarrow",
-    "zinc",
-)
 SPAM = 2  # calls beyond what the task needs from which on a play counts as tool_spam
 _CALL = re.compile(r"\b(LOOKUP|GETKEY|FETCH|COMPUTE)\[([^\[\]]*)\]")
 _ANSWER = re.compile(r"\[ANSWER\]\s*(-?\d+)")
-_RULES = {
-    "simple": "LOOKUP[word] tells a word's number.",
-    "compositional": "LOOKUP[word] tells a word's number. COMPUTE[2 + 3] tells a value.",
-    "multi_step": "GETKEY[word] tells a word's key. FETCH[key] tells the number of a key.",
-    "recursive": "LOOKUP[word] tells a word's number, or another word to look up instead.",
-}
-
-
-class Puzzle(NamedTuple):
-    """A question and the answers of its tools."""
-
-    kind: str
-    question: str
-    results: Mapping[str, str]  # call -> result
-    answer: int
-    needed: int  # number of calls that are enough
 
 
 class Zorplex(Arena):
@@ -111,7 +66,7 @@ class Zorplex(Arena):
         while True:
             for level, kind in product(self.levels, self.kinds):
                 name = f"{kind}/{level}/{rng.getrandbits(40):010x}"
-                yield Task(id=name, data=_puzzle(kind, LEVELS.index(level), rng), level=level)
+                yield Task(id=name, data=make_puzzle(kind, LEVELS.index(level), rng), level=level)
 
     def success(self, episode: Episode) -> float:
         """Whether the play counts as a success."""
@@ -123,11 +78,30 @@ class Zorplex(Arena):
             return f"[ANSWER] {rng.randint(1, 100)}"
         return f"I try {rng.choice(('LOOKUP', 'GETKEY'))}[{rng.choice(WORDS)}] and COMPUTE[2 + 3]"
 
+    def oracle(self, role: str, prompt: str, task: Task, rng: random.Random) -> tuple[str, float]:
+        """Looks up the words of the question and what the results refer to; then the answer."""
+        puzzle: Puzzle = task.data
+        if "Write the calls" in prompt:
+            name = "GETKEY" if puzzle.kind == "multi_step" else "LOOKUP"
+            asked = [word for word in re.findall(r"\w+", puzzle.question) if word in WORDS]
+            return " ".join(f"{name}[{word}]" for word in asked), 1.2
+        if further := re.search(r"= (?:SEE: )?(ZK_\w+|[a-z]+)$", prompt):
+            name = "FETCH" if further[1].startswith("ZK_") else "LOOKUP"
+            return f"{name}[{further[1]}]", 1.2
+        return f"[ANSWER] {puzzle.answer}", 1.2
+
+    def reference(self) -> Mapping[str, float]:
+        """Rewards of an oracle and of silence, and how often a number from 1 to 100 is right."""
+        known = {"oracle": 1.2, "idle": 0.0}
+        if (self.kinds, self.levels) == (KINDS, LEVELS):
+            known["guess_success"] = 0.0083428
+        return known
+
     async def play(self, t: Table) -> Mapping[str, Mapping[str, float]]:
         """Ask until there is an answer; calls are answered in the next prompt."""
         puzzle: Puzzle = t.task.data
         prompt = (
-            f"{_RULES[puzzle.kind]} Write the calls you need and wait for their results.\n"
+            f"{RULES[puzzle.kind]} Write the calls you need and wait for their results.\n"
             f"{puzzle.question} When you know it, write [ANSWER] and the number."
         )
         calls, answer = 0, None
@@ -163,31 +137,3 @@ def _result(puzzle: Puzzle, name: str, of: str) -> str:
         return str(value_of(of)[0])
     except ValueError as error:
         return f"error: {error}"
-
-
-def _puzzle(kind: str, level: int, rng: random.Random) -> Puzzle:
-    """A puzzle with a table of its own."""
-    words = rng.sample(WORDS, len(WORDS))
-    numbers = {word: rng.randint(1, 100) for word in words}
-    first, second, third, fourth = words[:4]
-    results = {f"LOOKUP[{word}]": str(number) for word, number in numbers.items()}
-    question, answer, needed = f"What is the number of {first}?", numbers[first], 1
-    if kind == "compositional":
-        one, other = numbers[first], numbers[second]
-        text, answer, needed = (
-            (f"{first} + {second}", one + other, 3),
-            (f"{first} - {second}", one - other, 3),
-            (f"{first} + {second} * {third}", one + other * numbers[third], 4),
-        )[level]
-        question = f"What is {text}?"
-    elif kind == "multi_step":
-        keys = {word: f"ZK_{rng.getrandbits(24):06x}" for word in words}
-        results = {f"GETKEY[{word}]": key for word, key in keys.items()}
-        results |= {f"FETCH[{key}]": str(numbers[word]) for word, key in keys.items()}
-        needed = 2
-    elif kind == "recursive":
-        path = (first, second, third, fourth)[: level + 2]
-        for word, following in pairwise(path):
-            results[f"LOOKUP[{word}]"] = f"SEE: {following}"
-        answer, needed = numbers[path[-1]], len(path)
-    return Puzzle(kind, question, results, answer, needed)

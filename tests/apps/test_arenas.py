@@ -1,7 +1,8 @@
-"""The list of arenas: one line each, with the reference numbers of games."""
+"""The list of arenas: one line each, with reference numbers."""
 
 import pytest
 
+from arenas.countdown import Countdown
 from legos.apps.arenas import described, list_arenas
 from legos.arena.arena import Arena
 from legos.arena.game import Game
@@ -20,6 +21,14 @@ def test_shipped_arenas_are_listed_with_reference_numbers() -> None:
         "(value 0.5238, optimal_vs_random_win 0.913, uniform_optimal_move_rate 0.3448,"
         " uniform_exploitability 0.8654)"
     )
+
+
+def test_arenas_of_talk_are_listed_with_those_of_their_default_options() -> None:
+    found = list_arenas()
+    assert found["countdown"]["reference"] == Countdown().reference()
+    assert found["math"]["reference"] == {"oracle": 1.1, "idle": 0.0}  # without reading a data set
+    without = {name for name, arena in found.items() if not arena["reference"]}
+    assert without == {"programs"}
 
 
 def test_arenas_without_reference_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
