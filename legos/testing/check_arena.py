@@ -1,78 +1,55 @@
 """Check an arena by playing it with scripted players, before a model plays it."""
 
-import asyncio
 import random
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from math import isclose, sqrt
-from statistics import fmean, pstdev
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isclose
+from statistics import fmean
 from typing import Any
 
-from msgspec import Struct
-
 from legos.arena.arena import Arena, GameArena
-from legos.arena.cursor import plays_from
-from legos.arena.game import Game
-from legos.arena.matchmaker import Cast
 from legos.arena.means import with_children
-from legos.arena.step import play_all
-from legos.data.episode import Episode, Task
-from legos.errors import ArenaError, NoEndpointError
-from legos.exact.bots import optimal_move
-from legos.exact.figures import (
-    GameTree,
-    Policy,
-    expected_payoffs,
-    exploitability,
-    optimal_move_rate,
-    optimal_policy,
-    outcome_shares,
-    uniform_policy,
+from legos.chat.reply import split_thinking
+from legos.data.episode import Episode, Task, Turn
+from legos.errors import NoEndpointError
+from legos.exact.figures import GameTree
+from legos.testing.check_game import game_findings, payoffs_of, tree_of
+from legos.testing.check_prompts import prompt_findings
+from legos.testing.client import Asked
+from legos.testing.players import (
+    Answer,
+    Finding,
+    Played,
+    Player,
+    finding,
+    mean_rewards,
+    planned_plays,
+    played,
+    random_player,
+    slack,
+    with_thinking,
 )
-from legos.protocols import Seat
-from legos.testing.client import Asked, ScriptedClient
 
 __all__ = ["Finding", "check_arena"]
 
-CLOSE = 1e-3  # tolerance of reference numbers, which are given with few digits
-FAR = 4.5  # standard errors between a bot's mean reward and its exact value
+SAME_SUM = 1e-9  # tolerance of sums of rewards
 NOT_PLAYED = (
     "not checked (rewards, repeatable, roles, secrets, crash, idle player, time): a program plays "
     "a seat over HTTP, and what it asks is answered by the engine of a model only; play it with "
     "legos train --arena NAME --loop.steps 1, and --serve 0 if programs start the episodes"
 )
-Answer = Callable[[Asked], str]
+Plays = Sequence[tuple[Task, int]]
+_Expected = dict[tuple[int, str, str], float]
+"""Seed of the play, question and answer -> the reward that ``oracle`` says."""
 
 
-class Finding(Struct, frozen=True, kw_only=True):
-    """The result of one check."""
-
-    name: str
-    passed: bool | None  # None: a figure to look at; no value of it is wrong
-    text: str
-
-
-class _CastError(Exception):
+class _CrashError(Exception):
     """The player that crashes in one play."""
-
-
-class _Players(Cast):
-    """A scripted player in every seat, with what each one was asked."""
-
-    def __init__(self, answer: Callable[[str, int], Answer]) -> None:
-        """Take a function from a role and the seed of a play to the player's answers."""
-        super().__init__(self._seated)
-        self._answer = answer
-        self.asked: dict[tuple[int, str], ScriptedClient] = {}  # seed of the play and role
-
-    def _seated(self, seat: Seat, seed: int) -> Seat:
-        client = self.asked[seed, seat.role] = ScriptedClient(self._answer(seat.role, seed))
-        return replace(seat, client=client)
 
 
 def check_arena(arena: Arena, *, plays: int = 64, seed: int = 0) -> list[Finding]:
     """Play an arena with random, idle and (for small games) optimal players.
+
+    Players that give the answers of ``example`` and ``oracle`` play too, if the arena has these.
 
     Args:
         arena: the arena, with any client; its matchmaker is replaced while it is checked.
@@ -87,84 +64,101 @@ def check_arena(arena: Arena, *, plays: int = 64, seed: int = 0) -> list[Finding
         ArenaError: an attribute of the arena is invalid, it has no tasks, or a play breaks the
             rules for plays; the message says what to write.
     """
-    planned, again = (_planned(arena, seed, plays) for _ in range(2))
+    planned, again = (planned_plays(arena, seed, plays) for _ in range(2))
     same = [(one.id, one.seed, repr(one.data)) for one, _ in planned] == [
         (one.id, one.seed, repr(one.data)) for one, _ in again
     ]
     text = "tasks(rng) yields the same tasks for the same seed"
-    findings = [_finding("tasks", same, text, "tasks(rng) differs between two calls with one seed")]
-    cast = _Players(_random_player)
+    findings = [finding("tasks", same, text, "tasks(rng) differs between two calls with one seed")]
     try:
-        episodes, took_s = _play(arena, cast, planned, plays)
+        first = played(arena, random_player, planned)
     except NoEndpointError:
-        return [*findings, _finding("plays", None, NOT_PLAYED)]
-    failed = [episode for episode in episodes if episode.error]
+        return [*findings, finding("plays", None, NOT_PLAYED)]
+    failed = [episode for episode in first.episodes if episode.error]
     if failed:
         text = f"{len(failed)} of {plays} random plays failed; the first:\n{failed[0].error}"
         return [*findings, Finding(name="random player", passed=False, text=text)]
-    turns = sum(len(r.turns) for e in episodes for r in e.rollouts)
-    text = f"{plays} plays, {turns / plays:.3g} turns each; mean reward {_means(episodes)}"
-    findings.append(Finding(name="random player", passed=True, text=text))
+    turns = sum(len(r.turns) for e in first.episodes for r in e.rollouts)
+    means = mean_rewards(first.episodes)
+    text = f"{plays} plays, {turns / plays:.3g} turns each; mean reward {means}"
+    findings += [finding("random player", True, text), _repeatable(arena, planned, first)]
+    batches = [first]
+    if type(arena).example is not Arena.example:
+        batches.append(played(arena, _guided(arena.example), planned))
+        findings.append(_example(batches[-1].episodes))
+    if type(arena).oracle is not Arena.oracle:
+        expected = _Expected()
+        batches.append(played(arena, _oracle(arena, expected), planned))
+        findings.append(_oracle_finding(arena, batches[-1].episodes, expected))
+    tree, problem = tree_of(arena.game) if isinstance(arena, GameArena) else (None, None)
     return [
         *findings,
-        _repeatable(arena, planned, episodes),
-        *_roles(arena, planned, episodes),
-        _secrets(cast),
-        _crash(arena, planned, episodes),
-        _idle(arena, planned),
-        *(_exact(arena, arena.game, planned) if isinstance(arena, GameArena) else ()),
-        _finding("time", None, f"{took_s / max(turns, 1) * 1e6:.3g} microseconds a turn"),
+        *_roles(arena, batches),
+        *_reward_sums(arena, batches, tree),
+        *prompt_findings(arena, batches),
+        _crash(arena, planned, first.episodes),
+        *_idle(arena, planned),
+        *([problem] if problem else ()),
+        *(game_findings(arena, planned, tree) if isinstance(arena, GameArena) else ()),
+        finding("time", None, f"{first.took_s / max(turns, 1) * 1e6:.3g} microseconds a turn"),
     ]
 
 
-def _random_player(role: str, seed: int) -> Answer:
-    """Takes a random choice, and otherwise says a text that only this seat of this play knows."""
+def _silent(_: str, __: Task, ___: int) -> Answer:
+    """A player that says nothing."""
 
-    def answer(asked: Asked) -> str:
-        choices = asked.sampling.choices
-        return choices[asked.sampling.seed % len(choices)] if choices else _secret(role, seed)
+    def answer(_: Asked) -> str:
+        return ""
 
     return answer
 
 
-def _idle_player(*_: object) -> Answer:
-    """Says nothing."""
-    return _say_nothing
+def _guided(answer_of: Callable[[str, str, random.Random], str | None]) -> Player:
+    """A player that answers by a method of the arena, and at random where that says nothing."""
+
+    def player(role: str, task: Task, seed: int) -> Answer:
+        def answer(asked: Asked) -> str:
+            given = answer_of(role, asked.prompt, random.Random(asked.sampling.seed))
+            if given is None:
+                return random_player(role, task, seed)(asked)
+            return with_thinking(asked, given)
+
+        return answer
+
+    return player
 
 
-def _say_nothing(_: Asked) -> str:
-    return ""
+def _oracle(arena: Arena, expected: _Expected) -> Player:
+    """A player that answers by ``oracle``, and by ``example`` where that says nothing."""
+
+    def player(role: str, task: Task, seed: int) -> Answer:
+        def answer_of(role: str, prompt: str, rng: random.Random) -> str | None:
+            given = arena.oracle(role, prompt, task, rng)
+            if given is None:
+                return arena.example(role, prompt, rng)
+            said, reward = given
+            expected[seed, prompt, said] = reward
+            return said
+
+        return _guided(answer_of)(role, task, seed)
+
+    return player
 
 
-def _secret(role: str, seed: int) -> str:
-    return f"{role}-{seed:016x}"
-
-
-def _play(
-    arena: Arena, cast: _Players, planned: Sequence[tuple[Task, int]], at_once: int
-) -> tuple[list[Episode], float]:
-    """Play with a cast; returns the episodes and the seconds that they took."""
-    matchmaker, arena.matchmaker = arena.matchmaker, cast
-    try:
-        started = time.perf_counter()
-        episodes = asyncio.run(play_all(arena, planned, asyncio.Semaphore(at_once)))
-        return episodes, time.perf_counter() - started
-    finally:
-        arena.matchmaker = matchmaker
-
-
-def _repeatable(
-    arena: Arena, planned: Sequence[tuple[Task, int]], episodes: Sequence[Episode]
-) -> Finding:
+def _repeatable(arena: Arena, planned: Plays, together: Played) -> Finding:
     """Whether plays one after another are the same plays as all at once."""
-    alone, _ = _play(arena, _Players(_random_player), planned, 1)
-    pairs = list(zip(episodes, alone, strict=True))
+    alone = played(arena, random_player, planned, at_once=1)
+    pairs = list(zip(together.episodes, alone.episodes, strict=True))
     differ = [one.task.id for one, other in pairs if _story(one) != _story(other)]
+    kept = together.stored != "{}"
+    if differ and kept:
+        text = f"{len(differ)} plays differ when played one by one; what t.store holds may be why"
+        return finding("repeatable", None, text)
     bad = f"{len(differ)} plays differ when played again one by one, such as {differ[:1]}; " + (
         "take chance from t.rng or the task, and keep nothing of a play in the arena"
     )
     good = "plays at once and one after another are the same"
-    return _finding("repeatable", not differ, good, bad)
+    return finding("repeatable", not differ, good, bad)
 
 
 def _story(episode: Episode) -> Any:
@@ -172,167 +166,175 @@ def _story(episode: Episode) -> Any:
     return said, episode.rewards, episode.error is None, episode.void
 
 
-def _planned(arena: Arena, seed: int, plays: int) -> list[tuple[Task, int]]:
-    """Plays of the tasks, and as many of the held-out ones if there are some."""
-    trained = plays_from(arena, seed, plays, held_out=False)
-    if arena.held_out(random.Random(seed)) is None:
-        return trained
-    half = plays // 2
-    return [*trained[: plays - half], *plays_from(arena, seed, half)]
+def _example(episodes: Sequence[Episode]) -> Finding:
+    """Whether plays with the answers of ``example`` end, and what they earn."""
+    failed = [episode.error for episode in episodes if episode.error]
+    bad = f"{len(failed)} plays of example() fail; the first:\n{next(iter(failed), '')}"
+    return finding("example player", not failed, f"mean reward {mean_rewards(episodes)}", bad)
 
 
-def _roles(
-    arena: Arena, planned: Sequence[tuple[Task, int]], episodes: Sequence[Episode]
-) -> list[Finding]:
-    """Whether every role is asked, by random players or by those that give the arena's examples."""
+def _oracle_finding(arena: Arena, episodes: Sequence[Episode], expected: _Expected) -> Finding:
+    """Whether every seat that is answered by ``oracle`` alone earns what this said."""
+    failed = [episode.error for episode in episodes if episode.error]
+    if failed:
+        bad = f"{len(failed)} plays of oracle() fail; the first:\n{failed[0]}"
+        return finding("oracle", False, "", bad)
+    low: list[str] = []
+    seats = 0
+    for play in episodes:
+        for episode in with_children([play]):
+            for rollout in episode.rollouts:
+                told = [expected.get((play.seed, *_asked(turn))) for turn in rollout.turns]
+                if not told or None in told:
+                    continue
+                seats += 1
+                got, best = _rewards(episode)[rollout.role], told[-1] or 0.0
+                if got < best - SAME_SUM:
+                    place = f"{rollout.role} in task {episode.task.id!r}"
+                    low.append(f"{place} earns {got:g} instead of {best:g}")
+    text = f"mean reward {_earned(arena, episodes)}"
+    if not seats:
+        return finding("oracle", False, "", f"oracle() answers no seat's questions; {text}")
+    wrong = [*low[:1], *_unlike(arena, "oracle", episodes)]
+    bad = f"{len(low)} of {seats} seats earn less than oracle() says: {'; '.join(wrong)}; {text}"
+    return finding("oracle", not wrong, f"{text}: what oracle() says, in {seats} seats", bad)
 
-    def player(role: str, seed: int) -> Answer:
-        def answer(asked: Asked) -> str:
-            rng = random.Random(asked.sampling.seed)
-            given = arena.example(role, asked.prompt, rng)
-            return _random_player(role, seed)(asked) if given is None else given
 
-        return answer
+def _asked(turn: Turn) -> tuple[str, str]:
+    """The question of a turn, and its answer."""
+    return turn.messages[-1].content, split_thinking(turn.completion.text)[1]
 
-    findings: list[Finding] = []
-    if arena.example(arena.roles[0], "", random.Random(0)) is not None:
-        played, _ = _play(arena, _Players(player), planned, len(planned))
-        failed = [episode.error for episode in played if episode.error]
-        text = f"mean reward {_means(played)}"
-        bad = f"{len(failed)} plays of example() fail; the first:\n{next(iter(failed), '')}"
-        findings.append(_finding("example player", not failed, text, bad))
-        episodes = [*episodes, *played]
-    rollouts = [r for e in with_children(episodes) for r in e.rollouts if r.turns]
+
+def _returns(role: str, episodes: Sequence[Episode]) -> list[float]:
+    """The rewards of a role in the plays in which it, or a spawned play's role, was asked."""
+    return [
+        _rewards(episode)[role]
+        for episode in episodes
+        if not episode.error
+        and not episode.void
+        and any(r.role == role and r.turns for e in with_children([episode]) for r in e.rollouts)
+    ]
+
+
+def _rewards(episode: Episode) -> Mapping[str, float]:
+    """Role -> the reward of the play and those of its turns."""
+    of_turns = {rollout.role: rollout.turn_rewards for rollout in episode.rollouts}
+    return {role: value + of_turns.get(role, 0.0) for role, value in episode.rewards.items()}
+
+
+def _earned(arena: Arena, episodes: Sequence[Episode]) -> str:
+    """Mean reward of each role over the plays in which it was asked."""
+    rewards = {role: _returns(role, episodes) for role in arena.roles}
+    return ", ".join(f"{role} {fmean(got):.3g}" for role, got in rewards.items() if got) or "none"
+
+
+def _unlike(arena: Arena, player: str, episodes: Sequence[Episode]) -> Iterator[str]:
+    """Where a player earns something else than the reference number of its name says."""
+    reference = arena.reference()
+    for role in arena.roles:
+        name = player if len(arena.roles) == 1 else f"{player}_{role}"
+        if name not in reference:
+            continue
+        got = _returns(role, episodes)
+        if not got:
+            yield f"{name} is {reference[name]:g}, but {role} is never asked"
+            continue
+        if abs(fmean(got) - reference[name]) > slack(got):
+            yield f"{name} is {reference[name]:g}, but {role} gets {fmean(got):.3g}"
+
+
+def _roles(arena: Arena, batches: Sequence[Played]) -> list[Finding]:
+    """Whether every role is asked, and trained, in some play."""
+    episodes = with_children([episode for batch in batches for episode in batch.episodes])
+    rollouts = [r for e in episodes for r in e.rollouts if r.turns]
     asked = {rollout.role for rollout in rollouts}
     trained = {rollout.role for rollout in rollouts if rollout.policy}
     silent = [role for role in arena.roles if role not in asked]
-    note = "".join(f"; {role} is not trained" for role in arena.roles if role in asked - trained)
+    fixed = [role for role in arena.roles if role in asked - trained]
     bad = (
         f"never asked in any play: {', '.join(silent)}; if that is because a random text means "
         "nothing here, write example(self, role, prompt, rng)"
     )
-    return [*findings, _finding("roles", not silent, f"every role is asked{note}", bad)]
+    never = f"never trained: {', '.join(fixed)}; no play has a trainable seat of it"
+    none = f"no role is trained in any play: every seat of {', '.join(fixed)} is not trainable"
+    passed = False if not trained and asked else None if fixed else True
+    return [
+        finding("roles", not silent, "every role is asked", bad),
+        finding(
+            "training", passed, never if fixed else "every role that is asked is trained", none
+        ),
+    ]
 
 
-def _secrets(cast: _Players) -> Finding:
-    """Which role reads the free answers of which other role, and none those of another play."""
-    secrets = {_secret(role, seed): (role, seed) for seed, role in cast.asked}
-    reads: set[tuple[str, str]] = set()
-    for (seed, role), client in cast.asked.items():
-        texts = "\n".join(m.content for asked in client.asked for m in asked.messages)
-        for secret in (s for s in secrets if s in texts):
-            author, of = secrets[secret]
-            if of != seed:
-                text = f"{role!r} reads what {author!r} answered in another play"
-                return Finding(name="secrets", passed=False, text=text)
-            if author != role:
-                reads.add((role, author))
-    lines = [f"{role} reads the answers of {author}" for role, author in sorted(reads)]
-    text = "; ".join(lines) or "no role reads a free answer of another one"
-    return Finding(name="secrets", passed=None, text=text)
+def _reward_sums(
+    arena: Arena, batches: Sequence[Played], tree: GameTree | None
+) -> Iterator[Finding]:
+    """Whether rewards sum to 0 or are identical, as declared; else what can be seen of them."""
+    if len(arena.roles) == 1:
+        return
+    episodes = [episode for batch in batches for episode in batch.episodes]
+    ended = [e for e in episodes if not e.error and not e.void and "forfeit" not in e.metrics]
+    rows = [_rewards(episode) for episode in ended] if tree is None else payoffs_of(tree)
+    if not rows:
+        yield finding("reward sums", None, "not checked: every play was forfeited or void")
+        return
+    sums = [sum(row.values()) for row in rows]
+    same = [
+        all(isclose(x, next(iter(row.values())), abs_tol=SAME_SUM) for x in row.values())
+        for row in rows
+    ]
+    what = "plays" if tree is None else "ends of the game"
+    if arena.utility is None:
+        constant = all(isclose(x, sums[0], abs_tol=SAME_SUM) for x in sums)
+        text = f"the rewards of {len(rows)} {what} sum to {min(sums):g} to {max(sums):g}"
+        if all(same):
+            text = f"all roles get the same reward in {len(rows)} {what}; utility may declare it"
+        elif constant:
+            text = f"the rewards sum to {sums[0]:g} in all of {len(rows)} {what}"
+        yield finding("reward sums", None, text)
+        return
+    zero = [isclose(x, 0.0, abs_tol=SAME_SUM) for x in sums]
+    right = zero if arena.utility == "zero_sum" else same
+    wrong = [dict(row) for row, ok in zip(rows, right, strict=True) if not ok]
+    good = f"{arena.utility}, as declared, in {len(rows)} {what}"
+    bad = f"utility is {arena.utility!r}, but {len(wrong)} {what} have rewards such as {wrong[:1]}"
+    yield finding("reward sums", not wrong, good, bad)
 
 
-def _crash(
-    arena: Arena, planned: Sequence[tuple[Task, int]], episodes: Sequence[Episode]
-) -> Finding:
+def _crash(arena: Arena, planned: Plays, episodes: Sequence[Episode]) -> Finding:
     """Whether a player that crashes in one play leaves the others as they were."""
     victim = planned[len(planned) // 2][1]
 
-    def player(role: str, seed: int) -> Answer:
+    def player(role: str, task: Task, seed: int) -> Answer:
         def crash(_: Asked) -> str:
-            raise _CastError("this player crashes")
+            raise _CrashError("this player crashes")
 
-        return crash if seed == victim else _random_player(role, seed)
+        return crash if seed == victim else random_player(role, task, seed)
 
-    crashed, _ = _play(arena, _Players(player), planned, len(planned))
+    crashed = played(arena, player, planned).episodes
     changed = [
         one.task.id
         for one, other in zip(crashed, episodes, strict=True)
         if one.seed != victim and _story(one) != _story(other)
     ]
     bad = f"a player that crashes in one play changes {len(changed)} others, such as {changed[:1]}"
-    return _finding("crash", not changed, "a player that crashes leaves the other plays alone", bad)
+    return finding("crash", not changed, "a player that crashes leaves the other plays alone", bad)
 
 
-def _idle(arena: Arena, planned: Sequence[tuple[Task, int]]) -> Finding:
+def _idle(arena: Arena, planned: Plays) -> Iterator[Finding]:
     """The reward of a player that says nothing."""
     if arena.restrict_choices:
-        return _finding("idle player", None, "only legal choices can be said in this arena")
-    episodes, _ = _play(arena, _Players(_idle_player), planned, len(planned))
+        yield finding("idle player", None, "only legal choices can be said in this arena")
+        return
+    episodes = played(arena, _silent, planned).episodes
     ended = [episode for episode in episodes if not episode.error]
-    text = f"mean reward {_means(ended)}" if ended else f"every play fails:\n{episodes[0].error}"
-    return _finding("idle player", None, text)
-
-
-def _exact(arena: GameArena, game: Game, planned: Sequence[tuple[Task, int]]) -> list[Finding]:
-    """The references of a game, computed, and whether the optimal player reaches its value."""
-    try:
-        tree = GameTree(game)
-    except ArenaError as error:
-        return [_finding("reference", None, f"not computed: {error}")]
-    best = optimal_policy(tree)
-    known = _computed(tree, best)
-    given = {name: value for name, value in game.reference().items() if name in known}
-    wrong = [name for name in given if not isclose(given[name], known[name], abs_tol=CLOSE)]
-    bad = "; ".join(f"{name} is {given[name]:g}, computed {known[name]:g}" for name in wrong)
-    good = ", ".join(f"{name} {value:.6g}" for name, value in known.items())
-    findings = [_finding("reference", not wrong, good, bad)]
-    if best is not None:
-        findings.append(_optimal(arena, tree, best, planned))
-    return findings
-
-
-def _computed(tree: GameTree, best: Policy | None) -> dict[str, float]:
-    """The reference numbers that can be computed, under their usual names."""
-    graph, first = tree.graph, tree.game.roles[0]
-    uniform = uniform_policy(tree)
-    known = {
-        "uniform_value": expected_payoffs(tree, dict.fromkeys(tree.game.roles, uniform))[first]
-    }
-    if best is not None:
-        value = expected_payoffs(tree, dict.fromkeys(tree.game.roles, best))[first]
-        known["optimal_joint_value" if graph.cooperative else "value"] = value
-    if graph.zero_sum and len(tree.game.roles) > 1:
-        known["uniform_exploitability"] = exploitability(tree, uniform)
-    if best is not None and graph.duel:
-        known["optimal_vs_random_win"] = outcome_shares(tree, best, uniform).win
-        if (rate := optimal_move_rate(tree, uniform)) is not None:
-            known["uniform_optimal_move_rate"] = rate
-    return known
-
-
-def _optimal(
-    arena: GameArena, tree: GameTree, best: Policy, planned: Sequence[tuple[Task, int]]
-) -> Finding:
-    """Whether a player with the optimal policy gets what theory says."""
-
-    def player(role: str, _: int) -> Answer:
-        def answer(asked: Asked) -> str:
-            return optimal_move(best, role, asked.prompt, seed=asked.sampling.seed)
-
-        return answer
-
-    episodes, _ = _play(arena, _Players(player), planned, len(planned))
-    failed = [episode.error for episode in episodes if episode.error]
-    if failed:
-        return _finding("optimal player", False, "", f"its plays fail; the first:\n{failed[0]}")
-    expected = expected_payoffs(tree, dict.fromkeys(arena.roles, best))
-    far: list[str] = []
-    for role in arena.roles:
-        got = [episode.rewards[role] for episode in episodes]
-        slack = FAR * pstdev(got) / sqrt(len(got)) + CLOSE
-        if abs(fmean(got) - expected[role]) > slack:
-            far.append(f"{role} gets {fmean(got):.3g}, expected {expected[role]:.3g}")
-    text = f"mean reward {_means(episodes)}, as computed"
-    return _finding("optimal player", not far, text, "; ".join(far))
-
-
-def _means(episodes: Sequence[Episode]) -> str:
-    """Mean reward of each role, as text."""
-    roles = list(episodes[0].rewards) if episodes else []
-    means = {role: fmean(e.rewards.get(role, 0.0) for e in episodes) for role in roles}
-    return ", ".join(f"{role} {mean:.3g}" for role, mean in means.items()) or "none"
-
-
-def _finding(name: str, passed: bool | None, good: str, bad: str = "") -> Finding:
-    return Finding(name=name, passed=passed, text=bad if passed is False else good)
+    text = (
+        f"mean reward {_earned(arena, ended)}"
+        if ended
+        else f"every play fails:\n{episodes[0].error}"
+    )
+    wrong = list(_unlike(arena, "idle", ended))
+    declared = any(key.partition("_")[0] == "idle" for key in arena.reference())
+    yield finding(
+        "idle player", (not wrong if declared else None), text, f"{'; '.join(wrong)}; {text}"
+    )

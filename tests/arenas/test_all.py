@@ -28,7 +28,6 @@ from legos.testing import ScriptedClient, check_arena, serving, write_tiny_model
 STEPS = 5
 CHAT = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
 SHIPPED = [name for name in known_arenas() if name != "programs"]  # test_programs.py plays that one
-SLOW = ("math", "tictactoe", "leduc", "pig")  # each takes seconds; see their own tests
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +47,7 @@ def made(name: str, client: Client, files: Path, *, max_tokens: int | None = Non
     return make_arena(name, client, play=play, generation=GenerationConfig(max_tokens=max_tokens))
 
 
-@pytest.mark.parametrize("name", [name for name in SHIPPED if name not in SLOW])
+@pytest.mark.parametrize("name", SHIPPED)
 def test_the_check_passes(name: str, files: Path) -> None:
     findings = check_arena(made(name, ScriptedClient([]), files), plays=6)
     assert {each.name: each.text for each in findings if each.passed is False} == {}

@@ -3,38 +3,15 @@
 import itertools
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
+from talks import Talk, found, talk
 
-from arenas.nim import Nim
-from legos.arena.arena import Arena, GameArena
-from legos.arena.table import Table
+from legos import Arena, Forfeit, Seat, Table, Task
 from legos.cli.app import run
-from legos.data.episode import Task
 from legos.errors import ArenaError
 from legos.testing import Finding, ScriptedClient, check_arena
-
-
-def found(arena: Arena, name: str, *, plays: int = 12) -> Finding:
-    return next(each for each in check_arena(arena, plays=plays) if each.name == name)
-
-
-def talk(**methods: object) -> Arena:
-    """A debate of two roles that any method may be replaced in."""
-    return type("Talk", (Talk,), methods)(ScriptedClient([]))
-
-
-class Talk(Arena):
-    roles = ("ann", "bob")
-
-    def tasks(self, rng: random.Random) -> Iterable[Task]:
-        for number in range(4):
-            yield Task(id=str(number), data=rng.random())
-
-    async def play(self, t: Table) -> Mapping[str, float]:
-        said = await t.ask("ann", "Say something.")
-        heard = await t.ask("bob", f"Ann says: {said.answer}")
-        return {"ann": float(len(heard.answer)), "bob": t.rng.random()}
 
 
 @pytest.mark.parametrize("name", ["nim", "kuhn", "tinyhanabi", "goofspiel"])
@@ -68,19 +45,6 @@ def test_a_play_that_depends_on_others_is_found() -> None:
     assert "t.rng" in finding.text
 
 
-def test_a_text_of_another_play_is_found() -> None:
-    heard: list[str] = []
-
-    async def play(self: Arena, t: Table) -> Mapping[str, float]:
-        heard.append((await t.ask("ann", "Say something.")).answer)
-        await t.ask("bob", f"Somebody says: {heard[0]}")
-        return {"ann": 0.0, "bob": 0.0}
-
-    finding = found(talk(play=play), "secrets")
-    assert finding.passed is False
-    assert "in another play" in finding.text
-
-
 def test_a_role_that_is_never_asked_is_found() -> None:
     async def play(self: Arena, t: Table) -> Mapping[str, float]:
         await t.ask("ann", "?")
@@ -108,30 +72,6 @@ def test_rewards_that_break_the_rules_are_an_error() -> None:
         check_arena(talk(play=play), plays=3)
 
 
-def test_a_wrong_reference_is_found() -> None:
-    class Wrong(Nim):
-        def reference(self) -> Mapping[str, float]:
-            return {"value": 0.1}
-
-    finding = found(GameArena(Wrong(), ScriptedClient([])), "reference")
-    assert finding.passed is False
-    assert "value is 0.1, computed 0.5238" in finding.text
-
-
-def test_a_view_that_hides_what_optimal_play_needs_is_no_excuse() -> None:
-    """A prompt without the view leaves the optimal player without its position."""
-
-    class Hidden(Nim):
-        def prompt(self, state: object, role: str) -> str:
-            return "Your move?"
-
-        def starts(self) -> Sequence[tuple[tuple[int, int], float]]:
-            return [((3, 0), 1.0)]
-
-    with pytest.raises(ArenaError, match="is prompt\\(\\) changed"):
-        check_arena(GameArena(Hidden(), ScriptedClient([])), plays=3)
-
-
 def test_no_plays_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["arenas", "check", "nim", "--plays", "0"]) == 2
     assert "plays is 0; expected at least 1" in capsys.readouterr().err
@@ -149,3 +89,141 @@ def test_seats_that_programs_play_are_named_as_not_checked(
     assert "a program plays a seat over HTTP" in findings[-1].text
     assert run(["arenas", "check", "programs", "--plays", "3"]) == 0
     assert "not checked (rewards, repeatable, roles" in capsys.readouterr().out
+
+
+def test_a_player_that_crashes_in_one_play_and_changes_others_is_found() -> None:
+    async def play(self: Arena, t: Table) -> Mapping[str, float]:
+        said = await t.ask("ann", "Say something.")  # a crash leaves what follows undone
+        self.turns = getattr(self, "turns", 0) + 1  # type: ignore[attr-defined]
+        await t.ask("bob", f"Ann says: {said.answer}")
+        return {"ann": 0.0, "bob": float(self.turns)}  # type: ignore[attr-defined]
+
+    crashed: list[str] = []
+
+    async def watched(self: Arena, t: Table) -> Mapping[str, float]:
+        try:
+            return await Talk.play(self, t)  # type: ignore[arg-type]
+        except Exception as error:
+            crashed.append(str(error))
+            raise
+
+    assert found(talk(play=watched), "crash").passed is True
+    assert crashed == ["this player crashes"]
+    assert found(talk(play=play), "crash").passed is False
+
+
+@pytest.mark.parametrize(
+    ("utility", "payoffs", "passed"),
+    [
+        ("zero_sum", (1.0, -1.0), True),
+        ("zero_sum", (1.0, -3.0), False),
+        ("identical", (2.0, 2.0), True),
+        ("identical", (1.0, -1.0), False),
+        (None, (1.0, -3.0), None),
+    ],
+)
+def test_sums_of_rewards_are_checked_where_they_are_declared(
+    utility: str | None, payoffs: tuple[float, float], passed: bool | None
+) -> None:
+    async def play(self: Arena, t: Table) -> Mapping[str, float]:
+        await t.ask_all({"ann": "?", "bob": "?"})
+        if t.task.id == "0":
+            raise Forfeit("ann")  # whose reward is -1, and 0 for the other
+        return dict(zip(("ann", "bob"), payoffs, strict=True))
+
+    finding = found(talk(play=play, utility=utility), "reward sums")
+    assert finding.passed is passed
+    if utility is None:
+        assert finding.text == "the rewards sum to -2 in all of 9 plays"
+    elif not passed:
+        assert f"utility is {utility!r}" in finding.text
+        assert "{'ann': 1.0" in finding.text
+
+
+class Colour(Arena):
+    """Name a colour; the oracle knows all of them but one."""
+
+    references: Mapping[str, float] = {"oracle": 1.0, "idle": 0.0}
+    sky = "blue"  # what the oracle takes for the colour of the sky
+    promised = 1.0
+
+    def tasks(self, rng: random.Random) -> Iterable[Task]:
+        for thing, colour in (("sky", "blue"), ("grass", "green"), ("snow", "white")):
+            yield Task(id=thing, data=colour)
+
+    def oracle(
+        self, role: str, prompt: str, task: Task, rng: random.Random
+    ) -> tuple[str, float] | None:
+        return self.sky if task.id == "sky" else task.data, self.promised
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        return {"player": float((await t.ask("player", t.task.id)).answer == t.task.data)}
+
+
+def coloured(**attributes: object) -> Finding:
+    return found(type("Coloured", (Colour,), attributes)(ScriptedClient([])), "oracle")
+
+
+def test_an_oracle_earns_what_it_says() -> None:
+    finding = coloured()
+    assert finding.passed is True
+    assert finding.text == "mean reward player 1: what oracle() says, in 12 seats"
+    assert found(Colour(ScriptedClient([])), "idle player").passed is True
+
+
+def test_one_wrong_answer_of_an_oracle_is_found() -> None:
+    finding = coloured(sky="grey")
+    assert finding.passed is False
+    assert (
+        "4 of 12 seats earn less than oracle() says: player in task 'sky' earns 0 instead of 1"
+        in (finding.text)
+    )
+    assert "mean reward player 0.667" in finding.text
+
+
+def test_the_reference_number_of_an_oracle_is_compared() -> None:
+    assert "oracle is 2, but player gets 1" in coloured(references={"oracle": 2.0}).text
+    assert coloured(references={"oracle": 2.0}).passed is False
+    assert coloured(references={}).passed is True
+    assert coloured(promised=1.1).passed is False
+
+
+def test_an_oracle_that_raises_or_says_nothing_is_found() -> None:
+    def broken(self: Arena, *_: object) -> tuple[str, float]:
+        raise KeyError("a defect")
+
+    finding = coloured(oracle=broken)
+    assert (finding.passed, "a defect" in finding.text) == (False, True)
+    finding = coloured(oracle=lambda *_: None)
+    assert (finding.passed, "answers no seat's questions" in finding.text) == (False, True)
+
+
+@pytest.mark.parametrize(("declared", "passed"), [(0.5, False), (0.0, True)])
+def test_what_a_silent_player_earns_is_compared(declared: float, passed: bool) -> None:
+    finding = found(talk(references={"idle_ann": declared}), "idle player")
+    assert finding.passed is passed
+    assert ("idle_ann is 0.5, but ann gets 0;" in finding.text) is not passed
+
+
+def test_a_declared_role_that_is_never_asked_is_found() -> None:
+    async def play(self: Arena, t: Table) -> Mapping[str, float]:
+        if (said := (await t.ask("ann", "?")).answer) != "":
+            await t.ask("bob", said)
+        return {"ann": 0.0, "bob": 0.0}
+
+    finding = found(talk(play=play, references={"idle_bob": 0.0}), "idle player")
+    assert finding.passed is False
+    assert "bob is never asked" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("fixed", "passed"), [((), True), (("bob",), None), (("ann", "bob"), False)]
+)
+def test_roles_that_are_never_trained_are_named(fixed: Sequence[str], passed: bool | None) -> None:
+    def seats(self: Arena, task: Task) -> Mapping[str, Seat]:
+        every = Arena.seats(self, task)
+        return {role: replace(seat, trainable=role not in fixed) for role, seat in every.items()}
+
+    finding = found(talk(seats=seats), "training")
+    assert finding.passed is passed
+    assert all(role in finding.text for role in fixed)
