@@ -8,9 +8,11 @@ import pytest
 
 from legos import Arena, GRPOCredit, Task
 from legos.arena.judge import score_of
+from legos.arena.step import play_all
 from legos.arena.table import Table
+from legos.data.message import Completion
 from legos.data.sample import TrainingBatch
-from legos.errors import ArenaError
+from legos.errors import ArenaError, RequestError
 from legos.protocols import Seat
 from legos.testing import Asked, ScriptedClient
 
@@ -74,6 +76,34 @@ def test_a_fair_judge_agrees_with_itself_and_sees_nothing_else() -> None:
     assert len({asked.sampling.seed for asked in arena.judge.asked}) == 4
     assert [len(r.turns) for r in batch.episodes[0].rollouts] == [1, 4]
     assert {sample.role for sample in batch.samples} == {"writer"}
+
+
+@pytest.mark.parametrize("both_orders", [True, False])
+def test_a_slow_judge_gives_the_place_back(both_orders: bool) -> None:
+    started: list[str] = []
+
+    class SlowJudge(ScriptedClient):
+        """Answers when a second play has started, which has no place before."""
+
+        async def complete(self, *arguments: Any, **options: Any) -> Completion:
+            for _ in range(1000):
+                if len(started) == 2:
+                    return await super().complete(*arguments, **options)
+                await asyncio.sleep(0)
+            raise RequestError("no other play has started meanwhile")
+
+    class Slow(Duel):
+        async def play(self, t: Table) -> Mapping[str, float]:
+            started.append(t.task.id)
+            return await super().play(t)
+
+    arena = Slow(longer, {"both_orders": both_orders})
+    arena.judge = SlowJudge(longer)
+    plays = [(Task(id=name), seed) for seed, name in enumerate("ab")]
+    episodes = asyncio.run(play_all(arena, plays, asyncio.Semaphore(1)))
+    assert [episode.error for episode in episodes] == [None, None]
+    assert started == ["a", "b"]
+    assert [verdict.score for verdict in arena.verdicts] == [1.0, 1.0]
 
 
 def test_a_judge_that_always_takes_the_first_is_found_out() -> None:
