@@ -3,18 +3,24 @@
 import asyncio
 import tracemalloc
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from random import Random
 from time import perf_counter, sleep
 from typing import Any
+
+import psutil
 
 from legos.arena.arena import Arena, GameArena
 from legos.arena.game import Game
 from legos.arena.step import play_all
 from legos.arena.table import Table
+from legos.bench.exact import exact_evaluation
 from legos.bench.rounds import Workload, medians, speed_ratio
 from legos.data.episode import Episode, Task
 from legos.data.message import Completion, Prompt, Sampling
 from legos.data.names import POLICY
+from legos.protocols import Seat
 
 __all__ = ["bench_arenas"]
 
@@ -24,7 +30,7 @@ MIB = 1 << 20
 
 
 def bench_arenas(work: Workload) -> Mapping[str, Any]:
-    """Measure the cost of turns, of waiting plays, and of plays whose tools are slow."""
+    """Measure turns, waiting plays, plays whose tools or judges are slow, and an evaluation."""
     num_plays = work.size(1000, 50)
     us = 1e6 / (num_plays * TURNS)
     few, many = _Count(STARTS), _Count(1 << 60)
@@ -35,6 +41,7 @@ def bench_arenas(work: Workload) -> Mapping[str, Any]:
     )
     coroutine_s = medians(pairs)[1]
     num_waiting = work.size(10_000, 200)
+    evaluation = exact_evaluation(work.size("tictactoe", "nim"))
     return {
         "turn_us": {
             "game": medians(pairs)[0] * us,
@@ -42,11 +49,15 @@ def bench_arenas(work: Workload) -> Mapping[str, Any]:
             "coroutine": coroutine_s * us,
         },
         "waiting_plays": num_waiting,
+        "exact_evaluation": evaluation,
         "ratios": {
             "turn_overhead_us": coroutine_s * us,
             "game_vs_coroutine": 1.0 / speed_ratio(pairs),
             "waiting_plays_mib": _memory_of_waiting(num_waiting) / MIB,
-            "slow_tool_throughput": _slow_tool_throughput(work),
+            "waiting_plays_resident_mib": _in_new_process(_resident_of_waiting, num_waiting) / MIB,
+            "slow_tool_throughput": _slow_throughput(work.part(0.5), "tool"),
+            "slow_judge_throughput": _slow_throughput(work.part(0.5), "judge"),
+            "evaluation_score_calls": evaluation["score_calls"],
         },
     }
 
@@ -141,11 +152,12 @@ def _seconds_of_plays(kind: type[GameArena], game: Game, number: int) -> Callabl
 class _Waiting(Arena):
     """Plays that have each had one turn, and wait."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, measure: Callable[[], int]) -> None:
         super().__init__(_Instant())
         self._left = number
         self._all = asyncio.Event()
-        self.num_bytes = 0  # memory of all plays while they wait
+        self._measure = measure
+        self.num_bytes = 0  # what is measured while all plays wait
 
     def tasks(self, rng: Random) -> Iterable[Task]:
         """One task without end."""
@@ -157,45 +169,88 @@ class _Waiting(Arena):
         await t.ask("player", f"{self._left}?", choices=("yes", "no"))
         self._left -= 1
         if not self._left:
-            self.num_bytes = tracemalloc.get_traced_memory()[0]
+            self.num_bytes = self._measure()
             self._all.set()
         await self._all.wait()
         return {"player": 0.0}
 
 
-def _memory_of_waiting(number: int) -> int:
-    """Bytes of Python objects of so many plays that wait at the same time."""
-    arena = _Waiting(number)
+def _while_waiting(number: int, measure: Callable[[], int]) -> int:
+    """What is measured while so many plays wait at the same time."""
+    arena = _Waiting(number, measure)
     plays = [(Task(id=str(seed)), seed) for seed in range(number)]
-    tracemalloc.start()
-    try:
-        _checked(asyncio.run(play_all(arena, plays, asyncio.Semaphore(number))))
-    finally:
-        tracemalloc.stop()
+    _checked(asyncio.run(play_all(arena, plays, asyncio.Semaphore(number))))
     return arena.num_bytes
 
 
-class _Tools(Arena):
-    """Plays of one turn; the tasks "slow" call a tool that takes a while."""
+def _memory_of_waiting(number: int) -> int:
+    """Bytes of Python objects of so many plays that wait."""
+    tracemalloc.start()
+    try:
+        return _while_waiting(number, lambda: tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+
+
+def _resident_of_waiting(number: int) -> int:
+    """Bytes by which the resident memory of this process grows until so many plays wait."""
+    process = psutil.Process()
+    _while_waiting(1, lambda: 0)  # what the first play imports and keeps
+    before = process.memory_info().rss
+    return _while_waiting(number, lambda: process.memory_info().rss - before)
+
+
+def _in_new_process(measure: Callable[[int], int], number: int) -> int:
+    """Measure in a process of its own, whose memory nothing else has used."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(measure, number).result()
+
+
+class _SlowJudge(_Instant):
+    """A judge on a server that needs a while for a reply."""
+
+    def __init__(self, slow_s: float) -> None:
+        super().__init__()
+        self._slow_s = slow_s
+
+    async def complete(
+        self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
+    ) -> Completion:
+        """Wait, and take the first answer."""
+        await asyncio.sleep(self._slow_s)
+        return Completion(text="[A]", adapter=adapter)
+
+
+class _Slow(Arena):
+    """Plays of one turn; the tasks "tool" and "judge" then wait for one of these."""
+
+    roles = ("player", "judge")
 
     def __init__(self, slow_s: float) -> None:
         super().__init__(_Instant())
         self._slow_s = slow_s
+        self._judge = Seat(role="judge", client=_SlowJudge(slow_s), trainable=False)
+
+    def seats(self, task: Task) -> Mapping[str, Seat]:
+        """The judge is asked on its own server."""
+        return {**super().seats(task), "judge": self._judge}
 
     async def play(self, t: Table) -> Mapping[str, float]:
-        """Ask, and call the tool."""
+        """Ask, and wait for whatever is slow."""
         await t.ask("player", "?", choices=("yes", "no"))
         await asyncio.sleep(0.004)  # the time of a model
-        if t.task.id == "slow":
+        if t.task.id == "tool":
             await t.run(sleep, self._slow_s)
-        return {"player": 0.0}
+        if t.task.id == "judge":
+            await t.judge("judge", "?", "yes", "no", both_orders=False)
+        return {"player": 0.0, "judge": 0.0}
 
 
-def _slow_tool_throughput(work: Workload) -> float:
-    """Speed of 64 simultaneous plays while every 64th play waits for a slow tool, over none."""
+def _slow_throughput(work: Workload, what: str) -> float:
+    """Speed of 64 simultaneous plays while every 64th play waits for something, over none."""
     slow_s = work.size(1.0, 0.2)
     number = int(slow_s * 64 / 0.004 / 4)
-    arena = _Tools(slow_s)
+    arena = _Slow(slow_s)
 
     def seconds(slow: str) -> float:
         ids = ("fast" if n % 64 or n > number // 2 else slow for n in range(number))
@@ -215,7 +270,7 @@ def _slow_tool_throughput(work: Workload) -> float:
 
         return asyncio.run(play())
 
-    pairs = work.part(0.3).in_turn(lambda: seconds("slow"), lambda: seconds("fast"), least=3)
+    pairs = work.part(0.3).in_turn(lambda: seconds(what), lambda: seconds("fast"), least=3)
     return speed_ratio(pairs)
 
 

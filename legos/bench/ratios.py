@@ -38,8 +38,19 @@ RATIOS: Mapping[str, Mapping[str, Ratio]] = {
         "waiting_plays_mib": Ratio(
             "memory of 10,000 plays that wait at the same time, MiB", 1024, at_most=True
         ),
+        "waiting_plays_resident_mib": Ratio(
+            "resident memory by which a process grows for them, MiB", 1024, at_most=True
+        ),
         "slow_tool_throughput": Ratio(
             "speed of 64 simultaneous plays while others wait for a tool of 1 s, against none", 0.95
+        ),
+        "slow_judge_throughput": Ratio(
+            "the same while others wait for a judge that replies after 1 s", 0.95
+        ),
+        "evaluation_score_calls": Ratio(
+            "calls that score the 4,520 decisions of tictactoe with the built-in model",
+            1,
+            at_most=True,
         ),
     },
     "async": {

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from legos.apps.bench import BENCHES, bench, explained
+from legos.bench.exact import exact_evaluation
 from legos.bench.ratios import RATIOS
 from legos.errors import ConfigError
 
@@ -57,6 +58,15 @@ def test_the_bench_of_arenas_measures_every_ratio() -> None:
     assert set(figures["ratios"]) == set(RATIOS["arenas"])
     assert all(value > 0.0 for value in figures["ratios"].values())
     assert set(figures["turn_us"]) == {"game", "game_all_positions_different", "coroutine"}
+    evaluation = figures["exact_evaluation"]
+    assert (evaluation["decisions"], evaluation["score_calls"]) == (41, 1)
+
+
+@pytest.mark.slow
+def test_all_decisions_of_tictactoe_are_scored_in_one_call() -> None:
+    found = exact_evaluation("tictactoe")
+    assert (found["decisions"], found["score_calls"]) == (4520, 1)
+    assert 0.0 < found["scoring_s"] <= found["all_s"] - found["enumeration_s"]
 
 
 @pytest.mark.slow
