@@ -2,11 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import Generator, Sequence
+import re
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from arenas.pipelines import run
 from legos import (
     Arena,
     OpenAIClient,
@@ -19,6 +23,8 @@ from legos import (
 from legos.arena.registry import known_arenas
 from legos.clients.engine import EngineClient
 from legos.config.schema import GenerationConfig, PlayConfig
+from legos.data.message import Continuation, Prompt, Sampling
+from legos.data.names import POLICY
 from legos.data.sample import TrainingBatch
 from legos.protocols import Client
 from legos.server.app import make_app
@@ -100,3 +106,120 @@ def test_it_trains_and_plays_over_http(
     asyncio.run(both())
     assert errors == []
     assert trainer.step == before + STEPS + 1
+
+
+class Led:
+    """Asks a client for one of some texts, so that a play gets far with a model of random weights.
+
+    The texts are choices that alone can be sampled; which of them comes, its tokens and its
+    log-probabilities are the engine's.
+    """
+
+    def __init__(self, client: Client, texts: Callable[[str], Sequence[str]]) -> None:
+        self._client = client
+        self._texts = texts
+
+    async def complete(self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY) -> Any:
+        messages: Any = prompt.messages if isinstance(prompt, Continuation) else prompt
+        choices = tuple(self._texts(messages[-1].content))
+        led = replace(sampling, choices=choices, restrict=True, max_tokens=None)
+        return await self._client.complete(prompt, led, adapter=adapter)
+
+
+def proposals_and_answers(prompt: str) -> Sequence[str]:
+    """Of absolute_zero: many new programs; the right output and a wrong one."""
+    if "Write a new program" in prompt:
+        return [f"PROGRAM: keep odd | mul {n} INPUT: [5, 2, 7, 1]" for n in range(2, 60)]
+    program, given = re.findall(r"PROGRAM: (.*) INPUT: (\[.*?\]) What", prompt)[-1]
+    return [str(run(program, json.loads(given))), "[1]"]
+
+
+def questions_and_answers(prompt: str) -> Sequence[str]:
+    """Of spice: many new questions; the right name and a wrong one."""
+    if "QUESTION: ..." in prompt:
+        return [f"QUESTION: Who built what, in version {n}? ANSWER: Ana" for n in range(60)]
+    return ["Ana", "Bob"]
+
+
+def calls_and_answers(prompt: str) -> Sequence[str]:
+    """Of zorplex: the call that is needed; its result in three forms, and a wrong number."""
+    if result := re.search(r"LOOKUP\[\w+\] = (\d+)", prompt):
+        right = f"[ANSWER] {result[1]}"
+        return [right, f"So it is {right}", f"Then {right}", "[ANSWER] 1234"]
+    word = re.search(r"the number of (\w+)\?", prompt)
+    assert word is not None
+    return [f"LOOKUP[{word[1]}]", f"I call LOOKUP[{word[1]}]."]
+
+
+def offers_and_agreements(prompt: str) -> Sequence[str]:
+    """Of negotiation: an offer that helps both, its acceptance, and the end after a trade."""
+    told = prompt.splitlines()[-2]
+    if "[accept]" in told:
+        return ["[end]", "I [end] here."]
+    if "[offer" in told:
+        return ["[accept]", "Well, [accept]."]
+    return ["[offer 2 wood for 3 gold]", "[offer 3 wood for 2 gold]"]
+
+
+LED = {
+    "absolute_zero": (proposals_and_answers, {"kinds": ["deduction"], "answers": 4}),
+    "spice": (questions_and_answers, {"answers": 4}),
+    "zorplex": (calls_and_answers, {"kinds": ["simple"]}),
+    "negotiation": (offers_and_agreements, {}),
+}
+
+
+def check_far(name: str, batches: Sequence[TrainingBatch]) -> None:
+    """The plays got to what the arena is for, and it is trained on."""
+    episodes = [episode for batch in batches for episode in batch.episodes]
+    assert [episode.error for episode in episodes if episode.error] == []
+    roles = {sample.role for batch in batches for sample in batch.samples}
+    turns = [turn for e in episodes for rollout in e.rollouts for turn in rollout.turns]
+    assert all(turn.completion.trainable and turn.completion.restricted for turn in turns)
+    assert len({sum(turn.completion.logprobs) for turn in turns}) > 1
+    if name in ("absolute_zero", "spice"):
+        spawned = [child for episode in episodes for child in episode.children]
+        assert len(spawned) >= 4 * len(batches)
+        assert {child.rewards["solver"] for child in spawned} == {0.0, 1.0}
+        assert all(child.rollouts[0].turns[0].completion.trainable for child in spawned)
+        assert "solver" in roles
+    elif name == "zorplex":
+        assert all(episode.metrics["calls"] >= 1 for episode in episodes)
+        assert {0.0, 1.0} == {e.metrics.get("success", 0.0) for e in episodes}
+        assert all("LOOKUP[" in turn.messages[0].content for turn in turns)
+        assert {len(rollout.turns) for e in episodes for rollout in e.rollouts} == {2}
+    else:
+        assert all(episode.metrics["agreement"] == 1.0 for episode in episodes)
+        assert {turn.completion.text for turn in turns} >= {"[accept]", "Well, [accept]."}
+        assert roles == {"ann", "bob"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LED)
+def test_it_trains_on_what_it_is_for(name: str, files: Path, trained: tuple[Trainer, str]) -> None:
+    trainer, url = trained
+    texts, options = LED[name]
+    here, there = [], []
+
+    def led(client: Client) -> Arena:
+        given = {**options, **({"texts": str(files)} if name == "spice" else {})}
+        credit: Any = "hierarchical" if "answers" in options else "grpo"
+        play = PlayConfig(options=given, tasks_per_step=2, group_size=4, credit=credit)
+        return make_arena(name, Led(client, texts), play=play)
+
+    async def keep(_: object, batches: Sequence[TrainingBatch]) -> None:
+        here.extend(batches)
+
+    async def both() -> None:
+        steps = trainer.step + STEPS
+        arena = led(trainer.client())
+        await training_loop(arena, trainer, steps, after_step=keep, progress=False)
+        async with OpenAIClient(url) as http:
+            there.append(await led(http).step())
+        trainer.train_step(there[0])
+        assert trainer.step == steps + 1
+
+    asyncio.run(both())
+    assert len(here) >= STEPS
+    check_far(name, here)
+    check_far(name, there)
