@@ -37,11 +37,12 @@ class Pig(Game):
     roles = ("first", "second")
     # Most of a play's result is luck, so the value of the next position replaces what follows it.
     recommended: Mapping[str, object] = {
-        "loop.steps": 120,
+        "loop.steps": 300,
         "loop.evaluate_every": 20,
         "play.credit": "gae",
         "training.entropy_coef": 0.1,
         "training.entropy_coef_end": 0.01,
+        "training.learning_rate_end_fraction": 0.2,
     }
 
     def __init__(self, *, goal: int = 10, faces: int = 2) -> None:
@@ -78,7 +79,7 @@ class Pig(Game):
         """All points; both seats see the same."""
         seat = self.roles.index(role)
         own, rival = state.points[seat], state.points[1 - seat]
-        return f"Pig: you {own}, rival {rival}, turn {state.total}."
+        return f"Pig: turn {state.total}, you {own}, rival {rival}."
 
     def legal(self, state: State, role: str) -> Sequence[str]:
         """Roll or hold."""

@@ -62,7 +62,7 @@ def test_a_throw_of_the_die() -> None:
 def test_hold_and_roll() -> None:
     game, state = Pig(goal=12), State(1, (3, 7), total=4, rolls=False)
     assert game.turn(state) == "second"
-    assert game.view(state, "second") == "Pig: you 7, rival 3, turn 4."
+    assert game.view(state, "second") == "Pig: turn 4, you 7, rival 3."
     assert game.play(state, "h") == State(0, (3, 11))
     assert game.play(state, "r") == State(1, (3, 7), total=4)
 
@@ -100,7 +100,7 @@ def test_reference_numbers(tree: GameTree) -> None:
     assert reference["uniform_vs_optimal_win"] == pytest.approx(1 - won, abs=1e-6)
     for name, hold_at in (("always_roll", GOAL), ("hold_at_4", 4)):
         policy: Policy = {
-            (p.role, p.view): {"h" if int(p.view.split()[-1][:-1]) >= hold_at else "r": 1.0}
+            (p.role, p.view): {"h" if int(p.view.split()[2][:-1]) >= hold_at else "r": 1.0}
             for p in decision_points(tree)
         }
         share = outcome_shares(tree, policy, best).win
@@ -120,8 +120,8 @@ def test_a_goal_has_points() -> None:
 def test_transcript() -> None:
     lines, payoffs = transcript(Pig(goal=12, faces=6), 1)
     assert lines == [
-        "first | Pig: you 0, rival 0, turn 6. / Moves: r h | r",
-        "first | Pig: you 0, rival 0, turn 8. / Moves: r h | h",
-        "second | Pig: you 0, rival 8, turn 5. / Moves: r h | h",
+        "first | Pig: turn 6, you 0, rival 0. / Moves: r h | r",
+        "first | Pig: turn 8, you 0, rival 0. / Moves: r h | h",
+        "second | Pig: turn 5, you 0, rival 8. / Moves: r h | h",
     ]
     assert payoffs == {"first": 1.0, "second": -1.0}
