@@ -57,14 +57,29 @@ def shares(board: str, optimal: str) -> tuple[Fraction, Fraction]:
     return tuple(sum(column, Fraction(0)) / len(found) for column in zip(*found, strict=True))  # type: ignore[return-value]
 
 
-@pytest.fixture(scope="module")
-def tree() -> GameTree:
-    return GameTree(TicTacToe())
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "canonical"])
+def tree(request: pytest.FixtureRequest) -> GameTree:
+    return GameTree(TicTacToe(canonical=request.param))
 
 
-def test_states_and_decisions_are_as_many_as_known(tree: GameTree) -> None:
-    assert len(tree.graph.payoffs) == 5478
-    assert len(decision_points(tree)) == 4520
+def test_states_and_decisions_are_as_many_as_known() -> None:
+    for canonical, states, decisions in ((False, 5478, 4520), (True, 765, 627)):
+        tree = GameTree(TicTacToe(canonical=canonical))
+        assert len(tree.graph.payoffs) == states
+        assert len(decision_points(tree)) == decisions
+
+
+def test_boards_equal_up_to_symmetry_are_one_state() -> None:
+    game = TicTacToe(canonical=True)
+    start = "123456789"
+    assert len({game.play(start, corner) for corner in "1379"}) == 1
+    assert len({game.play(start, edge) for edge in "2468"}) == 1
+    assert len({game.play(start, move) for move in start}) == 3
+
+
+def test_both_seats_see_their_own_cells_alike() -> None:
+    game = TicTacToe()
+    assert game.view("x23o56789", "x") == game.view("o23x56789", "o") == "You +\n1+23\n4-56\n789"
 
 
 def test_every_row_wins() -> None:
@@ -75,7 +90,7 @@ def test_every_row_wins() -> None:
 
 
 def test_reference_numbers(tree: GameTree) -> None:
-    reference, uniform, best = TicTacToe().reference(), uniform_policy(tree), optimal_policy(tree)
+    reference, uniform, best = tree.game.reference(), uniform_policy(tree), optimal_policy(tree)
     assert best is not None
     assert reference["value"] == value("." * 9) == 0
     assert expected_payoffs(tree, {"x": best, "o": best})["x"] == pytest.approx(0)
@@ -95,12 +110,12 @@ def test_reference_numbers(tree: GameTree) -> None:
 def test_transcript() -> None:
     lines, payoffs = transcript(TicTacToe(), 1)
     assert lines == [
-        "x | 1 2 3 / 4 5 6 / 7 8 9 / You are x. / Moves: 1 2 3 4 5 6 7 8 9 | 2",
-        "o | 1 x 3 / 4 5 6 / 7 8 9 / You are o. / Moves: 1 3 4 5 6 7 8 9 | 6",
-        "x | 1 x 3 / 4 5 o / 7 8 9 / You are x. / Moves: 1 3 4 5 7 8 9 | 1",
-        "o | x x 3 / 4 5 o / 7 8 9 / You are o. / Moves: 3 4 5 7 8 9 | 7",
-        "x | x x 3 / 4 5 o / o 8 9 / You are x. / Moves: 3 4 5 8 9 | 8",
-        "o | x x 3 / 4 5 o / o x 9 / You are o. / Moves: 3 4 5 9 | 9",
-        "x | x x 3 / 4 5 o / o x o / You are x. / Moves: 3 4 5 | 5",
+        "x | You + / 123 / 456 / 789 / Moves: 1 2 3 4 5 6 7 8 9 | 2",
+        "o | You + / 12-3 / 456 / 789 / Moves: 1 3 4 5 6 7 8 9 | 6",
+        "x | You + / 12+3 / 456- / 789 / Moves: 1 3 4 5 7 8 9 | 1",
+        "o | You + / 1-2-3 / 456+ / 789 / Moves: 3 4 5 7 8 9 | 7",
+        "x | You + / 1+2+3 / 456- / 7-89 / Moves: 3 4 5 8 9 | 8",
+        "o | You + / 1-2-3 / 456+ / 7+8-9 / Moves: 3 4 5 9 | 9",
+        "x | You + / 1+2+3 / 456- / 7-8+9- / Moves: 3 4 5 | 5",
     ]
     assert payoffs == {"x": 1.0, "o": -1.0}
