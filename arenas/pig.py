@@ -35,6 +35,7 @@ class Pig(Game):
     """
 
     roles = ("first", "second")
+    utility = "zero_sum"
     # Most of a play's result is luck, so the value of the next position replaces what follows it.
     recommended: Mapping[str, object] = {
         "loop.steps": 300,

@@ -32,6 +32,7 @@ class TicTacToe(Game):
 
     name = "tictactoe"
     roles = ("x", "o")
+    utility = "zero_sum"
     # The KL to the EMA keeps the seats from answering only each other's latest mistakes.
     recommended: Mapping[str, object] = {
         "loop.steps": 300,
