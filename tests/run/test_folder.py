@@ -113,24 +113,37 @@ def test_a_place_that_is_no_folder_is_refused(below: str, tmp_path: Path) -> Non
         fresh_folder(file, "nim")
 
 
-def test_a_place_where_nothing_may_be_written_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    if os.access(tmp_path, os.W_OK):
-        pytest.skip("root may write everywhere; setpriv --bounding-set=-dac_override changes that")
+def test_a_place_where_nothing_may_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda _, mode: not mode & os.W_OK)  # root may write anywhere
     for run in (RunFolder(tmp_path), RunFolder(tmp_path / "run")):
-        for use in (run.check_free, run.new_run("").__enter__, run.resumed_run().__enter__):
+        for use in (run.check_free, run.new_run("").__enter__):
             with pytest.raises(CheckpointError, match=r"denied.*; let this user write there"):
                 use()
-    tmp_path.chmod(0o700)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has /sys")
 def test_a_file_system_that_refuses_is_named() -> None:
+    run = RunFolder(Path("/sys/run"))
+    for use in (run.new_run("").__enter__, run.resumed_run().__enter__):
+        with pytest.raises(CheckpointError, match=r"be written: .*; let this user write there"):
+            use()
+
+
+def test_a_run_that_was_begun_and_ended_since_the_check_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes find a folder free; the second one gets its lock after the first has ended."""
+    monkeypatch.setattr(RunFolder, "check_free", lambda _: None)
+    folder = begun(tmp_path / "run")
     with (
-        pytest.raises(CheckpointError, match=r"cannot be written: .*; let this user write there"),
-        RunFolder(Path("/sys/run")).new_run(""),
+        pytest.raises(CheckpointError, match="already holds a run; go on with --resume"),
+        folder.new_run("seed = 2\n"),
     ):
         pytest.fail("the run was begun")
+    assert folder.config.read_text() == "seed = 1\n"
 
 
 KILLED = """
