@@ -35,6 +35,7 @@ KINDS = {
 
 MOST_NAMED = 5  # maximum number of wrong fields that an error lists
 _LONGEST_NAME = 100  # maximum characters of a field name in an error
+_KEPT = 2000  # characters at each end of a message that repeats something long
 _NO_RETRY = {"x-should-retry": "false"}  # OpenAI's client would retry, and fail again
 
 
@@ -58,8 +59,11 @@ class Problem(LegosError):  # noqa: N818 - it is an answer as much as an error
 
     def body(self) -> bytes:
         """The error as JSON."""
+        message = str(self)
+        if len(message) > 2 * _KEPT:
+            message = f"{message[:_KEPT]} ... {message[-_KEPT:]}"
         error: dict[str, Any] = {
-            "message": str(self).encode(errors="replace").decode(),
+            "message": message.encode(errors="replace").decode(),
             "type": KINDS.get(self.status, "invalid_request_error"),
             "param": self.param,
             "code": self.code,
