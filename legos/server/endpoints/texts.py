@@ -15,7 +15,7 @@ from legos.server.problems import Problem
 from legos.server.schemas.answers import Decoded, Scores, Tokens
 from legos.server.schemas.sampling import check_choices
 from legos.server.schemas.texts import DetokenizeBody, ScoreBody, ScoredTokens, TokenizeBody
-from legos.server.service import Service, encode_texts
+from legos.server.service import LONG, Service, encode_texts
 
 __all__ = ["text_router"]
 
@@ -35,7 +35,8 @@ def text_router(service: Service) -> APIRouter:
         else:
             tools: list[Any] = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
             ids = await render_prompt(service, body, tools)
-        return _json({"tokens": ids, "count": len(ids), "max_model_len": service.context})
+        answer = {"tokens": ids, "count": len(ids), "max_model_len": service.context}
+        return await _json(answer, len(ids))
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> Decoded:
@@ -58,7 +59,8 @@ def text_router(service: Service) -> APIRouter:
         most = service.options.max_running + service.options.max_queue
         with service.admitted(min(len(body.prompts), most)):
             work = _scores(service, body, adapter)
-            return _json({"scores": await service.attend(request.receive, work)})
+            scores = await service.attend(request.receive, work)
+            return await _json({"scores": scores}, sum(map(len, scores)))
 
     return router
 
@@ -81,5 +83,13 @@ async def _scores(service: Service, body: ScoreBody, adapter: str) -> Sequence[S
     return await asyncio.wrap_future(service.engine.score(rows, end_ids=end_ids, adapter=adapter))
 
 
-def _json(answer: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+async def _json(answer: dict[str, Any], size: int) -> Response:
+    """The response; an answer of many numbers is encoded on a thread.
+
+    Args:
+        answer: its fields.
+        size: count of numbers in them.
+    """
+    encode = msgspec.json.encode
+    data = await asyncio.to_thread(encode, answer) if size > LONG else encode(answer)
+    return Response(data, media_type="application/json")
