@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 import subprocess
 import sys
@@ -10,19 +11,24 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
+from hostile_clients import Clients, aside
 
 from legos import Message, OpenAIClient, Sampling
+from legos.apps import served_run
 from legos.apps.shared_engine import SharedEngine
 from legos.cli import main
 from legos.data.request import Request, Result
-from legos.errors import AdapterError
+from legos.errors import AdapterError, EngineError
 from legos.testing import FakeEngine
 from legos.vllm.process import free_port
 from legos.weights.adapter import Adapter, LoraShape
 
+WINDOW_S = 5.0
 SMALL = [
     "--training.min-samples-per-step",
     "64",
@@ -74,6 +80,41 @@ def test_the_policy_is_served_while_it_is_trained(tmp_path: Path) -> None:
     assert f"the policy is served at {url}/v1" in told
     with pytest.raises(httpx.ConnectError):
         httpx.get(url)
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_clients_leave_training_half_of_its_speed(tmp_path: Path) -> None:
+    """Steps per second while 64 clients ask, against those without them, in turn."""
+    port, metrics = free_port(), tmp_path / "run" / "metrics.jsonl"
+    command = [sys.executable, "-m", "legos", "train", "--serve", str(port), "--steps", "100000"]
+    clients, steps = Clients(port), {"alone": 0, "asked": 0}
+
+    def num_steps() -> int:
+        return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+    with subprocess.Popen(
+        [*command, "--out", str(tmp_path / "run"), "--loop.evaluate-every", "0", *SMALL],
+        stdout=subprocess.DEVNULL,
+    ) as process:
+        try:
+            while num_steps() < 3:  # the first ones compile
+                assert process.poll() is None
+                time.sleep(0.1)
+            aside(clients.honest_ones(1.0))
+            for _ in range(2):
+                before = num_steps()
+                time.sleep(WINDOW_S)
+                between = num_steps()
+                aside(clients.honest_ones(WINDOW_S))
+                steps["alone"] += between - before
+                steps["asked"] += num_steps() - between
+        finally:
+            process.kill()
+    answered = clients.statuses["honest", 200]
+    logging.getLogger(__name__).info("steps in %g s: %s; %d answers", WINDOW_S, steps, answered)
+    assert answered > 64
+    assert steps["asked"] >= 0.5 * steps["alone"] > 0, (steps, answered)
 
 
 def play_episodes(url: str, ended: threading.Event) -> None:
@@ -149,3 +190,23 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFix
         code = main(["train", "--serve", str(port), "--out", str(tmp_path / "run"), *SMALL])
     assert code == 2
     assert str(port) in capsys.readouterr().err
+
+
+def test_a_run_that_serves_limits_memory_arenas_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(served_run, "limit_arenas", lambda: done.append("arenas"))
+    monkeypatch.setattr(served_run, "bind", lambda *_: done.append("port"))
+
+    async def refuse() -> None:
+        raise EngineError("no weights")
+
+    async def begin() -> None:
+        trainer: Any = SimpleNamespace(publish_weights=refuse)
+        shared: Any = None
+        address = {"name": "tiny", "host": "127.0.0.1", "port": 0}
+        async with served_run.served_run(trainer, shared, **address, say=done.append):
+            pass
+
+    with pytest.raises(EngineError, match="no weights"):
+        asyncio.run(begin())
+    assert done == ["arenas", "port"]
