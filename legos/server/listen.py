@@ -28,6 +28,7 @@ ACCEPTED_AT_ONCE = 64
 DESCRIPTORS = 10_240  # file descriptors that the process may open; the maximum on macOS
 SPARED = 256  # descriptors reserved for other uses than connections
 QUIET_S = 60.0  # seconds between two log lines about missing descriptors
+IDLE_S = 75  # seconds that a connection may be idle between two requests
 LAST_WORDS_S = 2  # seconds to finish writing responses after draining
 
 
@@ -64,7 +65,7 @@ async def serve_app(
         server_header=False,
         backlog=ACCEPTED_AT_ONCE,
         timeout_graceful_shutdown=LAST_WORDS_S,
-        timeout_keep_alive=75,
+        timeout_keep_alive=IDLE_S,
     )
     server = _Server(config)
     with listener, _rarely_logged_accepts():

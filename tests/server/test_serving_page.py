@@ -1,5 +1,6 @@
 """docs/serving.md: its programs run; and the command itself, from its first line to SIGTERM."""
 
+import inspect
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,29 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from safetensors.numpy import save_file
 
-from legos.cli import main
+from legos.apps.served_run import DRAIN_S
+from legos.cli import commands, main
+from legos.data.message import MAX_ALTERNATIVES, MAX_BIAS
 from legos.device import ModelHandle
+from legos.errors import AdapterError
 from legos.run.folder import RunFolder
+from legos.server.connections import MOST_PIPELINED
+from legos.server.endpoints import uploads
+from legos.server.endpoints.generation import MOST_ALTERNATIVES
+from legos.server.listen import IDLE_S
+from legos.server.middleware import bodies
+from legos.server.options import ServerOptions
+from legos.server.schemas import sampling
+from legos.server.schemas.chat import MOST_ARGUMENTS, ChatBody, ToolFunction
+from legos.server.schemas.completions import CompletionBody
+from legos.server.schemas.episodes import StartBody
+from legos.server.schemas.texts import MOST_TOKENS, ScoreBody, ScoredPrompt, ScoredTokens
 from legos.testing import write_tiny_model
-from legos.weights.adapter import Adapter
+from legos.weights import tensors
+from legos.weights.adapter import Adapter, checked_name
 from legos.weights.folder import write_adapter
 
 ROOT = Path(__file__).parents[2]
@@ -175,3 +193,141 @@ def test_what_cannot_be_served_is_refused_before_a_model_is_loaded(
         port = str(taken.getsockname()[1])
         assert main(["serve", "--port", port, "--model", "/nowhere"]) == 2
     assert f"cannot listen on 127.0.0.1 port {port}" in capsys.readouterr().err
+
+
+def numbers(text: str) -> list[float]:
+    """The numbers of a table's cell in bytes, seconds or counts, without those of code."""
+    text = re.sub("`.*?`", "", text)
+    found = re.findall(r"(-?[\d,]*\d(?:\.\d+)?)( KiB| MiB)?", text)
+    sizes = {"": 1, " KiB": 2**10, " MiB": 2**20}
+    return [float(number.replace(",", "")) * sizes[unit] for number, unit in found]
+
+
+def table(head: str) -> dict[str, list[str]]:
+    """The rows of a table below "Limits" that begins with a line: first cell -> the others."""
+    text = PAGE.read_text().split("\n## Limits\n")[1].split("\n## ")[0]
+    lines = text.split(f"\n{head}\n")[1].splitlines()[1:]
+    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines[: lines.index("")]]
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_the_page_has_the_defaults_of_the_options() -> None:
+    rows = table("| option | default | effect |")
+    given = {name: p.default for name, p in inspect.signature(commands.serve).parameters.items()}
+    own = ServerOptions()
+    assert given["max_batch"] == own.max_running
+    assert given["max_queue"] == own.max_queue
+    assert given["max_body_mb"] * 2**20 == own.max_body_bytes
+    assert given["timeout_s"] == own.request_timeout_s
+    assert given["stall_after_s"] == own.stall_after_s
+    assert given["max_adapters"] == own.max_adapters
+    named = {"auto", "none", "most of the memory"}
+    for option, (default, effect) in rows.items():
+        names = re.findall(r"--([a-z-]+)", option)
+        assert names, option
+        for name, cell in zip(names, default.split("; "), strict=True):
+            value = given[name.replace("-", "_")]
+            if isinstance(value, (int, float)):
+                assert numbers(cell) == [value], option
+            else:
+                assert cell in named, option
+                assert value in (None, cell), option
+        if "--max-body-mb" in option:
+            assert numbers(effect)[-1] == own.max_adapter_bytes
+    text = PAGE.read_text()
+    assert f"requests get {DRAIN_S:g} seconds to finish" in text
+
+
+def test_the_page_has_the_limits_of_connections() -> None:
+    own = ServerOptions()
+    rows = {what: numbers(cells[0]) for what, cells in table("| connections | |").items()}
+    assert rows == {
+        "open at the same time": [own.max_connections, 503],
+        "the head of a request": [own.head_timeout_s, own.max_head_bytes, 408, 431],
+        "its body": [own.body_pause_s, 408],
+        "unanswered requests of one connection": [MOST_PIPELINED],
+        "idle time between two requests": [IDLE_S],
+    }
+
+
+def limits_of(schema: Any) -> list[float]:
+    """The largest numbers, lengths and counts that a JSON schema allows, in its order."""
+    if isinstance(schema, list):
+        return [limit for each in schema for limit in limits_of(each)]
+    if not isinstance(schema, dict):
+        return []
+    own = ("maxItems", "maxLength", "maxProperties", "maximum")
+    return [
+        limit
+        for key, value in schema.items()
+        for limit in ([value] if key in own else limits_of(value))
+    ]
+
+
+def test_the_page_has_the_limits_of_bodies() -> None:
+    def of(body: Any, field: str) -> list[float]:
+        return limits_of(body.model_json_schema()["properties"][field])
+
+    rows = {what: numbers(cells[0]) for what, cells in table("| in one body | at most |").items()}
+    (choices,) = {limit for each in (ScoredPrompt, ScoredTokens) for limit in of(each, "choices")}
+    (prompts,) = set(of(ScoreBody, "prompts"))
+    assert {*of(CompletionBody, "logit_bias")} == {MAX_BIAS, bodies.MOST_FIELDS}
+    assert of(CompletionBody, "logprobs") == of(ChatBody, "top_logprobs") == [MAX_ALTERNATIVES]
+    marks = "; ".join(f"`{mark.decode()}`" for mark in bodies.MOST)
+    assert rows == {
+        "fields of one object, `logit_bias` among them": [bodies.MOST_FIELDS],
+        f"the characters {marks}": list(bodies.MOST.values()),
+        "nested levels of objects and lists": [bodies.DEEPEST],
+        "`choices` of a prompt": [
+            *of(CompletionBody, "choices"),
+            choices,
+            sampling.MOST_CHOICE_CHARACTERS,
+        ],
+        "prompts of `/v1/score`": [prompts],
+        "a `logit_bias`": [-MAX_BIAS, MAX_BIAS],
+        "`stop`": sorted({*of(CompletionBody, "stop")}),
+        "`stop_token_ids`; `end_token_ids`": [
+            *of(CompletionBody, "stop_token_ids"),
+            *of(ScoreBody, "end_token_ids"),
+        ],
+        "a JSON schema": [sampling.MOST_SCHEMA_CHARACTERS],
+        "messages of a chat; `tools`; `chat_template_kwargs`": [
+            *of(ChatBody, "messages"),
+            *of(ChatBody, "tools"),
+            *of(ChatBody, "chat_template_kwargs"),
+        ],
+        "characters of the arguments of one tool call": [MOST_ARGUMENTS],
+        "characters of `model` or `adapter`; of a new adapter's name; of a tool's name": [
+            sampling.MOST_NAME_CHARACTERS,
+            longest(checked_name),
+            longest(lambda name: ToolFunction(name=name, parameters=None)),
+        ],
+        "tokens of `/detokenize`": [MOST_TOKENS],
+        "`n`; `top_logprobs`; the same times `n`, prompts and `max_tokens`": [
+            *of(CompletionBody, "n"),
+            MAX_ALTERNATIVES,
+            MOST_ALTERNATIVES,
+        ],
+        "`wait_s` of `/v1/episodes`": of(StartBody, "wait_s"),
+        "of an adapter: fields besides the weights; header of the safetensors file": [
+            uploads._MOST_OTHERS,
+            tensors._MOST_HEADER_BYTES,
+        ],
+    }
+
+
+def longest(accept: Callable[[str], object]) -> int:
+    """The number of letters of the longest name that is accepted."""
+    for length in range(1, 10_000):
+        try:
+            accept("x" * length)
+        except (AdapterError, ValidationError):
+            return length - 1
+    raise AssertionError("any name is accepted")
+
+
+def test_no_limit_of_a_schema_is_missing_on_the_page(served: Any) -> None:
+    stated = {n for cells in table("| in one body | at most |").values() for n in numbers(cells[0])}
+    ranges = {100.0, 2.0, 1.0, 2.0**31}  # of temperature and other sampling settings
+    known = limits_of(served.app.openapi()["components"]["schemas"])
+    assert set(known) - ranges <= stated
