@@ -65,7 +65,7 @@ ATTACKS: Mapping[str, tuple[str, Any, int]] = {
     "many biases": (TEXT, {"prompt": [1], "logit_bias": {str(n): 1 for n in range(40_000)}}, 413),
     "a few biases": (TEXT, {"prompt": [1], "logit_bias": {str(n): 1 for n in range(1_000)}}, 200),
     "wrong tokens": (TEXT, {"prompt": [None] * 500_000}, 400),
-    "wrong prompts": (TEXT, {"prompt": [[1]] * 30_000 + [None]}, 400),
+    "wrong prompts": (TEXT, {"prompt": [[1]] * 60_000 + [None]}, 400),
     "unknown fields": (TEXT, {"prompt": [1], **many_fields(100_000)}, 413),
     "unknown inner fields": (CHAT, {"messages": [{**HI[0], **many_fields(100_000)}]}, 413),
     "wrong messages": (
@@ -82,10 +82,10 @@ ATTACKS: Mapping[str, tuple[str, Any, int]] = {
     "many choices": (TEXT, {"prompt": [1], "choices": [f"{n:08}" for n in range(4096)]}, 200),
     "one long choice": (TEXT, {"prompt": [1], "choices": ["x" * 900]}, 200),
     "many long texts": (TEXT, {"prompt": ["long words " * 100] * 300, "max_tokens": 1}, 400),
-    "a long text": ("/tokenize", {"prompt": "word " * 40_000}, 200),
+    "a long text": ("/tokenize", {"prompt": "word " * 200_000}, 200),
     "many scores": (
         "/v1/score",
-        {"prompts": [{"messages": HI, "choices": [f"{n:030}" for n in range(500)]}] * 30},
+        {"prompts": [{"messages": HI, "choices": [f"{n:030}" for n in range(1_000)]}] * 100},
         200,
     ),
     "a large schema": (
@@ -99,10 +99,16 @@ ATTACKS: Mapping[str, tuple[str, Any, int]] = {
         },
         400,
     ),
-    "many prompts": (TEXT, {"prompt": [[1]] * 2_000, "n": 128}, 400),
+    "many scored tokens": (
+        "/v1/score",
+        {"prompts": [{"prompt": [1], "choices": [[n % 300] * 480 for n in range(1_000)]}]},
+        200,
+    ),
+    "a long name": (TEXT, {"prompt": [1], "model": "x" * 4_000_000}, 400),
+    "many prompts": (TEXT, {"prompt": [[1]] * 60_000, "n": 128}, 400),
     "long arguments of calls": (
         CHAT,
-        {"messages": [{"role": "assistant", "tool_calls": [calling("[" + "1," * 60_000 + "1]")]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [calling("[" + "1," * 130_000 + "1]")]}]},
         400,
     ),
     "deep arguments": (
