@@ -17,7 +17,7 @@ __all__ = ["Sample", "TrainingBatch", "samples_of_rollout"]
 LOGPROB_ROUNDING = 1e-4  # a log-probability may exceed 0 by this rounding error
 
 
-class Sample(Struct, frozen=True, kw_only=True):
+class Sample(Struct, frozen=True, kw_only=True, gc=False):
     """One training sequence of T tokens, of which A were chosen by the policy.
 
     All fields of length A are for the chosen tokens only, in the order of ``positions``. Reference
@@ -61,7 +61,7 @@ class Sample(Struct, frozen=True, kw_only=True):
                 f"positions {self.positions[0]}..{self.positions[-1]} leave "
                 f"1..{len(self.token_ids) - 1}"
             )
-        if num_chosen > 1 and any(map(le, self.positions[1:], self.positions)):
+        if num_chosen > 1 and not _increase(self.positions):
             raise RecordError(f"positions {self.positions} do not increase")
         if not 0 < self.temperature < math.inf:
             raise RecordError(
@@ -69,7 +69,7 @@ class Sample(Struct, frozen=True, kw_only=True):
                 "sample at a finite temperature above 0"
             )
         self._check_logprobs()
-        if not all(map(math.isfinite, self.advantages)):
+        if not _all_finite(self.advantages):
             bad = [a for a in self.advantages if not math.isfinite(a)]
             raise RecordError(
                 f"advantage {bad[0]} is not finite; look at the rewards of {self.group!r}"
@@ -81,7 +81,7 @@ class Sample(Struct, frozen=True, kw_only=True):
 
     def _check_logprobs(self) -> None:
         try:
-            fine = all(map(math.isfinite, self.logprobs)) and max(self.logprobs) <= LOGPROB_ROUNDING
+            fine = _all_finite(self.logprobs) and max(self.logprobs) <= LOGPROB_ROUNDING
         except TypeError:  # an endpoint may report None instead of a number
             fine = False
         if not fine:
@@ -108,12 +108,27 @@ class Sample(Struct, frozen=True, kw_only=True):
     @property
     def oldest_version(self) -> int:
         """The smallest policy version of its chosen tokens, which determines the staleness."""
-        return min(self.versions)
+        first = self.versions[0]
+        return first if self.versions.count(first) == len(self.versions) else min(self.versions)
 
     @property
     def newest_version(self) -> int:
         """The version of the newest chosen token."""
-        return max(self.versions)
+        first = self.versions[0]
+        return first if self.versions.count(first) == len(self.versions) else max(self.versions)
+
+
+def _all_finite(numbers: Sequence[float]) -> bool:
+    """Whether all numbers are finite: their sum usually tells, in a tenth of the time."""
+    return math.isfinite(sum(numbers)) or all(map(math.isfinite, numbers))
+
+
+def _increase(positions: Sequence[int]) -> bool:
+    """Whether positions increase; most are one answer, without a gap."""
+    first, last = positions[0], positions[-1]
+    if last - first + 1 == len(positions) and positions == tuple(range(first, last + 1)):
+        return True
+    return not any(map(le, positions[1:], positions))
 
 
 def _is_logprob(given: Any) -> bool:
