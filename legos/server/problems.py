@@ -21,7 +21,7 @@ from legos.errors import (
     RequestError,
 )
 
-__all__ = ["GoneError", "Problem", "first_error", "handle", "invalid", "problem_of"]
+__all__ = ["LONGEST_NAME", "GoneError", "Problem", "first_error", "handle", "invalid", "problem_of"]
 
 KINDS = {
     401: "authentication_error",
@@ -34,8 +34,8 @@ KINDS = {
 }
 
 MOST_NAMED = 5  # maximum number of wrong fields that an error lists
-_LONGEST_NAME = 100  # maximum characters of a field name in an error
-_KEPT = 2000  # characters at each end of a message that repeats something long
+LONGEST_NAME = 100  # maximum characters of a name in an error
+_LONGEST_MESSAGE = 8192  # maximum characters of a message; others may quote what was sent
 _NO_RETRY = {"x-should-retry": "false"}  # OpenAI's client would retry, and fail again
 
 
@@ -59,11 +59,8 @@ class Problem(LegosError):  # noqa: N818 - it is an answer as much as an error
 
     def body(self) -> bytes:
         """The error as JSON."""
-        message = str(self)
-        if len(message) > 2 * _KEPT:
-            message = f"{message[:_KEPT]} ... {message[-_KEPT:]}"
         error: dict[str, Any] = {
-            "message": message.encode(errors="replace").decode(),
+            "message": str(self)[:_LONGEST_MESSAGE].encode(errors="replace").decode(),
             "type": KINDS.get(self.status, "invalid_request_error"),
             "param": self.param,
             "code": self.code,
@@ -100,7 +97,7 @@ def invalid(
     param: str | None = None
     problems = error.errors()
     for problem in problems[:MOST_NAMED]:
-        path = [str(part)[:_LONGEST_NAME] for part in problem["loc"] if part != "body"]
+        path = [str(part)[:LONGEST_NAME] for part in problem["loc"] if part != "body"]
         name = ".".join(path)
         param = param or (path[0] if path else None)
         message = str(problem["msg"])

@@ -297,8 +297,7 @@ def test_the_page_has_the_limits_of_bodies() -> None:
             *of(ChatBody, "chat_template_kwargs"),
         ],
         "characters of the arguments of one tool call": [MOST_ARGUMENTS],
-        "characters of `model` or `adapter`; of a new adapter's name; of a tool's name": [
-            sampling.MOST_NAME_CHARACTERS,
+        "characters of an adapter's name; of a tool's name": [
             longest(checked_name),
             longest(lambda name: ToolFunction(name=name, parameters=None)),
         ],

@@ -20,7 +20,6 @@ __all__ = ["MAX_SEED", "ModelFields", "SamplingFields", "check_choices", "with_s
 MAX_SEED = 1 << 64
 MOST_CHOICE_CHARACTERS = 32_768  # total over all choices of a request; each may be a token
 MOST_SCHEMA_CHARACTERS = 65_536
-MOST_NAME_CHARACTERS = 1024  # of the model; an answer repeats it, and a stream in every event
 
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
@@ -68,14 +67,10 @@ class ModelFields(Body):
     """The model or adapter that a request names."""
 
     model: str | None = Field(
-        None,
-        max_length=MOST_NAME_CHARACTERS,
-        description="The base model's name, base, an adapter's name, or NAME@VERSION.",
+        None, description="The base model's name, base, an adapter's name, or NAME@VERSION."
     )
     adapter: str | None = Field(
-        None,
-        max_length=MOST_NAME_CHARACTERS,
-        description="The same names as in model, over which it takes precedence.",
+        None, description="The same names as in model, over which it takes precedence."
     )
 
 
