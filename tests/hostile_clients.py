@@ -19,7 +19,7 @@ __all__ = ["BUSY", "Clients", "aside", "load", "request"]
 
 HONEST = 64
 BUSY = 1.5  # programs that want each core, above which times are not those of the clock
-LONGEST_REFUSAL = 8_000  # bytes of an answer without a result, whatever the request held
+LONGEST_REFUSAL = 10_000  # bytes of an answer without a result, whatever the request held
 HI = [{"role": "user", "content": "Nim: 5 left, last one wins.\nMoves: 1 2 3"}]
 
 
@@ -61,7 +61,7 @@ BOMBS: Sequence[tuple[str, Any, int]] = [
     ("/v1/chat/completions", {"messages": calling("[" + "1," * 60_000 + "1]")}, 400),
     ("/v1/chat/completions", {"messages": calling("[" * 5_000 + "]" * 5_000)}, 400),
     ("/v1/chat/completions", {"messages": calling("x" * 300_000)}, 400),
-    ("/v1/completions", {"prompt": [1], "model": "x" * 4_000_000}, 400),
+    ("/v1/completions", {"prompt": [1], "model": "x" * 4_000_000}, 404),
     ("/v1/completions", {"prompt": [1], "x" * 4_000_000: 1}, 400),
     (
         "/v1/chat/completions",
@@ -78,10 +78,16 @@ BOMBS: Sequence[tuple[str, Any, int]] = [
 
 
 def long_scores() -> bytes:
-    """A request to score 480,000 tokens: a thousand long choices of one prompt."""
+    """A request to score 460,000 tokens: a thousand long choices, all different."""
     some = random.Random(1)
-    choices = [[some.randrange(3, 300) for _ in range(480)] for _ in range(1_000)]
-    return request("/v1/score", {"prompts": [{"prompt": [1, 20], "choices": choices}]})
+    prompts = [
+        {
+            "prompt": [1, 20],
+            "choices": [[some.randrange(3, 300) for _ in range(480)] for _ in range(64)],
+        }
+        for _ in range(15)
+    ]
+    return request("/v1/score", {"prompts": prompts})
 
 
 def answers(said: bytes) -> list[int]:

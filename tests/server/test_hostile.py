@@ -89,8 +89,47 @@ def resident(process: subprocess.Popen[str]) -> int:
     return int(subprocess.check_output(["ps", "-o", "rss=", "-p", str(process.pid)]))
 
 
+@pytest.fixture
+def adapters(model: ModelHandle, tmp_path: Path) -> list[Path]:
+    """Files of two adapters, to be loaded in turn."""
+    base = model.base_adapter()
+    rng = np.random.default_rng(1)
+    other = {
+        name: (0.01 * rng.standard_normal(np.shape(array))).astype(np.float32)
+        for name, array in base.arrays.items()
+    }
+    paths = [tmp_path / "first", tmp_path / "second"]
+    for path, adapter in zip(paths, (base, replace(base, arrays=other)), strict=True):
+        path.write_bytes(pack_adapter(adapter))
+    return paths
+
+
+def end_while_scoring(process: subprocess.Popen[str], clients: Clients) -> float:
+    """Tell the server to end while it computes long scores; returns the seconds that it takes."""
+    with ThreadPoolExecutor(1) as pool:
+        scores = pool.submit(aside, clients.long_scores())
+        time.sleep(SCORING_S)
+        process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        process.wait(END_S)
+        ended_s = time.monotonic() - began
+        scores.result()
+    return ended_s
+
+
+def check_answers(clients: Clients) -> None:
+    """Every kind of client was answered, with the status that its requests must get."""
+    for (kind, status), number in clients.statuses.items():
+        wanted = {"slow": 408, "head": 431}.get(kind, 200)
+        wanted = int(kind[-3:]) if kind[-3:].isdigit() else wanted
+        assert status in (wanted, 503), (kind, status, number)
+    kinds = {kind.split()[0] for kind, _ in clients.statuses}
+    assert kinds >= {"honest", "half", "score", "bomb", "slow", "chat", "choices", "ended"}
+    assert clients.statuses["half body", 200]
+
+
 def test_hostile_clients_harm_nobody(
-    command: tuple[subprocess.Popen[str], int, Path], model: ModelHandle, tmp_path: Path
+    command: tuple[subprocess.Popen[str], int, Path], adapters: list[Path]
 ) -> None:
     """Times are the clock's; where the machine is busy, seconds of the server's processor.
 
@@ -103,16 +142,6 @@ def test_hostile_clients_harm_nobody(
     busy = load()
     figure, allowed = (0, 1.0) if busy <= BUSY else (1, busy)
     slow = slowness()
-    base = model.base_adapter()
-    rng = np.random.default_rng(1)
-    other = {
-        name: (0.01 * rng.standard_normal(np.shape(array))).astype(np.float32)
-        for name, array in base.arrays.items()
-    }
-    adapters = [tmp_path / "first", tmp_path / "second"]
-    for path, adapter in zip(adapters, (base, replace(base, arrays=other)), strict=True):
-        path.write_bytes(pack_adapter(adapter))
-
     clients = Clients(port)
 
     def attack(seconds: float) -> tuple[dict[str, list[list[float]]], int]:
@@ -133,14 +162,7 @@ def test_hostile_clients_harm_nobody(
     aside(clients.every_bomb())
     _, before = attack(WARM_S)
     waits, after = attack(ATTACK_S)
-    with ThreadPoolExecutor(1) as pool:
-        scores = pool.submit(aside, clients.long_scores())
-        time.sleep(SCORING_S)
-        process.send_signal(signal.SIGTERM)
-        began = time.monotonic()
-        process.wait(END_S)
-        ended_s = time.monotonic() - began
-        scores.result()
+    ended_s = end_while_scoring(process, clients)
     slow = max(slow, slowness())
     allowed *= slow
 
@@ -151,13 +173,7 @@ def test_hostile_clients_harm_nobody(
     seen += f"busy: {busy:.1f}; slowness: {slow:.2f}; {before} to {after} KiB "
     seen += f"({cold} at the start); ended in {ended_s:.1f} s; {told}"
     logging.getLogger(__name__).info(seen)
-    for (kind, status), number in clients.statuses.items():
-        wanted = {"slow": 408, "head": 431}.get(kind, 200)
-        wanted = int(kind[-3:]) if kind[-3:].isdigit() else wanted
-        assert status in (wanted, 503), (kind, status, number)
-    kinds = {kind.split()[0] for kind, _ in clients.statuses}
-    assert kinds >= {"honest", "half", "score", "bomb", "slow", "chat", "choices", "ended"}
-    assert clients.statuses["half body", 200]
+    check_answers(clients)
     assert health < GOAL_HEALTH_S * allowed, seen
     assert swap < GOAL_SWAP_S * allowed, seen
     assert after < GOAL_MEMORY * before, seen

@@ -101,10 +101,9 @@ ATTACKS: Mapping[str, tuple[str, Any, int]] = {
     ),
     "many scored tokens": (
         "/v1/score",
-        {"prompts": [{"prompt": [1], "choices": [[n % 300] * 480 for n in range(1_000)]}]},
+        {"prompts": [{"prompt": [1], "choices": [[n] * 480 for n in range(3, 67)]}] * 15},
         200,
     ),
-    "a long name": (TEXT, {"prompt": [1], "model": "x" * 4_000_000}, 400),
     "many prompts": (TEXT, {"prompt": [[1]] * 60_000, "n": 128}, 400),
     "long arguments of calls": (
         CHAT,
