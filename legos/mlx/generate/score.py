@@ -29,17 +29,32 @@ __all__ = ["Score", "ScoreQueue"]
 
 LOGITS = 1 << 23  # logits of one slice of the output head: 32 MiB in float32
 MIN_POSITIONS = 64  # positions of a slice; with fewer, reading the head's weights dominates
-Row = tuple[int, ...]
+READS = 8  # log-probabilities that are read in less time than one token is computed
+Ids = tuple[int, ...]
 Position = tuple[int, int]  # row and column in a block
-Read = tuple[int, int, tuple[int, ...]]
+Read = tuple[int, int, Ids]
 """A prompt's and an answer's index, and the tokens one of which comes next in that answer."""
+_Planned = tuple[int, Ids, tuple[int, int], Ids, Sequence[Ids]]
+"""The index of the first equal prompt, the prompt, the indexes of the prompt and the answer, the
+answer's tokens that are computed, and the tokens that can follow the prompt and each of these."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """Tokens to compute, and the answers that each of their positions predicts a token of."""
+
+    ids: Ids
+    reads: dict[int, list[Read]]  # column -> reads
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 @dataclass(slots=True)
 class _LongRow:
     """A row that is longer than a block and is computed chunk by chunk."""
 
-    row: Row
+    row: _Row
     cache: list[Any]
     done: int = 0  # number of tokens computed
 
@@ -57,9 +72,9 @@ class Score:
 
     def __init__(
         self,
-        prompts: Sequence[tuple[Row, Sequence[Row]]],
+        prompts: Sequence[tuple[Ids, Sequence[Ids]]],
         *,
-        end_ids: tuple[int, ...],
+        end_ids: Ids,
         adapter: str,
         refusal: Callable[[Request], str | None],
     ) -> None:
@@ -77,10 +92,13 @@ class Score:
         self._prompts = prompts
         self._end_ids = end_ids
         self._refusal = refusal
-        self._planned = 0
-        self._rows: dict[Row, dict[int, list[Read]]] = {}  # row to compute -> column -> reads
-        self._first: dict[tuple[Row, tuple[Row, ...]], int] = {}  # index of the first equal prompt
-        self._sums: list[list[float]] = []
+        self._rows: dict[tuple[int, Ids], _Row] = {}  # by prompt, and the tokens after it
+        self._unplanned = self._answers()
+        self._next: _Planned | None = None  # the next answer, where it did not fit a block
+        self._all_planned = False
+        self._first: list[int] = []  # for each planned prompt, the index of the first equal one
+        self._numbers: dict[int, dict[Ids, int]] = {}  # prompt -> answer -> index of its sum
+        self._sums: dict[int, list[float]] = {}  # prompt -> sums of its different answers
         self._long: _LongRow | None = None
 
     def advance(self, forward: CausalModel, max_tokens: int) -> None:
@@ -91,71 +109,118 @@ class Score:
             max_tokens: maximum number of padded tokens of the forward pass.
 
         Raises:
-            RequestError: a prompt or continuation cannot be scored.
+            RequestError: a prompt, a continuation or the end-of-text ids cannot be scored.
         """
         if self._long is None:
             self._plan(max_tokens)
-            block = next(row_blocks(list(self._rows), max_tokens, length=len), [])
-            if block and len(block[-1]) > max_tokens:
-                self._long = _LongRow(block[0], make_prompt_cache(forward.model))
-            elif block:
+            self._check_ends(forward.num_vocabulary)
+            block = next(row_blocks(list(self._rows), max_tokens, length=self._length), [])
+            rows = [self._rows.pop(key) for key in block]
+            if rows and len(rows[-1]) > max_tokens:
+                self._long = _LongRow(rows[0], make_prompt_cache(forward.model))
+            elif rows:
                 reads = {
                     (index, column): found
-                    for index, row in enumerate(block)
-                    for column, found in self._rows.pop(row).items()
+                    for index, row in enumerate(rows)
+                    for column, found in row.reads.items()
                 }
-                self._take(forward, forward.trunk(pad_rows(block)[0]), reads)
+                self._take(forward, forward.trunk(pad_rows([row.ids for row in rows])[0]), reads)
         if self._long is not None:
             self._go_on(self._long, forward, max_tokens)
-        if not self._rows and self._planned == len(self._prompts):
-            first = (self._first[prompt, tuple(answers)] for prompt, answers in self._prompts)
-            answer(self.future, [self._sums[index] for index in first])
+        if self._all_planned and not self._rows and self._long is None:
+            answer(self.future, [self._result(index) for index in range(len(self._prompts))])
+
+    def _length(self, key: tuple[int, Ids]) -> int:
+        return len(self._rows[key])
+
+    def _result(self, index: int) -> list[float]:
+        """The scores of a prompt's answers, in their order."""
+        first = self._first[index]
+        numbers, sums = self._numbers[first], self._sums[first]
+        return [sums[numbers[tokens]] for tokens in self._prompts[index][1]]
 
     def _go_on(self, long: _LongRow, forward: CausalModel, max_tokens: int) -> None:
         """Compute the next chunk of a long row."""
-        piece = long.row[long.done : long.done + max_tokens]
+        piece = long.row.ids[long.done : long.done + max_tokens]
         hidden = forward.trunk(mx.array([piece]), cache=long.cache)
         columns = range(long.done, long.done + len(piece))
-        found = self._rows[long.row]
+        found = long.row.reads
         reads = {(0, column - long.done): found[column] for column in columns if column in found}
         mx.eval([layer.state for layer in long.cache])
         self._take(forward, hidden, reads)
         long.done += len(piece)
         if long.done >= len(long.row):
-            del self._rows[long.row]
             self._long = None
 
     def _plan(self, max_tokens: int) -> None:
-        """Make the rows of as many prompts as fill a block; equal prompts are computed once."""
-        waiting = sum(map(len, self._rows))
-        while waiting < max_tokens and self._planned < len(self._prompts):
-            index = self._planned
-            prompt, answers = self._prompts[index]
-            if self._first.setdefault((prompt, tuple(answers)), index) == index:
-                for row, column, read in self._reads(index, prompt, answers):
-                    if row not in self._rows:
-                        waiting += len(row)
-                    self._rows.setdefault(row, {}).setdefault(column, []).append(read)
-            self._sums.append([0.0] * len(answers))
-            self._planned += 1
+        """Make the rows of as many answers as fill a block; the next block goes on with the rest.
 
-    def _reads(
-        self, index: int, prompt: Row, answers: Sequence[Row]
-    ) -> Iterator[tuple[Row, int, Read]]:
-        """For each token of each answer, the row and the column whose logits predict it."""
-        for asked in ((*prompt, *max(answers, key=len, default=())), *answers):
-            reason = self._refusal(Request(prompt_ids=asked, max_tokens=1)) if asked else None
-            if reason is not None or not prompt:
-                raise RequestError(f"cannot score: {reason or 'the prompt is empty'}")
-        ordered = sorted(set(answers))  # an answer comes right before those that it is a prefix of
-        begun = {a for a, b in pairwise(ordered) if b[: len(a)] == a}
-        for number, tokens in enumerate(answers):
-            following: list[Row] = [(token,) for token in tokens]
-            if tokens in begun:
-                following.append(self._end_ids)
-            row = prompt + tokens[: max(0, len(following) - 1)]
-            for offset, next_ids in enumerate(following):
-                yield row, len(prompt) - 1 + offset, (index, number, next_ids)
+        Answers that differ in their last token alone share a row.
+        """
+        room = max_tokens - sum(map(len, self._rows.values()))
+        reads = READS * max_tokens
+        while True:
+            self._next = self._next or next(self._unplanned, None)
+            if self._next is None:
+                self._all_planned = True
+                return
+            at, prompt, read_by, tokens, following = self._next
+            row = self._rows.get((at, tokens))
+            if (room if row is None else reads) <= 0:
+                return
+            if row is None:
+                row = self._rows[at, tokens] = _Row(prompt + tokens, {})
+                room -= len(row)
+            for column, next_ids in enumerate(following, len(prompt) - 1):
+                row.reads.setdefault(column, []).append((*read_by, next_ids))
+            reads -= len(following)
+            self._next = None
+
+    def _answers(self) -> Iterator[_Planned]:
+        """Check and yield each different answer of each different prompt, those of a row together.
+
+        Raises:
+            RequestError: a prompt or an answer cannot be scored.
+        """
+        first: dict[tuple[Ids, tuple[Ids, ...]], int] = {}
+        same: dict[Ids, int] = {}
+        for index, (prompt, answers) in enumerate(self._prompts):
+            self._first.append(first.setdefault((prompt, tuple(answers)), index))
+            if self._first[index] != index:
+                continue
+            if not prompt:
+                raise RequestError("cannot score: the prompt is empty")
+            self._check((*prompt, *max(answers, key=len, default=())))
+            at = same.setdefault(prompt, index)
+            ordered = sorted(set(answers))  # one comes right before those that it is a prefix of
+            begun = {a for a, b in pairwise(ordered) if b[: len(a)] == a}
+            self._numbers[index] = {tokens: number for number, tokens in enumerate(ordered)}
+            self._sums[index] = [0.0] * len(ordered)
+            rows: dict[Ids, list[Ids]] = {}  # computed tokens -> the answers that they predict
+            for tokens in ordered:
+                self._check(tokens or prompt)
+                rows.setdefault(tokens if tokens in begun else tokens[:-1], []).append(tokens)
+            for computed, predicted in rows.items():
+                for tokens in predicted:
+                    following: list[Ids] = [(token,) for token in tokens]
+                    if tokens in begun:
+                        following.append(self._end_ids)
+                    if following:
+                        read_by = index, self._numbers[index][tokens]
+                        yield at, prompt, read_by, computed, following
+
+    def _check(self, ids: Ids) -> None:
+        reason = self._refusal(Request(prompt_ids=ids, max_tokens=1))
+        if reason is not None:
+            raise RequestError(f"cannot score: {reason}")
+
+    def _check_ends(self, num_vocabulary: int) -> None:
+        for token in self._end_ids:
+            if not 0 <= token < num_vocabulary:
+                raise RequestError(
+                    f"cannot score: token {token} cannot end an answer; the vocabulary has "
+                    f"{num_vocabulary}"
+                )
 
     def _take(
         self, forward: CausalModel, hidden: mx.array, reads: Mapping[Position, Sequence[Read]]

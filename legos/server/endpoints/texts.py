@@ -71,6 +71,7 @@ async def _scores(service: Service, body: ScoreBody, adapter: str) -> Sequence[S
     rows: list[tuple[tuple[int, ...], list[tuple[int, ...]]]] = []
     for one in body.prompts:
         if isinstance(one, ScoredTokens):
+            check_choices(one.choices, "tokens")
             rows.append((tuple(one.prompt), [tuple(choice) for choice in one.choices]))
         else:
             check_choices(one.choices)

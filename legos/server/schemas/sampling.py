@@ -5,7 +5,7 @@ An unknown field is rejected by name, since ignoring it could change the result.
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -211,17 +211,21 @@ class SamplingFields(ModelFields):
 _NO_FILTERS = Filters()
 
 
-def check_choices(choices: Sequence[str]) -> None:
-    """Reject choices whose prefix tree would be too large.
+def check_choices(choices: Sequence[Sized], unit: str = "characters") -> None:
+    """Reject choices whose prefix tree, or whose score, would take too much.
+
+    Args:
+        choices: the choices of one prompt, as texts or as token ids.
+        unit: what their lengths count.
 
     Raises:
-        Problem: the choices have too many characters.
+        Problem: the choices are too long together.
     """
     size = sum(map(len, choices))
     if size > MOST_CHOICE_CHARACTERS:
         raise Problem(
             400,
-            f"choices have {size} characters together; expected at most {MOST_CHOICE_CHARACTERS}",
+            f"choices have {size} {unit} together; expected at most {MOST_CHOICE_CHARACTERS}",
             param="choices",
         )
 

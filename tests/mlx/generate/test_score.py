@@ -1,7 +1,7 @@
 """Scores: exact, in blocks between the steps of others, under the weights they began with."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -10,6 +10,7 @@ import pytest
 
 from legos.data.request import Generated, Request
 from legos.errors import EngineError, RequestError
+from legos.mlx.generate.score import Score
 
 Room = Callable[..., Any]
 Prompts = list[tuple[tuple[int, ...], list[tuple[int, ...]]]]
@@ -73,10 +74,10 @@ def test_decoding_goes_on_beside_a_long_score(room: Room) -> None:
     ask = {n: Request(prompt_ids=(n,), max_tokens=20, seed=n, stream=True) for n in range(5, 9)}
     one.submit(ask)
     for step in range(1, 21):
-        before = one.engine._scheduler._scores._scores[0]._planned
+        before = len(one.engine._scheduler._scores._scores[0]._first)
         one.tick()
         assert all(len(one.answers[n]) >= step for n in ask)
-        planned = one.engine._scheduler._scores._scores[0]._planned
+        planned = len(one.engine._scheduler._scores._scores[0]._first)
         assert planned - before <= 2  # one block of 40 tokens: two prompts of 20 or 21
     assert not scores.done()
     one.finish()
@@ -106,6 +107,84 @@ def test_equal_prompts_are_computed_once_and_every_answer_in_one_row(room: Room)
     forward.trunk = trunk
     assert sum(seen) == 20 + 29 + 20 + 1  # each answer but its last token, after the prompt
     check(scores.result(timeout=0), expected(one.tree, prompts[:1]) * 50)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["different rows", "one row"])
+def test_a_prompt_of_many_long_answers_is_planned_block_by_block(
+    room: Room, monkeypatch: pytest.MonkeyPatch, *, shared: bool
+) -> None:
+    """A block computes few rows, and reads a number of log-probabilities that it bounds too."""
+    read: list[int] = []  # log-probabilities of each block
+
+    def take(_self: Score, _forward: Any, _hidden: Any, reads: Mapping[Any, Sequence[Any]]) -> None:
+        read.append(sum(map(len, reads.values())))
+
+    monkeypatch.setattr(Score, "_take", take)
+    one = room("llama", chunk_tokens=512, prefill_tokens=512)
+    long = tuple(number % 350 for number in range(479))
+    answers = [(*long, last) if shared else (last, *long) for last in range(350)]
+    scores = one.engine.score([((5, 6), [*answers, *answers, *answers])], end_ids=(END,))
+    for _ in range(3):
+        one.tick()
+        assert len(one.engine._scheduler._scores._scores[0]._rows) <= 1  # the block left it over
+    assert max(read) <= 9 * 512  # 8 for a token, and those of the last answer
+    scores.cancel()
+
+
+def test_a_long_prompt_is_computed_once_for_all_its_short_answers(room: Room) -> None:
+    one = room("llama", chunk_tokens=16, prefill_tokens=16)
+    forward, seen = one.engine._scheduler._scores._forward, []
+    trunk = forward.trunk
+    forward.trunk = lambda ids, **given: seen.append(ids.size) or trunk(ids, **given)
+    answers: list[tuple[int, ...]] = [*((n,) for n in range(100)), (5, 6), (5, 7), (8, 9)]
+    prompts: Prompts = [(tuple(range(3, 103)), answers)]
+    scores = one.engine.score(prompts, end_ids=(END,))
+    one.finish()
+    forward.trunk = trunk
+    assert sum(seen) == 100 + 101 + 101  # the prompt, and with 5 and 8 after it
+    check(scores.result(timeout=0), expected(one.tree, prompts))
+
+
+def test_an_answer_s_row_is_looked_up_once(room: Room) -> None:
+    """Every look-up hashes the row, so one for every token would take quadratic time."""
+
+    class Counted(dict[Any, Any]):
+        looked_up = 0
+
+        def get(self, *key: Any) -> Any:
+            self.looked_up += 1
+            return super().get(*key)
+
+        def setdefault(self, *key: Any) -> Any:
+            self.looked_up += 1
+            return super().setdefault(*key)
+
+        def __contains__(self, key: object) -> bool:
+            self.looked_up += 1
+            return super().__contains__(key)
+
+    def look_ups(length: int) -> int:
+        score = Score(
+            [((5, 6), [tuple(range(length))])],
+            end_ids=(END,),
+            adapter="base",
+            refusal=lambda _: None,
+        )
+        score._rows = rows = Counted()
+        score._plan(512)
+        assert len(rows) == 1
+        return rows.looked_up
+
+    assert look_ups(400) == look_ups(2) == 1
+
+
+@pytest.mark.parametrize("end_ids", [(10**30,), (END, 100_000), (-7,)])
+def test_an_end_outside_the_vocabulary_is_refused(room: Room, end_ids: tuple[int, ...]) -> None:
+    one = room("llama")
+    scores = one.engine.score([((5,), [(6,), (6, 7)])], end_ids=end_ids)
+    one.finish()
+    with pytest.raises(RequestError, match=rf"token {end_ids[-1]} cannot end an answer"):
+        scores.result(timeout=0)
 
 
 def test_a_cancelled_score_ends(room: Room) -> None:

@@ -1,4 +1,4 @@
-"""A score ends with its client and with the server."""
+"""A score ends with its client and with the server; what cannot be scored is refused."""
 
 import json
 import socket
@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
+
+import pytest
 
 from legos.testing import FakeEngine
 
@@ -57,3 +59,24 @@ def test_the_end_of_the_server_ends_a_score(fake: Any, eventually: Callable[...,
     assert statuses == [503]
     assert time.monotonic() - began < 5
     assert engine.scores[0].cancelled()
+
+
+@pytest.mark.parametrize("end_token_ids", [[10**30], [100_000], [-7]])
+def test_an_end_outside_the_vocabulary_is_refused(served: Any, end_token_ids: list[int]) -> None:
+    prompt = {"prompt": [1, 20], "choices": [[30], [30, 31]]}
+    with served.http() as http:
+        answer = http.post("/v1/score", json={"prompts": [prompt], "end_token_ids": end_token_ids})
+    assert answer.status_code == 400
+    assert f"token {end_token_ids[0]} cannot end an answer" in answer.json()["error"]["message"]
+
+
+def test_choices_of_token_ids_are_as_long_as_texts_may_be(fake: Any) -> None:
+    def score(http: Any, length: int) -> Any:
+        prompt = {"prompt": [1], "choices": [[5] * (length - 1), [6]]}
+        return http.post("/v1/score", json={"prompts": [prompt, {"prompt": [1], "choices": [[7]]}]})
+
+    with fake(FakeEngine()) as server, server.http() as http:
+        assert score(http, 32_768).status_code == 200
+        refused = score(http, 32_769)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "choices")
+    assert "choices have 32769 tokens together" in refused.json()["error"]["message"]
