@@ -5,11 +5,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Protocol, TypeVar
 
 from starlette.types import Receive
 
+from legos.chat.longest import longest_token
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.data.message import Completion, Prompt, Sampling
@@ -18,7 +19,7 @@ from legos.data.request import Progress
 from legos.protocols import Client, Engine, Scorer
 from legos.server.lobby import Lobby
 from legos.server.options import ServerOptions
-from legos.server.problems import GoneError, Problem, first_error
+from legos.server.problems import LONGEST_NAME, GoneError, Problem, first_error
 from legos.server.prometheus import Metrics
 from legos.server.seat_keys import SeatKeys
 
@@ -102,11 +103,45 @@ class Service:
             live = ", ".join([self.model, *sorted(versions)])
             raise Problem(
                 404,
-                f"model {asked!r} does not exist here; there are: {live}",
+                f"model {asked[:LONGEST_NAME]!r} does not exist here; there are: {live}",
                 code="model_not_found",
                 param="model" if adapter is None else "adapter",
             )
         return asked
+
+    @cached_property
+    def _longest_token(self) -> int | None:
+        return longest_token(self.tokenizer.definition)
+
+    async def check_texts(self, texts: Sequence[str], *, param: str) -> None:
+        """Reject texts of which one cannot fit into the context, before they are tokenized.
+
+        Args:
+            texts: texts that a prompt holds in full, but for white space.
+            param: request field that holds the texts, for the error.
+
+        Raises:
+            Problem: 400, with the least number of tokens that the longest text has.
+        """
+        long = [text for text in texts if len(text) > self.context]
+        least = await asyncio.to_thread(self._least_tokens, long) if long else 0
+        if least > self.context:
+            raise self._too_long(f"at least {least}", param)
+
+    def _least_tokens(self, texts: Sequence[str]) -> int:
+        longest = self._longest_token
+        if longest is None:
+            return 0
+        return max(len("".join(text.split())) for text in texts) // longest
+
+    def _too_long(self, length: str, param: str) -> Problem:
+        return Problem(
+            400,
+            f"the prompt has {length} tokens, and prompt and answer together have at most "
+            f"{self.context} (the model's context); shorten it",
+            code="context_length_exceeded",
+            param=param,
+        )
 
     def check_prompts(self, prompts: Sequence[Sequence[int]], *, param: str) -> None:
         """Reject prompts that leave no room in the context for an answer.
@@ -120,13 +155,7 @@ class Service:
         """
         longest = max(map(len, prompts))
         if longest >= self.context:
-            raise Problem(
-                400,
-                f"the prompt has {longest} tokens, and prompt and answer together have at most "
-                f"{self.context} (the model's context); shorten it",
-                code="context_length_exceeded",
-                param=param,
-            )
+            raise self._too_long(str(longest), param)
 
     def check_size(self, count: int) -> None:
         """Reject a request for more completions than may run and wait together.

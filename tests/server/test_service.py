@@ -9,6 +9,8 @@ import openai
 import pytest
 from openai import OpenAI
 
+from legos.chat.longest import longest_token
+from legos.chat.tokenizer import ChatTokenizer
 from legos.testing import FakeEngine
 
 ASK = {"prompt": [5, 6, 7], "max_tokens": 3}
@@ -68,6 +70,34 @@ def test_the_queue_counts_completions_and_not_requests(eventually: Eventually, f
         assert eventually(lambda: len(engine.held) == 9)
         server.loop.call_soon_threadsafe(engine.release)
         assert [answer.result().status_code for answer in (asked, few)] == [200, 200]
+
+
+def test_what_cannot_fit_is_refused_without_tokenizing(
+    fake: Any, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = longest_token(tokenizer.definition)
+    assert longest is not None
+    text = "x" * (longest * 1025) + " " * 5000
+    chat = [{"role": "user", "content": part} for part in (text[:900], text[900:])]
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", {"messages": chat}),
+        ("/v1/chat/completions", {"messages": chat, "chat_template_kwargs": {"x": 1}}),
+        ("/v1/completions", {"prompt": ["a", text]}),
+        ("/v1/score", {"prompts": [{"messages": chat, "choices": ["a"]}]}),
+    ]
+    with monkeypatch.context() as patch, fake(FakeEngine()) as server, server.http() as http:
+        for name in ("render", "render_chat", "encode", "encode_each"):
+            patch.setattr(ChatTokenizer, name, lambda *_, **__: pytest.fail("it was tokenized"))
+        for path, body in bodies:
+            answer = http.post(path, json=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (
+                400,
+                "context_length_exceeded",
+            )
+            assert "the prompt has at least 1025 tokens" in answer.json()["error"]["message"]
+    with fake(FakeEngine()) as server, server.http() as http:
+        whole = http.post("/tokenize", json={"prompt": text})  # which has no context to fit
+        assert whole.json()["count"] > 1024
 
 
 @pytest.mark.parametrize("stream", [False, True])

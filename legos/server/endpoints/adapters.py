@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Generator
-from concurrent.futures import Future
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from legos.data.names import POLICY
 from legos.server.endpoints.uploads import adapter_of, read_json_upload
 from legos.server.middleware.bodies import JsonRoute
-from legos.server.problems import Problem
+from legos.server.problems import LONGEST_NAME, Problem
 from legos.server.schemas.adapters import AdapterFields, AdapterUpload, VllmLoad, VllmUnload
 from legos.server.schemas.answers import AdapterList, LiveAdapter, LoadedAdapter
 from legos.server.service import Service
@@ -72,9 +72,7 @@ def adapter_router(service: Service) -> APIRouter:
                 400, f"adapter {name!r} is loaded already; set load_inplace to replace it"
             )
         upload = AdapterUpload(name=name, path=body.lora_path)
-        await desk.make_live(
-            request, await asyncio.to_thread(adapter_of, upload, bytearray(), service)
-        )
+        await desk.make_live(request, await desk.read(adapter_of, upload, bytearray(), service))
         return f"Success: LoRA adapter '{name}' added successfully."
 
     @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
@@ -92,6 +90,8 @@ class _Desk:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._coming: list[str] = []  # names of adapters that are being loaded
+        # Its own threads, because the others may all tokenize long texts.
+        self._readers = ThreadPoolExecutor(2, thread_name_prefix="legos-adapter")
 
     async def load(self, request: Request, query: AdapterFields) -> LoadedAdapter:
         """Read a body and load the adapter in it.
@@ -112,7 +112,11 @@ class _Desk:
             upload = upload.model_copy(update=query.model_dump(exclude_none=True))
             return adapter_of(upload, weights, self._service)
 
-        return await self.make_live(request, await asyncio.to_thread(parse))
+        return await self.make_live(request, await self.read(parse))
+
+    async def read(self, make: Callable[..., Adapter], *args: Any) -> Adapter:
+        """Make an adapter of a body or a folder on a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, make, *args)
 
     async def make_live(self, request: Request, adapter: Adapter) -> LoadedAdapter:
         """Send an adapter to the engine and wait until it is loaded.
@@ -175,4 +179,6 @@ class _Desk:
 
 
 def _unknown(name: str) -> Problem:
-    return Problem(404, f"adapter {name!r} is not live", code="adapter_not_found", param="name")
+    return Problem(
+        404, f"adapter {name[:LONGEST_NAME]!r} is not live", code="adapter_not_found", param="name"
+    )

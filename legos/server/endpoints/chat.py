@@ -107,6 +107,9 @@ async def _asked(service: Service, body: ChatBody, seat: AgentSeat | None) -> tu
         raise Problem(400, "give messages or prompt_token_ids, not both", param="messages")
     if ids is None:
         continuation = None if question is None else question.continuation
+        # Templates may leave out other roles' texts, such as former thinking.
+        said = "".join(message.text for message in body.messages if message.role == "user")
+        await service.check_texts([said], param="messages")
         prompt = await render_prompt(service, body, tools, continuation)
     else:
         prompt = tuple(ids)

@@ -85,6 +85,7 @@ async def _prompts(service: Service, body: CompletionBody) -> list[tuple[int, ..
     """
     given: Any = body.prompt
     if given and isinstance(given[0], str):
+        await service.check_texts(given, param="prompt")
         given = await encode_texts(service, given, specials=body.add_special_tokens)
     ids = [tuple(prompt) for prompt in given]
     if not ids or not all(ids):

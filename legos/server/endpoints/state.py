@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 
 from legos.data.names import BASE
 from legos.errors import EngineError
-from legos.server.problems import Problem
+from legos.server.problems import LONGEST_NAME, Problem
 from legos.server.schemas.answers import Health, ModelList, OneModel
 from legos.server.service import Service
 
@@ -31,7 +31,8 @@ def state_router(service: Service) -> APIRouter:
         asked = service.model if model == BASE else model
         found = next((one for one in _models(service) if one.id == asked), None)
         if found is None:
-            raise Problem(404, f"model {model!r} does not exist here", code="model_not_found")
+            named = model[:LONGEST_NAME]
+            raise Problem(404, f"model {named!r} does not exist here", code="model_not_found")
         return found
 
     @router.get("/health", responses={200: {"model": Health}, 503: {"model": Health}})

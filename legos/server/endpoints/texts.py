@@ -78,6 +78,8 @@ async def _scores(service: Service, body: ScoreBody, adapter: str) -> Sequence[S
             messages = [Message(m.fields()["role"], m.text) for m in one.messages]
             chats.append((messages, one.choices))
     if chats:
+        said = ["".join(m.content for m in chat if m.role == "user") for chat, _ in chats]
+        await service.check_texts(said, param="prompts")
         return await service.source.score(chats, adapter=adapter)
     ends = body.end_token_ids
     end_ids = service.tokenizer.end_ids if ends is None else ends

@@ -1,0 +1,140 @@
+"""How many adapters are live, who waits for whom, and what errors and lists say."""
+
+import base64
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from legos.chat.tokenizer import ChatTokenizer
+from legos.testing import FakeEngine
+from legos.weights.adapter import Adapter, AdapterInfo
+
+BYTES = {"content-type": "application/octet-stream"}
+
+
+def small() -> bytes:
+    module = "model.layers.0.self_attn.q_proj"
+    ones = np.ones((2, 2), np.float32)
+    return save({f"{module}.lora_a": ones, f"{module}.lora_b": ones})
+
+
+def load(http: httpx.Client, name: str, version: int = 1) -> httpx.Response:
+    query = f"?version={version}&name={name}"
+    return http.post(f"/adapters/load{query}", content=small(), headers=BYTES)
+
+
+def test_more_adapters_than_allowed_are_refused(fake: Any) -> None:
+    with fake(FakeEngine(), max_adapters=2) as server, server.http() as http:
+        answers = [load(http, name).status_code for name in ("a", "b", "a", "c")]
+        assert answers == [200, 200, 200, 409]
+        error = load(http, "c").json()["error"]
+        assert error["code"] == "too_many_adapters"
+        assert "--max-adapters" in error["message"]
+        http.delete("/adapters/a")
+        assert load(http, "c").status_code == 200
+
+
+def test_two_new_adapters_at_once_are_not_more_than_allowed(fake: Any) -> None:
+    """A name counts from the moment that its load begins."""
+    loading, go_on = threading.Event(), Future()
+
+    class Slow(FakeEngine):
+        def load_adapter(self, adapter: Adapter) -> Future[AdapterInfo]:
+            loading.set()
+            return go_on
+
+    with (
+        fake(Slow(), max_adapters=1) as server,
+        server.http() as http,
+        ThreadPoolExecutor() as pool,
+    ):
+        first = pool.submit(load, http, "a")
+        assert loading.wait(20)
+        second = pool.submit(load, http, "b")
+        try:
+            assert second.result(timeout=20).status_code == 409
+        finally:
+            go_on.set_result(AdapterInfo(name="a", version=1, digest=""))
+        assert first.result(timeout=20).status_code == 200
+
+
+def test_an_adapter_is_loaded_while_all_other_threads_tokenize(
+    fake: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, inside = threading.Event(), []
+    render = ChatTokenizer.render
+
+    def held(self: ChatTokenizer, *given: Any) -> tuple[int, ...]:
+        inside.append(given)
+        assert go_on.wait(60)
+        return render(self, *given)
+
+    monkeypatch.setattr(ChatTokenizer, "render", held)
+    chat = {"messages": [{"role": "assistant", "content": "x " * 4096}], "max_tokens": 1}
+    with (
+        fake(FakeEngine()) as server,
+        server.http() as http,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        server.loop.call_soon_threadsafe(server.loop.set_default_executor, ThreadPoolExecutor(2))
+        chats = [pool.submit(http.post, "/v1/chat/completions", json=chat) for _ in range(4)]
+        try:
+            assert eventually(lambda: len(inside) == 2, seconds=20)
+            assert load(http, "rival").status_code == 200
+            assert len(inside) == 2
+        finally:
+            go_on.set()
+        assert all(one.result(timeout=60).status_code == 400 for one in chats)  # 1,024 at most
+
+
+def test_an_unknown_name_is_quoted_in_part(fake: Any) -> None:
+    name, quoted = "x" * 1_000_000, repr("x" * 100)
+    with fake(FakeEngine()) as server, server.http() as http:
+        unload = http.post("/v1/unload_lora_adapter", json={"lora_name": name})
+        ask = http.post("/v1/completions", json={"prompt": [1], "model": name})
+        version = http.post("/v1/completions", json={"prompt": [1], "model": f"base@{name}"})
+        upload = http.post(
+            "/adapters/load",
+            json={"weights": base64.b64encode(small()).decode(), "version": 1, "name": name},
+        )
+        found = http.get(f"/v1/models/{name[:10_000]}")
+    for answer in (unload, ask, found):
+        assert answer.status_code == 404
+        assert quoted in answer.json()["error"]["message"]
+    assert (version.status_code, upload.status_code) == (404, 400)
+    for answer in (unload, ask, version, upload, found):
+        assert len(answer.content) < 10_000
+
+
+def test_a_dropped_adapter_leaves_no_series(fake: Any) -> None:
+    with fake(FakeEngine()) as server, server.http() as http:
+        load(http, "rival")
+        assert http.get("/metrics").text.count('adapter="rival"') == 3
+        http.delete("/adapters/rival")
+        assert "rival" not in http.get("/metrics").text
+
+
+def test_the_policy_stands_on_top_of_the_list(fake: Any) -> None:
+    with fake(FakeEngine()) as server, server.http() as http:
+        load(http, "rival")
+        before = http.get("/adapters/version").json()
+        assert (before["name"], before["version"], before["digest"]) == ("policy", 0, "")
+        assert [one["name"] for one in before["adapters"]] == ["rival"]
+        loaded = load(http, "policy", 7).json()
+        after = http.get("/adapters/version").json()
+        assert {key: after[key] for key in loaded} == loaded
+        assert [one["name"] for one in after["adapters"]] == ["policy", "rival"]
+
+
+def test_an_earlier_version_is_reported(fake: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with fake(FakeEngine()) as server, server.http() as http:
+        assert "warning" not in load(http, "policy", 7).json()
+        answer = load(http, "policy", 3).json()
+    assert answer["version"] == 3
+    assert answer["warning"] == "version 3 replaces the later version 7"
+    assert "adapter 'policy': version 3 replaces the later version 7" in caplog.text
