@@ -18,7 +18,7 @@ from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.clients.called import Called
 from legos.clients.shared import Shared
-from legos.data.choices import ChoiceNode, choice_tree
+from legos.data.choices import ChoiceNode, choice_tree, tree_bytes
 from legos.data.message import (
     Completion,
     Continuation,
@@ -36,8 +36,9 @@ from legos.protocols import Engine
 __all__ = ["EngineClient"]
 
 _SHORT = 32  # tokens; longer completions rarely repeat, and caching them takes memory
-_SMALL = 256  # characters of choices, so that the memory of many small trees is bounded
-_SMALL_TREES, _LARGE_TREES, _GRAMMARS = 1024, 8, 32
+_SMALL = 256  # characters of choices, whose tree is made at once
+_TREES = 1 << 26  # bytes of trees that are kept
+_GRAMMARS = 32  # number of grammars that are kept
 _GATHERED = 64  # requests
 _LONG = 1 << 20  # characters of a prompt, which would block the event loop for a second
 _RESOLVED = 16_384  # tokens; to decode more takes longer than about 5 milliseconds
@@ -78,8 +79,7 @@ class EngineClient:
         self.endpoints = endpoints
         self._tools = lru_cache(maxsize=64)(msgspec.json.decode)
         self._use_threads = use_threads
-        self._small_trees = lru_cache(maxsize=_SMALL_TREES)(self._make_tree)
-        self._large_trees = Shared(self._make_tree, _LARGE_TREES, use_threads=use_threads)
+        self._trees = Shared(self._make_tree, _TREES, size_of=tree_bytes, use_threads=use_threads)
         self._grammars = Shared(self._make_grammar, _GRAMMARS, use_threads=use_threads)
         self._stops = lru_cache(maxsize=256)(partial(stop_test, tokenizer.decode))
         self._short_text = lru_cache(maxsize=65536)(tokenizer.decode)
@@ -208,11 +208,11 @@ class EngineClient:
         choices = sampling.choices
         if sampling.json_schema is not None or len("".join(choices)) > _SMALL:
             return None
-        return self._small_trees(choices) if choices else None, None
+        return self._trees.at_once(choices) if choices else None, None
 
     async def _made_legal(self, sampling: Sampling) -> _Legal:
         choices, schema = sampling.choices, sampling.json_schema
-        tree = await self._large_trees.get(choices) if choices else None
+        tree = await self._trees.get(choices) if choices else None
         return tree, None if schema is None else await self._grammars.get(schema)
 
     async def _prepared(

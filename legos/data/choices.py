@@ -1,10 +1,11 @@
 """Legal answers as a prefix tree of tokens: the legal next tokens and the complete answers."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from sys import getsizeof
 
 from legos.errors import RequestError
 
-__all__ = ["ChoiceNode", "choice_tree"]
+__all__ = ["ChoiceNode", "choice_tree", "tree_bytes"]
 
 
 class ChoiceNode:
@@ -74,6 +75,16 @@ def choice_tree(choices: Iterable[Sequence[int]], *, end_ids: Sequence[int]) -> 
         wholes.add(len(answer))
         last = answer
     return _node(opened[0], False, ends)
+
+
+def tree_bytes(root: ChoiceNode) -> int:
+    """Memory of a tree, in bytes; a number counts in every node that holds it."""
+    size, nodes = 0, [root]
+    while nodes:
+        node = nodes.pop()
+        size += sum(map(getsizeof, (node, node.children, node.legal, *node.legal)))
+        nodes += node.children.values()
+    return size
 
 
 def _node(children: Mapping[int, ChoiceNode], whole: bool, end_ids: tuple[int, ...]) -> ChoiceNode:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
@@ -25,6 +26,7 @@ from legos.server.seat_keys import SeatKeys
 
 __all__ = ["LONG", "Sampler", "Service", "Source", "encode_texts", "together"]
 
+CHOICE_BYTES = 1 << 18  # of all different choices; a byte may take about 400 bytes in a tree
 LONG = 4096  # characters; longer texts are tokenized on a thread
 T = TypeVar("T")
 
@@ -74,6 +76,8 @@ class Service:
         self.draining = False
         self.token_text: Callable[[int], str] = cache(self._decode_token)
         self._running = 0
+        self._choices: Counter[tuple[str, ...]] = Counter()  # requests that hold them
+        self._choice_bytes = 0
         self._deadlines: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -173,11 +177,16 @@ class Service:
             )
 
     @contextmanager
-    def admitted(self, count: int) -> Generator[None]:
+    def admitted(self, count: int, choices: tuple[str, ...] = ()) -> Generator[None]:
         """Count this many completions as running within the block.
 
+        Args:
+            count: number of completions.
+            choices: their legal answers, whose tree takes memory; equal ones share it.
+
         Raises:
-            Problem: 429, if more completions than allowed would run and wait.
+            Problem: 429, if more completions than allowed would run and wait, or if they would have
+                more bytes of different choices than allowed.
         """
         options = self.options
         if self._running + count > options.max_running + options.max_queue:
@@ -191,13 +200,38 @@ class Service:
                 code="queue_full",
                 headers={"retry-after": "1"},
             )
-        self._running += count
-        self.metrics.running.set(self._running)
+        with self._held(choices):
+            self._running += count
+            self.metrics.running.set(self._running)
+            try:
+                yield
+            finally:
+                self._running -= count
+                self.metrics.running.set(self._running)
+
+    @contextmanager
+    def _held(self, choices: tuple[str, ...]) -> Generator[None]:
+        """Count choices as held in memory within the block; equal ones count once."""
+        size = sum(len(choice.encode()) for choice in choices)
+        new = choices not in self._choices
+        if new and self._choice_bytes + size > CHOICE_BYTES:
+            self.metrics.refused.labels("queue").inc()
+            raise Problem(
+                429,
+                f"the requests that run and wait have {self._choice_bytes} bytes of choices, and "
+                f"{size} more would exceed {CHOICE_BYTES}; ask again later",
+                code="queue_full",
+                headers={"retry-after": "1"},
+            )
+        self._choice_bytes += size * new
+        self._choices[choices] += 1
         try:
             yield
         finally:
-            self._running -= count
-            self.metrics.running.set(self._running)
+            self._choices[choices] -= 1
+            if not self._choices[choices]:
+                del self._choices[choices]
+                self._choice_bytes -= size
 
     async def attend(self, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         """Run the work of a request until it ends, the client disconnects, or time runs out.

@@ -1,10 +1,14 @@
 """Legal answers as a tree of tokens."""
 
+import gc
+import random
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legos.data.choices import ChoiceNode, choice_tree
+from legos.data.choices import ChoiceNode, choice_tree, tree_bytes
 from legos.errors import RequestError
 
 ENDS = (90, 91)
@@ -67,3 +71,19 @@ def test_an_answer_may_have_thousands_of_tokens() -> None:
     for token in long[:4000]:
         node = node.children[token]
     assert node.legal == (-1, 4000)
+
+
+@pytest.mark.parametrize("shape", ["one long answer", "many short answers"])
+def test_the_memory_of_a_tree_is_measured(shape: str) -> None:
+    rng = random.Random(0)
+    answers = [tuple(rng.randrange(1000, 9000) for _ in range(8)) for _ in range(1000)]
+    if shape == "one long answer":
+        answers = [tuple(token for answer in answers for token in answer)]
+    gc.collect()
+    tracemalloc.start()
+    try:
+        tree = choice_tree(answers, end_ids=(2,))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert tree_bytes(tree) == pytest.approx(held, rel=0.25)

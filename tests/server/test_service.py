@@ -101,6 +101,36 @@ def test_what_cannot_fit_is_refused_without_tokenizing(
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_choices_of_all_requests_that_wait_are_bounded(
+    eventually: Eventually, fake: Any, *, stream: bool
+) -> None:
+    """By their bytes, since a tree takes memory for each; requests with equal choices share one."""
+    engine = FakeEngine(hold=True)
+    large = [{**ASK, "choices": [f"{n}" + "é" * 16_000], "stream": stream} for n in range(9)]
+    with (
+        fake(engine) as server,
+        server.http() as http,
+        ThreadPoolExecutor(20) as pool,
+    ):
+        asked = [
+            pool.submit(http.post, "/v1/completions", json=body)
+            for body in [*large[:8], *large[:2], {**large[0], "n": 2}]
+        ]
+        assert eventually(lambda: len(engine.held) == 12, seconds=20)
+        refused = http.post("/v1/completions", json=large[8])
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert refused.json()["error"]["code"] == "queue_full"
+        assert "bytes of choices" in refused.json()["error"]["message"]
+        small = pool.submit(http.post, "/v1/completions", json={**ASK, "choices": ["a", "b"]})
+        assert eventually(lambda: len(engine.held) == 13)
+        server.loop.call_soon_threadsafe(engine.release)
+        assert {answer.result().status_code for answer in (*asked, small)} == {200}
+        engine._hold = False
+        assert http.post("/v1/completions", json=large[8]).status_code == 200
+        assert not server.service._choices
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_cancels(eventually: Eventually, fake: Any, *, stream: bool) -> None:
     engine = FakeEngine(hold=True)
     with fake(engine) as server, server.http() as http:

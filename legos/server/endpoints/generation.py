@@ -48,6 +48,11 @@ class Asked(Struct, frozen=True, kw_only=True):
             for index in range(self.num_answers)
         ]
 
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The legal answers, which are the same for all prompts; empty: any answer is legal."""
+        return self.samplings[0].choices
+
 
 class Reply(Protocol):
     """One answer in the format of its endpoint."""
@@ -147,7 +152,7 @@ def _check_alternatives(asked: Asked) -> None:
 async def _complete_all(service: Service, request: Request, asked: Asked) -> Sequence[Completion]:
     """All answers, in order."""
     each = asked.each
-    with service.admitted(len(each)):
+    with service.admitted(len(each), asked.choices):
         work = [asked.source.complete(*one, adapter=asked.adapter) for one in each]
         completions = await service.attend(request.receive, together(work))
     service.metrics.count(completions)
@@ -174,7 +179,7 @@ async def _stream_all(
         return cast("Completion", news)
 
     each = asked.each
-    with service.admitted(len(each)):
+    with service.admitted(len(each), asked.choices):
         completions = await together([one(index, *item) for index, item in enumerate(each)])
     service.metrics.count(completions)
     return completions
