@@ -27,6 +27,28 @@ def test_max_tokens_is_at_least_one() -> None:
         Sampling(max_tokens=0)
 
 
+def test_many_biases_are_checked_with_a_constant_amount_of_work_each() -> None:
+    class Token(int):
+        """Counts how often a token is compared or hashed."""
+
+        work = 0
+
+        def __eq__(self, other: object) -> bool:
+            Token.work += 1
+            return int(self) == other
+
+        def __hash__(self) -> int:
+            Token.work += 1
+            return int.__hash__(self)
+
+    count = 2000
+    bias = tuple((Token(token), 1.0) for token in range(count))
+    Sampling(filters=Filters(logit_bias=bias))
+    assert count <= Token.work <= 4 * count
+    with pytest.raises(RecordError, match="names token 7 more than once"):
+        Sampling(filters=Filters(logit_bias=(*bias, (7, 1.0))))
+
+
 @pytest.mark.parametrize("seed", [-1, 1 << 64])
 def test_a_seed_has_64_bits(seed: int) -> None:
     with pytest.raises(RecordError, match=f"seed is {seed}"):
