@@ -234,7 +234,7 @@ draw, answers = sampler.draw, []
 
 def slow(*args, **options):
     print("inside", flush=True)
-    for _ in range(10):
+    for _ in range(20):
         time.sleep(0.05)
     return draw(*args, **options)
 
@@ -259,6 +259,7 @@ def test_a_process_that_was_stopped_keeps_its_engine(
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "inside\n"
+        time.sleep(0.2)  # the watchdog checks the step before the process stops
         os.kill(child.pid, signal.SIGSTOP)
         time.sleep(4.0)
         os.kill(child.pid, signal.SIGCONT)
