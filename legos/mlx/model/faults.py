@@ -1,7 +1,8 @@
 """Errors of the device, which MLX raises as ``RuntimeError``: recognise them, retry once, explain.
 
 A GPU reports an error late: the evaluation that failed may return, and the next one raises. So what
-depends on it is made again from arrays that were evaluated before.
+depends on it is made again from arrays that were evaluated before, and ``mx.synchronize`` has to
+return before anything is built on it.
 """
 
 import logging
@@ -54,12 +55,14 @@ def clear_device() -> None:
     mx.clear_cache()
 
 
-def recovered(compute: Callable[[], T], restore: Callable[[], None], *, retry: bool = True) -> T:
-    """Compute; after an error of the device, restore the last good state and compute once more.
+def recovered(
+    compute: Callable[[], T], before_retry: Callable[[], None] | None = None, *, retry: bool = True
+) -> T:
+    """Compute; after an error of the device, compute once more.
 
     Args:
-        compute: changes nothing that ``restore`` does not restore.
-        restore: called after each error of the device.
+        compute: ends with ``mx.synchronize``, and changes nothing where it raises an error.
+        before_retry: called after each error of the device.
         retry: whether to compute again; processes that compute together do not, because the others
             would wait for this one at another place.
 
@@ -73,7 +76,8 @@ def recovered(compute: Callable[[], T], restore: Callable[[], None], *, retry: b
             if not is_fault(error):
                 raise
             clear_device()
-            restore()
+            if before_retry is not None:
+                before_retry()
             if last:
                 raise DeviceError(explained(error)) from error
             logger.warning("%s; computing it again", explained(error))

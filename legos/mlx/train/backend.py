@@ -214,7 +214,9 @@ class MlxBackend:
         def compute() -> tuple[Found, float]:
             with self.spans, self._ordered(step, objective, policy, reference):
                 found = self._gradients.of_step(step, objective, policy.ema, reference=reference)
-                return found, _norm(found.gradients)
+                norm = _norm(found.gradients)
+                mx.synchronize()  # an error of the pass must come before its gradients are used
+                return found, norm
 
         found, norm = recovered(compute, self._gradients.halve, retry=self._group is None)
         policy.pending = found.gradients
@@ -246,12 +248,16 @@ class MlxBackend:
             return []
         self._check(samples)
         policy = self._use(name)
-        with self.spans:
-            if reference:
-                within = partial(other_lora, self._model, policy.reference.lora())
+        lora = policy.reference.lora() if reference else None
+        within = partial(other_lora, self._model, lora) if reference else nullcontext
+
+        def compute() -> NDArray[np.float32]:
+            with self.spans:
                 found = self._gradients.logprobs(samples, within)
-            else:
-                found = self._gradients.logprobs(samples)
+                mx.synchronize()
+                return found
+
+        found = recovered(compute, self._gradients.halve, retry=self._group is None)
         return per_sample(found, [len(sample.positions) for sample in samples])
 
     def _optim_step(self, update: Update, name: str) -> int:
@@ -262,17 +268,20 @@ class MlxBackend:
         state = tree_map(_same, policy.optimiser.state)
 
         def apply() -> None:
-            with self.spans:
-                self._apply(policy, gradients, update)
+            try:
+                with self.spans:
+                    self._apply(policy, gradients, update)
+            except BaseException:
+                policy.optimiser.state = tree_map(_same, state)
+                set_lora_arrays(self._model, policy.adapter.arrays)
+                raise
 
-        def restore() -> None:
-            policy.optimiser.state = tree_map(_same, state)
-            set_lora_arrays(self._model, policy.adapter.arrays)
-
-        recovered(apply, restore, retry=self._group is None)
+        recovered(apply, retry=self._group is None)
         return policy.adapter.version
 
     def _apply(self, policy: _Policy, gradients: Any, update: Update) -> None:
+        """Set a policy's next version; the device must have confirmed every array of it."""
+        mx.synchronize()
         gradients, _ = optim.clip_grad_norm(gradients, update.max_grad_norm)
         policy.optimiser.learning_rate = update.learning_rate
         policy.optimiser.update(self._model, gradients)
@@ -286,6 +295,7 @@ class MlxBackend:
                 name: keep * old + (1.0 - keep) * trained[name] for name, old in policy.ema.items()
             }
         mx.eval(trained, ema, policy.optimiser.state)
+        mx.synchronize()
         policy.adapter, policy.ema = adapter, ema
         every = update.kl_refresh_steps
         if every is not None and adapter.version % every == 0:

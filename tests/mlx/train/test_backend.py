@@ -8,6 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3_5
 from mlx_lm.models.gated_delta import gated_delta_update
 from safetensors.numpy import load_file
@@ -248,24 +249,44 @@ def test_the_average_starts_from_the_adapter_that_is_loaded(tmp_path: Path) -> N
 FAULT = "[METAL] Command buffer execution failed: Insufficient Memory (OutOfMemory)"
 
 
-def failing_at(number: int, monkeypatch: pytest.MonkeyPatch, *, times: int = 1) -> list[int]:
-    """Makes some calls of ``mx.eval`` raise after they have evaluated; returns their count."""
-    calls = [0]
-    evaluate = mx.eval
+def failing_at(
+    number: int, monkeypatch: pytest.MonkeyPatch, *, times: int = 1, late: bool = False
+) -> list[int]:
+    """Makes some calls of ``mx.eval`` fail after they have evaluated; returns their count.
+
+    A late error is raised by the next call that waits for the device, and the arrays of the call
+    that failed are not numbers.
+    """
+    calls, pending = [0], list[str]()
+    evaluate, synchronise = mx.eval, mx.synchronize
+
+    def wait() -> None:
+        synchronise()
+        if pending:
+            raise RuntimeError(pending.pop())
 
     def fail(*arrays: Any) -> None:
+        wait()
         evaluate(*arrays)
         calls[0] += 1
-        if number <= calls[0] < number + times:
+        if not number <= calls[0] < number + times:
+            return
+        if not late:
             raise RuntimeError(FAULT)
+        pending.append(FAULT)
+        for _, array in tree_flatten(arrays):
+            array[...] = mx.zeros_like(array) / 0  # pyright: ignore
+        evaluate(*arrays)
 
     monkeypatch.setattr(mx, "eval", fail)
+    monkeypatch.setattr(mx, "synchronize", wait)
     return calls
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("number", range(1, 5))
 def test_a_device_that_fails_once_changes_no_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, late: bool
 ) -> None:
     folder = write_any_model(tmp_path / "model")
     whole = make_backend(folder)[1]
@@ -274,7 +295,7 @@ def test_a_device_that_fails_once_changes_no_number(
     expected = [step_on(whole, sample).metrics["loss"] for _ in range(3)]
     step_on(backend, sample)
     with monkeypatch.context() as patch:
-        calls = failing_at(number, patch)
+        calls = failing_at(number, patch, late=late)
         found = [step_on(backend, sample).metrics["loss"] for _ in range(2)]
     assert calls[0] >= number
     assert found == pytest.approx(expected[1:], rel=1e-6)
@@ -287,25 +308,42 @@ def test_a_device_that_fails_once_changes_no_number(
         np.testing.assert_allclose(ours[key], array, rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.parametrize("late", [False, True])
 def test_a_device_that_keeps_failing_leaves_the_last_good_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     tree, backend = make_backend(write_any_model(tmp_path / "model"))
     sample = sample_of(logprob(tree))
     step_on(backend, sample)
-    before = saved(backend, tmp_path / "before", "optimiser.safetensors")
+    files = ("optimiser.safetensors", "adapter.safetensors")
+    before = [saved(backend, tmp_path / f"before {file}", file) for file in files]
     with monkeypatch.context() as patch:
-        failing_at(1, patch, times=1000)
+        failing_at(1, patch, times=1000, late=late)
         with pytest.raises(TrainerError, match=r"the GPU ran out of memory; lower training\.mem"):
             step_on(backend, sample)
     passed = backend.forward_backward([sample], [1.0], Objective(loss="reinforce")).result()
     assert passed.grad_norm > 0
     with monkeypatch.context() as patch:
-        failing_at(1, patch, times=1000)
+        failing_at(1, patch, times=1000, late=late)
         with pytest.raises(TrainerError, match="the device failed"):
             backend.optim_step(Update(learning_rate=1e-2)).result()
     assert backend.adapter().version == 1
-    after = saved(backend, tmp_path / "after", "optimiser.safetensors")
-    assert all(np.array_equal(after[key], array) for key, array in before.items())
+    after = [saved(backend, tmp_path / f"after {file}", file) for file in files]
+    for ours, theirs in zip(after, before, strict=True):
+        assert all(np.array_equal(ours[key], array) for key, array in theirs.items())
     step_on(backend, sample)
     assert backend.adapter().version == 2
+
+
+def test_log_probabilities_of_a_device_that_fails_late_are_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, backend = make_backend(write_any_model(tmp_path / "model"))
+    samples = [sample_of(logprob(tree))]
+    step_on(backend, samples[0])
+    for reference in (False, True):
+        (expected,) = backend.logprobs(samples, reference=reference).result()
+        with monkeypatch.context() as patch:
+            failing_at(1, patch, late=True)
+            (found,) = backend.logprobs(samples, reference=reference).result()
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
