@@ -83,7 +83,7 @@ def table_row(report: ArchitectureReport) -> str:
         return table_line(_padded((report.name, verdict, *["-"] * (len(_COLUMNS) - 2))))
     return table_line(_padded((
         report.name,
-        _word(report.trains),
+        "yes (CPU)" if report.cpu_only else _word(report.trains),
         _word(report.checkpoints) if report.trains else "-",
         _word(report.serves),
         _word(report.adapters) if report.serves else "-",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from legos.errors import AdapterError
 from legos.weights.adapter import LoraShape
+from legos.weights.fits import nothing_to_adapt
 from legos.weights.reference import Lora
 
 __all__ = [
@@ -81,8 +82,13 @@ def lora_shape(
     if isinstance(head, nn.Linear):
         names.add("lm_head")
     if not names:
-        raise AdapterError(
-            "LoRA would adapt nothing: ask for at least one layer or the output head"
+        raise nothing_to_adapt(
+            {
+                type(module).__name__
+                for layer in chosen
+                for module in layer.modules()
+                if getattr(module, "weight", None) is not None and module.weight.ndim > 1
+            }
         )
     return LoraShape(
         rank=rank, scale=alpha / rank, num_layers=len(chosen), modules=tuple(sorted(names))

@@ -19,6 +19,7 @@ class ArchitectureReport:
 
     name: str
     trains: bool | None = None
+    cpu_only: bool = False  # whether it is known that it does not train on the GPU of a Mac
     checkpoints: bool | None = None  # whether gradient checkpointing is accepted
     serves: bool | None = None
     adapters: bool | None = None  # whether several adapters are served in one batch

@@ -1,13 +1,13 @@
 """Check that an adapter's arrays fit a model."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from legos.errors import AdapterError
 
-__all__ = ["check_finite", "check_shapes"]
+__all__ = ["check_finite", "check_shapes", "nothing_to_adapt"]
 
 
 def check_shapes(
@@ -34,6 +34,22 @@ def check_shapes(
         if have != want:
             hint = _rank_hint(have, want, axis=-1 if key.endswith("lora_a") else -2)
             raise AdapterError(f"adapter {name!r}: {key} has shape {have}, expected {want}{hint}")
+
+
+def nothing_to_adapt(kinds: Collection[str]) -> AdapterError:
+    """The error for a model in which LoRA has no module to adapt.
+
+    Args:
+        kinds: names of the classes of the layers' modules with weights; none: no layer was chosen.
+    """
+    if not kinds:
+        advice = "ask for at least one layer or the output head"
+    else:
+        advice = (
+            f"the layers compute with {', '.join(sorted(kinds))}, which takes no LoRA; take a copy "
+            "of the model with plain linear modules, or one that MLX has quantised"
+        )
+    return AdapterError(f"LoRA would adapt nothing: {advice}")
 
 
 def check_finite(arrays: Mapping[str, Any], *, name: str) -> None:

@@ -32,6 +32,7 @@ from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.model.forward import WAY_OUT, architecture
 from legos.mlx.model.load import REFUSED
 from legos.mlx.model.lora import add_lora, set_lora_arrays
+from legos.mlx.train.gradient_check import untrainable_on_metal
 from legos.mlx.train.step_gradients import StepGradients
 from legos.weights.adapter import Adapter
 
@@ -105,9 +106,13 @@ class _Check:
             if kind != "float32" and (part, "float32") not in self.reasons
         }
         wide = {reason: None for (_, kind), reason in self.reasons.items() if kind == "float32"}
+        on_metal = untrainable_on_metal(self.model_type)
+        if checkpoints is not None and on_metal is not None:
+            wide[on_metal] = None
         return ArchitectureReport(
             name=self.references.architecture,
             trains=checkpoints is not None,
+            cpu_only=checkpoints is not None and on_metal is not None,
             checkpoints=bool(checkpoints),
             serves=whole is not None,
             adapters=whole is not None and whole.adapters,

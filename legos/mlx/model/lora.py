@@ -10,11 +10,10 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.lora import LoRALinear, LoRASwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
-from legos.errors import AdapterError
 from legos.mlx.model.dora import DoraLinear, check_dora, insert_dora
 from legos.mlx.model.forward import output_head
 from legos.weights.adapter import LoraShape
-from legos.weights.fits import check_finite, check_shapes
+from legos.weights.fits import check_finite, check_shapes, nothing_to_adapt
 
 __all__ = [
     "add_lora",
@@ -66,8 +65,13 @@ def lora_shape(
     if output is not None and isinstance(output[1], LINEAR):
         adapted[output[0]] = output[1]
     if not adapted:
-        raise AdapterError(
-            "LoRA would adapt nothing: ask for at least one layer or the output head"
+        raise nothing_to_adapt(
+            {
+                type(module).__name__
+                for layer in layers
+                for _, module in layer.named_modules()
+                if "weight" in module and module["weight"].ndim > 1
+            }
         )
     if use_dora:
         check_dora(adapted)

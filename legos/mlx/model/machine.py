@@ -9,7 +9,15 @@ from mlx.utils import tree_flatten
 from legos.data.limits import EngineLimits
 from legos.errors import ModelError
 
-__all__ = ["bound_memory", "cache_sizes", "choose_device", "num_bytes", "usable_bytes", "usable_of"]
+__all__ = [
+    "bound_memory",
+    "cache_sizes",
+    "choose_device",
+    "num_bytes",
+    "on_metal",
+    "usable_bytes",
+    "usable_of",
+]
 
 ADVISED_SHARE = 0.9  # of the working set that Metal recommends; the process needs the rest
 LEFT_BYTES = 4 << 30  # on Metal: for macOS and other programs, which use the same memory
@@ -45,13 +53,18 @@ def num_bytes(tree: Any) -> int:
     return sum(array.nbytes for _, array in arrays)
 
 
+def on_metal() -> bool:
+    """Whether MLX computes on the GPU of a Mac."""
+    return mx.default_device().type == mx.DeviceType.gpu and mx.metal.is_available()
+
+
 def bound_memory() -> None:
     """On Metal, limit what MLX allocates and what it keeps of freed buffers.
 
     By default MLX may use more than the working set, and keep as much of freed buffers, so that
     macOS swaps. The wired limit stays as it is: raising it has caused kernel panics (mlx #3186).
     """
-    if mx.default_device().type == mx.DeviceType.gpu and mx.metal.is_available():
+    if on_metal():
         usable = usable_bytes()
         mx.set_memory_limit(usable)
         mx.set_cache_limit(min(int(KEPT_SHARE * usable), MOST_KEPT))

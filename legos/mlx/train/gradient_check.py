@@ -19,17 +19,19 @@ from mlx_lm.models.cache import make_prompt_cache
 from legos.errors import TrainerError
 from legos.mlx.model.float32 import LARGEST_GAP, in_float32
 from legos.mlx.model.forward import WAY_OUT, CausalModel, architecture
+from legos.mlx.model.machine import on_metal
 from legos.mlx.train.prefix_sharing.kv import run_pass
 from legos.mlx.train.prefix_sharing.plan import Block, Pass
 from legos.mlx.train.prefix_sharing.trie import NO_PARENT
 from legos.mlx.train.rematerialisation import rematerialise_layers
 
-__all__ = ["SHARED", "check_gradients"]
+__all__ = ["SHARED", "check_gradients", "untrainable_on_metal"]
 
 logger = logging.getLogger(__name__)
 Outputs = Callable[[], list[mx.array]]
 Results = list[tuple[str, mx.array]]
 
+_KERNELS = {"rwkv7": "wkv7_kernel"}  # that mlx-lm calls in training too, and have no gradient
 _FIRST, _SECOND = (1, 2, 1), (3,)  # a prefix, and one that continues it
 _ROWS = ((*_FIRST, *_SECOND, 2, 1), (*_FIRST, *_SECOND, 4), (*_FIRST, 5, 1, 2, 2))
 _STARTS = (4, 4, 3)  # number of tokens of each row that come from prefixes
@@ -78,6 +80,12 @@ def check_gradients(model: nn.Module, forward: CausalModel, *, checkpointing: bo
         TrainerError: the gradient cannot be computed, or changes with gradient checkpointing.
     """
     name = architecture(model)
+    reason = untrainable_on_metal(name)
+    if reason is not None and on_metal():
+        raise TrainerError(
+            f"{name} {reason}; train it on the CPU with LEGOS_DEVICE=cpu in the environment, or "
+            f"{WAY_OUT}"
+        )
 
     def whole() -> list[mx.array]:
         rows = zip(_ROWS, _STARTS, strict=True)
@@ -108,6 +116,13 @@ def check_gradients(model: nn.Module, forward: CausalModel, *, checkpointing: bo
                     f"{gap:.2g} of its norm; set training.gradient_checkpointing to false"
                 )
     return found is not None
+
+
+def untrainable_on_metal(name: str) -> str | None:
+    """Why an architecture cannot be trained on the GPU of a Mac; None: no such reason is known."""
+    if name not in _KERNELS:
+        return None
+    return f"cannot be trained on Metal: mlx-lm's {_KERNELS[name]} has no gradient"
 
 
 def _tried(name: str, compute: Callable[[], Results]) -> Results:

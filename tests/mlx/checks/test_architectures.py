@@ -8,6 +8,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_map
 
+from legos.apps.architectures import table_row
 from legos.errors import ModelError
 from legos.mlx.checks import architectures
 from legos.mlx.checks.architectures import check_architecture
@@ -76,3 +77,11 @@ def test_an_architecture_that_cannot_be_built_is_not_tried(name: str, reason: st
     assert not report.tried
     assert len(report.reasons) == 1
     assert re.fullmatch(reason, report.reasons[0])
+
+
+def test_what_trains_on_the_cpu_alone_is_said() -> None:
+    report = check_architecture("rwkv7")
+    assert report.trains
+    assert report.cpu_only
+    assert table_row(report).startswith("| rwkv7                 | yes (CPU) |")
+    assert any("wkv7_kernel" in reason for reason in report.reasons)

@@ -1,6 +1,7 @@
 """Models whose gradient would be wrong or missing are refused before the first step."""
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -75,3 +76,15 @@ def test_a_wrapped_text_model_has_a_head_of_its_own(architecture: str) -> None:
     assert forward.head_module is tree["language_model"]["lm_head"]
     assert forward.trunk(mx.array([[1, 2]])).shape[-1] == 32
     assert check_gradients(tree, forward, checkpointing=False) == (architecture != "qwen3_5")
+
+
+def test_a_kernel_without_a_gradient_is_named_on_metal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel itself runs on Metal alone; here the check of its name stands for it."""
+    shares("rwkv7")
+    gpu = SimpleNamespace(type=mx.DeviceType.gpu)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    shares("rwkv7")
+    monkeypatch.setattr(mx, "default_device", lambda: gpu)
+    shares("llama")
+    with pytest.raises(TrainerError, match=r"rwkv7 .* Metal: .*wkv7_kernel.*LEGOS_DEVICE=cpu"):
+        shares("rwkv7")
