@@ -250,4 +250,5 @@ def _events(pieces: Sequence[tuple[float, bytes]]) -> list[tuple[float, dict[str
 
 def _has_text(choice: Mapping[str, Any]) -> bool:
     delta: Mapping[str, Any] = choice.get("delta") or {}
-    return bool(choice.get("text") or delta.get("content") or delta.get("reasoning_content"))
+    fields = ("content", "reasoning_content", "reasoning")
+    return bool(choice.get("text") or any(delta.get(field) for field in fields))

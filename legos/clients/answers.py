@@ -57,7 +57,14 @@ class _Call(Struct):
 class _Message(Struct):
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: Any = None  # what newer versions of vLLM call it
     tool_calls: list[_Call] | None = None
+
+    @property
+    def thinking(self) -> str | None:
+        """The thinking that the server split off, under either name."""
+        other = self.reasoning if isinstance(self.reasoning, str) else None
+        return self.reasoning_content or other
 
 
 class _Choice(Struct):
@@ -223,16 +230,16 @@ def _text(choice: _Choice) -> str:
         EndpointError: there is neither text nor a token nor a call of a tool.
     """
     message = choice.message
-    if message is None or not (message.reasoning_content or message.tool_calls):
+    if message is None or not (message.thinking or message.tool_calls):
         text = choice.text if message is None else message.content
         if text is None and choice.token_ids is None:
             raise EndpointError("the server's answer cannot be read: its text is null")
         return text or ""
     content = message.content or ""
-    if not message.reasoning_content:
+    if not message.thinking:
         return content
     closed = "</think>" if content or message.tool_calls or choice.finish_reason != "length" else ""
-    return f"<think>{message.reasoning_content}{closed}{content}"
+    return f"<think>{message.thinking}{closed}{content}"
 
 
 def _calls(choice: _Choice, seed: int) -> tuple[ToolCall, ...]:

@@ -90,6 +90,7 @@ def test_choices_come_back_with_the_legal_tokens() -> None:
     assert "max_tokens" not in body
 
 
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 @pytest.mark.parametrize(
     ("content", "reason", "text"),
     [
@@ -98,8 +99,10 @@ def test_choices_come_back_with_the_legal_tokens() -> None:
         (None, "length", "<think>so"),
     ],
 )
-def test_thinking_that_is_told_apart_is_put_back(content: Any, reason: str, text: str) -> None:
-    message = {"content": content, "reasoning_content": "so"}
+def test_thinking_that_is_told_apart_is_put_back(
+    content: Any, reason: str, text: str, field: str
+) -> None:
+    message = {"content": content, "reasoning_content": None, field: "so"}
     choice = {**ANSWER["choices"][0], "message": message, "finish_reason": reason}
     script = ScriptedServer(lambda asked: HttpAnswer({**ANSWER, "choices": [choice]}), models=OURS)
     with serving(script) as url:
