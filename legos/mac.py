@@ -3,24 +3,27 @@
 macOS's own tools tell the facts. On other systems, and where a tool fails, they are absent.
 """
 
+import logging
 import os
 import platform
 import shutil
 import subprocess
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, distribution
 
 from legos.errors import ModelError
 
 __all__ = ["MACS_GB", "awake", "check_mac", "has_battery", "mac_facts", "on_battery"]
 
+logger = logging.getLogger(__name__)
 MACS_GB = (8, 16, 24, 32, 48, 64, 96, 128)  # memory of the usual Macs with Apple Silicon
 OLDEST = 14  # major version of macOS for which MLX has wheels
 TOOL_S = 10.0  # seconds after which a tool counts as failed
 
 
 def check_mac() -> None:
-    """Refuse a Mac on which MLX cannot be imported.
+    """Refuse a Mac on which MLX cannot be imported; warn of one on which its kernels may fail.
 
     Raises:
         ModelError: the Python is built for Intel, or macOS is too old.
@@ -38,6 +41,20 @@ def check_mac() -> None:
     version = platform.mac_ver()[0]
     if int(version.partition(".")[0] or OLDEST) < OLDEST:
         raise ModelError(f"this is macOS {version}; MLX needs {OLDEST} or newer: update macOS")
+    if version.split(".")[:2] in (["26"], ["26", "0"], ["26", "1"]) and _is_built_for_26():
+        logger.warning(
+            "this is macOS %s, but MLX's wheel for macOS 26 is built for 26.2 (mlx #4525), and its "
+            "kernels fail on chips of the M5 family: update macOS",
+            version,
+        )
+
+
+def _is_built_for_26() -> bool:
+    """Whether the installed MLX is the wheel for macOS 26."""
+    try:
+        return "macosx_26_0" in (distribution("mlx-metal").read_text("WHEEL") or "")
+    except PackageNotFoundError:
+        return False
 
 
 def mac_facts() -> Mapping[str, str]:

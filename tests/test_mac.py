@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,6 +66,37 @@ def test_an_old_macos_is_refused(tools: Path, monkeypatch: pytest.MonkeyPatch) -
     fake(monkeypatch, machine="arm64", macos="13.6.1")
     with pytest.raises(ModelError, match=r"macOS 13\.6\.1; MLX needs 14 or newer: update"):
         check_mac()
+
+
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize(
+    ("macos", "wheel", "warned"),
+    [
+        ("26.1", "macosx_26_0_arm64", True),
+        ("26.2", "macosx_26_0_arm64", False),
+        ("26.1", "macosx_15_0_arm64", False),
+        ("15.5", "macosx_14_0_arm64", False),
+        ("26.1", None, False),
+    ],
+)
+def test_a_wheel_for_a_newer_macos_26_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    macos: str,
+    wheel: str | None,
+    warned: bool,
+) -> None:
+    fake(monkeypatch, machine="arm64", macos=macos)
+
+    def distribution(name: str) -> SimpleNamespace:
+        if wheel is None or name != "mlx-metal":
+            raise PackageNotFoundError(name)
+        return SimpleNamespace(read_text=lambda _: f"Tag: py3-none-{wheel}\n")
+
+    monkeypatch.setattr(mac, "distribution", distribution)
+    check_mac()
+    found = "macOS 26.1, but MLX's wheel for macOS 26 is built for 26.2" in caplog.text
+    assert found == bool(caplog.text) == warned
 
 
 def test_the_refusal_comes_before_mlx_is_imported(tmp_path: Path) -> None:

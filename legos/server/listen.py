@@ -5,6 +5,7 @@ import contextlib
 import logging
 import resource
 import socket
+import sys
 import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
@@ -29,6 +30,7 @@ DESCRIPTORS = 10_240  # file descriptors that the process may open; the maximum 
 SPARED = 256  # descriptors reserved for other uses than connections
 QUIET_S = 60.0  # seconds between two log lines about missing descriptors
 IDLE_S = 75  # seconds that a connection may be idle between two requests
+WILDCARDS = ("", "0.0.0.0", "::")  # hosts that mean all addresses of the machine
 LAST_WORDS_S = 2  # seconds to finish writing responses after draining
 
 
@@ -164,7 +166,9 @@ def bind(host: str, port: int) -> socket.socket:
     # asyncio sets TCP_NODELAY only on sockets whose protocol is TCP, which accepted sockets inherit
     # from this one. Without it a small answer waits 40 ms for the client's delayed acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    shared = sys.platform == "darwin" and host in WILDCARDS
+    if not shared:  # on macOS it would hide a program that listens on one address of this port
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if family == socket.AF_INET6:
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     try:
@@ -172,8 +176,9 @@ def bind(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         reason = getattr(error, "strerror", None) or error
+        wait = " or, after a server that has just ended, wait for a minute" if shared else ""
         raise ConfigError(
-            f"cannot listen on {host} port {port}: {reason}; give another --port"
+            f"cannot listen on {host} port {port}: {reason}; give another --port{wait}"
         ) from error
     return listener
 

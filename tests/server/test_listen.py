@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from legos.errors import ConfigError
+from legos.server import listen
 from legos.server.listen import bind
 from legos.testing import FakeEngine
 
@@ -28,6 +30,25 @@ def test_a_port_that_is_taken_is_named(fake: Any) -> None:
             bind("127.0.0.1", port)
     with pytest.raises(ConfigError, match="port 70000"):
         bind("127.0.0.1", 70_000)
+
+
+@pytest.mark.parametrize(
+    ("platform", "host", "shared"),
+    [
+        ("darwin", "0.0.0.0", False),
+        ("darwin", "::", False),
+        ("darwin", "127.0.0.1", True),
+        ("linux", "0.0.0.0", True),
+    ],
+)
+def test_on_macos_no_other_listener_is_hidden(
+    monkeypatch: pytest.MonkeyPatch, platform: str, host: str, shared: bool
+) -> None:
+    """There, SO_REUSEADDR lets a wildcard and one address of a port be bound by two programs."""
+    monkeypatch.setattr(listen, "sys", SimpleNamespace(platform=platform))
+    with bind(host, 0) as listener:
+        found = listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+    assert bool(found) == shared
 
 
 def test_threads_end_with_their_server(eventually: Eventually, fake: Any) -> None:
