@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from legos.clients.engine import EngineClient
 from legos.config.schema import RunConfig, TrainingConfig
@@ -21,6 +21,7 @@ from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
 from legos.publish.http import HttpPublisher
 from legos.weights.adapter import AdapterInfo
+from legos.weights.base import check_base, fingerprint_of
 from legos.weights.folder import read_adapter
 from legos.wiring.arena import policies_of
 from legos.wiring.device import find_device
@@ -101,6 +102,7 @@ class Trainer(PolicyTrainer):
                 seed=seed,
             )
         self.model = model
+        self._base = {"model": str(model.folder), "fingerprint": fingerprint_of(model.folder)}
         settings = backend_config(config, restored=restored, report=tell)
         limits = limits or EngineLimits(memory_bytes=settings.memory_limit_bytes)
         if isinstance(generation, str):
@@ -144,6 +146,19 @@ class Trainer(PolicyTrainer):
             return await self.publish_to(publisher)
         finally:
             await publisher.aclose()
+
+    def state(self) -> dict[str, Any]:
+        """The state outside the backend, and which base model it belongs to."""
+        return {**super().state(), "base": self._base}
+
+    def restore(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Restore what ``save`` wrote and returned.
+
+        Raises:
+            CheckpointError: it belongs to another base model or LoRA.
+        """
+        check_base(state["base"], self._base, folder)
+        super().restore(folder, state)
 
     def load_adapter(self, folder: str | Path, *, name: str) -> AdapterInfo:
         """Load a saved adapter into the engine, for seats that name it.

@@ -1,18 +1,22 @@
 """``legos train --fork-from``: exact where nothing changes, and refused where it cannot be."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from accounts import waiting_tokens
+from safetensors.numpy import load_file, save_file
 from short_runs import NIM
 
+from legos.builtin import builtin_path
 from legos.cli import main
 from legos.config.resolve import read_config
 from legos.run.checkpoint import newest_whole, read_state
 from legos.testing.records import TIMES
 from legos.track.jsonl import read_metrics, read_steps
+from legos.weights.base import fingerprint_of
 from legos.weights.folder import read_adapter
 
 SMALL = (
@@ -72,6 +76,29 @@ def test_changed_options_hold_from_the_fork_on_and_a_resume_keeps_them(
     config = read_config(child / "config.toml")
     assert (config.training.learning_rate, config.fork_from) == (0.1, f"{parent}@4")
     assert [line["step"] for line in read_steps(child / "metrics.jsonl")] == [5, 6]
+
+
+def test_another_base_of_the_same_shape_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The files of the model have changed under the same name."""
+    model, run = tmp_path / "model", tmp_path / "run"
+    shutil.copytree(builtin_path(), model)
+    assert main(["train", "--out", str(run), "--steps", "2", *SMALL, "--model", str(model)]) == 0
+    (file,) = model.glob("model*.safetensors")
+    was = fingerprint_of(model)
+    save_file({name: 1.01 * array for name, array in load_file(file).items()}, file)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    child = tmp_path / "child"
+    for options in (
+        ["--fork-from", f"{run}@2", "--out", str(child), "--steps", "4"],
+        ["--resume", str(run), "--steps", "4"],
+    ):
+        assert main(["train", *options]) == 2
+        told = capsys.readouterr().err
+        assert f"was trained on the base model {model} ({was}), and this is {model} (" in told
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert not child.exists()
 
 
 def test_another_credit_rule_starts_without_baselines_or_what_waited(
