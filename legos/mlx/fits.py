@@ -25,6 +25,8 @@ GIB = 1 << 30
 LEAST_ROW = 64  # tokens; where no such row fits, training is refused: a play of nim has 40
 USUAL_ROW = 512  # tokens of the rows with which the forecast counts where they fit
 FOUR_BITS = 4.5 / 16  # bytes of a 4-bit copy with its scales / bytes in 16 bits
+QUANTISED = {"quantization": {"group_size": 64, "bits": 4}}  # what its configuration has
+USUAL_MODELS = Path(__file__).with_name("mac_models.json")  # name -> content of config.json
 SMALL_MAC = 36  # GB; up to here Metal recommends two thirds of the memory, above three quarters
 
 
@@ -104,8 +106,8 @@ def check_training(folder: Path, size: TrainingSize) -> str | None:
         The forecast as one line; None for models so small that it does not matter.
 
     Raises:
-        ModelError: it cannot; the message says what is needed, what the machine has, and which
-            settings would make it fit.
+        ModelError: it cannot; the message says what is needed, what the machine has, which
+            settings would make it fit, and which is the largest usual model that fits.
     """
     usable = size.limit_bytes or usable_bytes()
     if sum(file.stat().st_size for file in folder.glob("model*.safetensors")) < NEGLIGIBLE * usable:
@@ -113,9 +115,9 @@ def check_training(folder: Path, size: TrainingSize) -> str | None:
     room = _room(folder, size, usable)
     try:
         if not room.longest:
-            raise ModelError(_refusal(folder, size, room))
+            raise ModelError(_refusal(folder, size, room) + _largest_that_fits(size, usable))
     except NotImplementedError as error:
-        return _unplanned(folder, room, error)
+        return _unplanned(folder, size, room, error)
     tokens = room.tokens_at_once(size.micro_batch_tokens)
     left = ", and longer ones are left out" if room.longest < USUAL_ROW else ""
     return (
@@ -168,10 +170,7 @@ def longest_rows(config: Mapping[str, Any], size: TrainingSize) -> list[int]:
         config: the content of ``config.json``.
         size: what is trained.
     """
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "config.json").write_text(json.dumps(config))
-        room = _room(folder, size, 0)
+    room = _room_of(config, size, 0)
     return [replace(room, usable_bytes=usable_on(gb)).longest for gb in MACS_GB]
 
 
@@ -186,6 +185,14 @@ def _room(folder: Path, size: TrainingSize, usable: int) -> _Room:
     forecast = Forecast(tree, size)
     engine = None if size.engine is None else EngineForecast(tree, size.engine)
     return _Room(forecast, engine, usable, context_length(folder))
+
+
+def _room_of(config: Mapping[str, Any], size: TrainingSize, usable: int) -> _Room:
+    """The same of a model of which only the configuration is here."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_text(json.dumps(config))
+        return _room(folder, size, usable)
 
 
 def _refusal(folder: Path, size: TrainingSize, room: _Room) -> str:
@@ -211,13 +218,38 @@ def _refusal(folder: Path, size: TrainingSize, room: _Room) -> str:
     return f"{first}; {more}take a smaller model"
 
 
-def _unplanned(folder: Path, room: _Room, error: Exception) -> str:
+def _largest_that_fits(size: TrainingSize, usable: int) -> str:
+    """The largest usual model that can be trained in usual rows, as the end of a refusal."""
+    size = msgspec.structs.replace(size, checkpointing=True)
+    models: Mapping[str, Any] = json.loads(USUAL_MODELS.read_text())
+    weights = {name: _weights_bytes(config) for name, config in models.items()}
+    for name in sorted(models, key=lambda name: -weights[name]):
+        for bits, fields, share in ((16, {}, 1.0), (4, QUANTISED, FOUR_BITS)):
+            if share * weights[name] >= usable:
+                continue
+            room = _room_of({**models[name], **fields}, size, usable)
+            if room.peak(1, USUAL_ROW) <= usable:
+                return (
+                    f"; {name} in {bits} bits is the largest of the usual models that fits, in "
+                    f"rows of {USUAL_ROW} tokens with --training.gradient-checkpointing"
+                )
+    return ""
+
+
+def _weights_bytes(config: Mapping[str, Any]) -> int:
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "config.json").write_text(json.dumps(config))
+        return num_bytes(shapes_of(Path(name)).parameters())
+
+
+def _unplanned(folder: Path, size: TrainingSize, room: _Room, error: Exception) -> str:
     """What is said of an architecture whose gradients cannot be traced; too large weights raise."""
     weights = room.forecast.weights_bytes
     if weights > room.usable_bytes:
         raise ModelError(
             f"{folder} cannot be trained here: it has {_gib(weights)} of weights, and "
             f"{_gib(room.usable_bytes)} can be used; take a smaller or quantised model"
+            f"{_largest_that_fits(size, room.usable_bytes)}"
         )
     return (
         f"the memory of this architecture cannot be planned before the first step ({error}); its "

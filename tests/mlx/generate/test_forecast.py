@@ -14,7 +14,7 @@ from conftest import EngineRoom, StepWorker
 from legos.data.limits import EngineLimits
 from legos.data.request import Request, Result
 from legos.mlx.checks.small_models import small_model
-from legos.mlx.fits import usable_on
+from legos.mlx.fits import USUAL_MODELS, usable_on
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.generate.forecast import EngineForecast
 from legos.mlx.model.load import shapes_of
@@ -131,7 +131,7 @@ def test_a_forecast_allocates_nothing() -> None:
     assert mx.get_peak_memory() - before < 1 << 20
 
 
-MODELS = json.loads(Path("docs/mac_models.json").read_text())
+MODELS = json.loads(USUAL_MODELS.read_text())
 
 
 @pytest.mark.parametrize(

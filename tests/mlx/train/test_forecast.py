@@ -17,6 +17,7 @@ from legos.losses.objective import Objective
 from legos.mac import MACS_GB
 from legos.mlx import fits
 from legos.mlx.checks.small_models import small_model
+from legos.mlx.fits import usable_on
 from legos.mlx.model import machine
 from legos.mlx.model.load import shapes_of
 from legos.mlx.model.lora import add_lora, lora_shape
@@ -210,6 +211,17 @@ def test_a_copy_in_four_bits_is_named_where_it_fits(
     folder = folder_of(tmp_path, hidden_size=4096, intermediate_size=11008)
     with pytest.raises(ModelError, match=r"in 4 bits has about \d\.\d\d GiB of weights and fits"):
         fits.check_training(folder, TrainingSize(limit_bytes=2 * 2**30))
+
+
+def test_the_largest_usual_model_that_fits_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a Mac with 8 GB, of which 4 GiB can be used; docs/mac.md has the same row."""
+    monkeypatch.setattr(fits, "NEGLIGIBLE", 0.0)
+    folder = folder_of(tmp_path, hidden_size=8192, intermediate_size=28672)
+    told = r"; Qwen3 4B in 4 bits is the largest of the usual models that fits, in rows of 512"
+    with pytest.raises(ModelError, match=told):
+        fits.check_training(folder, TrainingSize(limit_bytes=usable_on(8)))
 
 
 def test_larger_macs_take_longer_rows_and_four_bits_longer_ones() -> None:
