@@ -116,7 +116,7 @@ class EngineRoom:
 
     _known: ClassVar[dict[Path, Any]] = {}  # folder -> what its first engine loaded and probed
 
-    def __init__(self, folder: Path, **limits: Any) -> None:
+    def __init__(self, folder: Path, *, context: int = 1024, **limits: Any) -> None:
         import mlx.core as mx
 
         from legos.mlx.generate.engine import MlxEngine
@@ -135,7 +135,7 @@ class EngineRoom:
             cast("Any", self.worker),
             load_tree(folder, share=base),
             num_vocabulary=num_vocabulary,
-            context=1024,
+            context=context,
             limits=EngineLimits(**limits),
             capabilities=capabilities,
         )

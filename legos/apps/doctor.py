@@ -60,11 +60,12 @@ class Report:
         return "\n".join(lines) + "\n"
 
 
-def examine(*, self_test: bool = False, model: str = SMALL) -> Report:
+def examine(*, self_test: bool = False, long: bool = False, model: str = SMALL) -> Report:
     """Collect the facts and, with ``self_test``, run the checks.
 
     Args:
         self_test: whether to run the checks, which takes up to a minute.
+        long: whether the checks of memory and exits take minutes instead.
         model: model of the checks: a folder, a name on the hub, "builtin", or "small" (random
             weights, five million parameters).
     """
@@ -72,9 +73,9 @@ def examine(*, self_test: bool = False, model: str = SMALL) -> Report:
     if not self_test:
         return Report(facts=facts, model=None, checks=())
     if model != SMALL:
-        return Report(facts=facts, model=model, checks=_checks(model))
+        return Report(facts=facts, model=model, checks=_checks(model, long))
     with tempfile.TemporaryDirectory() as folder:
-        checks = _checks(str(write_bench_model("5m", Path(folder) / "model")))
+        checks = _checks(str(write_bench_model("5m", Path(folder) / "model")), long)
     return Report(facts=facts, model="a random model of 5 million parameters", checks=checks)
 
 
@@ -93,9 +94,9 @@ def mac_table(file: Path) -> str:
     return table
 
 
-def _checks(model: str) -> list[Check]:
+def _checks(model: str, long: bool) -> list[Check]:
     try:
-        test = SelfTest(model)
+        test = SelfTest(model, long=long)
     except Exception as error:  # any error of a device or a library belongs in the report
         return [_failed("load", error)]
     with closing(test):

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legos.bench.engine_bench import numbered_requests
+from legos.bench.footprint import footprint_mib
 from legos.bench.models import random_adapter
 from legos.clients.submit import submit_all
 from legos.data.limits import DecodeAhead, EngineLimits
@@ -36,7 +37,7 @@ LARGEST_GAP = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.3}  # nats, of one
 LARGEST_DISTANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.1}  # of gradients, relative
 HINT = "; MLX_ENABLE_TF32=1 adds up to 3e-3 nats of rounding on devices that multiply in TF32"
 TIMEOUT_S = 120.0
-TOGETHER_S = 3.0  # while engine and trainer compute at once
+TOGETHER_S, LONG_TOGETHER_S = 3.0, 60.0  # while engine and trainer compute at once
 TIMES = ("host_sync", "fork")  # small checks whose figures are times
 STEPS = 65  # decode steps that are timed
 SMALL: Mapping[str, Mapping[str, float]] = {
@@ -64,12 +65,17 @@ class Check:
 class SelfTest:
     """One model with its engine and a trainer's tree; make it, run its checks, close it."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, *, long: bool = False) -> None:
         """Load a model and make an adapter of version 1 live in its engine and in its tree.
+
+        Args:
+            model: a folder, a name on the hub, or "builtin".
+            long: whether ``together`` and the checks on small models take minutes.
 
         Raises:
             LegosError: the model cannot be loaded.
         """
+        self._long = long
         self._model = load_model(model)
         self._checks = device_checks(self._model)
         self._dtype = self._model.dtype
@@ -163,8 +169,8 @@ class SelfTest:
 
     def together(self) -> Check:
         """Whether engine and trainer are right while both compute, and the memory they hold."""
-        ends = time.perf_counter() + TOGETHER_S
-        gaps, distances, unused = [0.0], [0.0], [0.0]
+        ends = time.perf_counter() + (LONG_TOGETHER_S if self._long else TOGETHER_S)
+        gaps, distances, unused, sizes = [0.0], [0.0], [0.0], [0.0]
         while time.perf_counter() < ends:
             requests = self._requests(LOAD, seed=len(gaps))
             running = submit_all(self._engine, requests)
@@ -173,11 +179,14 @@ class SelfTest:
             gaps.append(float(self._gaps(_pairs(requests, answers)).max()))
             distances.append(_distance(step.gradients, self._plain.gradients))
             unused.append(self._checks.memory()["unused_mib"])
+            sizes.append(footprint_mib())
         figures = {
             "rounds": len(gaps) - 1.0,
             "largest_gap_nats": max(gaps),
             "distance": max(distances),
             "unused_mib": max(unused),
+            "footprint_mib": max(sizes),
+            "footprint_growth_mib": sizes[-1] - sizes[(len(sizes) + 1) // 2],
         }
         limits = {
             "largest_gap_nats": LARGEST_GAP[self._dtype],
@@ -187,7 +196,7 @@ class SelfTest:
 
     def small(self, name: str, limits: Mapping[str, float]) -> Check:
         """A check of the device on small random models."""
-        figures = self._checks.small_check(name)
+        figures = self._checks.small_check(name, long=self._long)
         if isinstance(figures, str):
             return _judged(name, {}, {}, skipped=figures)
         return _judged(name, figures, limits)

@@ -347,6 +347,7 @@ def export(
 def doctor(
     *architectures: str,
     self_test: Flag = False,
+    long: Flag = False,
     model: str = "small",
     models: Flag = False,
     fits: Annotated[Path | None, Parameter(show_default=False)] = None,
@@ -357,6 +358,7 @@ def doctor(
     Args:
         architectures: With --models, the architectures to check, such as llama or gemma3n.
         self_test: Run the checks, which take up to a minute; exit code 1 if one fails.
+        long: With --self-test, compute for minutes, to see growing memory and failing exits.
         model: Model for the checks: a folder, a name on the hub, "builtin", or "small" (random
             weights).
         models: Check all architectures of mlx-lm, or the given ones, on small random models,
@@ -375,12 +377,14 @@ def doctor(
         return 0 if table.sound else 1
     if architectures:
         raise ConfigError(f"{architectures[0]!r} is not expected here, only after --models")
+    if long and not self_test:
+        raise ConfigError("--long is for the checks; give --self-test too")
     from legos.apps.doctor import examine, mac_table
 
     if fits is not None:
         show(mac_table(fits))
         return 0
-    report = examine(self_test=self_test, model=model)
+    report = examine(self_test=self_test, long=long, model=model)
     show(report.as_dict() if json else report.facts, json=json)
     if not json:
         show(report.text())

@@ -87,7 +87,7 @@ def lora_shape(
                 type(module).__name__
                 for layer in chosen
                 for module in layer.modules()
-                if getattr(module, "weight", None) is not None and module.weight.ndim > 1
+                if isinstance(weight := getattr(module, "weight", None), Tensor) and weight.ndim > 1
             }
         )
     return LoraShape(

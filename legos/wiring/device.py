@@ -143,8 +143,12 @@ class DeviceChecks(TrainingChecks, Protocol):
         """
         ...
 
-    def small_check(self, name: str) -> Mapping[str, float] | str:
+    def small_check(self, name: str, *, long: bool = False) -> Mapping[str, float] | str:
         """Run a check of the device on small random models, such as ``long_rows``.
+
+        Args:
+            name: name of the check.
+            long: whether to take more steps and processes, and minutes.
 
         Returns:
             Its figures, or the reason why it cannot run here.

@@ -16,6 +16,7 @@ from legos.bench.self_test import CHECKS, Check, SelfTest
 from legos.cli import main
 from legos.data.step import MeasuredStep
 from legos.mlx.checks.device import MlxChecks
+from legos.mlx.fits import USUAL_MODELS
 from legos.weights.adapter import Adapter
 
 MODELS = ["llama", "qwen3"]
@@ -138,6 +139,24 @@ def test_a_step_that_changes_its_gradients_is_found(
     assert checks["repeat"].figures["equal_bits"] == 0.0
 
 
+@pytest.mark.usefixtures("own_checks")
+def test_the_long_test_lets_engine_and_trainer_compute_for_longer(
+    tiny_models: Mapping[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(self_test, "TOGETHER_S", 0.0)
+    monkeypatch.setattr(self_test, "LONG_TOGETHER_S", 0.5)
+    monkeypatch.setattr("legos.apps.doctor.CHECKS", {"together": SelfTest.together})
+    arguments = ["doctor", "--self-test", "--long", "--model", str(tiny_models["llama"]), "--json"]
+    assert main(arguments) == 0
+    figures = json.loads(capsys.readouterr().out)["checks"]["together"]["figures"]
+    assert figures["rounds"] >= 1
+    assert figures["footprint_mib"] > 10
+    assert main(["doctor", "--long"]) == 2
+    assert "--long is for the checks" in capsys.readouterr().err
+
+
 def test_facts_of_a_mac_are_part_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("legos.apps.doctor.mac_facts", lambda: {"chip": "Apple M9"})
     assert examine().as_dict()["mac"] == {"chip": "Apple M9"}
@@ -156,7 +175,7 @@ def test_the_small_model_is_checked_within_a_minute() -> None:
 def test_the_longest_rows_on_macs_come_from_configurations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    models = json.loads(Path("docs/mac_models.json").read_text())
+    models = json.loads(USUAL_MODELS.read_text())
     file = tmp_path / "models.json"
     file.write_text(json.dumps({"Llama 3.2 1B": models["Llama 3.2 1B"]}))
     assert main(["doctor", "--fits", str(file)]) == 0

@@ -8,7 +8,7 @@ from legos.data.step import MeasuredStep
 from legos.device import LocalEngine
 from legos.mlx.checks.bare import bare_generation, bare_shared_generation
 from legos.mlx.checks.bare_training import Split, make_bare_update
-from legos.mlx.checks.small_checks import SMALL_CHECKS
+from legos.mlx.checks.small_checks import LONG_CHECKS, SMALL_CHECKS
 from legos.mlx.checks.step_check import run_step
 from legos.mlx.device import MlxModel
 from legos.mlx.generate.engine import MlxEngine
@@ -68,9 +68,9 @@ class MlxChecks:
         """Run a call; returns the peak of MLX's memory in bytes, minus what was held before."""
         return peak_bytes(call)
 
-    def small_check(self, name: str) -> Mapping[str, float] | str:
+    def small_check(self, name: str, *, long: bool = False) -> Mapping[str, float] | str:
         """Run one of ``SMALL_CHECKS`` on a small random model, on the calling thread."""
-        return SMALL_CHECKS[name]()
+        return (LONG_CHECKS if long else SMALL_CHECKS)[name]()
 
     def memory(self) -> Mapping[str, float]:
         """Memory that MLX holds now, and its peak so far, in MiB."""

@@ -31,7 +31,7 @@ from legos.mlx.generate.batch_cache import evaluate, select_rows
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.train.step_gradients import StepGradients
 
-__all__ = ["SMALL_CHECKS"]
+__all__ = ["LONG_CHECKS", "SMALL_CHECKS"]
 
 Figures = Mapping[str, float]
 Row = tuple[int, ...]
@@ -39,7 +39,7 @@ SIZES: dict[str, Any] = {"max_position_embeddings": 4096}
 ROWS, LONG = 8, 1025  # prompts, and tokens of the shortest; Metal's attention changes at 1,024
 WINDOW = 32  # decode steps; the engine evaluates its caches once in so many
 DECODE_S, MOST_STEPS = 4.0, 2000  # of the check of growing memory
-PROCESSES = 3
+PROCESSES, MORE_PROCESSES = 3, 10  # usually, and in the long checks
 TOO_LARGE = 1 << 20, 1 << 30  # bytes: a petabyte
 SYNCS = 200
 FORKS, FORK_LAYERS, FORK_TOKENS = 5, 8, 64
@@ -85,17 +85,20 @@ def long_rows() -> Figures:
     return {"largest_gap_nats": max(gaps), "rows": ROWS, "shortest": LONG}
 
 
-def hybrid_decoding() -> Figures:
+def hybrid_decoding(seconds: float = DECODE_S) -> Figures:
     """Bytes by which memory grows in a decode step of a model with states and keys and values.
 
     The median over windows of steps leaves out those in which a cache of keys and values grows.
+
+    Args:
+        seconds: time for which there are at most ``MOST_STEPS`` steps.
     """
     held: list[int] = []
     with closing(small_engine("qwen3_5", **SIZES)) as engine:
         started = time.perf_counter()
         submit_all(engine, [_request((1, 2), 2 * WINDOW)]).result()
         step_s = (time.perf_counter() - started) / (2 * WINDOW)
-        steps = min(MOST_STEPS, max(6 * WINDOW, int(DECODE_S / step_s)))
+        steps = int(min(MOST_STEPS, max(6 * WINDOW, seconds / step_s)))
         asked = [_request((1, 2, 3), steps, stream=True)]
         submit_all(engine, asked, on_progress=lambda: held.append(mx.get_active_memory())).result()
     windows = [min(held[n : n + WINDOW]) for n in range(WINDOW, len(held) - WINDOW + 1, WINDOW)]
@@ -103,13 +106,13 @@ def hybrid_decoding() -> Figures:
     return {"bytes_per_step": growth, "steps": steps, "step_ms": 1000 * step_s}
 
 
-def processes() -> Figures:
+def processes(count: int = PROCESSES) -> Figures:
     """Number of processes that compute on two threads and do not end with exit code 0."""
     children = [
         subprocess.Popen([sys.executable, "-c", _CHILD], stderr=subprocess.DEVNULL)
-        for _ in range(PROCESSES)
+        for _ in range(count)
     ]
-    return {"failed": sum(child.wait() != 0 for child in children), "processes": PROCESSES}
+    return {"failed": sum(child.wait() != 0 for child in children), "processes": count}
 
 
 def failed_allocation() -> Figures | str:
@@ -156,6 +159,11 @@ SMALL_CHECKS: Mapping[str, Callable[[], Figures | str]] = {
     "failed_allocation": failed_allocation,
     "host_sync": host_sync,
     "fork": fork,
+}
+LONG_CHECKS: Mapping[str, Callable[[], Figures | str]] = {
+    **SMALL_CHECKS,
+    "hybrid_decoding": partial(hybrid_decoding, float("inf")),
+    "processes": partial(processes, MORE_PROCESSES),
 }
 
 

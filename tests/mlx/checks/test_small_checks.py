@@ -10,16 +10,19 @@ from mlx.utils import tree_map
 
 from legos.bench.self_test import SMALL, TIMES, Check, SelfTest
 from legos.mlx.checks import small_checks
-from legos.mlx.checks.small_checks import SMALL_CHECKS
+from legos.mlx.checks.small_checks import LONG_CHECKS, SMALL_CHECKS
 from legos.mlx.generate import rows
 from legos.mlx.train.step_gradients import StepGradients
 
 Patch = pytest.MonkeyPatch
 
 
-def judged(name: str) -> Check:
+def judged(name: str, *, long: bool = False) -> Check:
     """The check as the self-test judges it."""
-    test: Any = SimpleNamespace(_checks=SimpleNamespace(small_check=lambda n: SMALL_CHECKS[n]()))
+    checks = SimpleNamespace(
+        small_check=lambda n, long: (LONG_CHECKS if long else SMALL_CHECKS)[n]()
+    )
+    test: Any = SimpleNamespace(_checks=checks, _long=long)
     return SelfTest.small(test, name, SMALL[name])
 
 
@@ -28,6 +31,13 @@ def test_a_sound_device_passes(name: str) -> None:
     check = judged(name)
     assert check.status == ("skip" if name == "failed_allocation" else "pass"), check
     assert SMALL[name].keys() <= check.figures.keys() or check.reason
+
+
+@pytest.mark.slow
+def test_long_checks_take_all_steps_and_more_processes() -> None:
+    decoding, ended = judged("hybrid_decoding", long=True), judged("processes", long=True)
+    assert (decoding.status, decoding.figures["steps"]) == ("pass", 2000)
+    assert (ended.status, ended.figures["processes"]) == ("pass", 10)
 
 
 def wrong_gradients(monkeypatch: Patch) -> None:
