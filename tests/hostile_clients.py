@@ -68,7 +68,7 @@ BOMBS: Sequence[tuple[str, Any, int]] = [
         {"messages": HI, "chat_template_kwargs": {"template" + "x" * 4_000_000: 1}},
         400,
     ),
-    ("/v1/unload_lora_adapter", {"lora_name": "x" * 4_000_000}, 400),
+    ("/v1/unload_lora_adapter", {"lora_name": "x" * 4_000_000}, 404),
     (
         "/v1/chat/completions",
         {"messages": HI, "n": 64, "logprobs": True, "top_logprobs": 20, "max_tokens": 32},
