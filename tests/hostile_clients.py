@@ -289,8 +289,12 @@ class Clients:
                     group.create_task(repeated(act))
 
     async def honest_ones(self, seconds: float) -> None:
-        """The honest clients alone."""
-        await self._together({self.honest: HONEST}, seconds)
+        """The honest clients alone, with answers of a usual length."""
+        await self._together({self.asking: HONEST}, seconds)
+
+    async def asking(self) -> None:
+        body = {"prompt": [1, 20], "max_tokens": 64, "ignore_eos": True}
+        await self.one_answer("honest", request("/v1/completions", body))
 
 
 def load() -> float:
