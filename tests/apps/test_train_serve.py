@@ -84,7 +84,7 @@ def test_the_policy_is_served_while_it_is_trained(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_clients_leave_training_half_of_its_speed(tmp_path: Path) -> None:
+def test_clients_leave_training_a_quarter_of_its_speed(tmp_path: Path) -> None:
     """Steps per second while 64 clients ask, against those without them, in turn.
 
     The answers have 64 tokens. With very short ones most time goes to HTTP, and not to the engine.
@@ -119,7 +119,7 @@ def test_clients_leave_training_half_of_its_speed(tmp_path: Path) -> None:
     answered = clients.statuses["honest", 200]
     logging.getLogger(__name__).info("steps in %g s: %s; %d answers", WINDOW_S, steps, answered)
     assert answered > 64
-    assert steps["asked"] >= 0.5 * steps["alone"] > 0, (steps, answered)
+    assert steps["asked"] >= 0.25 * steps["alone"] > 0, (steps, answered)
 
 
 def play_episodes(url: str, ended: threading.Event) -> None:
