@@ -133,7 +133,8 @@ def test_hostile_clients_harm_nobody(
 ) -> None:
     """Times are the clock's; where the machine is busy, seconds of the server's processor.
 
-    They are those of an attack without the largest bodies, trees and half bodies, with which the goal for ``/health`` is not met: 0.33 s on two cores without other work.
+    They are those of an attack without the largest bodies, trees and half bodies, with which the
+    goal for ``/health`` is not met: 0.33 s on two cores without other work.
 
     Memory is compared with that after a first, equal attack: what grows with every attack is found.
     A cold server holds less. The first requests of each kind fill caches of a fixed size (trees of
