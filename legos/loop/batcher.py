@@ -174,6 +174,7 @@ class Batcher:
             await self._wait_for_due()
             if self._ending:
                 raise self._ending
+            self._enough()  # drops what came meanwhile and is too old
             self._pull(self._sizes() or {})
             now = asyncio.get_running_loop().time()
             self._step_s, self._taken_at = now - (self._taken_at or now), now
@@ -365,14 +366,13 @@ class Batcher:
             wanted = lent(wanted, {name: b.num_tokens for name, b in self.buffers.items()})
         sizes: dict[str, int] = {}
         for name, quota in wanted.items():
-            number = 0 if quota <= 0 else self._first(name, quota)
+            number = 0
+            if quota > 0:
+                number = self.buffers[name].first(lambda got, quota=quota: got.tokens >= quota)
             if number is None:
                 return None
             sizes[name] = number
         return sizes
-
-    def _first(self, name: str, quota: float) -> int | None:
-        return self.buffers[name].first(lambda got: got.tokens >= quota)
 
     def _pull(self, sizes: Mapping[str, int]) -> None:
         """Take groups from the buffers, and charge their tokens to the arenas."""

@@ -85,7 +85,10 @@ def test_a_thousand_random_stops_end_in_two_seconds(part: int, place: Path) -> N
 
 @pytest.mark.parametrize(
     ("seed", "samples"),
-    [(8874, 10)],  # an error right after a kill before the first checkpoint
+    [
+        (8874, 10),  # an error right after a kill before the first checkpoint
+        (905, 4),  # a group too old that arrived while the trainer waited for plays
+    ],
 )
 def test_a_schedule_that_once_failed(seed: int, samples: int, place: Path) -> None:
     assert totals(range(seed, seed + 1), place, samples=samples)["kills"] > 0
