@@ -28,6 +28,7 @@ __all__ = ["LONG", "Sampler", "Service", "Source", "encode_texts", "together"]
 
 CHOICE_BYTES = 1 << 18  # of all different choices; a byte may take about 400 bytes in a tree
 LONG = 4096  # characters; longer texts are tokenized on a thread
+PIECE = 1 << 14  # characters of a text that are counted at once
 T = TypeVar("T")
 
 
@@ -133,10 +134,12 @@ class Service:
             raise self._too_long(f"at least {least}", param)
 
     def _least_tokens(self, texts: Sequence[str]) -> int:
+        """How many tokens the longest text has at least; counted until they exceed the context."""
         longest = self._longest_token
         if longest is None:
             return 0
-        return max(len("".join(text.split())) for text in texts) // longest
+        enough = (self.context + 1) * longest
+        return max(_printed(text, enough) for text in texts) // longest
 
     def _too_long(self, length: str, param: str) -> Problem:
         return Problem(
@@ -312,6 +315,19 @@ async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one) for one in work]
     return [task.result() for task in tasks]
+
+
+def _printed(text: str, enough: int) -> int:
+    """Number of characters that are not white space, counted until there are ``enough``.
+
+    The text is read in pieces, between which other threads may run.
+    """
+    count = 0
+    for begin in range(0, len(text), PIECE):
+        count += sum(map(len, text[begin : begin + PIECE].split()))
+        if count >= enough:
+            break
+    return min(count, enough)
 
 
 async def _watch(receive: Receive) -> None:
