@@ -8,7 +8,7 @@ from typing import Any
 from legos.bench.ratios import RATIOS
 from legos.bench.rounds import Workload
 from legos.errors import ConfigError, did_you_mean
-from legos.wiring.machine import blas_hint
+from legos.wiring.machine import blas_hint, quiet_collector
 
 __all__ = ["BENCHES", "bench", "explained"]
 
@@ -59,6 +59,7 @@ def bench(
         raise ConfigError(f"--peer needs one of the benches {WITH_PEERS}, and came with {name!r}")
     module = importlib.import_module(f"legos.bench.{name}")
     measure: Callable[[Workload], Mapping[str, Any]] = getattr(module, f"bench_{name}")
+    quiet_collector()  # as runs and servers do
     figures = measure(Workload(seconds, quick, tuple(peers), vllm))
     targets = {
         ratio: RATIOS[name][ratio].verdict(value) for ratio, value in figures["ratios"].items()

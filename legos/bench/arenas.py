@@ -63,15 +63,18 @@ def bench_arenas(work: Workload) -> Mapping[str, Any]:
 
 
 class _Instant:
-    """A client that answers with a legal choice at once, of one token."""
+    """A client that answers with a legal choice at once, of one token.
+
+    As an engine does, it answers all questions of one turn of the event loop together, in the next.
+    """
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._asked: list[tuple[str, Callable[[Completion], Any]]] = []
 
     async def complete(
         self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
     ) -> Completion:
-        """Answer after one turn of the event loop, as an engine does."""
+        """Answer after one turn of the event loop."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self.begin(sampling, sampling.seed, future.set_result)
         return await future
@@ -82,13 +85,20 @@ class _Instant:
 
     def begin(self, prepared: Sampling, seed: int, done: Callable[[Completion], Any]) -> int:
         """Answer in the next turn of the event loop."""
+        if not self._asked:
+            asyncio.get_running_loop().call_soon(self._answer)
         choices = prepared.choices
-        text = choices[seed % len(choices)]
-        answer = Completion(
-            text=text, prompt_ids=(1,), token_ids=(2,), logprobs=(-1.0,), versions=(0,)
-        )
-        asyncio.get_running_loop().call_soon(done, answer)
+        self._asked.append((choices[seed % len(choices)], done))
         return 0
+
+    def _answer(self) -> None:
+        asked, self._asked = self._asked, []
+        for text, done in asked:
+            done(
+                Completion(
+                    text=text, prompt_ids=(1,), token_ids=(2,), logprobs=(-1.0,), versions=(0,)
+                )
+            )
 
     def cancel(self, number: int) -> None:
         """Nothing waits."""

@@ -16,7 +16,7 @@ from legos.bench.rounds import Workload
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
 from legos.wiring.arena import make_arena
-from legos.wiring.machine import quiet_collector, share_cores
+from legos.wiring.machine import share_cores
 from legos.wiring.ray import ray_players
 from legos.wiring.trainer import trainer_of
 
@@ -43,7 +43,6 @@ def bench_ray(work: Workload) -> Mapping[str, Any]:
     """
     from legos.ray.cluster import connect, disconnect
 
-    quiet_collector()
     share_cores(2)  # as `legos train` does
     part = work.part(1 / (2 * len(KINDS)))
     found: dict[str, Any] = {}

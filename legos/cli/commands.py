@@ -308,7 +308,7 @@ def bench(
     """Measure the speed of one part of legos against a bare loop of the same work.
 
     Args:
-        name: What to measure: arenas, async, cuda, engine, loop, scale, server or train.
+        name: What to measure: arenas, async, cuda, engine, loop, ray, scale, server or train.
         seconds: Time to measure, roughly, in seconds.
         quick: Measure smaller workloads in fewer rounds: the ratios are rough.
         peer: Path of another program's server (mlx-openai-server, rapid-mlx or vllm-mlx) that is
