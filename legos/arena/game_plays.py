@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from legos.arena.answer import read_answer
 from legos.arena.completion_queue import Ask, CompletionQueue
 from legos.arena.endings import Forfeit
 from legos.arena.game import Game, State
@@ -20,7 +21,8 @@ from legos.arena.playable import Playable
 from legos.arena.positions import Position, Question
 from legos.arena.stage import Stage
 from legos.arena.watch import Watched
-from legos.data.episode import Episode, Task
+from legos.chat.reply import split_thinking
+from legos.data.episode import Episode, Task, Turn
 from legos.data.message import Completion, Message
 
 __all__ = ["GamePlays"]
@@ -34,11 +36,11 @@ class _GamePlay(PlayState):
         self.index = index  # position in the group
         self.state: State = self.task.data
         self.position: Position | None = None
-        self.turns: list[_Turn] = []  # the questions of its position
+        self.turns: list[_Asked] = []  # the questions of its position
         self.watched: Watched | None = None
 
 
-class _Turn(Struct, eq=False):
+class _Asked(Struct, eq=False):
     """One question of a play's position, and its outcome."""
 
     play: _GamePlay
@@ -67,7 +69,7 @@ class GamePlays:
         self._has_chance = game.has_chance
         self._positions = stage.positions(arena, game)
         self._plays = plays
-        self._queue = CompletionQueue[_Turn]()
+        self._queue = CompletionQueue[_Asked]()
         self._episodes: list[Episode | None] = [None] * len(plays)
         self._ended = 0
         self._running: set[_GamePlay] = set()
@@ -126,7 +128,8 @@ class GamePlays:
                 play.state = game.after_chance(play.state, play.rng)
             position = play.position = self._positions.find(play.state)
             if position.questions:
-                play.turns = [_Turn(play, q, play.chair(q.role)) for q in position.questions]
+                chairs = play.chairs
+                play.turns = [_Asked(play, q, chairs[q.role]) for q in position.questions]
                 for turn in play.turns:
                     self._ask(turn, turn.question.messages)
                 return
@@ -138,7 +141,7 @@ class GamePlays:
         self._leave(play)
         self._end(play.index, episode_of(play, rewards))
 
-    def _ask(self, turn: _Turn, messages: tuple[Message, ...]) -> None:
+    def _ask(self, turn: _Asked, messages: tuple[Message, ...]) -> None:
         question, chair = turn.question, turn.chair
         if chair.memory or messages is not question.messages:
             messages = (*chair.memory, *messages)
@@ -150,7 +153,7 @@ class GamePlays:
         chair.waiting += 1
         self._queue.ask(turn, ask, chair.next_seed())
 
-    def _hear(self, turn: _Turn, answer: Completion | Exception) -> None:
+    def _hear(self, turn: _Asked, answer: Completion | Exception) -> None:
         """Read an answer; the play moves on when all questions of its position are answered."""
         play = turn.play
         turn.chair.waiting -= 1
@@ -178,14 +181,27 @@ class GamePlays:
             return self._game.play_all(play.state, moves)
         return self._game.play(play.state, str(play.turns[0].outcome))
 
-    def _move(self, turn: _Turn, completion: Completion) -> str | Exception | None:
+    def _move(self, turn: _Asked, completion: Completion) -> str | Exception | None:
         """The move of an answer; None if an illegal one was asked again."""
         question, arena, chair = turn.question, self._arena, turn.chair
-        reply, reason = chair.record(
-            arena, turn.messages, completion, question.legal, asked_at=turn.asked_at
+        legal, answer, reason = question.legal, completion.text, None
+        move: str | None = answer
+        if answer not in legal:
+            _, answer = split_thinking(answer)
+            move, _, reason = read_answer(answer, legal, None)
+        kept = Turn(
+            messages=turn.messages,
+            completion=completion,
+            move=move,
+            legal=reason is None,
+            choices=legal,
+            order=next(chair.answered),
+            asked_at=turn.asked_at,
+            answered_at=time.time(),
         )
+        chair.keep(arena, kept, answer)
         if reason is None:
-            return reply.move
+            return move
         turn.tries += 1
         if arena.illegal == "retry" and turn.tries <= arena.retries:
             text = f"{reason} Answer again.\n{question.messages[-1].content}"

@@ -157,31 +157,35 @@ class Chair(Struct):
         Returns:
             The reply, and why it is not legal, or None.
         """
-        calls = completion.tool_calls
-        parse = None if calls else parse
+        parse = None if completion.tool_calls else parse
         _, answer = split_thinking(completion.text)
         move, parsed, reason = read_answer(answer, choices, parse)
+        if sampling is not None and not self._differs(sampling):
+            sampling = None
+        turn = Turn(
+            messages=messages,
+            completion=completion,
+            move=move,
+            legal=reason is None if choices or parse else None,
+            choices=tuple(choices),
+            sampling=sampling,
+            order=next(self.answered),
+            asked_at=asked_at,
+            answered_at=time.time(),
+        )
+        self.keep(arena, turn, answer)
+        return Reply(completion=completion, move=move, parsed=parsed), reason
+
+    def keep(self, arena: Playable, turn: Turn, answer: str) -> None:
+        """Keep a turn, whose answer without the thinking is given."""
+        self.turns.append(turn)
         if self.remembers:
-            all_read = len(self.memory) < len(messages)  # no message arrived during the answer
+            asked, completion = turn.messages, turn.completion
+            all_read = len(self.memory) < len(asked)  # no message arrived during the answer
             whole = all_read and completion.prompt_ids and completion.token_ids
-            self.memory += (messages[-1], Message("assistant", answer, calls))
+            self.memory += (asked[-1], Message("assistant", answer, completion.tool_calls))
             self.last = completion if whole and arena.continue_tokens else None
             self.heard = len(self.memory)
-        legal = reason is None if choices or parse else None
-        self.turns.append(
-            Turn(
-                messages=messages,
-                completion=completion,
-                move=move,
-                legal=legal,
-                choices=tuple(choices),
-                sampling=sampling if sampling is not None and self._differs(sampling) else None,
-                order=next(self.answered),
-                asked_at=asked_at,
-                answered_at=time.time(),
-            )
-        )
-        return Reply(completion=completion, move=move, parsed=parsed), reason
 
 
 class PlayState:
