@@ -43,7 +43,6 @@ def nested(levels: int) -> bytes:
     return b'{"prompt": [1], "metadata": ' + b'{"a":' * levels + b"1" + b"}" * levels + b"}"
 
 
-LARGEST = 3_500_000  # bytes of a body, unless everything is sent
 BOMBS: Sequence[tuple[str, Any, int]] = [
     ("/v1/completions", nested(100_000), 413),
     ("/v1/completions", nested(1_000), 400),
@@ -256,23 +255,22 @@ class Clients:
         for _ in range(10):  # more trees than the server keeps
             await self.choosing()
 
-    async def attack(self, seconds: float, *, everything: bool) -> None:
-        """All kinds at once; ``everything``: the largest bodies and half bodies as well."""
-        fits = [bomb for bomb in BOMBS if everything or len(request(*bomb[:2])) < LARGEST]
-        self._bombs = cycle(fits)
+    async def attack(self, seconds: float) -> None:
+        """All kinds at once."""
         crowd: dict[Callable[[], Awaitable[None]], int] = {
             self.honest: HONEST,
             self.half_closing: 4,
             self.scoring: 2,
             self.leaving: 1,
             self.bombing: 1,
+            self.large_chats: 1,
+            self.choosing: 1,
             self.cancelling: 4,
             self.slow: 30,
             self.flooding: 1,
+            self.half_bodies: 1,
             self.large: 1,
         }
-        if everything:
-            crowd |= {self.large_chats: 1, self.choosing: 1, self.half_bodies: 1}
         await self._together(crowd, seconds)
 
     async def _together(
