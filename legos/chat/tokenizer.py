@@ -80,9 +80,10 @@ class ChatTokenizer:
         # The library's tokenizers in Rust refuse only to be changed while another thread uses them,
         # and their first call puts truncation and padding off; those in Python take turns.
         self._lock: AbstractContextManager[Any] = threading.Lock()
+        self._rust: Any = None  # the tokenizer in Rust
         if getattr(tokenizer, "is_fast", False):
             tokenizer.encode("")
-            self._lock = nullcontext()
+            self._lock, self._rust = nullcontext(), tokenizer.backend_tokenizer
         self._controls = _control_tokens(tokenizer)
         self._special_ids = frozenset(tokenizer.all_special_ids) | {
             token for token, added in tokenizer.added_tokens_decoder.items() if added.special
@@ -99,15 +100,19 @@ class ChatTokenizer:
 
     def encode(self, text: str, *, specials: bool = False) -> tuple[int, ...]:
         """Return the ids of a text; none are added around it unless `specials` is True."""
-        with self._lock:
-            return tuple(self._tokenizer.encode(text, add_special_tokens=specials))
+        return self.encode_each([text], specials=specials)[0]
 
     def encode_each(self, texts: Sequence[str], *, specials: bool = False) -> list[tuple[int, ...]]:
-        """``encode`` for many texts; one in Rust leaves other threads the interpreter meanwhile."""
-        if not getattr(self._tokenizer, "is_fast", False):
-            return [self.encode(text, specials=specials) for text in texts]
-        encode = self._tokenizer.backend_tokenizer.encode_batch_fast
-        return [tuple(one.ids) for one in encode(list(texts), add_special_tokens=specials)]
+        """``encode`` for many texts.
+
+        Those in Rust leave other threads the interpreter only in this call, which is the fastest.
+        """
+        if self._rust is None:
+            encode = self._tokenizer.encode
+            with self._lock:
+                return [tuple(encode(text, add_special_tokens=specials)) for text in texts]
+        found = self._rust.encode_batch_fast(list(texts), add_special_tokens=specials)
+        return [tuple(one.ids) for one in found]
 
     def decode(self, ids: Sequence[int], *, controls: bool = False) -> str:
         """Return the text of token ids.
@@ -280,25 +285,27 @@ class ChatTokenizer:
     def _apply(
         self, said: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> tuple[int, ...]:
-        with self._lock:
-            if not self._tokenizer.chat_template:
-                lines = [f"{message['role']}: {message['content']}\n" for message in said]
-                ids: list[int] = self._tokenizer.encode("".join(lines) + "assistant:")
-                appended = ids[-1] == self._tokenizer.eos_token_id
-                return tuple(ids[:-1] if appended else ids)
-            try:
-                rendered = self._tokenizer.apply_chat_template(
-                    said, add_generation_prompt=True, tokenize=True, return_dict=True, **options
+        if not self._tokenizer.chat_template:
+            lines = [f"{message['role']}: {message['content']}\n" for message in said]
+            ids = self.encode("".join(lines) + "assistant:", specials=True)
+            return ids[:-1] if ids[-1] == self._tokenizer.eos_token_id else ids
+        try:
+            with self._lock:
+                rendered: Any = self._tokenizer.apply_chat_template(
+                    said,
+                    add_generation_prompt=True,
+                    tokenize=self._rust is None,
+                    return_dict=self._rust is None,
+                    **options,
                 )
-            except Exception as error:  # templates raise their own errors through the renderer
-                roles = ", ".join(message["role"] for message in said)
-                raise ModelError(
-                    f"the model's chat template refuses messages of roles {roles}: {error}"
-                ) from error
-        ids = rendered["input_ids"]
+        except Exception as error:  # templates raise their own errors through the renderer
+            roles = ", ".join(message["role"] for message in said)
+            raise ModelError(
+                f"the model's chat template refuses messages of roles {roles}: {error}"
+            ) from error
+        ids = tuple(rendered["input_ids"]) if self._rust is None else self.encode(rendered)
         first = self._tokenizer.bos_token_id
-        doubled = first is not None and ids[:2] == [first, first]
-        return tuple(ids[1:] if doubled else ids)
+        return ids[1:] if first is not None and ids[:2] == (first, first) else ids
 
     def _harmless(self, content: str) -> str:
         for control in self._controls:

@@ -8,10 +8,12 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from legos.builtin import builtin_path
 from legos.builtin.practice import prompt_ids
@@ -155,7 +157,7 @@ def test_threads_may_share_it() -> None:
     assert found == [use(number) for number in range(200)]
 
 
-def test_many_texts_at_once_are_what_each_is_alone(tiny_models: Mapping[str, Path]) -> None:
+def test_tokens_are_those_of_the_library(tiny_models: Mapping[str, Path]) -> None:
     texts = [
         "",
         "Nim: 5 left",
@@ -163,10 +165,16 @@ def test_many_texts_at_once_are_what_each_is_alone(tiny_models: Mapping[str, Pat
         "é ẞ 漢字 🙂",
         TOKENIZER.decode(TOKENIZER.end_ids, controls=True),
     ]
-    for tokenizer in (TOKENIZER, load_tokenizer(tiny_models["llama"])):
+    chat = [{"role": "user", "content": "Nim: 5 left"}]
+    for folder in (builtin_path(), tiny_models["llama"]):
+        library: Any = AutoTokenizer.from_pretrained(folder)
+        tokenizer = load_tokenizer(folder)
         for specials in (False, True):
-            alone = [tokenizer.encode(text, specials=specials) for text in texts]
+            alone = [tuple(library.encode(text, add_special_tokens=specials)) for text in texts]
             assert tokenizer.encode_each(texts, specials=specials) == alone
+            assert [tokenizer.encode(text, specials=specials) for text in texts] == alone
+        rendered = library.apply_chat_template(chat, add_generation_prompt=True)
+        assert tokenizer.render_chat(chat) == tuple(rendered["input_ids"])
 
 
 def test_a_long_text_on_one_thread_stops_no_other() -> None:
@@ -201,7 +209,7 @@ def test_the_same_chat_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None
         def get_vocab(self) -> dict[str, int]:
             return {}
 
-        def encode(self, text: str) -> list[int]:
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
             rendered.append(len(text))
             return [1, 2]
 
