@@ -1,8 +1,8 @@
 """Seeded schedules of a run on a virtual clock: whatever happens, it keeps its promises.
 
-    uv run python tests/run/test_schedules.py 10000
+    uv run python tests/run/test_schedules.py 100000
 
-plays as many on all cores, the first 5,000 of which the slow tests play, and prints the seeds that
+plays as many on all cores, the first 10,000 of which the slow tests play, and prints the seeds that
 failed.
 """
 
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does
 
 from schedules import DEVICE_S, STOP_S, play_schedule, seconds_to_stop
 
-PARTS, SCHEDULES, STOPS = 20, 5000, 1000
+PARTS, SCHEDULES, STOPS = 20, 10_000, 1000
 SHARED_MEMORY = Path("/dev/shm")  # on Linux a file system without a disk, 5 times as fast
 
 
