@@ -7,7 +7,6 @@ cost most beside what the model computes, and answers of up to 64 tokens.
 import statistics
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from typing import Any
 
 from legos.arena.registry import advice
@@ -51,7 +50,7 @@ def bench_ray(work: Workload) -> Mapping[str, Any]:
             stack.callback(disconnect)
         for kind, settings in KINDS.items():
             config = resolve(overrides=settings, recommend=advice).config
-            on_ray = replace(config, ray="local", players=1, engines=1)
+            on_ray = config.replace(ray="local", players=1, engines=1)
             pairs = part.in_turn(
                 lambda config=on_ray: _turns_per_s(config, part.seconds / 2),
                 lambda config=config: _turns_per_s(config, part.seconds / 2),

@@ -9,6 +9,7 @@ where each node reads them without a copy, and gives the live ones to an engine 
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -30,6 +31,7 @@ from legos.weights.adapter import Adapter, AdapterInfo
 __all__ = ["RayEngine"]
 
 PUBLISH_S = 30.0  # how long one publication waits for a slow engine; later ones do not
+AGAIN_S = 0.5  # how often it is looked whether they are lost
 REPORT_S = 5.0  # how long the counts of an engine are waited for
 T = TypeVar("T")
 _Prompt = tuple[int, ...]
@@ -256,7 +258,7 @@ class RayEngine:
         asked = {
             link.actor.load.remote(reference): link for link in links if link not in self._behind
         }
-        ready, late = _ready(asked, PUBLISH_S)
+        ready, late = self._ready_or_lost(asked)
         self._behind.update({asked[each]: (each, adapter.name, number) for each in late})
         for answer in ready:
             try:
@@ -275,6 +277,15 @@ class RayEngine:
                 raise EngineError(f"published {adapter.info} but {info} is live")
         self._ask_reports()
         return adapter.info
+
+    def _ready_or_lost(self, asked: Mapping[Any, Link]) -> tuple[list[Any], list[Any]]:
+        """The answers that come in time, and the others; a lost engine is not waited for."""
+        until = time.monotonic() + PUBLISH_S
+        ready, late = _ready(asked, AGAIN_S)
+        while any(asked[each].up for each in late) and time.monotonic() < until:
+            more, late = _ready(late, AGAIN_S)
+            ready += more
+        return ready, late
 
     def _catch_up(self) -> None:
         """Take engines that have acknowledged meanwhile off the list of slow ones."""

@@ -1,14 +1,16 @@
 """An engine in a process of a Ray cluster: requests of many processes come in, results go out.
 
-Each process that asks has a box, in which results wait until it takes them, many at a time. An
-engine serves nobody before it has been opened: a process that Ray started again first gets the
-adapters that are live.
+Requests and results travel on a connection for each process that asks, everything else in calls of
+the actor. An engine serves nobody before it has been opened: a process that Ray started again first
+gets the adapters that are live.
 """
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from multiprocessing.connection import Connection
 from uuid import uuid4
 
 from msgspec.structs import replace
@@ -18,7 +20,9 @@ from legos.chat.tokenizer import ChatTokenizer
 from legos.data.request import Grammar, Request, Result
 from legos.device import LocalEngine
 from legos.protocols import Deliver
+from legos.ray.channel import Address, Channel, Door
 from legos.ray.kit import check_kit
+from legos.ray.library import ray
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["EngineActor", "MakeActorEngine", "Report", "Results"]
@@ -29,30 +33,6 @@ MakeActorEngine = Callable[[], tuple[LocalEngine, ChatTokenizer]]
 Results = list[tuple[int, Result]]
 Report = tuple[str, Mapping[str, int], float]
 """Name of the process's life, tokens sampled by adapter name, and seconds that it computed."""
-
-
-class _Box:
-    """Results that wait for the process that asked."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._results: Results = []
-        self._filled = asyncio.Event()
-        self.deliver: Deliver = self._deliver  # one object: the engine compares receivers
-
-    def _deliver(self, results: Sequence[tuple[int, Result]]) -> None:
-        """Receive results on the engine's thread."""
-        self._loop.call_soon_threadsafe(self.put, results)
-
-    def put(self, results: Sequence[tuple[int, Result]]) -> None:
-        self._results += results
-        self._filled.set()
-
-    async def take(self) -> Results:
-        await self._filled.wait()
-        taken, self._results = self._results, []
-        self._filled.clear()
-        return taken
 
 
 class EngineActor:
@@ -69,8 +49,8 @@ class EngineActor:
         self._life = uuid4().hex
         self._names: set[str] = set()  # every adapter that was ever loaded
         self._making = asyncio.Lock()
-        self._opened = asyncio.Event()
-        self._boxes: dict[str, _Box] = {}
+        self._opened = threading.Event()
+        self._door: Door | None = None
         self._made: tuple[LocalEngine, ChatTokenizer] | None = None
         self._grammar = lru_cache(maxsize=64)(self._make_grammar)
 
@@ -86,6 +66,13 @@ class EngineActor:
                 check_kit(self._kit, node=os.uname().nodename)
                 self._made = await asyncio.to_thread(self._make)
         return os.getpid()
+
+    async def address(self) -> Address:
+        """Where the processes that ask connect: frames of requests and of numbers to cancel."""
+        await self.prepare()
+        if self._door is None:
+            self._door = Door(ray.util.get_node_ip_address(), self._serve)
+        return self._door.address
 
     async def open(self) -> None:
         """Begin to serve."""
@@ -103,23 +90,6 @@ class EngineActor:
         """Drop an adapter."""
         await asyncio.wrap_future(self._engine.drop_adapter(name))
 
-    async def submit(self, box: str, requests: Sequence[tuple[int, Request]]) -> None:
-        """Queue requests; their results go into the box, and so does an error that refuses them."""
-        await self._opened.wait()
-        out = self._box(box)
-        try:
-            self._engine.submit([(n, self._whole(request)) for n, request in requests], out.deliver)
-        except Exception as error:  # raised where the requests were made
-            out.put([(number, error) for number, _ in requests])
-
-    async def cancel(self, box: str, numbers: Sequence[int]) -> None:
-        """End requests early."""
-        self._engine.cancel(numbers, self._box(box).deliver)
-
-    async def take(self, box: str) -> Results:
-        """Wait for results, and take all that are there."""
-        return await self._box(box).take()
-
     async def score(
         self,
         prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
@@ -127,7 +97,7 @@ class EngineActor:
         adapter: str,
     ) -> list[list[float]]:
         """Log-probability of each continuation as the complete answer to its prompt, nats."""
-        await self._opened.wait()
+        await asyncio.to_thread(self._opened.wait)
         return await asyncio.wrap_future(
             self._engine.score(prompts, end_ids=end_ids, adapter=adapter)
         )
@@ -146,10 +116,22 @@ class EngineActor:
         assert self._made is not None
         return self._made[0]
 
-    def _box(self, name: str) -> _Box:
-        if name not in self._boxes:
-            self._boxes[name] = _Box(asyncio.get_running_loop())
-        return self._boxes[name]
+    def _serve(self, connection: Connection) -> None:
+        """Serve one process until its connection ends."""
+        channel = Channel(beats=True)
+        deliver: Deliver = channel.send  # one object: the engine compares receivers
+
+        def hear(frame: tuple[Sequence[tuple[int, Request]], Sequence[int]]) -> None:
+            requests, cancelled = frame
+            self._opened.wait()
+            if cancelled:
+                self._engine.cancel(cancelled, deliver)
+            try:
+                self._engine.submit([(n, self._whole(request)) for n, request in requests], deliver)
+            except Exception as error:  # raised where the requests were made
+                deliver([(number, error) for number, _ in requests])
+
+        channel.run(connection, hear)
 
     def _whole(self, request: Request) -> Request:
         """A request with what does not travel: the test of its stop texts, and its grammar."""

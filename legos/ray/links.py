@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 from msgspec.structs import replace
 
 from legos.data.request import Request
 from legos.errors import EngineError
+from legos.ray.channel import Channel, connected
 from legos.ray.engine_actor import Results
 from legos.ray.library import ActorDiedError, RayError, first_line, ray
 
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 WAIT_S = 600.0  # how long an engine that has died may take to come back
 AGAIN_S = 0.2  # pause between two attempts to reach it
+REPORT_S = 10.0  # how long one attempt waits for its answer
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ class Link:
         self.up = True
         self.load = 0
         self._events = _Events(results, lost, back, dead)
-        self._box = uuid4().hex
+        self._channel = Channel(beats=False)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="legos-ray", daemon=True)
         self._thread.start()
@@ -76,37 +77,38 @@ class Link:
             (n, replace(r, stops=None, grammar=None) if r.stops or r.grammar else r)
             for n, r in requests
         ]
-        self.actor.submit.remote(self._box, plain)
+        self._channel.send((plain, ()))
 
     def cancel(self, numbers: Sequence[int]) -> None:
         """End requests early."""
-        self.actor.cancel.remote(self._box, numbers)
+        self._channel.send(((), tuple(numbers)))
 
     def close(self) -> None:
         """Take no more results."""
         self._closed = True
+        self._channel.close()
 
     def _run(self) -> None:
         while not self._closed:
             try:
-                results: Results = ray.get(self.actor.take.remote(self._box))
-            except (RayError, RuntimeError) as error:  # RuntimeError: Ray was shut down
-                if not self._closed:
-                    self._recover(error)
-                continue
+                connection = connected(ray.get(self.actor.address.remote()))
+            except (RayError, RuntimeError, OSError) as error:  # RuntimeError: Ray was shut down
+                ended: Exception = error
+            else:
+                ended = self._channel.run(connection, self._events.results)
             if not self._closed:
-                self._events.results(results)
+                self._recover(ended)
 
     def _recover(self, error: Exception) -> None:
-        """Wait until the engine answers again; what was in its box is lost."""
+        """Wait until the engine answers again; what it was asked is sent again."""
         self.up = False
-        self._box = uuid4().hex
+        self._channel = Channel(beats=False)
         logger.warning("an engine of the Ray cluster does not answer: %s", first_line(error))
         self._events.lost(self)
         until = time.monotonic() + WAIT_S
         while not self._closed:
             try:
-                ray.get(self.actor.report.remote())
+                ray.get(self.actor.report.remote(), timeout=REPORT_S)
                 self._events.back(self)
             except ActorDiedError as died:
                 self._give_up(f"it was not started again: {died}")
