@@ -25,6 +25,7 @@ from legos.protocols import Seat
 __all__ = ["bench_arenas"]
 
 TURNS = 8  # turns of a play
+SLOW = 8  # plays that wait for something slow
 STARTS = 21  # start positions of a game with few positions, as nim has
 MIB = 1 << 20
 
@@ -257,13 +258,13 @@ class _Slow(Arena):
 
 
 def _slow_throughput(work: Workload, what: str) -> float:
-    """Speed of 64 simultaneous plays while every 64th play waits for something, over none."""
+    """Speed of 64 simultaneous plays while some others wait for something, over none."""
     slow_s = work.size(1.0, 0.2)
-    number = int(slow_s * 64 / 0.004 / 4)
+    number = int(slow_s * 64 / 0.004)  # the seconds that the slow ones wait, and more
     arena = _Slow(slow_s)
 
     def seconds(slow: str) -> float:
-        ids = ("fast" if n % 64 or n > number // 2 else slow for n in range(number))
+        ids = (slow if n < SLOW else "fast" for n in range(number))
         plays = [(Task(id=name), seed) for seed, name in enumerate(ids)]
         fast = [play for play in plays if play[0].id == "fast"]
 
