@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -317,9 +318,12 @@ def test_the_evaluation_of_verifiers_plays_an_arena_of_ours(modules: Path) -> No
     [traces] = modules.glob("outputs/*/traces.jsonl")
     episodes = [json.loads(line) for line in traces.read_text().splitlines()]
     assert len(episodes) == 20
+    ends = Counter[tuple[float, float]]()
     for episode in episodes:
-        rewards = {t["agent"]["name"]: t["rewards"]["reward"]["score"] for t in episode["traces"]}
-        assert rewards in ({"first": 1.0, "second": -1.0}, {"first": -1.0, "second": 1.0})
+        scores = {t["agent"]["name"]: t["rewards"]["reward"]["score"] for t in episode["traces"]}
+        ends[scores["first"], scores["second"]] += 1
+    assert ends.keys() <= {(1, -1), (-1, 1), (-1.5, 0), (0, -1.5)}  # the last two: illegal answers
+    assert ends[1, -1] + ends[-1, 1] > 10
 
 
 def wait_for(url: str) -> None:
