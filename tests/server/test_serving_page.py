@@ -25,6 +25,7 @@ from safetensors.numpy import save_file
 
 from legos.apps.served_run import DRAIN_S
 from legos.cli import commands, main
+from legos.clients.engine import _TREES
 from legos.data.message import MAX_ALTERNATIVES, MAX_BIAS
 from legos.device import ModelHandle
 from legos.errors import AdapterError
@@ -40,6 +41,7 @@ from legos.server.schemas.chat import MOST_ARGUMENTS, ChatBody, ToolFunction
 from legos.server.schemas.completions import CompletionBody
 from legos.server.schemas.episodes import StartBody
 from legos.server.schemas.texts import MOST_TOKENS, ScoreBody, ScoredPrompt, ScoredTokens
+from legos.server.service import CHOICE_BYTES
 from legos.testing import write_tiny_model
 from legos.weights import tensors
 from legos.weights.adapter import Adapter, checked_name
@@ -313,6 +315,12 @@ def test_the_page_has_the_limits_of_bodies() -> None:
             tensors._MOST_HEADER_BYTES,
         ],
     }
+
+
+def test_the_page_has_the_limits_of_choices_that_wait() -> None:
+    text = " ".join(PAGE.read_text().split())
+    assert f"at most {CHOICE_BYTES:,} bytes (UTF-8) of different `choices`" in text
+    assert f"kept for later requests, up to {_TREES >> 20} MiB" in text
 
 
 def longest(accept: Callable[[str], object]) -> int:
