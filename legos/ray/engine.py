@@ -31,7 +31,7 @@ from legos.weights.adapter import Adapter, AdapterInfo
 __all__ = ["RayEngine"]
 
 PUBLISH_S = 30.0  # how long one publication waits for a slow engine; later ones do not
-AGAIN_S = 0.5  # how often it is looked whether they are lost
+AGAIN_S = 0.5  # pause between two checks whether it is lost
 REPORT_S = 5.0  # how long the counts of an engine are waited for
 T = TypeVar("T")
 _Prompt = tuple[int, ...]

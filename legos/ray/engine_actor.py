@@ -126,6 +126,7 @@ class EngineActor:
             self._opened.wait()
             if cancelled:
                 self._engine.cancel(cancelled, deliver)
+                return
             try:
                 self._engine.submit([(n, self._whole(request)) for n, request in requests], deliver)
             except Exception as error:  # raised where the requests were made

@@ -102,9 +102,9 @@ class Link:
     def _recover(self, error: Exception) -> None:
         """Wait until the engine answers again; what it was asked is sent again."""
         self.up = False
-        self._channel = Channel(beats=False)
         logger.warning("an engine of the Ray cluster does not answer: %s", first_line(error))
         self._events.lost(self)
+        self._channel = Channel(beats=False)  # what went into the last one has been sent again
         until = time.monotonic() + WAIT_S
         while not self._closed:
             try:

@@ -93,10 +93,8 @@ def test_a_process_that_is_gone_or_stopped_shows(
         time.sleep(3.5)  # it has nothing to say, but sends beats
         assert not ended.done()
         os.kill(process.pid, number)
-        for _ in range(100):
-            end.send(
-                b"x" * 100_000
-            )  # more than fits between the processes; it returns all the same
+        for _ in range(100):  # more than fits between the processes; it returns all the same
+            end.send(b"x" * 100_000)
         error = ended.result(30)
     assert isinstance(error, TimeoutError if number == signal.SIGSTOP else OSError | EOFError)
     os.kill(process.pid, signal.SIGCONT)
