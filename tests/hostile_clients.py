@@ -257,19 +257,19 @@ class Clients:
 
     async def attack(self, seconds: float) -> None:
         """All kinds at once."""
-        crowd: dict[Callable[[], Awaitable[None]], int] = {
+        crowd: Mapping[Callable[[], Awaitable[None]], int] = {
             self.honest: HONEST,
             self.half_closing: 4,
             self.scoring: 2,
             self.leaving: 1,
             self.bombing: 1,
-            self.large_chats: 1,
-            self.choosing: 1,
             self.cancelling: 4,
             self.slow: 30,
             self.flooding: 1,
-            self.half_bodies: 1,
             self.large: 1,
+            self.large_chats: 1,
+            self.choosing: 1,
+            self.half_bodies: 1,
         }
         await self._together(crowd, seconds)
 
