@@ -117,7 +117,5 @@ class CompletionQueue(Generic[K]):
     def _answered(self, key: K, answer: Completion | Exception) -> None:
         del self._asked[key]
         self._arrived.append((key, answer))
-        if self._reader is not None:
-            reader, self._reader = self._reader, None
-            if not reader.done():  # a reader that was cancelled
-                reader.set_result(None)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

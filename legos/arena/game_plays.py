@@ -22,7 +22,7 @@ from legos.arena.positions import Position, Question
 from legos.arena.stage import Stage
 from legos.arena.watch import Watched
 from legos.chat.reply import split_thinking
-from legos.data.episode import Episode, Task, Turn
+from legos.data.episode import Episode, Task
 from legos.data.message import Completion, Message
 
 __all__ = ["GamePlays"]
@@ -36,11 +36,11 @@ class _GamePlay(PlayState):
         self.index = index  # position in the group
         self.state: State = self.task.data
         self.position: Position | None = None
-        self.turns: list[_Asked] = []  # the questions of its position
+        self.turns: list[_Turn] = []  # the questions of its position
         self.watched: Watched | None = None
 
 
-class _Asked(Struct, eq=False):
+class _Turn(Struct, eq=False):
     """One question of a play's position, and its outcome."""
 
     play: _GamePlay
@@ -69,7 +69,7 @@ class GamePlays:
         self._has_chance = game.has_chance
         self._positions = stage.positions(arena, game)
         self._plays = plays
-        self._queue = CompletionQueue[_Asked]()
+        self._queue = CompletionQueue[_Turn]()
         self._episodes: list[Episode | None] = [None] * len(plays)
         self._ended = 0
         self._running: set[_GamePlay] = set()
@@ -128,8 +128,7 @@ class GamePlays:
                 play.state = game.after_chance(play.state, play.rng)
             position = play.position = self._positions.find(play.state)
             if position.questions:
-                chairs = play.chairs
-                play.turns = [_Asked(play, q, chairs[q.role]) for q in position.questions]
+                play.turns = [_Turn(play, q, play.chair(q.role)) for q in position.questions]
                 for turn in play.turns:
                     self._ask(turn, turn.question.messages)
                 return
@@ -141,7 +140,7 @@ class GamePlays:
         self._leave(play)
         self._end(play.index, episode_of(play, rewards))
 
-    def _ask(self, turn: _Asked, messages: tuple[Message, ...]) -> None:
+    def _ask(self, turn: _Turn, messages: tuple[Message, ...]) -> None:
         question, chair = turn.question, turn.chair
         if chair.memory or messages is not question.messages:
             messages = (*chair.memory, *messages)
@@ -153,7 +152,7 @@ class GamePlays:
         chair.waiting += 1
         self._queue.ask(turn, ask, chair.next_seed())
 
-    def _hear(self, turn: _Asked, answer: Completion | Exception) -> None:
+    def _hear(self, turn: _Turn, answer: Completion | Exception) -> None:
         """Read an answer; the play moves on when all questions of its position are answered."""
         play = turn.play
         turn.chair.waiting -= 1
@@ -181,7 +180,7 @@ class GamePlays:
             return self._game.play_all(play.state, moves)
         return self._game.play(play.state, str(play.turns[0].outcome))
 
-    def _move(self, turn: _Asked, completion: Completion) -> str | Exception | None:
+    def _move(self, turn: _Turn, completion: Completion) -> str | Exception | None:
         """The move of an answer; None if an illegal one was asked again."""
         question, arena, chair = turn.question, self._arena, turn.chair
         legal, answer, reason = question.legal, completion.text, None
@@ -189,17 +188,16 @@ class GamePlays:
         if answer not in legal:
             _, answer = split_thinking(answer)
             move, _, reason = read_answer(answer, legal, None)
-        kept = Turn(
-            messages=turn.messages,
-            completion=completion,
+        chair.keep(
+            arena,
+            turn.messages,
+            completion,
+            legal,
+            answer,
             move=move,
             legal=reason is None,
-            choices=legal,
-            order=next(chair.answered),
             asked_at=turn.asked_at,
-            answered_at=time.time(),
         )
-        chair.keep(arena, kept, answer)
         if reason is None:
             return move
         turn.tries += 1

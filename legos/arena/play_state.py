@@ -160,32 +160,56 @@ class Chair(Struct):
         parse = None if completion.tool_calls else parse
         _, answer = split_thinking(completion.text)
         move, parsed, reason = read_answer(answer, choices, parse)
+        legal = reason is None if choices or parse else None
         if sampling is not None and not self._differs(sampling):
             sampling = None
-        turn = Turn(
-            messages=messages,
-            completion=completion,
+        self.keep(
+            arena,
+            messages,
+            completion,
+            tuple(choices),
+            answer,
             move=move,
-            legal=reason is None if choices or parse else None,
-            choices=tuple(choices),
-            sampling=sampling,
-            order=next(self.answered),
+            legal=legal,
             asked_at=asked_at,
-            answered_at=time.time(),
+            sampling=sampling,
         )
-        self.keep(arena, turn, answer)
         return Reply(completion=completion, move=move, parsed=parsed), reason
 
-    def keep(self, arena: Playable, turn: Turn, answer: str) -> None:
-        """Keep a turn, whose answer without the thinking is given."""
-        self.turns.append(turn)
+    def keep(
+        self,
+        arena: Playable,
+        messages: tuple[Message, ...],
+        completion: Completion,
+        choices: tuple[str, ...],
+        answer: str,
+        *,
+        move: str | None,
+        legal: bool | None,
+        asked_at: float,
+        sampling: Sampling | None = None,
+    ) -> None:
+        """Keep an answer that was read: the text without its thinking, and what it means."""
         if self.remembers:
-            asked, completion = turn.messages, turn.completion
-            all_read = len(self.memory) < len(asked)  # no message arrived during the answer
+            all_read = len(self.memory) < len(messages)  # no message arrived during the answer
             whole = all_read and completion.prompt_ids and completion.token_ids
-            self.memory += (asked[-1], Message("assistant", answer, completion.tool_calls))
+            said = Message("assistant", answer, completion.tool_calls)
+            self.memory += (messages[-1], said)
             self.last = completion if whole and arena.continue_tokens else None
             self.heard = len(self.memory)
+        self.turns.append(
+            Turn(
+                messages=messages,
+                completion=completion,
+                move=move,
+                legal=legal,
+                choices=choices,
+                sampling=sampling,
+                order=next(self.answered),
+                asked_at=asked_at,
+                answered_at=time.time(),
+            )
+        )
 
 
 class PlayState:

@@ -8,7 +8,6 @@ from legos.arena.game import Game, State
 from legos.arena.play_state import Chair
 from legos.arena.playable import Playable
 from legos.data.message import Message
-from legos.errors import ArenaError, did_you_mean
 
 __all__ = ["Position", "Positions", "Question"]
 
@@ -58,7 +57,7 @@ class Positions:
         """The position of a state.
 
         Raises:
-            ArenaError: a role does not exist, a prompt is not text, or a legal move is invalid.
+            ArenaError: a prompt is not text, or a legal move is invalid.
         """
         try:
             position = self._positions.get(state)
@@ -77,9 +76,6 @@ class Positions:
         return Position(tuple(self._question(state, role) for role in turn or ()), at_once=True)
 
     def _question(self, state: State, role: str) -> Question:
-        if role not in self._arena.roles:
-            hint = did_you_mean(role, self._arena.roles)
-            raise ArenaError(f"no role {role!r} at this table{hint}")
         legal = checked_choices(self._game.legal(state, role), role)
         prompt: Any = self._game.prompt(state, role)
         check_text(prompt, f"the prompt for {role!r}")
