@@ -5,7 +5,6 @@ the replicas (``legos serve`` on loopback), as in a run with several ``--server`
 """
 
 import logging
-import os
 import secrets
 import sys
 from collections import Counter
@@ -26,6 +25,7 @@ from legos.weights.adapter import Adapter
 from legos.weights.model_folder import resolve_folder
 from legos.wiring.device import check_replicas
 from legos.wiring.engines import engine_on
+from legos.wiring.machine import blas_environment
 from legos.wiring.model import model_place
 from legos.wiring.replicas import Description
 from legos.wiring.serving import base_of, put_on
@@ -85,7 +85,8 @@ def replicated(
         logs = Path(stack.enter_context(TemporaryDirectory(prefix="legos-replicas-")))
         key = secrets.token_urlsafe()
         line = _command(name, limits, options, memory)
-        replicas = [_replica(line, logs / f"{index}.log", key, say) for index in range(num)]
+        environment = {**blas_environment(num), "LEGOS_API_KEY": key}
+        replicas = [_replica(line, logs / f"{i}.log", environment, say) for i in range(num)]
         for replica in replicas:
             stack.callback(replica.close)
             replica.start()
@@ -125,7 +126,7 @@ def _command(model: str, limits: EngineLimits, options: ServerOptions, memory: i
 
 
 def _replica(
-    line: Sequence[str], log: Path, key: str, say: Callable[[str], object]
+    line: Sequence[str], log: Path, environment: dict[str, str], say: Callable[[str], object]
 ) -> ServerProcess:
     port = free_port()
     return ServerProcess(
@@ -133,7 +134,7 @@ def _replica(
         port=port,
         log=log,
         program="a replica",
-        environment=lambda: {**os.environ, "LEGOS_API_KEY": key},
+        environment=lambda: environment,
         say=say,
     )
 

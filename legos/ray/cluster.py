@@ -82,8 +82,8 @@ def disconnect() -> None:
     ray.shutdown()
 
 
-def check_nodes() -> None:
-    """Check that every node has this version of the kit.
+def check_nodes() -> int:
+    """Check that every node has this version of the kit; returns the number of nodes.
 
     Raises:
         ConfigError: a node has another version, or none.
@@ -116,3 +116,4 @@ def check_nodes() -> None:
                 f"node {asked[reference]} cannot run legos: {first_line(cause)[:200]}; install the "
                 "same version of legos on every node"
             ) from error
+    return len(asked)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
 
-__all__ = ["blas_hint", "quiet_collector", "share_cores"]
+__all__ = ["blas_environment", "blas_hint", "quiet_collector", "share_cores"]
 
 
 def blas_hint() -> str | None:
@@ -42,6 +42,18 @@ def share_cores(parts: int) -> int:
     Returns:
         The number of threads of each part.
     """
-    threads = max((os.cpu_count() or 1) // parts, 1)
+    threads = _threads_of_each(parts)
     threadpool_limits(limits=threads, user_api="blas")
     return threads
+
+
+def blas_environment(parts: int) -> dict[str, str]:
+    """Environment of a process that is one of ``parts`` which compute at once; see ``share_cores``.
+
+    What the user has set in this process's environment stands.
+    """
+    return {"OPENBLAS_NUM_THREADS": f"{_threads_of_each(parts)}", **os.environ}
+
+
+def _threads_of_each(parts: int) -> int:
+    return max((os.cpu_count() or 1) // parts, 1)

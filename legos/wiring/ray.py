@@ -5,6 +5,7 @@ run: a model by its name, an arena by its name or by the text of its file.
 """
 
 import asyncio
+import math
 import os
 import tempfile
 from collections.abc import Callable, Generator
@@ -29,7 +30,7 @@ from legos.weights.model_folder import resolve_folder
 from legos.wiring.arena import make_arena
 from legos.wiring.device import find_device
 from legos.wiring.engines import TokenEngine, kind_of
-from legos.wiring.machine import quiet_collector
+from legos.wiring.machine import quiet_collector, share_cores
 from legos.wiring.model import model_place
 
 __all__ = ["ray_engine", "ray_players"]
@@ -54,11 +55,12 @@ def ray_engine(
     from legos.ray.start import start_engines
 
     with ExitStack() as stack:
-        _connected(config, stack)
+        nodes = _connected(config, stack)
         num = config.engines or 1
         say(f"starting {num} engines on the Ray cluster {config.ray!r}")
         assert model.lora is not None
-        engines = start_engines(partial(_engine_there, config, model.lora), num)
+        parts = 1 + math.ceil(num / nodes)  # of a node: its engines, and a player or the trainer
+        engines = start_engines(partial(_engine_there, config, model.lora, parts), num)
         return TokenEngine(RayEngine(engines, owner=True), model, closing=stack.pop_all().close)
 
 
@@ -98,14 +100,17 @@ def ray_players(
         yield players.play
 
 
-def _connected(config: RunConfig, stack: ExitStack) -> None:
-    """Connect to the cluster of the settings; the stack closes the connection."""
+def _connected(config: RunConfig, stack: ExitStack) -> int:
+    """Connect to the cluster of the settings; returns its number of nodes.
+
+    The stack closes the connection.
+    """
     from legos.ray.cluster import check_nodes, connect, disconnect
 
     assert config.ray is not None
     if connect(config.ray):
         stack.callback(disconnect)
-    check_nodes()
+    return check_nodes()
 
 
 def _engines_of(config: RunConfig, engine: LocalEngine) -> tuple[str, ...]:
@@ -126,8 +131,17 @@ def _engines_of(config: RunConfig, engine: LocalEngine) -> tuple[str, ...]:
     return ()
 
 
-def _engine_there(config: RunConfig, shape: LoraShape) -> tuple[LocalEngine, ChatTokenizer]:
-    """Load the model on this node, with LoRA of the trainer's shape, and make an engine."""
+def _engine_there(
+    config: RunConfig, shape: LoraShape, parts: int
+) -> tuple[LocalEngine, ChatTokenizer]:
+    """Load the model on this node, with LoRA of the trainer's shape, and make an engine.
+
+    Args:
+        config: settings of the run.
+        shape: the trainer's LoRA.
+        parts: the number of parts of the run that compute on this node.
+    """
+    share_cores(parts)
     model = find_device().load(model_place(config.model))
     model.add_lora(shape)
     limits = config.generation.limits(config.training.memory_limit_gib)

@@ -81,6 +81,8 @@ def test_no_request_is_lost_when_a_replica_is_killed(tmp_path: Path) -> None:
     with served("--adapter", str(tmp_path)) as (url, front):
         before = replicas(front)
         assert len(before) == 2
+        half = str(max(1, (os.cpu_count() or 1) // 2))
+        assert [one.environ()["OPENBLAS_NUM_THREADS"] for one in before] == [half, half]
         answers = asyncio.run(asked(url, lambda: os.kill(before[0].pid, signal.SIGKILL)))
         assert len(answers) == PLAYS * EACH
         assert all(versions(answer) == {0} for answer in answers)
