@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,18 @@ def test_a_run_with_an_arena_file_is_balanced_and_resumed(cluster: Any, tmp_path
     assert ledger["trained"] + sum(ledger["filtered"].values()) > 0
 
 
+def prepared(cluster: Any, actor: Any) -> int:
+    """The id of an actor's process, once Ray has started it again."""
+    until = time.monotonic() + 60
+    while True:
+        try:
+            return cluster.get(actor.prepare.remote())
+        except cluster.exceptions.ActorUnavailableError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
+
+
 def test_a_killed_player_and_a_killed_engine_lose_only_unfinished_groups(cluster: Any) -> None:
     config = resolve(
         overrides={"ray": "auto", "players": 2, "engines": 2, "play.tasks_per_step": 32},
@@ -133,8 +146,8 @@ def test_a_killed_player_and_a_killed_engine_lose_only_unfinished_groups(cluster
                 )
             )
             assert players.deaths >= 1
-            again = cluster.get([m.actor.prepare.remote() for m in players._members])
-            back = cluster.get([link.actor.prepare.remote() for link in engine._links])
+            again = [prepared(cluster, member.actor) for member in players._members]
+            back = [prepared(cluster, link.actor) for link in engine._links]
             assert len(back) == 2
             assert not {*again, *back} & {*killed}
             loaded = cluster.get([link.actor.load.remote() for link in engine._links])
