@@ -9,37 +9,36 @@ files as they are at that moment; the next one resumes, until all steps are done
 import asyncio
 import random
 import shutil
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from accounts import balanced_ledger
 from run_world import Duel, Solo, step_settings
+from slow_parts import (
+    DEVICE_S,
+    Nature,
+    SlowBackend,
+    SlowClient,
+    SlowEvaluation,
+    SlowPublisher,
+    SlowWriter,
+)
 
 from legos.credit import GRPOCredit, RAECredit
-from legos.data.message import Completion, Prompt, Sampling
-from legos.data.names import POLICY
 from legos.data.shares import Portion
-from legos.data.step import PassResult, Update
-from legos.errors import ArenaError, CheckpointError, EngineError, RequestError, TrainerError
+from legos.errors import ArenaError, CheckpointError, EngineError, TrainerError
 from legos.loop.mix import Mix
 from legos.loop.trainer import PolicyTrainer
-from legos.losses.objective import Objective
-from legos.protocols import Snapshot
 from legos.run.folder import RunFolder
 from legos.run.run import Run, RunSettings
-from legos.testing import Asked, FakeBackend, ScriptedClient, in_virtual_time
+from legos.testing import in_virtual_time
 from legos.track.jsonl import JsonlTracker, read_steps
-from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["DEVICE_S", "STOP_S", "Account", "play_schedule", "seconds_to_stop"]
+__all__ = ["STOP_S", "Account", "play_schedule", "seconds_to_stop"]
 
 STEPS, SAMPLES = 4, 4  # of a run; of a step
 SESSIONS = 12  # the last ones are not disturbed
-DEVICE_S = 0.5  # longest call of a device, an engine or a disk
 STOP_S = 2.0  # a run ends so soon after a stop, beyond calls that run
 ERRORS = (EngineError, TrainerError, CheckpointError, ArenaError)  # what is injected ends in
 
@@ -55,149 +54,6 @@ class Account(NamedTuple):
     tokens: int
 
 
-class Nature:
-    """Draws how long things take, and whether they fail."""
-
-    def __init__(self, seed: str, *, calm: bool) -> None:
-        self.rng = random.Random(seed)
-        self._rare = 0.0 if calm else self.rng.choice((0.0, 0.004, 0.02))
-        self._slow = self.rng.choice((0.0, 0.01, 0.1))
-        self.refused = 0.0 if calm else self.rng.choice((0.0, 0.05, 0.2))
-
-    def device_s(self) -> float:
-        """Seconds of a call of a device; many are equal, so that ties are common."""
-        return self.rng.choice((0.0, 0.0, 0.01, 0.01, self.rng.random() * DEVICE_S))
-
-    def play_s(self) -> float:
-        """Seconds of a completion; a few take a hundred times as long as the others."""
-        return self.device_s() * (100 if self.rng.random() < self._slow else 1)
-
-    def may_fail(self, error: Callable[[str], Exception]) -> None:
-        """Raise an error, rarely."""
-        if self.rng.random() < self._rare:
-            raise error("injected")
-
-
-class SlowClient:
-    """A scripted client whose answers take time; the adapter may change meanwhile."""
-
-    def __init__(self, nature: Nature, live: "SlowPublisher") -> None:
-        self._nature = nature
-        self._live = live
-        self._scripted = ScriptedClient(self._answer)
-        self.tokens = 0
-        self.refused = 0
-
-    async def complete(
-        self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
-    ) -> Completion:
-        await asyncio.sleep(self._nature.play_s())
-        self._nature.may_fail(EngineError)
-        if self._nature.rng.random() < self._nature.refused:
-            self.refused += 1
-            raise RequestError("injected")
-        self._scripted.version = self._live.version
-        return await self._scripted.complete(prompt, sampling, adapter=adapter)
-
-    def _answer(self, asked: Asked) -> str:
-        self.tokens += 2  # a digit and the end
-        return str(asked.sampling.seed % 10)
-
-
-class SlowPublisher:
-    """A publisher whose calls take time and may fail."""
-
-    def __init__(self, nature: Nature) -> None:
-        self._nature = nature
-        self.version = 0
-
-    async def publish(self, adapter: Adapter) -> AdapterInfo:
-        await asyncio.sleep(self._nature.device_s())
-        self._nature.may_fail(EngineError)
-        if adapter.name == POLICY:  # not the copy of one that is evaluated
-            assert adapter.version >= self.version, "an older version replaces a newer one"
-            self.version = adapter.version
-        return adapter.info
-
-    async def drop(self, name: str) -> None:
-        await asyncio.sleep(self._nature.device_s())
-
-
-class SlowBackend(FakeBackend):
-    """A backend whose calls end later, and cannot be cancelled meanwhile."""
-
-    def __init__(self, nature: Nature) -> None:
-        super().__init__()
-        self._nature = nature
-
-    def forward_backward(
-        self, samples: Any, weights: Any, objective: Objective, *, policy: str = POLICY
-    ) -> "Future[PassResult]":
-        versions = {version for sample in samples for version in sample.versions}
-        assert max(versions) <= self.version, "a token of a version that does not exist yet"
-        call = partial(super().forward_backward, samples, weights, objective, policy=policy)
-        return self._later(call, TrainerError)
-
-    def optim_step(self, update: Update, *, policy: str = POLICY) -> "Future[int]":
-        return self._later(partial(super().optim_step, update, policy=policy))
-
-    def snapshot(self) -> "Future[Snapshot]":
-        return self._later(super().snapshot)
-
-    def _later(
-        self, call: Callable[[], "Future[Any]"], error: Callable[[str], Exception] | None = None
-    ) -> "Future[Any]":
-        def result() -> Any:
-            if error is not None:
-                self._nature.may_fail(error)
-            return call().result()
-
-        return later(self._nature, result)
-
-
-class SlowWriter(Executor):
-    """Writes checkpoints later, or cannot write them."""
-
-    def __init__(self, nature: Nature) -> None:
-        self._nature = nature
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        def write() -> Any:
-            self._nature.may_fail(CheckpointError)
-            return fn(*args, **kwargs)
-
-        return later(self._nature, write)
-
-
-def later(nature: Nature, call: Callable[[], Any]) -> "Future[Any]":
-    """A future of a call that is made after a drawn time."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()  # as a call of a device that has begun
-
-    def finish() -> None:
-        try:
-            future.set_result(call())
-        except Exception as error:
-            future.set_exception(error)
-
-    asyncio.get_running_loop().call_later(nature.device_s(), finish)
-    return future
-
-
-class SlowEvaluation:
-    """An evaluation of a few waits, which samples tokens."""
-
-    def __init__(self, nature: Nature) -> None:
-        self._nature = nature
-        self.tokens_generated = 0
-
-    async def figures(self, *, adapters: Mapping[str, str] | None = None) -> dict[str, Any]:
-        for _ in range(3):
-            await asyncio.sleep(self._nature.device_s())
-        self.tokens_generated += 5
-        return {"arena": "duel", "share": 0.5}
-
-
 class Session:
     """One process of a run: everything is made anew, and what it knows comes from the folder."""
 
@@ -205,6 +61,7 @@ class Session:
         self, path: Path, nature: Nature, *, limit: int, players: int, mixed: bool, samples: int
     ) -> None:
         self.nature = nature
+        self.alternating: random.Random | None = None  # draws when play waits for the trainer
         self.stopping_s: float | None = None  # from the wish to stop until the end
         self.folder = RunFolder(path)
         self.publisher = SlowPublisher(nature)
@@ -238,6 +95,13 @@ class Session:
             clock=lambda: asyncio.get_running_loop().time() if _running() else 0.0,
         )
 
+    async def _alternate(self) -> None:
+        """Let play wait for the trainer, or overlap it, as it comes."""
+        batcher: Any = self.run._batcher
+        while self.alternating is not None:
+            await asyncio.sleep(2 * self.alternating.random())
+            batcher.alternates = not batcher.alternates
+
     async def count(self) -> int:
         return self.client.tokens + self.evaluation.tokens_generated
 
@@ -250,7 +114,7 @@ class Session:
             left: where the copy is put.
         """
         loop = asyncio.get_running_loop()
-        others: list[asyncio.Task[None]] = []
+        others = [loop.create_task(self._alternate())] if self.alternating else []
 
         async def stop(after_s: float) -> None:
             await asyncio.sleep(after_s)
@@ -311,6 +175,8 @@ def play_schedule(seed: int, place: Path, *, samples: int = SAMPLES) -> Account:
         calm = number >= SESSIONS // 2
         nature = Nature(f"{seed} {number}", calm=calm)
         session = Session(path, nature, limit=limit, players=players, mixed=mixed, samples=samples)
+        if seed % 3 == 1:
+            session.alternating = random.Random(f"alternation {seed} {number}")
         stop_s = killed_s = None
         if not calm:
             at_s = draw.choice((draw.random(), 10 * draw.random()))

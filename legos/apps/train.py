@@ -290,12 +290,13 @@ def _trackers(config: RunConfig, folder: RunFolder) -> Generator[tuple[Tracker, 
 
 
 def _run_settings(config: RunConfig) -> RunSettings:
-    loop = config.loop
+    loop, in_turns = config.loop, not config.training.staleness_limit
     return RunSettings(
         num_steps=loop.steps,
         episode_concurrency=config.play.concurrency,
         step_concurrency=loop.step_concurrency,
         adaptive_concurrency=loop.adaptive_concurrency and not (config.ray and config.players),
+        adaptive_overlap=loop.adaptive_overlap and not (in_turns or config.server or config.ray),
         checkpoint_every=loop.checkpoint_every,
         checkpoint_seconds=loop.checkpoint_seconds,
         keep_checkpoints=loop.keep_checkpoints,

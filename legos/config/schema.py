@@ -163,6 +163,10 @@ class LoopConfig(Settings):
     """Play more at once while the engine is idle (slow tools, long plays), and less while requests
     queue at it (KV cache full): from step_concurrency steps, up to play.concurrency times
     step_concurrency plays. Only with staleness_limit above 0. If off, step_concurrency holds."""
+    adaptive_overlap: bool = knob(True)
+    """Let play wait while the trainer computes where that gives more samples in a second, as where
+    both share one processor: both ways are tried now and then. Only with staleness_limit above 0
+    and an engine on this machine. If off, play and training always overlap."""
     deterministic: bool = knob(False)
     """Make the run repeat bit for bit: generation and training take turns on one thread. Sets
     staleness_limit to 0, step_concurrency to 1 and evaluation_alone to true."""

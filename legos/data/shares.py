@@ -49,19 +49,17 @@ class Shares:
     spill: Spill
     portions: Mapping[str, Portion]  # by name of the arena
 
-    def parts(self, progress: float) -> dict[str, float]:
-        """Name of each arena -> its share.
+    def tokens(self, arena: str, progress: float) -> float:
+        """The tokens of a step that are one arena's share.
 
         Args:
+            arena: its name.
             progress: share of the run's steps that are done.
         """
-        return {name: self.part(name, progress) for name in self.portions}
-
-    def part(self, arena: str, progress: float) -> float:
-        """The share of one arena."""
         portion = self.portions[arena]
         end = portion.share if portion.share_end is None else portion.share_end
-        return portion.share + (end - portion.share) * min(max(progress, 0.0), 1.0)
+        share = portion.share + (end - portion.share) * min(max(progress, 0.0), 1.0)
+        return share * self.tokens_per_step
 
 
 def check_shares(portions: Mapping[str, Portion]) -> None:

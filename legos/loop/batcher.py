@@ -13,12 +13,7 @@ work, and for half a step. To play as much again would take that part; the facto
 those plays are the longest, and training without them would be training on short ones.
 
 The size of a step. One arena: the groups of ``tasks_per_step`` tasks, and more until they have
-``min_samples`` samples. With a token budget, deficit round-robin: each step adds ``share * budget``
-to the deficit of every arena, an arena gives groups while its deficit is positive, and their tokens
-are subtracted. A group is never cut, so a step may exceed the budget, and the arena pays it back in
-the next steps: over a run, the tokens of an arena differ from its share by one group at most.
-
-Source: deficit round-robin, Shreedhar and Varghese 1995, with groups in place of packets.
+``min_samples`` samples. With a token budget, deficit round-robin (``legos/loop/deficits.py``).
 """
 
 import asyncio
@@ -31,8 +26,9 @@ from typing import Any
 
 from legos.arena.step import warn_of
 from legos.data.sample import TrainingBatch
-from legos.data.shares import Shares, lent
+from legos.data.shares import Shares
 from legos.loop.buffer import Amount, Buffer, Waiting
+from legos.loop.deficits import Deficits
 
 __all__ = ["Admission", "Batcher", "Stopped"]
 
@@ -53,7 +49,13 @@ class Admission:
 
 
 class Batcher:
-    """Fills optimiser steps from the buffers of one or several arenas."""
+    """Fills optimiser steps from the buffers of one or several arenas.
+
+    Attributes:
+        buffers: name of each arena -> its groups that wait.
+        alternates: whether play waits while the trainer computes, within the staleness limit; it
+            ends by itself when the trainer waits for some play for long.
+    """
 
     def __init__(
         self,
@@ -74,12 +76,10 @@ class Batcher:
                 gives its tasks.
         """
         self.buffers = {buffer.arena: buffer for buffer in buffers}
+        self.alternates = False
         self._min_samples = min_samples
         self._limit = staleness_limit
-        self._shares = shares
-        self._deficits = dict.fromkeys(self.buffers, 0.0)  # tokens that an arena is owed
-        self._before = dict(self._deficits)  # the deficits before the groups taken last
-        self._progress = 0.0
+        self._deficits = Deficits(shares, self.buffers) if shares else None
         self._changed = asyncio.Condition()
         self._playing: set[Admission] = set()
         self._tasks: Counter[tuple[str, int]] = Counter()  # theirs, by arena and version
@@ -111,15 +111,14 @@ class Batcher:
         return {name: buffer.queued for name, buffer in self.buffers.items()}
 
     async def admit(
-        self, arena: str, num_tasks: int = 1, *, at_once: Callable[[], int] | None = None
+        self, arena: str, num_tasks: int = 1, *, at_once: Callable[[], float] = lambda: math.inf
     ) -> Admission:
         """Wait until another group may be played; follow with ``put``.
 
         Args:
             arena: name of the arena.
             num_tasks: number of tasks in the group.
-            at_once: maximum number of the arena's tasks played at the same time, which may change;
-                None: no limit.
+            at_once: maximum number of the arena's tasks played at the same time, which may change.
 
         Raises:
             Stopped: the run is ending.
@@ -127,10 +126,7 @@ class Batcher:
         buffer = self.buffers[arena]
         async with self._changed:
             await self._changed.wait_for(
-                lambda: (
-                    self._ending
-                    or self._may_play(buffer, num_tasks, at_once() if at_once else math.inf)
-                )
+                lambda: self._ending or self._may_play(buffer, num_tasks, at_once())
             )
             if self._ending:
                 raise Stopped
@@ -167,10 +163,10 @@ class Batcher:
             Exception: the error of a player that failed.
         """
         async with self._changed:
-            self._versions, self._progress = versions, progress
+            self._go_on(versions, progress)
             for buffer in self.buffers.values():
                 buffer.check_again()
-            await self._changed.wait_for(lambda: self._ending or self._enough())
+            await self._wait_for_enough()
             await self._wait_for_due()
             if self._ending:
                 raise self._ending
@@ -189,7 +185,8 @@ class Batcher:
         """
         for name, taken in self._taken.items():
             self.buffers[name].put_back(taken)
-        self._deficits = self._before
+        if self._deficits is not None:
+            self._deficits.undo()
         self._taken, self._training = {}, False
 
     def trained(self) -> None:
@@ -203,7 +200,7 @@ class Batcher:
     async def release(self, versions: Mapping[str, int], *, progress: float = 0.0) -> None:
         """Report that the step is complete; the arguments are those of ``take``."""
         self._taken, self._training = {}, False
-        self._versions, self._progress = versions, progress
+        self._go_on(versions, progress)
         await self._wake()
 
     async def end(self, reason: Exception) -> None:
@@ -225,8 +222,9 @@ class Batcher:
 
     def state(self) -> dict[str, Any]:
         """The state that makes a resumed run go on as this one would, as JSON values."""
+        owed = self._deficits.owed if self._deficits else dict.fromkeys(self.buffers, 0.0)
         return {
-            name: {"deficit_tokens": self._deficits[name], **buffer.state()}
+            name: {"deficit_tokens": owed[name], **buffer.state()}
             for name, buffer in self.buffers.items()
         }
 
@@ -246,7 +244,8 @@ class Batcher:
         """
         for name, buffer in self.buffers.items():
             buffer.restore(state[name], queued[name])
-            self._deficits[name] = state[name]["deficit_tokens"]
+            if self._deficits is not None:
+                self._deficits.owed[name] = state[name]["deficit_tokens"]
         self._versions = versions
 
     def figures(self) -> dict[str, float]:
@@ -254,8 +253,8 @@ class Batcher:
         found: dict[str, float] = {}
         for name, buffer in self.buffers.items():
             shown = buffer.figures(self._newest)
-            if self._shares is not None:
-                shown["deficit_tokens"] = self._deficits[name]
+            if self._deficits is not None:
+                shown["deficit_tokens"] = self._deficits.owed[name]
             found |= {f"replays/{name}/{key}": value for key, value in shown.items()}
         return found
 
@@ -263,6 +262,21 @@ class Batcher:
     def _newest(self) -> int:
         """The newest version of any policy."""
         return max(self._versions.values(), default=0)
+
+    def _go_on(self, versions: Mapping[str, int], progress: float) -> None:
+        self._versions = versions
+        if self._deficits is not None:
+            self._deficits.progress = progress
+
+    async def _wait_for_enough(self) -> None:
+        if self.alternates:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE * self._step_s):
+                    await self._changed.wait_for(lambda: self._ending or self._enough())
+                    return
+            self.alternates = False
+            self._changed.notify_all()
+        await self._changed.wait_for(lambda: self._ending or self._enough())
 
     async def _wait_for_due(self) -> None:
         """Wait for plays that this step would make too old, no longer than it is worth."""
@@ -279,10 +293,10 @@ class Batcher:
             buffer = self.buffers[arena]
             if version != self._newest - buffer.staleness_limit:
                 continue  # in time, or too old already
-            if self._shares is None:
+            if self._deficits is None:
                 steps += tasks / buffer.tasks_per_step
             else:
-                steps += tasks * buffer.tokens_per_task / self._shares.tokens_per_step
+                steps += tasks * buffer.tokens_per_task / self._deficits.tokens_per_step
         return steps
 
     async def _wake(self) -> None:
@@ -298,41 +312,38 @@ class Batcher:
             return waits and not fresh and buffer is self._most_lacking()
         if waits and not mine and self._lacks()[buffer.arena] > 0:
             return True
-        return mine + num_tasks <= at_once and self._in_time(buffer, mine, num_tasks)
+        if self.alternates and not waits:
+            return False
+        steps = 1 if self.alternates else buffer.staleness_limit + 1
+        return mine + num_tasks <= at_once and self._in_time(buffer, mine, num_tasks, steps)
 
-    def _in_time(self, buffer: Buffer, playing: int, num_tasks: int) -> bool:
-        """Whether another group would be trained on within the staleness limit."""
-        waiting = buffer.amount
-        shares, steps = self._shares, buffer.staleness_limit + 1
-        if shares is None or not buffer.tokens_per_task:
+    def _in_time(self, buffer: Buffer, playing: int, num_tasks: int, steps: int) -> bool:
+        """Whether another group would be trained on within so many steps."""
+        waiting, deficits = buffer.amount, self._deficits
+        if deficits is None or not buffer.tokens_per_task:
             training = sum(each.batch.num_tasks for each in self._taken.get(buffer.arena, ()))
             samples = buffer.samples_per_task * buffer.tasks_per_step
             each = 1
-            if shares is None and samples:
+            if deficits is None and samples:
                 each = math.ceil(self._min_samples / samples)
             pending = playing * buffer.reuse + waiting.tasks + training
             return pending + num_tasks * buffer.reuse <= steps * each * buffer.tasks_per_step
         tokens = playing * buffer.reuse * buffer.tokens_per_task + waiting.tokens
         steps -= self._training  # the deficits are already those after the step in training
-        room = steps * self._part(buffer.arena) + self._deficits[buffer.arena]
-        if shares.spill == "lend" and not self._training and self._sizes() is None:
-            room = max(room, shares.tokens_per_step)
+        room = steps * deficits.part(buffer.arena) + deficits.owed[buffer.arena]
+        if deficits.lends and not self._training and self._sizes() is None:
+            room = max(room, deficits.tokens_per_step)
         return tokens < room
-
-    def _part(self, arena: str) -> float:
-        """The tokens of a step that are an arena's share."""
-        assert self._shares is not None
-        return self._shares.part(arena, self._progress) * self._shares.tokens_per_step
 
     def _lacks(self) -> dict[str, float]:
         """Name of each arena -> what the next step still needs of it (tokens, or 1 or 0)."""
         if self._sizes() is not None:
             return dict.fromkeys(self.buffers, 0.0)
-        if self._shares is None:
+        if self._deficits is None:
             return dict.fromkeys(self.buffers, 1.0)
         return {
             name: max(0.0, quota - self.buffers[name].num_tokens)
-            for name, quota in self._quotas().items()
+            for name, quota in self._deficits.quotas().items()
         }
 
     def _most_lacking(self) -> Buffer | None:
@@ -341,19 +352,9 @@ class Batcher:
         name = max(lacks, key=lambda name: lacks[name])
         return self.buffers[name] if lacks[name] > 0 else None
 
-    def _quotas(self) -> dict[str, float]:
-        """Name of each arena -> tokens that it owes the next step; at least one is positive."""
-        assert self._shares is not None
-        budget, parts = self._shares.tokens_per_step, self._shares.parts(self._progress)
-        quotas = dict(self._deficits)
-        while True:  # a group larger than the budgets of several steps was paid for in advance
-            quotas = {name: quota + parts[name] * budget for name, quota in quotas.items()}
-            if any(quota > 0 for quota in quotas.values()):
-                return quotas
-
     def _sizes(self) -> dict[str, int] | None:
         """Number of groups that each arena gives to the next step; None: more are needed."""
-        if self._shares is None:
+        if self._deficits is None:
             [(name, buffer)] = self.buffers.items()
 
             def full(got: Amount) -> bool:
@@ -361,9 +362,7 @@ class Batcher:
 
             number = buffer.first(full)
             return None if number is None else {name: number}
-        wanted = self._quotas()
-        if self._shares.spill == "lend":
-            wanted = lent(wanted, {name: b.num_tokens for name, b in self.buffers.items()})
+        wanted = self._deficits.wanted({name: b.num_tokens for name, b in self.buffers.items()})
         sizes: dict[str, int] = {}
         for name, quota in wanted.items():
             number = 0
@@ -376,19 +375,13 @@ class Batcher:
 
     def _pull(self, sizes: Mapping[str, int]) -> None:
         """Take groups from the buffers, and charge their tokens to the arenas."""
-        quotas = self._quotas() if self._shares is not None else {}
-        self._before = dict(self._deficits)
         self._taken = {}
         for name, size in sizes.items():
-            most = None if self._shares is None else self._part(name)
+            most = None if self._deficits is None else self._deficits.part(name)
             self._taken[name] = self.buffers[name].take(size, newest=self._newest, most=most)
         self._training = True
-        for name, quota in quotas.items():
-            left = quota - sum(waiting.tokens for waiting in self._taken[name])
-            if self._shares is not None and self._shares.spill == "lend":
-                most = self._shares.tokens_per_step  # a longer debt is forgiven
-                left = min(max(left, -most), most)
-            self._deficits[name] = left
+        if self._deficits is not None:
+            self._deficits.charge({n: sum(w.tokens for w in t) for n, t in self._taken.items()})
 
     def _enough(self) -> bool:
         """Drop samples of other versions than may be trained on; check whether a step is left."""

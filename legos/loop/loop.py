@@ -18,6 +18,7 @@ from legos.arena.step import play_each
 from legos.data.sample import TrainingBatch
 from legos.data.shares import Portion
 from legos.errors import ConfigError, TrainerError
+from legos.loop.alternation import Alternation
 from legos.loop.batcher import Batcher, Stopped
 from legos.loop.buffer import Buffer
 from legos.loop.failures import MAX_FAILED_SHARE
@@ -46,6 +47,7 @@ async def training_loop(
     publisher: Publisher | None = None,
     play: PlayGroup = play_each,
     figures: EngineFigures | None = None,
+    alternation: Alternation | None = None,
     progress: bool = True,
 ) -> None:
     """Play and train at the same time until the trainer has done ``num_steps`` steps in total.
@@ -66,6 +68,7 @@ async def training_loop(
         play: plays a group, here or in other processes.
         figures: what the engine reports; the number of simultaneous plays then follows it, and
             ``episode_concurrency * step_concurrency`` is its maximum. None: it is fixed.
+        alternation: chooses whether play waits while the trainer computes; None: it does not.
         progress: show the steps on the console, as ``legos train`` does.
 
     Raises:
@@ -104,7 +107,7 @@ async def training_loop(
                 with shown as console:
                     report = _reporting(console, paces, after_step)
                     while trainer.step < num_steps:
-                        await _whole_step(trainer, batcher, live, report)
+                        await _whole_step(trainer, batcher, live, report, alternation)
             except Exception as error:
                 failure = error
             finally:
@@ -217,7 +220,11 @@ def _check_policies(mix: Mix, trainer: PolicyTrainer) -> None:
 
 
 async def _one_step(
-    trainer: PolicyTrainer, batcher: Batcher, publisher: Publisher, after_step: AfterStep
+    trainer: PolicyTrainer,
+    batcher: Batcher,
+    publisher: Publisher,
+    after_step: AfterStep,
+    alternation: Alternation | None,
 ) -> None:
     """Take groups, train, publish and report; only then may plays start on the new policy.
 
@@ -231,16 +238,25 @@ async def _one_step(
         raise
     batcher.trained()
     await trainer.publish_to(publisher)
+    if alternation is not None:
+        waited = batcher.alternates
+        metrics["play/alternates"] = int(waited)
+        now, samples = asyncio.get_running_loop().time(), sum(len(b.samples) for b in batches)
+        batcher.alternates = alternation.after_step(now, samples, waited=waited)
     await after_step({**metrics, **batcher.figures()}, batches)
     if trainer.step < trainer.num_steps:  # plays after the last step would not be trained on
         await batcher.release(trainer.versions, progress=trainer.progress)
 
 
 async def _whole_step(
-    trainer: PolicyTrainer, batcher: Batcher, publisher: Publisher, after_step: AfterStep
+    trainer: PolicyTrainer,
+    batcher: Batcher,
+    publisher: Publisher,
+    after_step: AfterStep,
+    alternation: Alternation | None,
 ) -> None:
     """Make one step; a cancellation waits until the step has finished or failed."""
-    step = asyncio.ensure_future(_one_step(trainer, batcher, publisher, after_step))
+    step = asyncio.ensure_future(_one_step(trainer, batcher, publisher, after_step, alternation))
     try:
         await asyncio.shield(step)
     except asyncio.CancelledError:

@@ -2,8 +2,8 @@
 
 A group is the plays of one task, which are compared with each other. It gets credit and enters the
 buffer when its last play ends; no group waits for another one. In two cases all tasks of one step
-form one group: if the credit rule compares plays of different tasks (``needs_step``), and if the
-staleness limit is 0, so that the trainer waits for all of them anyway.
+form one group: if the credit rule compares plays of different tasks (``needs_step``), and if play
+waits while the trainer computes, so that the trainer waits for all of them anyway.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 
 from legos.arena.arena import Arena
-from legos.arena.cursor import PlannedGroup, Split
+from legos.arena.cursor import PlannedGroup
 from legos.arena.stage import Stage, stage_of
 from legos.arena.step import finish_group, play_each, required_credit
 from legos.data.episode import Episode, Task
@@ -68,8 +68,7 @@ class Player:
             figures=None if batcher.in_turns else figures,
         )
         self._slots = Slots(self._most)  # spawned plays take slots too
-        needs_step = getattr(self._credit, "needs_step", False)
-        self._split: Split = "round" if needs_step or batcher.in_turns else "id"
+        self._by_round = batcher.in_turns or getattr(self._credit, "needs_step", False)
         self._unfinished: set[PlannedGroup] = set()
         self._playing = 0  # plays of the unfinished groups
         self._play_group = play
@@ -92,7 +91,8 @@ class Player:
     async def _admit_groups(self, stage: Stage, plays: asyncio.TaskGroup) -> None:
         try:
             while True:
-                group = self._arena.cursor.next_group(self._split)
+                whole = self._by_round or self._batcher.alternates
+                group = self._arena.cursor.next_group("round" if whole else "id")
                 self._unfinished.add(group)
                 self._playing += len(group.plays)
                 admission = await self._batcher.admit(

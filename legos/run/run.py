@@ -18,6 +18,7 @@ from legos.data.names import LAG
 from legos.data.sample import TrainingBatch
 from legos.errors import CheckpointError, EngineError
 from legos.files.lines import report_steps
+from legos.loop.alternation import Alternation
 from legos.loop.batcher import Stopped
 from legos.loop.failures import MAX_FAILED_SHARE
 from legos.loop.loop import batcher_of, training_loop
@@ -49,6 +50,7 @@ class RunSettings:
     episode_concurrency: int  # simultaneous plays for each step that is being played
     step_concurrency: int  # number of steps whose tasks are played at the same time
     adaptive_concurrency: bool = False  # whether the number of plays follows the engine
+    adaptive_overlap: bool = False  # whether play waits for the trainer where that is faster
     checkpoint_every: int  # optimiser steps; 0: only at the start, by time and at the end
     checkpoint_seconds: float = math.inf  # maximum time between two, checked after each step
     keep_checkpoints: int
@@ -251,6 +253,7 @@ class Run:
                 publisher=out.publisher,
                 play=self._play,
                 figures=self._engine_figures if settings.adaptive_concurrency else None,
+                alternation=Alternation() if settings.adaptive_overlap else None,
                 progress=False,
             )
         if not self.finished:  # the run was stopped during the last evaluation

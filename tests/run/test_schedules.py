@@ -22,7 +22,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does
 
-from schedules import DEVICE_S, STOP_S, play_schedule, seconds_to_stop
+from schedules import STOP_S, play_schedule, seconds_to_stop
+from slow_parts import DEVICE_S
 
 PARTS, SCHEDULES, STOPS = 20, 10_000, 1000
 SHARED_MEMORY = Path("/dev/shm")  # on Linux a file system without a disk, 5 times as fast
