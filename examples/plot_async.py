@@ -4,7 +4,7 @@
     uv run --extra plot python examples/plot_async.py async.json async.svg
 
 A second on any machine. For each kind of plays: a line per play, with the trainer's steps in colour
-below; the share of samples of each age in optimiser steps; and the mean reward after equal numbers
+below, and below these the engine, darker where it was busier; the share of samples of each age in optimiser steps; and the mean reward after equal numbers
 of samples.
 """
 
@@ -24,11 +24,13 @@ STYLE |= dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color"), GREY)
 
 
 def timeline(axis: Any, run: dict[str, Any], mode: str, until: float) -> None:
-    """A line for each play, and a bar below them for each training of the trainer."""
+    """A line for each play; below them when the engine and the trainer computed."""
     for row, (start, end) in enumerate(run["timeline"]["plays"]):
         axis.plot((start, end), (row, row), color=GREY, linewidth=0.8)
     bars = [(start, end - start) for start, end in run["timeline"]["trainer"]]
     axis.broken_barh(bars, (-12, 9), color=COLOURS[mode])
+    for start, end, share in run["timeline"]["engine"]:
+        axis.broken_barh([(start, end - start)], (-24, 9), color=GREY, alpha=share, linewidth=0)
     busy = f"engine {run['engine_busy_share']:.0%}, trainer {run['trainer_busy_share']:.0%} busy"
     speed = f"{run['samples_per_s']:.0f} samples/s, {run['generations_per_s']:.0f} answers/s"
     axis.set(title=f"{mode}: {speed}\n{busy}", xlim=(0, until), xlabel="seconds", yticks=[])
@@ -48,7 +50,7 @@ def main(file: Path, picture: Path) -> None:
             where = [int(age) + shift for age in ages]
             row[2].bar(where, list(ages.values()), 0.4, color=COLOURS[mode], label=mode)
             row[3].plot(run["reward_by_step"], color=COLOURS[mode], label=mode)
-        row[0].set_ylabel(kind)
+        row[0].set_ylabel(f"{kind}: engine, trainer, plays")
         row[2].set(xlabel="age of a sample, steps", ylabel="share of samples")
         row[3].set(xlabel="optimiser steps", ylabel="mean reward")
         row[3].legend(frameon=False)

@@ -12,9 +12,10 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from legos.arena.arena import Arena
@@ -41,6 +42,7 @@ WARM = 2  # steps of a run before the measurement
 TOOL_S = 0.5
 TAIL_S, TAIL_SHAPE, LONGEST_S = 0.05, 1.2, 2.0  # Pareto: shortest pause, shape, longest
 SHOWN = 64  # plays of the timeline
+LOOK_S = 0.02  # between two looks at the engine
 RATIO = {
     "compute": "compute_async_vs_sync",
     "tool": "tool_async_vs_sync",
@@ -79,6 +81,7 @@ class _Trace:
     began: list[float] = field(default_factory=list[float])  # Unix time, seconds, of each training
     ended: list[float] = field(default_factory=list[float])  # end of each step
     engine: list[float] = field(default_factory=list[float])  # engine seconds until then
+    looks: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     samples: list[int] = field(default_factory=list[int])
     turns: list[float] = field(default_factory=list[float])
     rewards: list[float] = field(default_factory=list[float])
@@ -102,6 +105,12 @@ class _Trace:
             if turns:
                 ends = max(turn.answered_at for turn in turns)
                 self.plays.append((min(turn.asked_at for turn in turns), ends))
+
+    async def look(self, engine_s: Callable[[], float]) -> None:
+        """Read the seconds that the engine has worked, again and again."""
+        while True:
+            self.looks.append((time.time(), engine_s()))
+            await asyncio.sleep(LOOK_S)
 
     def figures(self) -> dict[str, Any]:
         """Speeds, shares of time, staleness and a timeline, without the first steps."""
@@ -128,6 +137,11 @@ class _Trace:
                     [b - start, e - start]
                     for b, e in zip(self.began, self.ended, strict=True)
                     if start <= e and b <= until
+                ],
+                "engine": [
+                    [b - start, e - start, min(1.0, (after - before) / (e - b))]
+                    for (b, before), (e, after) in pairwise(self.looks)
+                    if start <= b and e <= until
                 ],
             },
         }
@@ -160,8 +174,16 @@ def _run(config: RunConfig, kind: str, steps: int, *, lag: bool) -> dict[str, An
     with closing(trainer_of(config, inline=False)) as trainer:
         arena = _arena(config, kind, trainer)
 
+        def engine_s() -> float:
+            return trainer.engine_figures()["worked_seconds_total"]
+
         async def note(metrics: Metrics, batches: Sequence[TrainingBatch]) -> None:
-            trace.note(metrics, batches, trainer.engine_figures()["worked_seconds_total"])
+            trace.note(metrics, batches, engine_s())
+
+        async def watched(training: Coroutine[Any, Any, None]) -> None:
+            looking = asyncio.create_task(trace.look(engine_s))
+            await training
+            looking.cancel()
 
         plays = config.play.concurrency
         if lag:
@@ -184,7 +206,7 @@ def _run(config: RunConfig, kind: str, steps: int, *, lag: bool) -> dict[str, An
                 after_step=note,
                 progress=False,
             )
-        asyncio.run(training)
+        asyncio.run(watched(training))
     return trace.figures()
 
 

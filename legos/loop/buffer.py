@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 REMEMBERED = 5  # steps; the samples per task are averaged over the tasks of this many steps
 
+ARRIVED = ("rollouts", "tokens", "generated_tokens")  # what is counted of the groups that come
+
 
 class Amount(NamedTuple):
     """What some groups have together."""
@@ -121,6 +123,8 @@ class Buffer:
         self._arrived = 0
         self._tasks_seen = 0
         self._steps = 0  # number of steps that took groups
+        self._news = Counter[str]()  # what has happened since then
+        self._last_news: dict[str, float] = {}  # the same of the time before
 
     @property
     def queued(self) -> Sequence[TrainingBatch]:
@@ -145,6 +149,9 @@ class Buffer:
         kept = self._account(batch)
         self._add([Waiting.of(kept, self._arrived)])
         self._arrived += 1
+        self._news["generated_tokens"] += batch.tokens_generated
+        self._news["tokens"] += self._queue[-1].tokens
+        self._news["rollouts"] += len({sample.rollout for sample in kept.samples})
         error = self._failures.judge(batch, kept, self._ledger)
         self._tasks_seen += kept.num_tasks
         share = min(kept.num_tasks / min(self._tasks_seen, REMEMBERED * self.tasks_per_step), 1.0)
@@ -192,6 +199,12 @@ class Buffer:
         self._set(waiting for waiting in self._queue if waiting.number not in numbers)
         self._checked = len(self._queue)
         self._steps += 1
+        used = sum(waiting.tokens for waiting in taken if not waiting.uses)
+        left = used + self._news["left_out"]
+        self._last_news = {f"new_{name}": float(self._news[name]) for name in ARRIVED}
+        if left:
+            self._last_news["used_share"] = used / left
+        self._news.clear()
         return taken
 
     def put_back(self, taken: Sequence[Waiting]) -> None:
@@ -261,10 +274,15 @@ class Buffer:
         )
 
     def figures(self, newest: int) -> dict[str, float]:
-        """What waits: rollouts, tokens, and the share of these tokens sampled by the newest policy.
+        """What waits, and what came between the last two steps that took groups.
 
         Args:
             newest: the newest version of any policy.
+
+        Returns:
+            Rollouts and tokens that wait, and the share of these tokens that the newest policy
+            sampled; rollouts, tokens and generated tokens that came; and of the tokens that left,
+            the share that a step took.
         """
         tokens = rollouts = fresh = 0
         for batch in self.queued:
@@ -272,7 +290,7 @@ class Buffer:
             for sample in batch.samples:
                 tokens += len(sample.versions)
                 fresh += sample.versions.count(newest)
-        shown = {"rollouts": float(rollouts), "tokens": float(tokens)}
+        shown = {"rollouts": float(rollouts), "tokens": float(tokens), **self._last_news}
         return shown | ({"on_policy_share": fresh / tokens} if tokens else {})
 
     def _set(self, queue: Iterable[Waiting]) -> None:
@@ -357,6 +375,7 @@ class Buffer:
             self._ledger.reused -= tokens
         elif tokens:
             self._ledger.filtered[reason] += tokens
+            self._news["left_out"] += tokens
         return kept
 
 

@@ -1,15 +1,20 @@
 """The benches end, and hold the figures that they promise."""
 
 import inspect
+import json
+import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+from launched import finished
 
 from legos.apps.bench import BENCHES, bench, explained
 from legos.bench.exact import exact_evaluation
 from legos.bench.ratios import RATIOS
 from legos.errors import ConfigError
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_an_unknown_bench_is_named() -> None:
@@ -91,7 +96,9 @@ def test_the_loop_bench_measures_both_halves_and_the_line() -> None:
 
 
 @pytest.mark.slow
-def test_the_bench_of_overlap_compares_equal_samples_and_shows_where_the_time_went() -> None:
+def test_the_bench_of_overlap_compares_equal_samples_and_shows_where_the_time_went(
+    tmp_path: Path,
+) -> None:
     figures = bench("async", 6.0, quick=True)
     assert set(figures["ratios"]) == set(RATIOS["async"])
     for runs in figures["runs"].values():
@@ -101,5 +108,11 @@ def test_the_bench_of_overlap_compares_equal_samples_and_shows_where_the_time_we
         for run in runs.values():
             assert 0.0 < run["trainer_busy_share"] < 1.0
             assert all(start <= end for start, end in run["timeline"]["plays"])
+            shares = [share for _, _, share in run["timeline"]["engine"]]
+            assert 0.0 < max(shares) <= 1.0
     tool = figures["runs"]["tool"]
     assert tool["sync"]["wall_s"] > tool["sync"]["samples"] / 256 * 0.5
+    (tmp_path / "async.json").write_text(json.dumps(figures))
+    picture = tmp_path / "async.svg"
+    finished((sys.executable, EXAMPLES / "plot_async.py", tmp_path / "async.json", picture))
+    assert all(kind in picture.read_text() for kind in figures["runs"])

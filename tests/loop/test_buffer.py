@@ -182,3 +182,32 @@ def test_the_age_of_a_sample_is_that_of_its_own_policy() -> None:
     kept, ledger = asyncio.run(taken({"a": 5, "b": 2}))
     assert kept == [("a", 4), ("a", 5), ("b", 1), ("b", 2)]
     assert ledger.filtered == {"stale": 5, "future": 3}
+
+
+def test_what_came_and_what_was_used_is_counted_from_step_to_step() -> None:
+    buffer = Buffer(GAME, Ledger(), staleness_limit=1)
+
+    def came(version: int, samples: int) -> None:
+        one = make_sample((1, 2, 3), versions=version)
+        lost = {"void": 9 * samples}
+        made = TrainingBatch(
+            samples=(one,) * samples,
+            episodes=(),
+            tokens_generated=10 * samples,
+            tokens_discarded=lost,
+        )
+        buffer.put(made)
+
+    came(0, 1)
+    came(0, 3)
+    buffer.take(1, newest=0, most=0)
+    first = buffer.figures(0)
+    assert (first["new_tokens"], first["new_generated_tokens"]) == (4.0, 40.0)
+    assert (first["tokens"], first["used_share"]) == (3.0, 1.0)
+    buffer.check_again()
+    buffer.drop_stale({POLICY: 2})
+    came(2, 1)
+    buffer.take(1, newest=2)
+    second = buffer.figures(2)
+    assert (second["new_tokens"], second["new_rollouts"]) == (1.0, 1.0)
+    assert second["used_share"] == 0.25  # three samples were too old
