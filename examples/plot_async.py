@@ -4,8 +4,8 @@
     uv run --extra plot python examples/plot_async.py async.json async.svg
 
 A second on any machine. For each kind of plays: a line per play, with the trainer's steps in colour
-below, and below these the engine, darker where it was busier; the share of samples of each age in optimiser steps; and the mean reward after equal numbers
-of samples.
+below, and below these the engine, darker where it was busier; the share of samples of each age in
+optimiser steps; and the mean reward after equal numbers of samples.
 """
 
 import argparse
