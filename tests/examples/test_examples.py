@@ -119,6 +119,20 @@ def test_own_game_is_evaluated_before_and_after() -> None:
     assert "'arena': 'race'" in after
 
 
+@pytest.mark.optional
+@pytest.mark.timeout(300)
+def test_a_cluster_of_this_machine_plays_generates_and_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.chdir(tmp_path)
+    run("ray_cluster.py", "--steps", "3")
+    [metrics] = tmp_path.glob("runs/*/metrics.jsonl")
+    _, *steps = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert all(step["arena/failed"] == 0 and 0 < step["reward_mean"] < 1 for step in steps)
+
+
 @pytest.mark.parametrize("options", [(), ("--figure", "vs_optimal_win")])
 def test_a_plot_is_drawn(options: tuple[str, ...], tmp_path: Path) -> None:
     rows = [
