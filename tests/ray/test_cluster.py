@@ -1,11 +1,15 @@
 """Training on a real cluster of two nodes: ``uv run --extra ray pytest -m optional tests/ray``."""
 
 import asyncio
+import json
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Generator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,8 @@ from legos.arena.registry import advice
 from legos.cli import main
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
+from legos.data.message import Message, Sampling
+from legos.data.names import BASE
 from legos.data.sample import TrainingBatch
 from legos.errors import ConfigError
 from legos.loop.loop import training_loop
@@ -96,6 +102,49 @@ def test_a_run_with_an_arena_file_is_balanced_and_resumed(cluster: Any, tmp_path
     assert lags == [0, 0]
     ledger = balanced_ledger(run)
     assert ledger["trained"] + sum(ledger["filtered"].values()) > 0
+
+
+@contextmanager
+def server() -> Generator[str]:
+    """The address of ``legos serve``."""
+    line = (sys.executable, "-m", "legos", "serve", "--port", "0")
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        try:
+            found = None
+            while found is None:
+                said = process.stdout.readline().decode()
+                assert said, "it has ended"
+                found = re.search(r"http://127\.0\.0\.1:\d+(?=/v1)", said)
+            yield found[0]
+        finally:
+            process.kill()
+
+
+def test_players_in_the_cluster_ask_a_server(cluster: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    training = ("--training.min-samples-per-step", "16", "--steps", "3", "--out", str(run))
+    with server() as url:
+        where = ("--ray", "auto", "--players", "2", "--server", url)
+        assert main(["train", *where, "--arena", arena_file(tmp_path), *training]) == 0
+    steps = list(read_steps(run / "metrics.jsonl"))
+    assert [step["step"] for step in steps][-1] == 3
+    assert all(step["arena/failed"] == 0 for step in steps if step["step"])
+    assert all((step["mismatch_k3"] or 0) < 1e-2 for step in steps if step["step"])
+    assert balanced_ledger(run)["trained"] > 0
+
+
+def test_a_json_schema_holds_in_an_engine_of_the_cluster(cluster: Any) -> None:
+    digit = {"type": "integer", "minimum": 0, "maximum": 9}
+    schema = {"type": "object", "properties": {"n": digit}, "required": ["n"]}
+    asked = Sampling(
+        json_schema=json.dumps(schema | {"additionalProperties": False}), max_tokens=40
+    )
+    config = resolve(overrides={"ray": "auto", "engines": 1}, recommend=advice).config
+    with closing(trainer_of(config, inline=False)) as trainer:
+        client = trainer.client()
+        said = asyncio.run(client.complete((Message("user", "?"),), asked, adapter=BASE))
+    assert 0 <= json.loads(said.text)["n"] <= 9
 
 
 def prepared(cluster: Any, actor: Any) -> int:
