@@ -12,6 +12,7 @@ from typing import Any
 
 from legos.bench.models import random_rows
 from legos.bench.plain_loop import PlainLoop
+from legos.bench.ratios import RATIOS
 from legos.bench.rounds import Workload
 from legos.bench.train_bench import TrainBench
 from legos.bench.vllm import measure_vllm
@@ -57,7 +58,7 @@ def bench_cuda(work: Workload) -> Mapping[str, Any]:
     try:
         served = measure_vllm(find_vllm(work.vllm), work.part(1 / 3))
     except (ConfigError, EngineError) as error:
-        names = "vllm_moves_vs_bare", "vllm_publish_vs_by_hand"
+        names = [name for name in RATIOS["cuda"] if name.startswith("vllm_")]
         ratios |= dict.fromkeys(names)
         missing |= dict.fromkeys(names, f"not run: {error}")
     else:

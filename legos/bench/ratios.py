@@ -80,7 +80,13 @@ RATIOS: Mapping[str, Mapping[str, Ratio]] = {
             "moves per second through a vLLM server, against a client that sends as long lists", 0.7
         ),
         "vllm_publish_vs_by_hand": Ratio(
-            "time to publish an adapter to vLLM, against writing and loading its folder",
+            "time to publish an adapter of 22 MB to vLLM, against writing, syncing and loading its "
+            "folder",
+            2,
+            at_most=True,
+        ),
+        "vllm_small_publish_vs_answer": Ratio(
+            "the same with an adapter of 0.3 MB, against that and the answer to a first request",
             2,
             at_most=True,
         ),

@@ -15,6 +15,7 @@ __all__ = ["PROGRAM", "VllmOptions", "find_vllm", "vllm_command", "vllm_environm
 PROGRAM = "LEGOS_VLLM_BIN"  # environment variable: path of the program
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM has room for
 CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"  # environment variable, GiB; only vLLM for CPUs reads it
+THREADS = "OMP_NUM_THREADS"  # environment variable
 WHOLE_PREFILLS = 16384  # tokens of a step; vLLM for CPUs fails if it splits a seeded prompt
 
 
@@ -92,7 +93,9 @@ def vllm_environment(environment: Mapping[str, str], command: Sequence[str] = ()
     """The environment of a vLLM server.
 
     On a CPU vLLM would take nearly all memory for its keys and values, and not start where less
-    is free; it gets a quarter of what is free, if nobody sets its size. A GPU is not concerned.
+    is free; it gets a quarter of what is free, if nobody sets its size. It would also compute with
+    as many threads as there are cores, and each layer would wait for the thread whose core its API
+    server or the trainer uses; it gets one fewer. A GPU is not concerned.
 
     Args:
         environment: the environment of this process. Its own settings of vLLM are kept.
@@ -100,6 +103,8 @@ def vllm_environment(environment: Mapping[str, str], command: Sequence[str] = ()
     """
     free_gib = psutil.virtual_memory().available >> 30
     settings = {} if _MEMORY.intersection(command) else {CPU_CACHE: f"{max(1, free_gib // 4)}"}
+    if not any(device.exists() for device in _GPUS):
+        settings[THREADS] = f"{max(1, (os.cpu_count() or 1) - 1)}"
     settings |= {
         "DO_NOT_TRACK": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -109,6 +114,7 @@ def vllm_environment(environment: Mapping[str, str], command: Sequence[str] = ()
     return {**settings, **kept, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
 
 
+_GPUS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))  # of NVIDIA's and AMD's drivers
 _MEMORY = frozenset(("--gpu-memory-utilization", "--kv-cache-memory-bytes"))
 _OURS = (
     "LD_PRELOAD",  # a BLAS for the trainer's libraries; vLLM brings its own

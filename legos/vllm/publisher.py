@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from legos.clients.pool import all_done
 from legos.errors import AdapterError, EndpointError, EngineError, RequestError
 from legos.vllm.api import VllmApi
 from legos.vllm.live import LiveAdapters, ServedModel
@@ -49,7 +50,7 @@ class VllmPublisher:
 
     A version is announced to the clients (``LiveAdapters``) once its log-probabilities at the
     server are the trainer's. A replaced version is unloaded with the first publication after its
-    last request has ended. All methods belong to one event loop.
+    last request has ended, while the new one is written. All methods belong to one event loop.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class VllmPublisher:
                 it, it is DoRA, or its version was published with other weights.
             EngineError: the server failed and did not come back.
         """
-        info = adapter.info
+        info = await asyncio.to_thread(lambda: adapter.info)  # the digest of a large one takes long
         if adapter.shape.use_dora:
             raise AdapterError(
                 f"adapter {info.name}@{info.version} is DoRA, which vLLM does not serve; set "
@@ -132,17 +133,17 @@ class VllmPublisher:
                     f"{info.name}@{info.version} is live with digest {former.digest}, not "
                     f"{info.digest}; give the new adapter a version of its own"
                 )
-            await self._make_room(served)
+            live = [one.adapter for one in self._live.newest.values() if one.digest]
+            self._check_slots({*live, info.name})
             expected = self._expected(adapter)
             try:
-                await self._folders.write(adapter, served)
+                await all_done([self._folders.write(adapter, served), self._make_room(served)])
                 await self._live.recovery.persist(lambda: self._load(served, adapter, expected))
             finally:
                 expected.cancel()
             self._adapters[served.model] = adapter
             self._live.announce(served)
             self._failures = 0
-            await self._retire()
         return info
 
     async def drop(self, name: str) -> None:
@@ -186,13 +187,7 @@ class VllmPublisher:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def _make_room(self, served: ServedModel) -> None:
-        """Wait until a slot is free.
-
-        Raises:
-            AdapterError: none will be.
-        """
-        live = [one.adapter for one in self._live.newest.values() if one.digest]
-        self._check_slots({*live, served.adapter})
+        """Unload replaced versions, and wait until a slot is free."""
         await self._retire()
         while self._slots is not None and len(list(self._live.loaded())) >= self._slots:
             logger.info(

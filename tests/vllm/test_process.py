@@ -11,7 +11,15 @@ import httpx
 import pytest
 
 from legos.errors import ConfigError, EngineError
-from legos.vllm.command import CPU_CACHE, VllmOptions, find_vllm, vllm_command, vllm_environment
+from legos.vllm import command
+from legos.vllm.command import (
+    CPU_CACHE,
+    THREADS,
+    VllmOptions,
+    find_vllm,
+    vllm_command,
+    vllm_environment,
+)
 from legos.vllm.process import ServerProcess, free_port
 
 SERVER = """
@@ -148,6 +156,18 @@ def test_vllm_for_cpus_gets_a_part_of_the_free_memory_unless_somebody_says_how_m
     assert vllm_environment({CPU_CACHE: "3"})[CPU_CACHE] == "3"
     asked = vllm_environment({}, ["vllm", "serve", "--gpu-memory-utilization", "0.5"])
     assert CPU_CACHE not in asked
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, "1"), (2, "1"), (8, "7")])
+def test_vllm_for_cpus_leaves_a_core_to_the_others(
+    cores: int, threads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr(command, "_GPUS", (tmp_path / "gpu",))
+    assert vllm_environment({})[THREADS] == threads
+    assert vllm_environment({THREADS: "5"})[THREADS] == "5"
+    (tmp_path / "gpu").touch()
+    assert THREADS not in vllm_environment({})
 
 
 def test_the_program_is_found_or_the_option_is_named(
