@@ -116,7 +116,7 @@ class VllmPublisher:
                 it, it is DoRA, or its version was published with other weights.
             EngineError: the server failed and did not come back.
         """
-        info = await asyncio.to_thread(lambda: adapter.info)  # the digest of a large one takes long
+        info = adapter.info
         if adapter.shape.use_dora:
             raise AdapterError(
                 f"adapter {info.name}@{info.version} is DoRA, which vLLM does not serve; set "
