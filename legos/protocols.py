@@ -226,8 +226,12 @@ class Engine(Protocol):
         *,
         end_ids: Sequence[int],
         adapter: str = POLICY,
+        by_token: bool = False,
     ) -> "Future[list[list[float]]]":
-        """Log-probability of each continuation as the complete answer to its prompt, nats."""
+        """Log-probability of each continuation as the complete answer to its prompt, nats.
+
+        With ``by_token`` each prompt has one continuation, and the result is that of its tokens.
+        """
         ...
 
 

@@ -77,9 +77,10 @@ class SharedEngine:
         *,
         end_ids: Sequence[int],
         adapter: str = POLICY,
+        by_token: bool = False,
     ) -> "Future[list[list[float]]]":
         """Log-probability of each continuation as the whole answer to its prompt."""
-        return self._engine.score(prompts, end_ids=end_ids, adapter=adapter)
+        return self._engine.score(prompts, end_ids=end_ids, adapter=adapter, by_token=by_token)
 
     def _refused(self, name: str) -> "Future[Any]":
         future: Future[Any] = Future()

@@ -46,8 +46,9 @@ class RemoteServer(Pooled, Protocol):
         *,
         end_ids: Sequence[int],
         adapter: str,
+        by_token: bool = False,
     ) -> list[list[float]]:
-        """Log-probability of each continuation as the complete answer to its prompt, nats."""
+        """Log-probability of each continuation, nats; see ``Engine.score``."""
         ...
 
     async def aclose(self) -> None:
@@ -192,11 +193,13 @@ class RemoteEngine:
         *,
         end_ids: Sequence[int],
         adapter: str = POLICY,
+        by_token: bool = False,
     ) -> "Future[list[list[float]]]":
-        """Log-probability of each continuation as the complete answer to its prompt, nats."""
+        """Log-probability of each continuation, nats; see ``Engine.score``."""
+        asked = {"end_ids": end_ids, "adapter": adapter, "by_token": by_token}
         return self.call(
             self._pool.ask(
-                lambda server: server.score(prompts, end_ids=end_ids, adapter=adapter),
+                lambda server: server.score(prompts, **asked),
                 fits=partial(self._holds, adapter),
             )
         )

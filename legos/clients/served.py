@@ -117,15 +117,17 @@ class LegosServer:
         *,
         end_ids: Sequence[int],
         adapter: str,
+        by_token: bool = False,
     ) -> list[list[float]]:
-        """Log-probability of each continuation as the complete answer to its prompt, nats."""
+        """Log-probability of each continuation, nats; see ``Engine.score``."""
+        given = {"model": adapter, "end_token_ids": end_ids, "by_token": by_token}
         scores: list[list[float]] = []
         for start in range(0, len(prompts), SCORED):
             asked = [
                 {"prompt": prompt, "choices": answers}
                 for prompt, answers in prompts[start : start + SCORED]
             ]
-            body = {"prompts": asked, "model": adapter, "end_token_ids": end_ids}
+            body = {"prompts": asked, **given}
             ask = partial(self._transport.request, "POST", "/score", scores_of, json=body)
             scores += await self._answered(adapter, ask)
         return scores

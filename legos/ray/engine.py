@@ -159,11 +159,11 @@ class RayEngine:
         *,
         end_ids: Sequence[int],
         adapter: str = POLICY,
+        by_token: bool = False,
     ) -> "Future[list[list[float]]]":
         """Log-probability of each continuation as the complete answer to its prompt, nats."""
-        return self._call(
-            lambda: self._first(lambda actor: actor.score.remote(prompts, end_ids, adapter))
-        )
+        asked = prompts, end_ids, adapter, by_token
+        return self._call(lambda: self._first(lambda actor: actor.score.remote(*asked)))
 
     def close(self) -> None:
         """Give every waiting request an ``EngineError``; the owner ends the engines."""

@@ -95,11 +95,12 @@ class EngineActor:
         prompts: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]]]],
         end_ids: Sequence[int],
         adapter: str,
+        by_token: bool,
     ) -> list[list[float]]:
         """Log-probability of each continuation as the complete answer to its prompt, nats."""
         await asyncio.to_thread(self._opened.wait)
         return await asyncio.wrap_future(
-            self._engine.score(prompts, end_ids=end_ids, adapter=adapter)
+            self._engine.score(prompts, end_ids=end_ids, adapter=adapter, by_token=by_token)
         )
 
     async def report(self) -> Report:

@@ -129,8 +129,11 @@ class FakeEngine:
         *,
         end_ids: Sequence[int],
         adapter: str = POLICY,
+        by_token: bool = False,
     ) -> list[list[float]]:
         """The log-probability of a continuation: ``LOGPROB`` for each token."""
+        if by_token:
+            return [[LOGPROB] * len(answer) for _, (answer,) in prompts]
         return [[LOGPROB * len(answer) for answer in answers] for _, answers in prompts]
 
     def _result(self, request: Request) -> Generated | Exception:

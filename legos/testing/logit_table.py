@@ -148,9 +148,10 @@ class TableEngine(FakeEngine):
         *,
         end_ids: Sequence[int],
         adapter: str = POLICY,
+        by_token: bool = False,
     ) -> list[list[float]]:
         """Log-probability (nats) of each continuation, normalised over those of its prompt."""
-        if any(len(answer) != 1 for _, answers in prompts for answer in answers):
+        if by_token or any(len(answer) != 1 for _, answers in prompts for answer in answers):
             raise RequestError("a table scores choices of one token alone")
         return [
             log_softmax(np, self._row(adapter, prompt)[[token for (token,) in answers]]).tolist()

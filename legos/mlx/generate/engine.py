@@ -189,6 +189,7 @@ class MlxEngine:
         *,
         end_ids: Sequence[int],
         adapter: str = POLICY,
+        by_token: bool = False,
     ) -> "Future[list[list[float]]]":
         """Log-probability (nats, temperature 1) of each continuation as the whole answer.
 
@@ -198,6 +199,8 @@ class MlxEngine:
             end_ids: the model's end-of-text ids.
             adapter: name of the adapter to score with. A score finishes with the weights that it
                 started with.
+            by_token: each prompt has one continuation, and the result has the log-probability of
+                each of its tokens; no end-of-text token is scored.
 
         Returns:
             A future; cancelling it ends the score. It raises ``RequestError`` where a prompt or
@@ -207,6 +210,7 @@ class MlxEngine:
             prompts,
             end_ids=tuple(end_ids),
             adapter=adapter,
+            by_token=by_token,
             refusal=lambda request: self._refusal(request, room=1),
         )
         self._post(score)

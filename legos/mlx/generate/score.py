@@ -76,6 +76,7 @@ class Score:
         *,
         end_ids: Ids,
         adapter: str,
+        by_token: bool = False,
         refusal: Callable[[Request], str | None],
     ) -> None:
         """Store the request; nothing is computed yet.
@@ -85,12 +86,14 @@ class Score:
             end_ids: end-of-text ids; one of them must follow a continuation that is a prefix of
                 another one.
             adapter: name of the adapter to score with.
+            by_token: score each token of the one continuation of each prompt.
             refusal: returns why a prompt with its continuation cannot be served, or None.
         """
         self.future: Future[list[list[float]]] = Future()
         self.adapter = adapter
         self._prompts = prompts
         self._end_ids = end_ids
+        self._by_token = by_token
         self._refusal = refusal
         self._rows: dict[tuple[int, Ids], _Row] = {}  # by prompt, and the tokens after it
         self._unplanned = self._answers()
@@ -134,8 +137,10 @@ class Score:
         return len(self._rows[key])
 
     def _result(self, index: int) -> list[float]:
-        """The scores of a prompt's answers, in their order."""
+        """The scores of a prompt's answers, in their order, or of its answer's tokens."""
         first = self._first[index]
+        if self._by_token:
+            return self._sums[first]
         numbers, sums = self._numbers[first], self._sums[first]
         return [sums[numbers[tokens]] for tokens in self._prompts[index][1]]
 
@@ -171,8 +176,10 @@ class Score:
             if row is None:
                 row = self._rows[at, tokens] = _Row(prompt + tokens, {})
                 room -= len(row)
-            for column, next_ids in enumerate(following, len(prompt) - 1):
-                row.reads.setdefault(column, []).append((*read_by, next_ids))
+            index, number = read_by
+            for at_token, next_ids in enumerate(following):
+                read = index, number + self._by_token * at_token, next_ids
+                row.reads.setdefault(len(prompt) - 1 + at_token, []).append(read)
             reads -= len(following)
             self._next = None
 
@@ -192,6 +199,9 @@ class Score:
                 raise RequestError("cannot score: the prompt is empty")
             self._check((*prompt, *max(answers, key=len, default=())))
             at = same.setdefault(prompt, index)
+            if self._by_token:
+                yield at, prompt, (index, 0), *self._tokens(index, answers)
+                continue
             ordered = sorted(set(answers))  # one comes right before those that it is a prefix of
             begun = {a for a, b in pairwise(ordered) if b[: len(a)] == a}
             self._numbers[index] = {tokens: number for number, tokens in enumerate(ordered)}
@@ -208,6 +218,17 @@ class Score:
                     if following:
                         read_by = index, self._numbers[index][tokens]
                         yield at, prompt, read_by, computed, following
+
+    def _tokens(self, index: int, answers: Sequence[Ids]) -> tuple[Ids, Sequence[Ids]]:
+        """What is computed after a prompt, and what can follow, to score an answer by token."""
+        if len(answers) != 1 or not answers[0]:
+            raise RequestError(
+                f"cannot score by token: a prompt has {len(answers)} answers, one of them empty "
+                "perhaps; give each prompt one answer"
+            )
+        self._check(answers[0])
+        self._sums[index] = [0.0] * len(answers[0])
+        return answers[0][:-1], [(token,) for token in answers[0]]
 
     def _check(self, ids: Ids) -> None:
         reason = self._refusal(Request(prompt_ids=ids, max_tokens=1))

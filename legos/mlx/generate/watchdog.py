@@ -106,9 +106,10 @@ class WatchedEngine:
         *,
         end_ids: Sequence[int],
         adapter: str = POLICY,
+        by_token: bool = False,
     ) -> "Future[list[list[float]]]":
         """See ``MlxEngine``."""
-        return self._engine.score(prompts, end_ids=end_ids, adapter=adapter)
+        return self._engine.score(prompts, end_ids=end_ids, adapter=adapter, by_token=by_token)
 
     def tokens_generated(self, adapter: str) -> "Future[int]":
         """See ``MlxEngine``; tokens of replaced engines are not counted."""

@@ -52,7 +52,10 @@ def text_router(service: Service) -> APIRouter:
 
     @router.post("/v1/score", response_class=Response, responses={200: {"model": Scores}})
     async def score(body: ScoreBody, request: Request) -> Response:
-        """Log-probability (nats, temperature 1) of each choice as the complete answer."""
+        """Log-probability (nats, temperature 1) of each choice as the complete answer.
+
+        By token: of each token of a prompt's one choice.
+        """
         adapter = service.adapter_of(body.model, body.adapter)
         # The engine splits a scoring request into parts, so one of any size is admitted if no
         # other completion runs.
@@ -77,13 +80,16 @@ async def _scores(service: Service, body: ScoreBody, adapter: str) -> Sequence[S
             check_choices(one.choices)
             messages = [Message(m.fields()["role"], m.text) for m in one.messages]
             chats.append((messages, one.choices))
+    if chats and body.by_token:
+        raise Problem(400, "give prompts as token ids, to score by token", param="by_token")
     if chats:
         said = ["".join(m.content for m in chat if m.role == "user") for chat, _ in chats]
         await service.check_texts(said, param="prompts")
         return await service.source.score(chats, adapter=adapter)
     ends = body.end_token_ids
     end_ids = service.tokenizer.end_ids if ends is None else ends
-    return await asyncio.wrap_future(service.engine.score(rows, end_ids=end_ids, adapter=adapter))
+    scores = service.engine.score(rows, end_ids=end_ids, adapter=adapter, by_token=body.by_token)
+    return await asyncio.wrap_future(scores)
 
 
 async def _json(answer: dict[str, Any], size: int) -> Response:

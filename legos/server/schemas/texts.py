@@ -55,3 +55,8 @@ class ScoreBody(ModelFields):
         description="The ids that end an answer, where prompts are token ids; by default the "
         "model's end tokens.",
     )
+    by_token: bool = Field(
+        default=False,
+        description="Score every token of the one choice of each prompt, where prompts are token "
+        "ids.",
+    )

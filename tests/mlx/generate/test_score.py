@@ -66,6 +66,34 @@ def test_scores_are_those_of_forward_passes(room: Room, chunk: int) -> None:
     assert one.engine.stats()["scores_running"] == 0
 
 
+@pytest.mark.parametrize("chunk", [4, 512])
+def test_scores_by_token_are_those_of_forward_passes(room: Room, chunk: int) -> None:
+    """Equal answers, answers of one token, and a row that is longer than a block."""
+    one = room("llama", chunk_tokens=chunk, prefill_tokens=max(chunk, 60))
+    whole = [*some_prompts(3), *some_prompts(1, length=40)]
+    prompts = [(prompt, [answers[-1]]) for prompt, answers in whole for _ in range(2)]
+    prompts += [((7,), [(8,)]), ((7,), [(9,)])]
+    scores = one.engine.score(prompts, end_ids=(END,), by_token=True)
+    one.finish()
+    wanted = [
+        [
+            expected(one.tree, [((*prompt, *answer[:at]), [answer[at : at + 1]])])[0][0]
+            for at in range(len(answer))
+        ]
+        for prompt, (answer,) in prompts
+    ]
+    check(scores.result(timeout=0), wanted)
+
+
+@pytest.mark.parametrize("answers", [[], [()], [(5,), (6,)]])
+def test_a_score_by_token_needs_one_answer(room: Room, answers: list[tuple[int, ...]]) -> None:
+    one = room("llama")
+    scores = one.engine.score([((7,), answers)], end_ids=(), by_token=True)
+    one.finish()
+    with pytest.raises(RequestError, match="cannot score by token: .* give each prompt one answer"):
+        scores.result(timeout=0)
+
+
 def test_decoding_goes_on_beside_a_long_score(room: Room) -> None:
     """Everybody else gets a token in every step, and scores have as much of its time."""
     one = room("llama", chunk_tokens=40)

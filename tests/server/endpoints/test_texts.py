@@ -70,6 +70,26 @@ def test_an_end_outside_the_vocabulary_is_refused(served: Any, end_token_ids: li
     assert f"token {end_token_ids[0]} cannot end an answer" in answer.json()["error"]["message"]
 
 
+def test_by_token_each_token_of_the_choice_has_its_score(served: Any) -> None:
+    prompt, choice = [1, 20], [30, 31, 32]
+    with served.http() as http:
+
+        def scores(body: dict[str, Any]) -> Any:
+            answer = http.post("/v1/score", json={"end_token_ids": [], **body})
+            return answer.json()["scores"] if answer.is_success else answer.json()["error"]
+
+        tokens = [{"prompt": prompt, "choices": [choice]}]
+        (by_token,) = scores({"prompts": tokens, "by_token": True})
+        (whole,) = scores({"prompts": tokens})
+        chat = {"messages": [{"role": "user", "content": "a"}], "choices": ["1"]}
+        refused = scores({"prompts": [chat], "by_token": True})
+        several = scores({"prompts": [{"prompt": prompt, "choices": [[3], [4]]}], "by_token": True})
+    assert len(by_token) == 3
+    assert sum(by_token) == pytest.approx(whole[0], abs=1e-5)
+    assert "as token ids" in refused["message"]
+    assert "give each prompt one answer" in several["message"]
+
+
 def test_choices_of_token_ids_are_as_long_as_texts_may_be(fake: Any) -> None:
     def score(http: Any, length: int) -> Any:
         prompt = {"prompt": [1], "choices": [[5] * (length - 1), [6]]}
