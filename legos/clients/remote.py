@@ -196,13 +196,11 @@ class RemoteEngine:
         by_token: bool = False,
     ) -> "Future[list[list[float]]]":
         """Log-probability of each continuation, nats; see ``Engine.score``."""
-        asked = {"end_ids": end_ids, "adapter": adapter, "by_token": by_token}
-        return self.call(
-            self._pool.ask(
-                lambda server: server.score(prompts, **asked),
-                fits=partial(self._holds, adapter),
-            )
-        )
+
+        async def ask(server: RemoteServer) -> list[list[float]]:
+            return await server.score(prompts, end_ids=end_ids, adapter=adapter, by_token=by_token)
+
+        return self.call(self._pool.ask(ask, fits=partial(self._holds, adapter)))
 
     def call(self, work: "Coroutine[Any, Any, T]") -> "Future[T]":
         """Run a coroutine on the engine's thread; closing the engine ends it with an error."""

@@ -102,6 +102,11 @@ class ObjectiveSettings(Settings):
     """Adapter folder of the reference policy, of any rank; none: the model without LoRA."""
     kl_refresh_steps: int | None = knob(None, unit="optimiser steps", ge=1)
     """Make the current policy the new reference every so many steps; none: never."""
+    kl_server: tuple[str, ...] = knob((), loose=True)
+    """Address of a running server that computes the reference's log-probabilities in place of this
+    process, `legos serve` or vLLM without LoRA; several share the work."""
+    kl_server_adapter: str = knob("base")
+    """Name of the adapter at the kl_server that is the reference, or base: its model alone."""
     ema_kl_coef: float = knob(0.0, ge=0)
     """Weight of the KL divergence from the EMA of the adapter. It stops self-play from running in
     circles; 0 leaves the term out."""
@@ -209,6 +214,7 @@ class ObjectiveSettings(Settings):
                     f"{name} is {getattr(self, name)} but kl_coef is 0, so nothing reads the "
                     f"reference; set kl_coef above 0, or leave {name} out"
                 )
+        self._check_kl_server()
         check_entropy(self.entropy, "")
         return self
 
@@ -216,6 +222,26 @@ class ObjectiveSettings(Settings):
     def entropy(self) -> Schedule:
         """The weight of the entropy bonus over the run."""
         return Schedule(self.entropy_coef, self.entropy_coef_end, self.entropy_steps)
+
+    def _check_kl_server(self) -> None:
+        """Refuse settings of the reference that its servers do not compute."""
+        if not self.kl_server:
+            self._refuse(True, "an empty kl_server", "kl_server_adapter")
+            return
+        where = f"kl_server is {self.kl_server[0]!r}"
+        if not self.kl_coef:
+            raise ConfigError(f"{where} but kl_coef is 0; set it above 0, or leave kl_server out")
+        if self.kl_estimator == "exact":
+            raise ConfigError(
+                f"{where} but kl_estimator is 'exact', which compares whole distributions, and "
+                "servers give log-probabilities of single tokens; choose k2 or k3"
+            )
+        for name, instead in (
+            ("kl_reference", "load that adapter there, and set kl_server_adapter to its name"),
+            ("kl_refresh_steps", "leave it out: the reference of a server stays the same"),
+        ):
+            if (value := getattr(self, name)) is not None:
+                raise ConfigError(f"{where} but {name} is {value}; {instead}")
 
     def _refuse(self, unused: bool, by: str, *names: str) -> None:
         """Refuse settings that are not at their defaults and that the chosen loss does not use."""

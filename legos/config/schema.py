@@ -290,8 +290,19 @@ class RunConfig(Settings):
                 "loop.deterministic is true but loop.evaluation_alone is false; a deterministic "
                 "run makes nothing next to training: set it to true or leave it out"
             )
+        if training.kl_server and loop.deterministic:
+            raise ConfigError(
+                f"loop.deterministic is true but training.kl_server is {training.kl_server[0]!r}; "
+                "its answers decide which group comes first: leave one of them out"
+            )
         for name, one in self.arenas.items():
             check_play(one.play, training, f"mix.{name}" if self.mix else "play")
+            if training.kl_server and one.generation.temperature != 1.0:
+                raise ConfigError(
+                    f"training.kl_server is {training.kl_server[0]!r} but {name} is sampled at "
+                    f"temperature {one.generation.temperature:g}, and servers score tokens at 1; "
+                    "set generation.temperature to 1, or leave kl_server out"
+                )
         return self
 
     @model_validator(mode="after")

@@ -90,6 +90,7 @@ async def training_loop(
             step_concurrency=step_concurrency,
             play=play,
             figures=figures,
+            references=trainer.references,
         )
         for each, portion in mix.portions.items()
     ]

@@ -10,6 +10,8 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 
+from msgspec.structs import replace
+
 from legos.arena.arena import Arena
 from legos.arena.cursor import PlannedGroup
 from legos.arena.stage import Stage, stage_of
@@ -17,6 +19,7 @@ from legos.arena.step import finish_group, play_each, required_credit
 from legos.data.episode import Episode, Task
 from legos.loop.batcher import Admission, Batcher, Stopped
 from legos.loop.pace import EngineFigures, Pace, Slots
+from legos.loop.trainer import References
 
 __all__ = ["PlayGroup", "Player"]
 
@@ -40,6 +43,7 @@ class Player:
         step_concurrency: int,
         play: PlayGroup = play_each,
         figures: EngineFigures | None = None,
+        references: References | None = None,
     ) -> None:
         """Make a player.
 
@@ -51,6 +55,7 @@ class Player:
             play: plays a group, here or in other processes.
             figures: what the engine reports, which the number of plays then follows, up to
                 ``episode_concurrency * step_concurrency``; None: the numbers are fixed.
+            references: computes reference log-probabilities of each group; None: nobody does here.
 
         Raises:
             ArenaError: the arena has no credit rule.
@@ -72,6 +77,7 @@ class Player:
         self._unfinished: set[PlannedGroup] = set()
         self._playing = 0  # plays of the unfinished groups
         self._play_group = play
+        self._references = references
 
     async def run(self) -> None:
         """Play until the run ends; an error outside of single plays ends it.
@@ -112,7 +118,12 @@ class Player:
         if self.pace.group_ended(now, playing=playing, starved=starved):
             share = min(self.pace.limit / self._start, 1.0)
             self._slots.resize(math.ceil(self._most * share))
-        await self._batcher.put(batch, admission)
+        try:
+            if self._references is not None:
+                samples = await asyncio.wrap_future(self._references(batch.samples))
+                batch = replace(batch, samples=tuple(samples))
+        finally:  # also where it failed or was cancelled: its tokens are accounted for
+            await self._batcher.put(batch, admission)
 
     def _tasks_at_once(self) -> int:
         """Number of tasks that may be played at the same time."""

@@ -28,12 +28,14 @@ from legos.losses.objective import Objective
 from legos.protocols import Backend, Publisher
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["Gather", "PolicyTrainer", "StepSettings"]
+__all__ = ["Gather", "PolicyTrainer", "References", "StepSettings"]
 
 logger = logging.getLogger(__name__)
 Metrics = dict[str, float | int | None]
 Gather = Callable[[Sequence[Sample], int], "Future[list[Sample]]"]
 """Own samples and policy version -> the samples of all processes that make the same steps."""
+References = Callable[[Sequence[Sample]], "Future[list[Sample]]"]
+"""Samples -> the same with reference log-probabilities; ``clients.references`` asks servers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,7 @@ class PolicyTrainer:
         portions: name of each arena of the run -> its part; the metrics of several arenas carry
             their names.
         ledger: counts every token.
+        references: computes reference log-probabilities; None: the backend does.
         metrics: those of the newest step that this process made.
     """
 
@@ -92,6 +95,7 @@ class PolicyTrainer:
         *,
         policies: Sequence[str] = (POLICY,),
         gather: Gather | None = None,
+        references: References | None = None,
     ) -> None:
         """Make a trainer.
 
@@ -102,6 +106,7 @@ class PolicyTrainer:
             policies: names of the adapters that the backend trains, at least one.
             gather: collects the samples of all processes; each process then trains on all samples
                 and counts its own tokens. None: this process trains alone.
+            references: computes reference log-probabilities; None: the backend does.
         """
         self.backend = backend
         self.publisher = publisher
@@ -112,6 +117,7 @@ class PolicyTrainer:
         self.step = 0
         self.num_steps = 1
         self.portions: Mapping[str, Portion] = {}
+        self.references = references
         self._gather = gather or _alone
         self._sounding: set[tuple[str, str]] = set()  # metric and level of alarms already logged
 
@@ -155,7 +161,10 @@ class PolicyTrainer:
         kept, future = only(selected, lambda s: s.newest_version <= live.get(s.policy, math.inf))
         left_out = {**found, **({"future": future} if future else {})}
         objective, share_of = self._objective()
-        samples = self._gather(_scaled([kept], share_of), self.version).result()
+        own = _scaled([kept], share_of)
+        if self.references is not None:
+            own = self.references(own).result()
+        samples = self._gather(own, self.version).result()
         routed = self._routed(samples, left_out)
         passes = [self._forward_backward(*each, objective).result() for each in routed.items()]
         parts = self._judged(routed, passes)
@@ -183,6 +192,8 @@ class PolicyTrainer:
         own = [sample for batch in batches for sample in batch.samples]
         objective, share_of = self._objective()
         scaled = _scaled(batches, share_of)
+        if self.references is not None:  # for groups of a checkpoint that have none yet
+            scaled = await asyncio.wrap_future(self.references(scaled))
         samples = await asyncio.wrap_future(self._gather(scaled, self.version))
         routed = self._routed(samples, self.ledger.filtered)
         passes = [

@@ -10,10 +10,10 @@ from legos.clients.health import healthy
 from legos.clients.lists import RequestLists
 from legos.clients.transport import Transport, api_root, server_name
 from legos.data.request import Generated, Request
-from legos.errors import EndpointError, EngineError, NotFoundError
+from legos.errors import EndpointError, EngineError, NotFoundError, RequestError
 from legos.vllm.completions import Drawn, Query, body_of, drawn_of, generated_of, query_of
 from legos.vllm.live import LiveAdapters
-from legos.vllm.scores import score_prompts
+from legos.vllm.scores import score_prompts, token_scores_body, token_scores_of
 
 __all__ = ["VllmServer"]
 
@@ -32,15 +32,18 @@ class VllmServer:
     the adapter that it began with.
     """
 
-    def __init__(self, url: str, live: LiveAdapters, *, api_key: str | None = None) -> None:
+    def __init__(
+        self, url: str, live: LiveAdapters, *, api_key: str | None = None, has_lora: bool = True
+    ) -> None:
         """Describe a server; nothing is sent yet.
 
         Args:
             url: its address.
             live: the adapters that are live there.
             api_key: bearer token.
+            has_lora: whether it was started with ``--enable-lora``; it then cannot score by token.
         """
-        self._live, self._url = live, url
+        self._live, self._url, self._has_lora = live, url, has_lora
         self._transport = Transport(
             api_root(url),
             api_key=api_key,
@@ -64,8 +67,15 @@ class VllmServer:
         *,
         end_ids: Sequence[int],
         adapter: str,
+        by_token: bool = False,
     ) -> list[list[float]]:
-        """Log-probability of each continuation as the complete answer to its prompt, nats."""
+        """Log-probability of each continuation, nats; see ``Engine.score``.
+
+        Raises:
+            RequestError: the server refuses it, or has LoRA and cannot score by token.
+        """
+        if by_token:
+            return await self._by_token(prompts, adapter)
 
         async def ask(query: Query, prompt: _Prompt) -> Mapping[int, float]:
             return (await self._ask(query, prompt))[0].others[0]
@@ -98,6 +108,25 @@ class VllmServer:
                 return drawn, version
             await asyncio.sleep(ABORTED_S)
         raise EngineError(f"the vLLM server aborted a request {MOST_ABORTS} times in a row")
+
+    async def _by_token(
+        self, prompts: Sequence[tuple[_Prompt, Sequence[_Prompt]]], adapter: str
+    ) -> list[list[float]]:
+        """Log-probability of each token of the one continuation of each prompt, nats."""
+        if self._has_lora:
+            raise RequestError(
+                f"the vLLM server at {self._url} cannot score by token: with --enable-lora vLLM's "
+                "prompt_logprobs are wrong or end its engine; start one without LoRA for it"
+            )
+        rows = [(prompt, answer) for prompt, (answer,) in prompts]
+
+        async def ask() -> list[list[float]]:
+            with self._live.use(adapter) as served:
+                body = token_scores_body(rows, model=served.model)
+                read = partial(token_scores_of, rows=rows)
+                return await self._transport.request("POST", "/completions", read, json=body)
+
+        return await self._live.recovery.persist(ask)
 
     async def _drawn(self, query: Query, prompts: Sequence[_Prompt]) -> list[_Answer]:
         """The answers to a list; the server is brought back after a failure.

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +24,13 @@ from legos.weights.base import check_base, fingerprint_of
 from legos.weights.folder import read_adapter
 from legos.wiring.arena import policies_of
 from legos.wiring.device import find_device
+from legos.wiring.elsewhere import elsewhere, engine_at
 from legos.wiring.engines import (
     MakeEngine,
     TokenEngine,
-    kind_of,
-    served_engine,
 )
 from legos.wiring.model import apply_lora, model_place
+from legos.wiring.references import reference_servers
 
 if TYPE_CHECKING:
     from legos.server.seats import SeatHost
@@ -40,7 +39,6 @@ __all__ = ["Trainer", "step_settings", "trainer_of"]
 
 
 logger = logging.getLogger(__name__)
-_KINDS = {"vllm": "a vLLM server", "openai": "neither `legos serve` nor vLLM"}
 
 
 class Trainer(PolicyTrainer):
@@ -66,6 +64,7 @@ class Trainer(PolicyTrainer):
         seed: int = 0,
         restored: bool = False,
         tell: Callable[[str], None] | None = None,
+        api_key: str | None = None,
     ) -> None:
         """Make the backend, and the engine if none is given.
 
@@ -83,9 +82,11 @@ class Trainer(PolicyTrainer):
             restored: whether a checkpoint is restored next. It contains the adapter of
                 ``kl_reference``, whose folder is then not needed.
             tell: receives the memory plan before the first step; None: it is logged.
+            api_key: API key of the servers of ``kl_server``.
 
         Raises:
             AdapterError: the adapter of ``kl_reference`` does not exist, or does not fit.
+            ConfigError: a server of ``kl_server`` cannot score tokens.
             ModelError: no engine is given and the model's device has none; or the server has
                 another model.
             EngineError: the server does not answer.
@@ -103,10 +104,11 @@ class Trainer(PolicyTrainer):
             )
         self.model = model
         self._base = {"model": str(model.folder), "fingerprint": fingerprint_of(model.folder)}
+        self._references = reference_servers(config, model, api_key=api_key)
         settings = backend_config(config, restored=restored, report=tell)
         limits = limits or EngineLimits(memory_bytes=settings.memory_limit_bytes)
         if isinstance(generation, str):
-            generation = _engine_at([generation], policies, api_key=None)
+            generation = engine_at([generation], policies, api_key=None)
         self.generation = (
             TokenEngine(model.make_engine(limits), model)
             if generation is None
@@ -120,6 +122,7 @@ class Trainer(PolicyTrainer):
             step_settings(config.anchored(model.dtype), num_vocabulary=model.num_vocabulary),
             policies=policies,
             gather=others.gather if others else None,
+            references=self._references,
         )
 
     async def publish_weights(
@@ -210,6 +213,8 @@ class Trainer(PolicyTrainer):
 
     def close(self) -> None:
         """Stop the threads of the engine and of the model."""
+        if self._references is not None:
+            self._references.close()
         self.generation.close()
         self.model.close()
 
@@ -240,7 +245,7 @@ def trainer_of(
     device = find_device(config.device)
     policies = policies_of(config.arenas)
     say = tell or logger.info
-    elsewhere = _elsewhere(config, policies, api_key, say)
+    generation = elsewhere(config, policies, api_key, say)
     model = device.load(
         model_place(config.model),
         inline=inline,
@@ -259,63 +264,13 @@ def trainer_of(
         model=model,
         config=config.training,
         limits=config.generation.limits(config.training.memory_limit_gib),
-        generation=elsewhere,
+        generation=generation,
         policies=policies,
         seed=config.seed,
         restored=restored,
         tell=tell,
+        api_key=api_key,
     )
-
-
-def _elsewhere(
-    config: RunConfig, policies: Sequence[str], api_key: str | None, say: Callable[[str], object]
-) -> MakeEngine | None:
-    """Makes the engine that the settings name; None: one in this process.
-
-    Raises:
-        ConfigError: the servers are of a kind that cannot work together.
-        EngineError: a server does not answer.
-    """
-    from legos.wiring.ray import ray_engine
-    from legos.wiring.vllm import started_vllm
-
-    if config.engine == "vllm":
-        return partial(started_vllm, config.vllm_bin, policies=policies, say=say)
-    if config.ray is not None and not config.server:
-        return partial(ray_engine, config, say=say)
-    if not config.server:
-        return None
-    folder = config.adapter_folder
-    return _engine_at(config.server, policies, api_key=api_key, adapter_folder=folder)
-
-
-def _engine_at(
-    urls: Sequence[str],
-    policies: Sequence[str],
-    *,
-    api_key: str | None,
-    adapter_folder: Path | None = None,
-) -> MakeEngine:
-    """Makes the engine on running servers.
-
-    Raises:
-        ConfigError: the servers are of a kind that cannot work together.
-        EngineError: a server does not answer.
-    """
-    from legos.wiring.vllm import vllm_at
-
-    kinds = {url: asyncio.run(kind_of(url, api_key=api_key)) for url in urls}
-    if set(kinds.values()) == {"vllm"}:
-        return partial(
-            vllm_at, urls, policies=policies, api_key=api_key, adapter_folder=adapter_folder
-        )
-    other = next((url for url, kind in kinds.items() if kind != "legos"), None)
-    if other is not None:
-        raise ConfigError(
-            f"server {other!r} is {_KINDS[kinds[other]]}, and the servers of a run are all "
-            "`legos serve` or all vLLM; give addresses of one kind"
-        )
-    return partial(served_engine, urls, api_key=api_key, adapter_folder=adapter_folder)
 
 
 def _size(config: RunConfig, policies: int) -> TrainingSize:
@@ -327,7 +282,7 @@ def _size(config: RunConfig, policies: int) -> TrainingSize:
         use_dora=training.use_dora,
         micro_batch_tokens=backend.micro_batch_tokens,
         checkpointing=backend.gradient_checkpointing,
-        others=sum(map(bool, (training.kl_coef, training.ema_kl_coef))),
+        others=bool(training.kl_coef and not training.kl_server) + bool(training.ema_kl_coef),
         policies=policies,
         limit_bytes=backend.memory_limit_bytes,
         engine=None if config.elsewhere else config.generation.limits(training.memory_limit_gib),

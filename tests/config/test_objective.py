@@ -62,6 +62,39 @@ def test_a_reference_is_refused_where_nothing_pulls_to_it() -> None:
         assert step_settings(config).update(0, 10).kl_refresh_steps == steps
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kl_coef": 0.0}, "kl_coef is 0; set it above 0"),
+        ({"kl_estimator": "exact"}, "kl_estimator is 'exact', .*; choose k2 or k3"),
+        ({"kl_reference": Path("v9")}, "kl_reference is v9; .* set kl_server_adapter"),
+        ({"kl_refresh_steps": 5}, "kl_refresh_steps is 5; leave it out"),
+        ({"kl_server": (), "kl_server_adapter": "v9"}, "kl_server_adapter is v9, which an empty"),
+    ],
+)
+def test_what_a_server_of_the_reference_does_not_compute_is_refused(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TrainingConfig(**{"kl_coef": 0.1, "kl_server": ("http://far:8000",), **given})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("generation.temperature", 0.7, "nim is sampled at temperature 0.7, .* score tokens at 1"),
+        ("loop.deterministic", True, "loop.deterministic is true but training.kl_server"),
+    ],
+)
+def test_what_a_run_with_a_server_of_the_reference_cannot_do_is_refused(
+    key: str, value: Any, message: str
+) -> None:
+    servers = {"training.kl_server": ["http://far:8000"], "training.staleness_limit": 0}
+    assert resolve(overrides=servers).config.training.kl_server == ("http://far:8000",)
+    with pytest.raises(ConfigError, match=message):
+        resolve(overrides={**servers, key: value})
+
+
 def test_a_reference_is_a_path_on_the_command_line(tmp_path: Path) -> None:
     resolved = resolve(overrides={"training.kl_reference": "runs/nim-1/adapters/v9"})
     assert resolved.config.training.kl_reference == Path("runs/nim-1/adapters/v9")

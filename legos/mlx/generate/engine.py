@@ -197,21 +197,16 @@ class MlxEngine:
             prompts: prompt token ids, and the continuations to score after it. A continuation that
                 is a prefix of another one is scored with an end-of-text token after it.
             end_ids: the model's end-of-text ids.
-            adapter: name of the adapter to score with. A score finishes with the weights that it
-                started with.
-            by_token: each prompt has one continuation, and the result has the log-probability of
-                each of its tokens; no end-of-text token is scored.
+            adapter: its name; a score ends with the weights that it started with.
+            by_token: score each token of the only continuation of each prompt.
 
         Returns:
             A future; cancelling it ends the score. It raises ``RequestError`` where a prompt or
             continuation cannot be scored, ``EngineError`` where the engine is closed or dies.
         """
+        refusal = partial(self._refusal, room=1)
         score = Score(
-            prompts,
-            end_ids=tuple(end_ids),
-            adapter=adapter,
-            by_token=by_token,
-            refusal=lambda request: self._refusal(request, room=1),
+            prompts, end_ids=tuple(end_ids), adapter=adapter, by_token=by_token, refusal=refusal
         )
         self._post(score)
         return score.future

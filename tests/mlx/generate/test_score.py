@@ -90,7 +90,9 @@ def test_a_score_by_token_needs_one_answer(room: Room, answers: list[tuple[int, 
     one = room("llama")
     scores = one.engine.score([((7,), answers)], end_ids=(), by_token=True)
     one.finish()
-    with pytest.raises(RequestError, match="cannot score by token: .* give each prompt one answer"):
+    with pytest.raises(
+        RequestError, match=r"cannot score by token: .* give each prompt one answer"
+    ):
         scores.result(timeout=0)
 
 

@@ -1,0 +1,174 @@
+"""Reference log-probabilities from `legos serve`: those of the trainer, and bounded if it dies."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from msgspec import structs
+from reference_parity import check_equal_steps, mixed_samples, moved_backend
+
+from legos import GRPOCredit, TrainingConfig, load_model, make_arena, synchronous_training_loop
+from legos.clients import served
+from legos.data.step import BackendConfig
+from legos.device import ModelHandle
+from legos.errors import ConfigError, EngineError, ModelError, TrainerError
+from legos.testing import HttpAnswer, ScriptedServer, serving, write_tiny_model
+from legos.vllm.process import ServerProcess, free_port
+from legos.weights.folder import write_adapter
+from legos.wiring.model import apply_lora
+from legos.wiring.references import reference_servers
+from legos.wiring.trainer import Trainer
+
+FROZEN = "frozen"
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[ModelHandle]:
+    handle = load_model("builtin")
+    apply_lora(handle)
+    yield handle
+    handle.close()
+
+
+@pytest.fixture(scope="module")
+def frozen(model: ModelHandle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an adapter that changes the model."""
+    rng, base = np.random.default_rng(1), model.base_adapter()
+    arrays = {
+        key: (0.1 * rng.standard_normal(np.shape(array))).astype(np.float32)
+        for key, array in base.arrays.items()
+    }
+    folder = tmp_path_factory.mktemp("adapters") / FROZEN
+    folder.mkdir()
+    write_adapter(replace(base, name=FROZEN, version=3, arrays=arrays), folder)
+    return folder
+
+
+def started(folder: Path, *options: str | Path) -> ServerProcess:
+    """A real ``legos serve``."""
+    port = free_port()
+    line = [sys.executable, "-m", "legos", "serve", "--port", str(port), *map(str, options)]
+    server = ServerProcess(line, port=port, log=folder / "log", program="legos serve")
+    server.start()
+    server.wait()
+    return server
+
+
+@pytest.fixture(scope="module")
+def server(frozen: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    one = started(tmp_path_factory.mktemp("server"), "--adapter", f"{FROZEN}={frozen}")
+    yield one
+    one.close()
+
+
+def servers_of(model: ModelHandle, *urls: str, **options: Any) -> Any:
+    config = TrainingConfig(kl_coef=0.3, kl_server=urls, **options)
+    found = reference_servers(config, model, api_key=None)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("adapter", ["base", FROZEN])
+def test_a_step_with_a_server_equals_one_with_its_own_reference(
+    adapter: str, model: ModelHandle, server: ServerProcess, frozen: Path, tmp_path: Path
+) -> None:
+    reference = frozen if adapter == FROZEN else None
+    settings = BackendConfig(betas=(0.0, 0.95), reference=reference)
+    backend = moved_backend(model.make_backend(settings))
+    references = servers_of(model, server.url, server.url, kl_server_adapter=adapter)
+    try:
+        check_equal_steps(references, backend, tmp_path / "states")
+    finally:
+        references.close()
+
+
+def test_a_run_takes_every_reference_from_the_server(server: ServerProcess) -> None:
+    trainer = Trainer(
+        model=load_model("builtin"),
+        config=TrainingConfig(kl_coef=0.3, kl_server=(server.url,), min_samples_per_step=4),
+    )
+    arena = make_arena("nim", trainer.client())
+    arena.credit_assigner, arena.tasks_per_step, arena.group_size = GRPOCredit(), 2, 4
+    seen: list[Any] = []
+
+    async def after(metrics: Any, batches: Sequence[Any]) -> None:
+        seen.extend(sample for batch in batches for sample in batch.samples)
+
+    try:
+        asyncio.run(synchronous_training_loop(arena, trainer, 2, after_step=after, progress=False))
+        newest = [sample for sample in seen if sample.oldest_version == 0]
+        assert newest
+        for sample in newest:  # the policy is still the reference
+            assert sample.reference_logprobs == pytest.approx(sample.logprobs, abs=1e-4)
+        assert len(newest) < len(seen)
+        assert all(sample.reference_logprobs is not None for sample in seen)
+    finally:
+        trainer.close()
+
+
+def test_a_sample_that_cannot_be_scored_says_why(model: ModelHandle, server: ServerProcess) -> None:
+    references = servers_of(model, server.url)
+    sample = mixed_samples()[0]
+    foreign = structs.replace(sample, token_ids=(10**6, *sample.token_ids[1:]))
+    try:
+        assert references([foreign]).result(timeout=60) == [foreign]  # the trainer leaves it out
+        hot = structs.replace(sample, temperature=1.5)
+        with pytest.raises(TrainerError, match=r"temperature 1\.5, and .*score tokens at temperat"):
+            references([hot]).result(timeout=60)
+        one: dict[str, Any] = {"logprobs": (-1.0,), "versions": (0,), "advantages": (0.0,)}
+        one |= {"token_ids": (7,) * 5000, "positions": (4999,), "legal": ((),)}
+        long = structs.replace(sample, **one)
+        with pytest.raises(TrainerError, match=r"training\.kl_server refuse to score a sample: "):
+            references([long]).result(timeout=60)
+    finally:
+        references.close()
+
+
+def test_a_dead_server_is_left_out_and_the_last_one_ends_the_run(
+    model: ModelHandle, server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "RETRIES", 2)  # ten take two minutes
+    second = started(tmp_path)
+    both, alone = servers_of(model, second.url, server.url), servers_of(model, second.url)
+    try:
+        psutil.Process(second.pid).children()[0].kill()
+        began = time.monotonic()
+        filled = both(mixed_samples()).result(timeout=60)
+        assert all(sample.reference_logprobs is not None for sample in filled)
+        with pytest.raises(EngineError, match=r"no server of training\.kl_server .*resume the run"):
+            alone(mixed_samples()).result(timeout=60)
+        assert time.monotonic() - began < 30
+    finally:
+        both.close()
+        alone.close()
+        second.close()
+
+
+def test_a_server_of_another_model_or_without_the_adapter_is_refused(
+    model: ModelHandle, server: ServerProcess, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=r"cannot score .*adapter of training\.kl_server_adapter"):
+        servers_of(model, server.url, kl_server_adapter="nobody")
+    write_tiny_model(tmp_path / "other")
+    other = started(tmp_path, "--model", tmp_path / "other")
+    try:
+        with pytest.raises(ModelError, match=r"has another model than the trainer|cannot score"):
+            servers_of(model, other.url)
+    finally:
+        other.close()
+
+
+def test_a_server_that_reports_no_tokens_is_refused(model: ModelHandle) -> None:
+    listed = {"data": [{"id": "gpt", "owned_by": "somebody"}]}
+    with (
+        serving(ScriptedServer(lambda asked: HttpAnswer(listed))) as url,
+        pytest.raises(ConfigError, match="neither `legos serve` nor vLLM"),
+    ):
+        servers_of(model, url)
