@@ -19,6 +19,8 @@ from legos.clients import served
 from legos.data.step import BackendConfig
 from legos.device import ModelHandle
 from legos.errors import ConfigError, EngineError, ModelError, TrainerError
+from legos.loop.loop import batcher_of, training_loop
+from legos.loop.mix import mix_of
 from legos.testing import HttpAnswer, ScriptedServer, serving, write_tiny_model
 from legos.vllm.process import ServerProcess, free_port
 from legos.weights.folder import write_adapter
@@ -149,6 +151,36 @@ def test_a_dead_server_is_left_out_and_the_last_one_ends_the_run(
         both.close()
         alone.close()
         second.close()
+
+
+def test_a_run_ends_with_its_account_balanced_where_the_only_server_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "RETRIES", 2)
+    server = started(tmp_path)
+    trainer = Trainer(
+        model=load_model("builtin"),
+        config=TrainingConfig(kl_coef=0.3, kl_server=(server.url,), min_samples_per_step=4),
+    )
+    arena = make_arena("nim", trainer.client())
+    arena.credit_assigner, arena.tasks_per_step, arena.group_size = GRPOCredit(), 2, 4
+    batcher = batcher_of(trainer, mix_of(arena))
+
+    async def after(*_: object) -> None:
+        psutil.Process(server.pid).children()[0].kill()
+
+    loop = training_loop(arena, trainer, 50, after_step=after, batcher=batcher, progress=False)
+    try:
+        with pytest.raises(EngineError, match=r"no server of training\.kl_server .*resume the run"):
+            asyncio.run(asyncio.wait_for(loop, 60))
+        assert trainer.step < 50
+        trainer.ledger.check(queued=batcher.num_tokens)
+        waiting = [each for groups in batcher.queued.values() for each in groups]
+        samples = [sample for batch in waiting for sample in batch.samples]
+        assert any(sample.reference_logprobs is None for sample in samples)
+    finally:
+        trainer.close()
+        server.close()
 
 
 def test_a_server_of_another_model_or_without_the_adapter_is_refused(
