@@ -86,7 +86,7 @@ RATIOS: Mapping[str, Mapping[str, Ratio]] = {
             at_most=True,
         ),
         "vllm_small_publish_vs_answer": Ratio(
-            "the same with an adapter of 0.3 MB, against that and the answer to a first request",
+            "the same with an adapter of 0.1 MB, against that and the answer to a first request",
             2,
             at_most=True,
         ),
