@@ -96,7 +96,8 @@ def _check_torch(config: Any) -> None:
     if not config.elsewhere:
         raise ConfigError(
             "device is torch but server is empty; torch trains and does not generate: start a "
-            "server of the model (legos serve) and give its address, or set device to mlx"
+            "server of the model (legos serve) and give its address, set engine to vllm, or set "
+            "device to mlx"
         )
     if training.use_dora:
         raise ConfigError(
