@@ -361,9 +361,9 @@ def test_scores_are_asked_as_whole_answers(tokenizer: ChatTokenizer) -> None:
     asked: list[object] = []
 
     class Scorer(Engine):
-        def score(self, prompts: Sequence, *, end_ids: Sequence[int], adapter: str = "policy"):  # noqa: ANN202
-            asked.append((prompts, end_ids, adapter))
-            return super().score(prompts, end_ids=end_ids, adapter=adapter)
+        def score(self, prompts: Sequence, **options: Any):  # noqa: ANN202
+            asked.append((prompts, options["end_ids"], options["adapter"]))
+            return super().score(prompts, **options)
 
     client = EngineClient(Scorer(), tokenizer)
     chat = [Message("user", "Well?")]

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,21 @@ def test_a_step_with_a_server_equals_one_with_its_own_reference(
         check_equal_steps(references, backend, tmp_path / "states")
     finally:
         references.close()
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_a_step_of_torch_with_a_server_equals_one_with_its_own_reference(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    model = load_model("builtin", device="torch")
+    apply_lora(model)
+    backend = moved_backend(model.make_backend(BackendConfig(betas=(0.0, 0.95))))
+    references = servers_of(model, server.url)
+    try:
+        check_equal_steps(references, backend, tmp_path / "states")
+    finally:
+        references.close()
+        model.close()
 
 
 def test_a_run_takes_every_reference_from_the_server(server: ServerProcess) -> None:
