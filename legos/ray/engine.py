@@ -262,7 +262,8 @@ class RayEngine:
         self._behind.update({asked[each]: (each, adapter.name, number) for each in late})
         for answer in ready:
             try:
-                (info,) = _got(answer)
+                (info,), report = _got(answer)
+                self._reports[report[0]] = report
                 self._lags.loaded(self._name_of[asked[answer]], adapter.name, number)
             except RayActorError:
                 continue  # it has died; it gets the adapter when it comes back
@@ -275,7 +276,6 @@ class RayEngine:
                 raise
             if info != adapter.info:
                 raise EngineError(f"published {adapter.info} but {info} is live")
-        self._ask_reports()
         return adapter.info
 
     def _ready_or_lost(self, asked: Mapping[Any, Link]) -> tuple[list[Any], list[Any]]:

@@ -79,12 +79,19 @@ class EngineActor:
         await self.prepare()
         self._opened.set()
 
-    async def load(self, *adapters: Adapter) -> list[AdapterInfo]:
-        """Load adapters; returns what is live under their names, with digests computed here."""
+    async def load(self, *adapters: Adapter) -> tuple[list[AdapterInfo], Report]:
+        """Load adapters.
+
+        Returns:
+            What is live under their names, with digests computed here; and ``report``, for which
+            the trainer then need not ask.
+        """
         await self.prepare()
         self._names.update(adapter.name for adapter in adapters)
-        loading = [self._engine.load_adapter(adapter) for adapter in adapters]
-        return [await asyncio.wrap_future(each) for each in loading]
+        futures = [self._engine.load_adapter(adapter) for adapter in adapters]
+        loading = asyncio.gather(*map(asyncio.wrap_future, futures))
+        report = await self.report()  # meanwhile
+        return await loading, report
 
     async def drop(self, name: str) -> None:
         """Drop an adapter."""
@@ -106,10 +113,8 @@ class EngineActor:
     async def report(self) -> Report:
         """What this process has done since it was started."""
         await self.prepare()
-        counts = {
-            name: await asyncio.wrap_future(self._engine.tokens_generated(name))
-            for name in self._names
-        }
+        counting = {name: self._engine.tokens_generated(name) for name in self._names}
+        counts = {name: await asyncio.wrap_future(each) for name, each in counting.items()}
         return self._life, counts, self._engine.stats().get("worked_seconds_total", 0.0)
 
     @property
