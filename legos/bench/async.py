@@ -27,7 +27,6 @@ from legos.config.schema import RunConfig
 from legos.credit import GRPOCredit
 from legos.data.episode import Task
 from legos.data.sample import TrainingBatch
-from legos.loop.alternation import Alternation
 from legos.loop.loop import synchronous_training_loop, training_loop
 from legos.loop.trainer import Metrics
 from legos.protocols import Client
@@ -154,7 +153,7 @@ def bench_async(work: Workload) -> Mapping[str, Any]:
     share_cores(2)  # as `legos train` does
     found: dict[str, Any] = {}
     ratios: dict[str, float] = {}
-    kinds = {"compute": work.size(600, 6), "tool": work.size(10, 4), "tails": work.size(10, 4)}
+    kinds = {"compute": work.size(40, 6), "tool": work.size(10, 4), "tails": work.size(10, 4)}
     for kind, steps in kinds.items():
 
         def one(lag: bool, kind: str = kind, steps: int = steps) -> dict[str, Any]:
@@ -194,7 +193,6 @@ def _run(config: RunConfig, kind: str, steps: int, *, lag: bool) -> dict[str, An
                 episode_concurrency=plays,
                 step_concurrency=config.loop.step_concurrency,
                 after_step=note,
-                alternation=Alternation(),  # as in `legos train`
                 progress=False,
             )
         else:

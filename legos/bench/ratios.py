@@ -55,9 +55,7 @@ RATIOS: Mapping[str, Mapping[str, Ratio]] = {
     },
     "async": {
         "compute_async_vs_sync": Ratio(
-            "samples per second with overlap where that is faster, against in turns, where plays "
-            "only compute",
-            0.97,
+            "samples per second with overlap, against in turns, where plays only compute", 0.97
         ),
         "tool_async_vs_sync": Ratio("the same where each play waits 0.5 s for a tool", 1.6),
         "tails_async_vs_sync": Ratio(
