@@ -13,9 +13,9 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
-__all__ = ["num_operations", "of_tree", "peak_of"]
+__all__ = ["exportable_checkpoint", "num_operations", "of_tree", "peak_of"]
 
 WIDTH = 20  # MLX orders a graph breadth first while fewer operations than this wait
 BEHIND = 165  # kernels that the device may run behind: 11 tasks of 10, and measured half as many
@@ -43,7 +43,8 @@ def peak_of(
     """Bytes at the peak of evaluating a function's results, without those of its inputs.
 
     Args:
-        function: builds the graph; it must not evaluate, nor use functions with own gradients.
+        function: builds the graph; it must not evaluate, and its results must not depend on those
+            of ``mx.checkpoint`` or of functions with custom gradients.
         inputs: arrays of the right shapes and types, which may be lazy and stay so.
         behind: kernels by which the device may run behind.
         released: number of inputs, counted from the last, that nothing else holds. Their bytes
@@ -89,6 +90,39 @@ def of_tree(
 def num_operations(function: Callable[..., Sequence[mx.array]], *inputs: mx.array) -> int:
     """Number of operations of a function's graph; arguments and errors as those of ``peak_of``."""
     return len(_graph_of(function, *inputs).ordered())
+
+
+def exportable_checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``mx.checkpoint`` as a graph that MLX can export; only for ``peak_of``.
+
+    MLX makes the graph of a checkpointed function in the backward pass. Here the function's graph
+    is made twice: the results of the first have no gradient, and the gradients are those of the
+    second, which starts from the same arguments after the first has ended. A sum stands where the
+    results are read, and ``_Graph`` reads it as the results of the first alone.
+    """
+
+    def call(*given: Any) -> Any:
+        arguments = _arrays_of(given)
+        constant = [mx.stop_gradient(array) for array in arguments]
+        first = function(*_with_arrays(given, constant))
+        results = _arrays_of(first)
+        held = mx.depends(results, [*constant, *results])  # that depend on themselves: the mark
+        again = mx.depends(arguments, [mx.stop_gradient(array) for array in held])
+        second = _arrays_of(function(*_with_arrays(given, again)))
+        pairs = zip(held, second, strict=True)
+        return _with_arrays(first, [mx.stop_gradient(one) + other for one, other in pairs])
+
+    return call
+
+
+def _arrays_of(tree: Any) -> list[mx.array]:
+    return [value for _, value in tree_flatten(tree) if isinstance(value, mx.array)]
+
+
+def _with_arrays(tree: Any, arrays: Sequence[mx.array]) -> Any:
+    """The tree, with other arrays in place of its own."""
+    fresh = iter(arrays)
+    return tree_map(lambda value: next(fresh) if isinstance(value, mx.array) else value, tree)
 
 
 def _graph_of(function: Callable[..., Sequence[mx.array]], *inputs: mx.array) -> "_Graph":
@@ -151,6 +185,7 @@ class _Graph:
         self.inputs: list[str] = []
         self.results: list[str] = []
         self._operations: list[_Operation] = []
+        self._first: set[str] = set()  # results of checkpointed functions, to be read alone
 
     def take(self, part: Mapping[str, Any]) -> None:
         """Take over one part of what ``mx.export_function`` reports."""
@@ -168,7 +203,14 @@ class _Graph:
             for name, shape, dtype in part["outputs"]:
                 self.arrays[name] = _Array(tuple(shape), dtype.size)
             inputs, outputs = ([each[0] for each in part[key]] for key in ("inputs", "outputs"))
-            self._operations.append(_Operation(part["name"], inputs, outputs, part["arguments"]))
+            kind = part["name"]
+            if kind == "Depends" and not {*inputs[len(outputs) :]}.isdisjoint(
+                inputs[: len(outputs)]
+            ):
+                self._first.update(outputs)
+            elif kind == "Add" and inputs[0] in self._first:
+                kind, inputs = "Depends", inputs[:1]
+            self._operations.append(_Operation(kind, inputs, outputs, part["arguments"]))
 
     def ordered(self) -> list[_Operation]:
         """The operations in the order of MLX's evaluation: from the results, backwards."""
@@ -289,7 +331,7 @@ def _as_view(one: _Operation, inputs: Sequence[_Array], outputs: Sequence[_Array
     if not inputs or one.name not in _VIEWS | _RESHAPES:
         return False
     for number, out in enumerate(outputs):
-        source = inputs[number if len(outputs) == len(inputs) else 0]
+        source = inputs[min(number, len(inputs) - 1)]
         strides = _view(one, source, out.shape)
         if strides is None:
             return False

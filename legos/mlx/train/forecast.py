@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -17,20 +19,19 @@ from legos.mlx.model.forward import split
 from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import insert_lora, lora_arrays, lora_shape
 from legos.mlx.model.machine import num_bytes
-from legos.mlx.model.trace import num_operations, of_tree, peak_of
+from legos.mlx.model.trace import exportable_checkpoint, num_operations, of_tree, peak_of
+from legos.mlx.train.fused_logprob.open_terms import open_terms
 from legos.mlx.train.gradient_check import SHARED
-from legos.mlx.train.prefix_sharing.kv import KeysValues, run_pass
+from legos.mlx.train.prefix_sharing.kv import run_pass
 from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes
 from legos.mlx.train.prefix_sharing.trie import token_trie
+from legos.mlx.train.rematerialisation import rematerialise_layers
 from legos.mlx.train.step_gradients import chunk_positions
 from legos.weights.adapter import LoraShape
 
 __all__ = ["Forecast"]
 
-WHOLE, OTHER = 3.0, 1.2  # arrays [C, V] of the head at once: without chunks; of another policy
-CHUNKED = (3.7, 5.0)  # the same in chunks: while all activations are kept, and with checkpointing
 VARIES = 3 << 20  # bytes by which the peak of one step varies, with the timing of the device
-OPEN_LAYERS = (1, 2)  # layers computed again at a time: usually; of rows in pieces, or with DoRA
 HELD, UPDATED = 4, 9  # copies of LoRA: values, EMA, moments; with gradients and all of them anew
 
 
@@ -65,9 +66,11 @@ class Forecast:
         self._layers = shape.num_layers
         self.lora_bytes = size.policies * num_bytes(lora_arrays(tree))
         self._vocabulary = num_token_ids(tree)
-        self._trunk = _without_ids(tree)
+        if size.checkpointing:
+            rematerialise_layers(tree, checkpoint=exportable_checkpoint)
+        trunk, self._output = split(tree) or (tree, lambda logits: logits)
+        self._trunk = _without_ids(trunk)
         self._num_caches = self._taken_caches()
-        self._width = 0  # bytes of one hidden state; known after a trace
         self.pass_bytes = cache(self._pass_bytes)
 
     def peak_bytes(self, rows: int, length: int) -> int:
@@ -82,63 +85,76 @@ class Forecast:
             raise NotImplementedError("its layers compute one token of a row after the other")
         one = self._pass_of(rows, length)
         trained: Any = lora_arrays(self._tree)
-        if not self._size.checkpointing:
-            peak, _ = self._trace(one, trained, chunked=CHUNKED[0])
-        else:
-            # The backward pass starts without any layer's activations.
-            several = len(one.blocks) > 1 or self._size.use_dora
-            opened = min(OPEN_LAYERS[several], self._layers)
-            whole = self._pass_of(rows, length, share=False)  # equal, with a smaller graph
-            forward, _ = self._trace(whole, {}, chunked=CHUNKED[1])
-            backward, inputs = self._trace(one, _of_last_layers(trained, opened), chunked=0)
-            peak = max(forward + self._layers * inputs, backward + (self._layers - opened) * inputs)
-        return peak + self._size.others * rows * length * self._width + VARIES
+        tree = self._tree
+
+        def gradients(weights: Mapping[str, mx.array], others: Sequence[mx.array]) -> Any:
+            def loss(trained: Any) -> tuple[mx.array, list[mx.array]]:
+                tree.update(tree_unflatten(list(trained.items())))
+                hidden = self._hidden(one)
+                return self._head(hidden, others)
+
+            (_, values), found = mx.value_and_grad(loss)({n: weights[n] for n in trained})
+            return [*values, *found.values()]
+
+        hidden = self._trunk(np.zeros((1, 1), np.int32))
+        others = [
+            mx.zeros((rows * length, hidden.shape[-1]), hidden.dtype)
+            for _ in range(self._size.others)
+        ]
+        peak = of_tree(peak_of, tree, gradients, *others, released=len(others))
+        return peak + VARIES
+
+    def _logits(self, hidden: mx.array) -> mx.array:
+        return self._output(hidden).astype(mx.float32)
 
     @cached_property
     def _one_by_one(self) -> bool:
         """Whether the graph of a row grows with its tokens, as recurrent states make it do."""
         short, longer = (
-            self._trace(self._pass_of(1, length), {}, chunked=0, measure=num_operations)[0]
-            for length in (64, 128)
+            of_tree(num_operations, self._tree, lambda *_: [self._hidden(one)])
+            for one in (self._pass_of(1, length) for length in (64, 128))
         )
         return longer > short
 
-    def _trace(
-        self,
-        one: Pass,
-        trained: Mapping[str, Any],
-        *,
-        chunked: float,
-        measure: Callable[..., int] = peak_of,
-    ) -> tuple[int, int]:
-        """Bytes at the peak of a pass, and bytes of the inputs of one layer.
+    def _hidden(self, one: Pass) -> mx.array:
+        """[P, H] outputs of the trunk at all positions of a pass."""
+        blocks, _ = run_pass(self._trunk, one, self._num_caches)
+        found = [block[_zeros(block), _zeros(block)] for block in blocks]
+        return found[0] if len(found) == 1 else mx.concatenate(found)
 
-        Args:
-            one: the pass.
-            trained: arrays with gradients; none for the forward pass alone.
-            chunked: arrays [C, V] of the output head at once where it is computed in chunks; 0: the
-                head is left out.
-            measure: what to measure instead of the peak.
+    def _head(
+        self, hidden: mx.array, others: Sequence[mx.array]
+    ) -> tuple[mx.array, list[mx.array]]:
+        """What ``head_loss`` computes of the hidden states [P, H] of all policies.
+
+        Returns:
+            What to differentiate, and what is evaluated beside its gradients.
         """
-        tree, inputs = self._tree, 0
+        most = min(len(hidden), chunk_positions(self._vocabulary))
+        states, surrogate, found = mx.stop_gradient(hidden), mx.array(0.0), list[mx.array]()
+        for first in range(0, len(hidden), most):
+            at = mx.arange(first, min(first + most, len(hidden)))
+            tokens = _tokens(len(at))
 
-        def gradients(given: Mapping[str, mx.array], _: Sequence[mx.array]) -> Sequence[mx.array]:
-            def loss(trained: Any) -> mx.array:
-                nonlocal inputs
-                tree.update(tree_unflatten(list(trained.items())))
-                blocks, kept = run_pass(self._trunk, one, self._num_caches)
-                hidden = mx.concatenate([block.flatten(0, 1) for block in blocks])
-                self._width = hidden.nbytes // len(hidden)
-                inputs = hidden.nbytes + _prefix_bytes(one, kept)
-                return mx.sum(hidden * self._cotangent(hidden, chunked) if chunked else hidden)
+            def loss(
+                states: mx.array, at: mx.array = at, tokens: Any = tokens
+            ) -> tuple[mx.array, list[mx.array]]:
+                logits = self._logits(states)
+                known = {
+                    str(n): mx.stop_gradient(self._logits(other[at]))
+                    for n, other in enumerate(others)
+                }
+                logprob = open_terms(logits, known, tokens)["logprob"]
+                values = open_terms(logits, known, tokens, own_gradients=False)
+                weight = sum((values[name] for name in known), values["logprob"])
+                return mx.sum(logprob * mx.stop_gradient(weight)), list(values.values())
 
-            if not trained:
-                return [loss({})]
-            value, found = mx.value_and_grad(loss)({name: given[name] for name in trained})
-            return [value, *found.values()]
-
-        found = of_tree(measure, tree, gradients)
-        return found, inputs
+            (_, values), back = mx.value_and_grad(loss)(states[at])
+            back, *values = [mx.stop_gradient(array) for array in (back, *values)]
+            states = mx.depends([states], [back, *values])[0]
+            surrogate = surrogate + mx.sum(hidden[at] * back)
+            found += values
+        return surrogate, found
 
     def _taken_caches(self) -> int:
         """The number of caches; 0 where the architecture does not take those of prefixes."""
@@ -149,25 +165,12 @@ class Forecast:
             return 0
         return count
 
-    def _pass_of(self, rows: int, length: int, *, share: bool = True) -> Pass:
+    def _pass_of(self, rows: int, length: int) -> Pass:
         """The pass of rows that have no token in common."""
         tokens = np.zeros((rows, length), np.int32)
         tokens[:, 0] = np.arange(rows)
-        trie = token_trie(list(tokens), share=share and self._num_caches > 0)
+        trie = token_trie(list(tokens), share=self._num_caches > 0)
         return plan_passes(trie, max_tokens=rows * length)[0]
-
-    def _cotangent(self, hidden: mx.array, chunked: float) -> mx.array:
-        """The cotangent of the hidden states, with an array of the size of the head's chunk."""
-        whole, most = hidden.size // hidden.shape[-1], chunk_positions(self._vocabulary)
-        positions = min(whole, most)
-        arrays = (WHOLE if whole <= most else chunked) + OTHER * self._size.others
-        chunk = mx.broadcast_to(
-            mx.sum(hidden, keepdims=True).reshape(1).astype(mx.float32),
-            (int(arrays * positions * self._vocabulary),),
-        )
-        factor = mx.sum(chunk + 1.0).astype(hidden.dtype)
-        return mx.stop_gradient(mx.zeros_like(hidden) * factor)
-
 
 class _ExpertsAsOne(LoRASwitchLinear):
     """Stands for LoRA of experts, with arrays of the same sizes: all tokens go to one expert.
@@ -200,27 +203,23 @@ def _insert(tree: nn.Module, shape: LoraShape) -> None:
             module.__class__ = _ExpertsAsOne
 
 
-def _without_ids(tree: nn.Module) -> Callable[..., mx.array]:
-    """The trunk of a tree, for token ids of which only the shape is used: none is allocated."""
-    trunk = (split(tree) or (tree, None))[0]
-    return lambda ids, **given: trunk(mx.zeros(ids.shape, ids.dtype), **given)
+def _without_ids(trunk: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """A trunk for token ids of which only the shape is used: none is allocated.
+
+    Each call has other ids, or MLX would trace the first operations of equal calls as one.
+    """
+    number = count()
+    return lambda ids, **given: trunk(mx.full(ids.shape, next(number), mx.int32), **given)
 
 
-def _prefix_bytes(one: Pass, kept: Mapping[int, Sequence[KeysValues]]) -> int:
-    """Bytes of the keys and values before the rows of all blocks, in one layer."""
-    own = next(iter(kept.values()), None)
-    if own is None:
-        return 0
-    keys, values = own[0]
-    of_token = (keys.nbytes + values.nbytes) // keys.shape[2]
-    return of_token * sum(len(block.starts) * max(block.starts) for block in one.blocks)
+def _zeros(block: mx.array) -> mx.array:
+    """An index for every position of a block [R, T, ..]."""
+    return mx.zeros(block.shape[0] * block.shape[1], mx.int32)
 
 
-def _of_last_layers(arrays: dict[str, Any], count: int) -> dict[str, Any]:
-    """The arrays of the last layers with LoRA."""
-
-    def number(name: str) -> int:
-        return max((int(part) for part in name.split(".") if part.isdigit()), default=-1)
-
-    last = sorted({number(name) for name in arrays})[-count:]
-    return {name: array for name, array in arrays.items() if number(name) in last}
+def _tokens(count: int) -> Any:
+    """Stands for the arrays of a chunk in which each of C logit positions has one token."""
+    index = mx.zeros((count, 1), mx.int32)
+    return SimpleNamespace(
+        positions=SimpleNamespace(tempered=False), logit_index=index, target=index
+    )

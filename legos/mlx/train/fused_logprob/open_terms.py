@@ -22,13 +22,17 @@ from legos.losses.total import BatchArrays, Terms
 __all__ = ["open_terms"]
 
 
-def open_terms(logits: mx.array, others: Terms, arrays: BatchArrays) -> Terms:
+def open_terms(
+    logits: mx.array, others: Terms, arrays: BatchArrays, *, own_gradients: bool = True
+) -> Terms:
     """``token_terms`` for batches without legal tokens, and divergences on chosen tokens only.
 
     Args:
         logits: [C, V] float32 logits of the policy being trained.
         others: name -> [C, V] logits of other policies, without gradient.
         arrays: the tokens and their logit positions.
+        own_gradients: False computes the same values by functions without custom gradients, of
+            which MLX can export the graph.
     """
     positions, at, target = arrays.positions, arrays.logit_index, arrays.target
 
@@ -50,8 +54,10 @@ def open_terms(logits: mx.array, others: Terms, arrays: BatchArrays) -> Terms:
 
     x = tempered(logits)
     known = _normalised(mx.stop_gradient(x))
-    entropy: Any = _entropy(x, *known)
-    found = {"logprob": trained(x, *known), "entropy": entropy[at]}
+    if own_gradients:
+        found = {"logprob": trained(x, *known), "entropy": _open_entropy(x, *known)[at]}
+    else:
+        found = {"logprob": chosen(x, known[0]), "entropy": _entropy(x, *known)[at]}
     for name, other in others.items():
         x = tempered(other)
         found[name] = chosen(x, _normalised(x)[0])  # same rounding: equal policies differ by 0
@@ -66,13 +72,15 @@ def _normalised(x: mx.array) -> tuple[mx.array, mx.array]:
     return (x_t - mx.log(p_t))[:, 0], p
 
 
-@mx.custom_function
 def _entropy(x: mx.array, n: mx.array, p: mx.array) -> mx.array:
-    """[C] entropy H; only x gets a gradient."""
+    """[C] entropy H."""
     return mx.sum(p * (n[:, None] - x), axis=1)  # n - p x would lose digits
 
 
-@_entropy.vjp
+_open_entropy: Any = mx.custom_function(_entropy)  # only x gets a gradient
+
+
+@_open_entropy.vjp
 def _gradient_of_entropy(primals: Any, cotangent: mx.array, entropy: mx.array) -> Any:
     x, n, p = primals
     gradient = ((cotangent * (n - entropy))[:, None] - cotangent[:, None] * x) * p
