@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import count
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -13,7 +12,12 @@ from mlx.utils import tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tuner.lora import LoRASwitchLinear
 
+from legos.data.batch import Batch, make_batch
+from legos.data.chunks import chunks_of
 from legos.data.limits import TrainingSize
+from legos.data.sample import Sample
+from legos.losses.objective import Objective
+from legos.losses.total import BatchArrays, token_loss
 from legos.mlx.model.dora import insert_dora
 from legos.mlx.model.forward import split
 from legos.mlx.model.load import num_token_ids
@@ -33,6 +37,7 @@ __all__ = ["Forecast"]
 
 VARIES = 3 << 20  # bytes by which the peak of one step varies, with the timing of the device
 HELD, UPDATED = 4, 9  # copies of LoRA: values, EMA, moments; with gradients and all of them anew
+_COEFFICIENT = {"reference": "kl_coef", "ema": "ema_kl_coef"}  # name -> field of an objective
 
 
 class Forecast:
@@ -134,27 +139,35 @@ class Forecast:
         states, surrogate, found = mx.stop_gradient(hidden), mx.array(0.0), list[mx.array]()
         for first in range(0, len(hidden), most):
             at = mx.arange(first, min(first + most, len(hidden)))
-            tokens = _tokens(len(at))
-
-            def loss(
-                states: mx.array, at: mx.array = at, tokens: Any = tokens
-            ) -> tuple[mx.array, list[mx.array]]:
-                logits = self._logits(states)
-                known = {
-                    str(n): mx.stop_gradient(self._logits(other[at]))
-                    for n, other in enumerate(others)
-                }
-                logprob = open_terms(logits, known, tokens)["logprob"]
-                values = open_terms(logits, known, tokens, own_gradients=False)
-                weight = sum((values[name] for name in known), values["logprob"])
-                return mx.sum(logprob * mx.stop_gradient(weight)), list(values.values())
-
-            (_, values), back = mx.value_and_grad(loss)(states[at])
+            (_, values), back = mx.value_and_grad(self._chunk)(
+                states[at], [other[at] for other in others]
+            )
             back, *values = [mx.stop_gradient(array) for array in (back, *values)]
             states = mx.depends([states], [back, *values])[0]
             surrogate = surrogate + mx.sum(hidden[at] * back)
             found += values
         return surrogate, found
+
+    def _chunk(
+        self, states: mx.array, of_others: Sequence[mx.array]
+    ) -> tuple[mx.array, list[mx.array]]:
+        """The same of a chunk of C logit positions, from the hidden states [C, H]."""
+        names = ("reference", "ema")[: len(of_others)]
+        objective = Objective(**{_COEFFICIENT[name]: 0.1 for name in names})
+        arrays = BatchArrays(mx, _batch(len(states)))
+        logits = self._logits(states)
+        others = {
+            name: mx.stop_gradient(self._logits(other))
+            for name, other in zip(names, of_others, strict=True)
+        }
+        terms = open_terms(logits, others, arrays, own_gradients=False)
+
+        def loss(logprob: mx.array) -> tuple[mx.array, mx.array]:
+            return token_loss(mx, {**terms, "logprob": logprob}, arrays, objective)
+
+        (value, sums), along = mx.value_and_grad(loss)(mx.stop_gradient(terms["logprob"]))
+        logprob = open_terms(logits, others, arrays)["logprob"]
+        return mx.sum(logprob * mx.stop_gradient(along)), [value, sums, terms["logprob"]]
 
     def _taken_caches(self) -> int:
         """The number of caches; 0 where the architecture does not take those of prefixes."""
@@ -217,9 +230,18 @@ def _zeros(block: mx.array) -> mx.array:
     return mx.zeros(block.shape[0] * block.shape[1], mx.int32)
 
 
-def _tokens(count: int) -> Any:
-    """Stands for the arrays of a chunk in which each of C logit positions has one token."""
-    index = mx.zeros((count, 1), mx.int32)
-    return SimpleNamespace(
-        positions=SimpleNamespace(tempered=False), logit_index=index, target=index
+@cache
+def _batch(count: int) -> Batch:
+    """A batch in which each of C logit positions has one token, as ``Chunk`` has it."""
+    sample = Sample(
+        token_ids=(0,) * (count + 1),
+        positions=tuple(range(1, count + 1)),
+        logprobs=(-1.0,) * count,
+        versions=(0,) * count,
+        advantages=(1.0,) * count,
+        legal=((),) * count,
     )
+    whole = make_batch(
+        np.zeros((1, count), np.int32), [sample], [1.0], [[(0, n) for n in range(count)]]
+    )
+    return chunks_of(whole, count)[0][0].batch
