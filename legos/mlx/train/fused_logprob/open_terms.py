@@ -55,9 +55,11 @@ def open_terms(
     x = tempered(logits)
     known = _normalised(mx.stop_gradient(x))
     if own_gradients:
-        found = {"logprob": trained(x, *known), "entropy": _open_entropy(x, *known)[at]}
-    else:
-        found = {"logprob": chosen(x, known[0]), "entropy": _entropy(x, *known)[at]}
+        logprob, entropy = trained(x, *known), _open_entropy(x, *known)
+    else:  # MLX holds the arguments until the results are computed
+        results = chosen(x, known[0]), _entropy(x, *known)
+        logprob, entropy = (mx.depends([result], [x, *known])[0] for result in results)
+    found = {"logprob": logprob, "entropy": entropy[at]}
     for name, other in others.items():
         x = tempered(other)
         found[name] = chosen(x, _normalised(x)[0])  # same rounding: equal policies differ by 0
