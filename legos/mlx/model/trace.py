@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 __all__ = ["exportable_checkpoint", "num_operations", "of_tree", "peak_of"]
 
 WIDTH = 20  # MLX orders a graph breadth first while fewer operations than this wait
-BEHIND = 165  # kernels that the device may run behind: 11 tasks of 10, and measured half as many
+BEHIND = 110  # dispatches that the device may run behind: 11 tasks of 10
 DONATED = 1 << 14  # bytes by which a donated buffer may exceed the output
 _VIEWS = {
     "AsStrided", "Broadcast", "BroadcastAxes", "Copy", "CustomTransforms", "Depends", "ExpandDims",
@@ -134,10 +134,11 @@ def _graph_of(function: Callable[..., Sequence[mx.array]], *inputs: mx.array) ->
     return graph
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Buffer:
     size: int  # bytes
     uses: int = 0  # arrays in it that are still read
+    held: int = -BEHIND  # dispatch up to which the device holds it
 
 
 @dataclass(slots=True)
@@ -272,9 +273,17 @@ class _Run:
             if not _as_view(one, inputs, outputs):
                 self._kernels += 1
                 if one.name in _PRODUCTS:
-                    copied = sum(array.nbytes for array in inputs[:2] if not _multipliable(array))
+                    copies = [array.nbytes for array in inputs[:2] if not _multipliable(array)]
+                    self._kernels += len(copies) + (one.name == "AddMM")
+                    copied = sum(copies)
                     self._allocate(copied)
+                elif one.name == "Concatenate":
+                    self._kernels += len(inputs) - 1
                 self._compute(one, inputs, outputs)
+                made = [array.buffer for array in outputs]
+                for array in inputs:
+                    if array.buffer is not None and array.buffer not in made:
+                        array.buffer.held = self._kernels
             for array in outputs:
                 if array.buffer is not None:
                     array.buffer.uses += 1
@@ -296,10 +305,21 @@ class _Run:
             alike = [array for array in inputs if array.shape == out.shape and array.gapless]
             if alike and all(a.strides == alike[0].strides or not any(a.strides) for a in inputs):
                 out.strides = alike[0].strides
-            out.buffer = next((a.buffer for a in alike if _is_donated(a, out)), None)
+            out.buffer = next((a.buffer for a in alike if self._is_donated(a, out)), None)
         for out in outputs:
             if out.buffer is None:
                 out.buffer = self._allocate(out.nbytes)
+
+    def _is_donated(self, array: _Array, out: _Array) -> bool:
+        """Whether an output gets the buffer of an input that nobody else reads."""
+        buffer = array.buffer
+        return (
+            buffer is not None
+            and array.readers == buffer.uses == 1
+            and buffer.held <= self._kernels - self._behind
+            and array.itemsize == out.itemsize
+            and buffer.size <= out.nbytes + DONATED
+        )
 
     def _release(self, inputs: Sequence[_Array], outputs: Sequence[_Array], copied: int) -> None:
         """Count down the readers; a buffer without any is released when the device gets there."""
@@ -313,17 +333,6 @@ class _Run:
         self._late.append((self._kernels, freed))
         while self._late and self._late[0][0] <= self._kernels - self._behind:
             self._bytes -= self._late.popleft()[1]
-
-
-def _is_donated(array: _Array, out: _Array) -> bool:
-    """Whether an output gets the buffer of an input that nobody else reads."""
-    buffer = array.buffer
-    return (
-        buffer is not None
-        and array.readers == buffer.uses == 1
-        and array.itemsize == out.itemsize
-        and buffer.size <= out.nbytes + DONATED
-    )
 
 
 def _as_view(one: _Operation, inputs: Sequence[_Array], outputs: Sequence[_Array]) -> bool:
