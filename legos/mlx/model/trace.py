@@ -160,13 +160,19 @@ class _Array:
         return all(count == 1 or stride == expected for count, stride, expected in own)
 
     @property
+    def distinct(self) -> int:
+        """Number of elements in memory, which broadcast axes share."""
+        pairs = zip(self.strides, self.shape, strict=True)
+        return math.prod(count for stride, count in pairs if stride)
+
+    @property
     def gapless(self) -> bool:
-        """Whether it is dense in some order of its axes."""
+        """Whether it is dense in some order of its axes, broadcast ones left out."""
         size = 1
         for stride, count in sorted(zip(self.strides, self.shape, strict=True)):
-            if count > 1 and stride != size:
+            if count > 1 and stride and stride != size:
                 return False
-            size *= count
+            size *= count if stride else 1
         return True
 
 
@@ -303,12 +309,13 @@ class _Run:
         if one.name not in _NEVER_DONATED and len(outputs) == 1:
             out = outputs[0]
             alike = [array for array in inputs if array.shape == out.shape and array.gapless]
+            alike.sort(key=lambda array: -array.distinct)
             if alike and all(a.strides == alike[0].strides or not any(a.strides) for a in inputs):
                 out.strides = alike[0].strides
             out.buffer = next((a.buffer for a in alike if self._is_donated(a, out)), None)
         for out in outputs:
             if out.buffer is None:
-                out.buffer = self._allocate(out.nbytes)
+                out.buffer = self._allocate(out.distinct * out.itemsize)
 
     def _is_donated(self, array: _Array, out: _Array) -> bool:
         """Whether an output gets the buffer of an input that nobody else reads."""
@@ -318,6 +325,7 @@ class _Run:
             and array.readers == buffer.uses == 1
             and buffer.held <= self._kernels - self._behind
             and array.itemsize == out.itemsize
+            and array.distinct == out.distinct
             and buffer.size <= out.nbytes + DONATED
         )
 
