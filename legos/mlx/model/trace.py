@@ -211,9 +211,8 @@ class _Graph:
                 self.arrays[name] = _Array(tuple(shape), dtype.size)
             inputs, outputs = ([each[0] for each in part[key]] for key in ("inputs", "outputs"))
             kind = part["name"]
-            if kind == "Depends" and not {*inputs[len(outputs) :]}.isdisjoint(
-                inputs[: len(outputs)]
-            ):
+            if kind == "Depends" and inputs[-len(outputs) :] == inputs[: len(outputs)]:
+                kind, inputs = "CustomTransforms", inputs[len(outputs) :]
                 self._first.update(outputs)
             elif kind == "Add" and inputs[0] in self._first:
                 kind, inputs = "Depends", inputs[:1]
@@ -348,7 +347,8 @@ def _as_view(one: _Operation, inputs: Sequence[_Array], outputs: Sequence[_Array
     if not inputs or one.name not in _VIEWS | _RESHAPES:
         return False
     for number, out in enumerate(outputs):
-        source = inputs[min(number, len(inputs) - 1)]
+        last = len(inputs) - (len(outputs) if one.name == "CustomTransforms" else 1)
+        source = inputs[last + number] if one.name == "CustomTransforms" else inputs[min(number, last)]
         strides = _view(one, source, out.shape)
         if strides is None:
             return False

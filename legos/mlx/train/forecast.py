@@ -99,7 +99,8 @@ class Forecast:
                 return self._head(hidden, others)
 
             (_, values), found = mx.value_and_grad(loss)({n: weights[n] for n in trained})
-            return [*values, *found.values()]
+            before = (mx.full(array.shape, n, array.dtype) for n, array in enumerate(found.values()))
+            return [*values, *(one + array for one, array in zip(before, found.values(), strict=True))]
 
         hidden = self._trunk(np.zeros((1, 1), np.int32))
         others = [
@@ -135,7 +136,9 @@ class Forecast:
         Returns:
             What to differentiate, and what is evaluated beside its gradients.
         """
-        most = min(len(hidden), chunk_positions(self._vocabulary))
+        most = chunk_positions(self._vocabulary)
+        if len(hidden) <= most:
+            return self._chunk(hidden, others)
         states, surrogate, found = mx.stop_gradient(hidden), mx.array(0.0), list[mx.array]()
         for first in range(0, len(hidden), most):
             at = mx.arange(first, min(first + most, len(hidden)))
