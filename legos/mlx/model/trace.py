@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
-__all__ = ["exportable_checkpoint", "num_operations", "of_tree", "peak_of"]
+__all__ = ["custom_results", "exportable_checkpoint", "num_operations", "of_tree", "peak_of"]
 
 WIDTH = 20  # MLX orders a graph breadth first while fewer operations than this wait
 BEHIND = 110  # dispatches that the device may run behind: 11 tasks of 10
@@ -105,14 +105,23 @@ def exportable_checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
         arguments = _arrays_of(given)
         constant = [mx.stop_gradient(array) for array in arguments]
         first = function(*_with_arrays(given, constant))
-        results = _arrays_of(first)
-        held = mx.depends(results, [*constant, *results])  # that depend on themselves: the mark
+        held = _marked(_arrays_of(first), constant)
         again = mx.depends(arguments, [mx.stop_gradient(array) for array in held])
         second = _arrays_of(function(*_with_arrays(given, again)))
         pairs = zip(held, second, strict=True)
         return _with_arrays(first, [mx.stop_gradient(one) + other for one, other in pairs])
 
     return call
+
+
+def custom_results(results: list[mx.array], arguments: list[mx.array]) -> list[mx.array]:
+    """Results without gradient, held with the arguments as those of a custom function are."""
+    return mx.depends(_marked(results, arguments), [])
+
+
+def _marked(results: list[mx.array], arguments: list[mx.array]) -> list[mx.array]:
+    """Results that depend on the arguments and on themselves, by which ``_Graph`` knows them."""
+    return mx.depends(results, [*arguments, *results])
 
 
 def _arrays_of(tree: Any) -> list[mx.array]:
@@ -211,8 +220,9 @@ class _Graph:
                 self.arrays[name] = _Array(tuple(shape), dtype.size)
             inputs, outputs = ([each[0] for each in part[key]] for key in ("inputs", "outputs"))
             kind = part["name"]
-            if kind == "Depends" and inputs[-len(outputs) :] == inputs[: len(outputs)]:
-                kind, inputs = "CustomTransforms", inputs[len(outputs) :]
+            own, rest = inputs[: len(outputs)], inputs[len(outputs) :]
+            if kind == "Depends" and rest[-len(outputs) :] == own:
+                kind, inputs = "CustomTransforms", rest
                 self._first.update(outputs)
             elif kind == "Add" and inputs[0] in self._first:
                 kind, inputs = "Depends", inputs[:1]
@@ -347,8 +357,8 @@ def _as_view(one: _Operation, inputs: Sequence[_Array], outputs: Sequence[_Array
     if not inputs or one.name not in _VIEWS | _RESHAPES:
         return False
     for number, out in enumerate(outputs):
-        last = len(inputs) - (len(outputs) if one.name == "CustomTransforms" else 1)
-        source = inputs[last + number] if one.name == "CustomTransforms" else inputs[min(number, last)]
+        own = inputs[-len(outputs) :] if one.name == "CustomTransforms" else inputs
+        source = own[min(number, len(own) - 1)]
         strides = _view(one, source, out.shape)
         if strides is None:
             return False

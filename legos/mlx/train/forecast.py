@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_unflatten
+from mlx.utils import tree_map, tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tuner.lora import LoRASwitchLinear
 
@@ -35,7 +35,8 @@ from legos.weights.adapter import LoraShape
 
 __all__ = ["Forecast"]
 
-VARIES = 3 << 20  # bytes by which the peak of one step varies, with the timing of the device
+VARIES = 1 << 20  # bytes by which the peak of one step varies, with the timing of the device
+LOGITS = 2  # arrays of logits [C, V] by which it varies, for the same reason
 HELD, UPDATED = 4, 9  # copies of LoRA: values, EMA, moments; with gradients and all of them anew
 _COEFFICIENT = {"reference": "kl_coef", "ema": "ema_kl_coef"}  # name -> field of an objective
 
@@ -108,7 +109,8 @@ class Forecast:
             for _ in range(self._size.others)
         ]
         peak = of_tree(peak_of, tree, gradients, *others, released=len(others))
-        return peak + VARIES
+        logits = min(rows * length, chunk_positions(self._vocabulary)) * self._vocabulary
+        return peak + VARIES + LOGITS * mx.float32.size * logits
 
     def _logits(self, hidden: mx.array) -> mx.array:
         return self._output(hidden).astype(mx.float32)
@@ -139,17 +141,18 @@ class Forecast:
         most = chunk_positions(self._vocabulary)
         if len(hidden) <= most:
             return self._chunk(hidden, others)
-        states, surrogate, found = mx.stop_gradient(hidden), mx.array(0.0), list[mx.array]()
+        states, surrogate = mx.stop_gradient(hidden), mx.array(0.0)
+        value = sums = mx.array(0.0)
+        logprobs: list[mx.array] = []
         for first in range(0, len(hidden), most):
             at = mx.arange(first, min(first + most, len(hidden)))
-            (_, values), back = mx.value_and_grad(self._chunk)(
-                states[at], [other[at] for other in others]
-            )
-            back, *values = [mx.stop_gradient(array) for array in (back, *values)]
-            states = mx.depends([states], [back, *values])[0]
+            found = mx.value_and_grad(self._chunk)(states[at], [other[at] for other in others])
+            (_, (part, counted, logprob)), back = tree_map(mx.stop_gradient, found)
+            states = mx.depends([states], [part, counted, logprob, back])[0]
+            value, sums = value + part, sums + counted
+            logprobs.append(logprob)
             surrogate = surrogate + mx.sum(hidden[at] * back)
-            found += values
-        return surrogate, found
+        return surrogate, [value, sums, mx.concatenate(logprobs)]
 
     def _chunk(
         self, states: mx.array, of_others: Sequence[mx.array]

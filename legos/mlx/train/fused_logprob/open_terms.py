@@ -18,6 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from legos.losses.total import BatchArrays, Terms
+from legos.mlx.model.trace import custom_results
 
 __all__ = ["open_terms"]
 
@@ -56,9 +57,11 @@ def open_terms(
     known = _normalised(mx.stop_gradient(x))
     if own_gradients:
         logprob, entropy = trained(x, *known), _open_entropy(x, *known)
-    else:  # MLX holds the arguments until the results are computed
-        results = chosen(x, known[0]), _entropy(x, *known)
-        logprob, entropy = (mx.depends([result], [x, *known])[0] for result in results)
+    else:
+        logprob, entropy = (
+            custom_results([result], [x, *known])[0]
+            for result in (chosen(x, known[0]), _entropy(x, *known))
+        )
     found = {"logprob": logprob, "entropy": entropy[at]}
     for name, other in others.items():
         x = tempered(other)
