@@ -13,9 +13,9 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_map, tree_unflatten
+from mlx.utils import tree_flatten, tree_unflatten
 
-__all__ = ["custom_results", "exportable_checkpoint", "num_operations", "of_tree", "peak_of"]
+__all__ = ["num_operations", "of_tree", "peak_of"]
 
 WIDTH = 20  # MLX orders a graph breadth first while fewer operations than this wait
 BEHIND = 110  # dispatches that the device may run behind: 11 tasks of 10
@@ -44,7 +44,8 @@ def peak_of(
 
     Args:
         function: builds the graph; it must not evaluate, and its results must not depend on those
-            of ``mx.checkpoint`` or of functions with custom gradients.
+            of ``mx.checkpoint`` or of functions with custom gradients; ``exportable`` has
+            what stands for these.
         inputs: arrays of the right shapes and types, which may be lazy and stay so.
         behind: kernels by which the device may run behind.
         released: number of inputs, counted from the last, that nothing else holds. Their bytes
@@ -90,48 +91,6 @@ def of_tree(
 def num_operations(function: Callable[..., Sequence[mx.array]], *inputs: mx.array) -> int:
     """Number of operations of a function's graph; arguments and errors as those of ``peak_of``."""
     return len(_graph_of(function, *inputs).ordered())
-
-
-def exportable_checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``mx.checkpoint`` as a graph that MLX can export; only for ``peak_of``.
-
-    MLX makes the graph of a checkpointed function in the backward pass. Here the function's graph
-    is made twice: the results of the first have no gradient, and the gradients are those of the
-    second, which starts from the same arguments after the first has ended. A sum stands where the
-    results are read, and ``_Graph`` reads it as the results of the first alone.
-    """
-
-    def call(*given: Any) -> Any:
-        arguments = _arrays_of(given)
-        constant = [mx.stop_gradient(array) for array in arguments]
-        first = function(*_with_arrays(given, constant))
-        held = _marked(_arrays_of(first), constant)
-        again = mx.depends(arguments, [mx.stop_gradient(array) for array in held])
-        second = _arrays_of(function(*_with_arrays(given, again)))
-        pairs = zip(held, second, strict=True)
-        return _with_arrays(first, [mx.stop_gradient(one) + other for one, other in pairs])
-
-    return call
-
-
-def custom_results(results: list[mx.array], arguments: list[mx.array]) -> list[mx.array]:
-    """Results without gradient, held with the arguments as those of a custom function are."""
-    return mx.depends(_marked(results, arguments), [])
-
-
-def _marked(results: list[mx.array], arguments: list[mx.array]) -> list[mx.array]:
-    """Results that depend on the arguments and on themselves, by which ``_Graph`` knows them."""
-    return mx.depends(results, [*arguments, *results])
-
-
-def _arrays_of(tree: Any) -> list[mx.array]:
-    return [value for _, value in tree_flatten(tree) if isinstance(value, mx.array)]
-
-
-def _with_arrays(tree: Any, arrays: Sequence[mx.array]) -> Any:
-    """The tree, with other arrays in place of its own."""
-    fresh = iter(arrays)
-    return tree_map(lambda value: next(fresh) if isinstance(value, mx.array) else value, tree)
 
 
 def _graph_of(function: Callable[..., Sequence[mx.array]], *inputs: mx.array) -> "_Graph":

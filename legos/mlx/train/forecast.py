@@ -1,6 +1,7 @@
 """What training will need, from the shapes of a model's arrays, before any is loaded."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, cached_property
 from itertools import count
 from typing import Any
@@ -12,18 +13,19 @@ from mlx.utils import tree_map, tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tuner.lora import LoRASwitchLinear
 
-from legos.data.batch import Batch, make_batch
+from legos.data.batch import make_batch
 from legos.data.chunks import chunks_of
 from legos.data.limits import TrainingSize
 from legos.data.sample import Sample
 from legos.losses.objective import Objective
 from legos.losses.total import BatchArrays, token_loss
 from legos.mlx.model.dora import insert_dora
+from legos.mlx.model.exportable import exportable_checkpoint
 from legos.mlx.model.forward import split
 from legos.mlx.model.load import num_token_ids
 from legos.mlx.model.lora import insert_lora, lora_arrays, lora_shape
 from legos.mlx.model.machine import num_bytes
-from legos.mlx.model.trace import exportable_checkpoint, num_operations, of_tree, peak_of
+from legos.mlx.model.trace import num_operations, of_tree, peak_of
 from legos.mlx.train.fused_logprob.open_terms import open_terms
 from legos.mlx.train.gradient_check import SHARED
 from legos.mlx.train.prefix_sharing.kv import run_pass
@@ -37,8 +39,8 @@ __all__ = ["Forecast"]
 
 VARIES = 1 << 20  # bytes by which the peak of one step varies, with the timing of the device
 LOGITS = 2  # arrays of logits [C, V] by which it varies, for the same reason
+CHUNKS = 6  # chunks of the head that are traced; the peak is that of any of them
 HELD, UPDATED = 4, 9  # copies of LoRA: values, EMA, moments; with gradients and all of them anew
-_COEFFICIENT = {"reference": "kl_coef", "ema": "ema_kl_coef"}  # name -> field of an objective
 
 
 class Forecast:
@@ -69,15 +71,13 @@ class Forecast:
             use_dora=size.use_dora,
         )
         _insert(tree, shape)
-        self._layers = shape.num_layers
         self.lora_bytes = size.policies * num_bytes(lora_arrays(tree))
         self._vocabulary = num_token_ids(tree)
-        if size.checkpointing:
-            rematerialise_layers(tree, checkpoint=exportable_checkpoint)
         trunk, self._output = split(tree) or (tree, lambda logits: logits)
         self._trunk = _without_ids(trunk)
         self._num_caches = self._taken_caches()
         self.pass_bytes = cache(self._pass_bytes)
+        self._chunk_arrays = cache(_chunk_arrays)
 
     def peak_bytes(self, rows: int, length: int) -> int:
         """Peak bytes of a step whose largest pass has R rows of some tokens."""
@@ -100,17 +100,30 @@ class Forecast:
                 return self._head(hidden, others)
 
             (_, values), found = mx.value_and_grad(loss)({n: weights[n] for n in trained})
-            before = (mx.full(array.shape, n, array.dtype) for n, array in enumerate(found.values()))
-            return [*values, *(one + array for one, array in zip(before, found.values(), strict=True))]
+            return [*values, *_summed(list(found.values()))]
 
         hidden = self._trunk(np.zeros((1, 1), np.int32))
         others = [
             mx.zeros((rows * length, hidden.shape[-1]), hidden.dtype)
             for _ in range(self._size.others)
         ]
-        peak = of_tree(peak_of, tree, gradients, *others, released=len(others))
+        with self._checkpointed():
+            peak = of_tree(peak_of, tree, gradients, *others, released=len(others))
         logits = min(rows * length, chunk_positions(self._vocabulary)) * self._vocabulary
         return peak + VARIES + LOGITS * mx.float32.size * logits
+
+    @contextmanager
+    def _checkpointed(self) -> Iterator[None]:
+        """Within the block, layers are checkpointed if they are in training."""
+        layers = list(self._tree.layers or ())
+        kinds = [type(layer) for layer in layers]
+        if self._size.checkpointing:
+            rematerialise_layers(self._tree, checkpoint=exportable_checkpoint)
+        try:
+            yield
+        finally:
+            for layer, kind in zip(layers, kinds, strict=True):
+                layer.__class__ = kind
 
     def _logits(self, hidden: mx.array) -> mx.array:
         return self._output(hidden).astype(mx.float32)
@@ -118,11 +131,11 @@ class Forecast:
     @cached_property
     def _one_by_one(self) -> bool:
         """Whether the graph of a row grows with its tokens, as recurrent states make it do."""
-        short, longer = (
-            of_tree(num_operations, self._tree, lambda *_: [self._hidden(one)])
-            for one in (self._pass_of(1, length) for length in (64, 128))
-        )
-        return longer > short
+
+        def operations(one: Pass) -> int:
+            return of_tree(num_operations, self._tree, lambda *_: [self._hidden(one)])
+
+        return operations(self._pass_of(1, 128)) > operations(self._pass_of(1, 64))
 
     def _hidden(self, one: Pass) -> mx.array:
         """[P, H] outputs of the trunk at all positions of a pass."""
@@ -144,14 +157,18 @@ class Forecast:
         states, surrogate = mx.stop_gradient(hidden), mx.array(0.0)
         value = sums = mx.array(0.0)
         logprobs: list[mx.array] = []
-        for first in range(0, len(hidden), most):
-            at = mx.arange(first, min(first + most, len(hidden)))
+        traced = min(len(hidden), CHUNKS * most)
+        for first in range(0, traced, most):
+            at = mx.arange(first, min(first + most, traced))
             found = mx.value_and_grad(self._chunk)(states[at], [other[at] for other in others])
             (_, (part, counted, logprob)), back = tree_map(mx.stop_gradient, found)
             states = mx.depends([states], [part, counted, logprob, back])[0]
             value, sums = value + part, sums + counted
             logprobs.append(logprob)
             surrogate = surrogate + mx.sum(hidden[at] * back)
+        if traced < len(hidden):  # further chunks add their cotangents alone
+            at = mx.arange(traced, len(hidden))
+            surrogate = surrogate + mx.sum(hidden[at] * mx.stop_gradient(states[at] + 1))
         return surrogate, [value, sums, mx.concatenate(logprobs)]
 
     def _chunk(
@@ -159,8 +176,10 @@ class Forecast:
     ) -> tuple[mx.array, list[mx.array]]:
         """The same of a chunk of C logit positions, from the hidden states [C, H]."""
         names = ("reference", "ema")[: len(of_others)]
-        objective = Objective(**{_COEFFICIENT[name]: 0.1 for name in names})
-        arrays = BatchArrays(mx, _batch(len(states)))
+        objective = Objective(
+            kl_coef=0.1 * ("reference" in names), ema_kl_coef=0.1 * ("ema" in names)
+        )
+        arrays = self._chunk_arrays(len(states))
         logits = self._logits(states)
         others = {
             name: mx.stop_gradient(self._logits(other))
@@ -190,6 +209,7 @@ class Forecast:
         tokens[:, 0] = np.arange(rows)
         trie = token_trie(list(tokens), share=self._num_caches > 0)
         return plan_passes(trie, max_tokens=rows * length)[0]
+
 
 class _ExpertsAsOne(LoRASwitchLinear):
     """Stands for LoRA of experts, with arrays of the same sizes: all tokens go to one expert.
@@ -231,14 +251,18 @@ def _without_ids(trunk: Callable[..., mx.array]) -> Callable[..., mx.array]:
     return lambda ids, **given: trunk(mx.full(ids.shape, next(number), mx.int32), **given)
 
 
+def _summed(gradients: Sequence[mx.array]) -> list[mx.array]:
+    """Gradients added to arrays of their shapes, each another one, or MLX would trace few."""
+    return [mx.full(array.shape, n, array.dtype) + array for n, array in enumerate(gradients)]
+
+
 def _zeros(block: mx.array) -> mx.array:
     """An index for every position of a block [R, T, ..]."""
     return mx.zeros(block.shape[0] * block.shape[1], mx.int32)
 
 
-@cache
-def _batch(count: int) -> Batch:
-    """A batch in which each of C logit positions has one token, as ``Chunk`` has it."""
+def _chunk_arrays(count: int) -> BatchArrays:
+    """The arrays of a chunk in which each of C logit positions has one token."""
     sample = Sample(
         token_ids=(0,) * (count + 1),
         positions=tuple(range(1, count + 1)),
@@ -250,4 +274,4 @@ def _batch(count: int) -> Batch:
     whole = make_batch(
         np.zeros((1, count), np.int32), [sample], [1.0], [[(0, n) for n in range(count)]]
     )
-    return chunks_of(whole, count)[0][0].batch
+    return BatchArrays(mx, chunks_of(whole, count)[0][0].batch)

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,7 +129,7 @@ def measured_peak(tree: Any, step: Step, base: int) -> int:
 
 @pytest.mark.parametrize(("architecture", "fields", "dtype", "step"), COMBINATIONS)
 def test_a_forecast_is_little_above_the_measured_peak(
-    architecture: str, fields: Any, dtype: Any, step: Step
+    architecture: str, fields: Any, dtype: Any, step: Step, capsys: pytest.CaptureFixture[str]
 ) -> None:
     size = TrainingSize(
         rank=step.rank,
@@ -145,7 +146,8 @@ def test_a_forecast_is_little_above_the_measured_peak(
     tree = small_model(architecture, dtype=dtype, **fields)
     base = mx.get_active_memory() - num_bytes(tree.parameters())
     peak = measured_peak(tree, step, base)
-    print(f"{planned / peak:.2f} {planned} planned {peak} measured")
+    with capsys.disabled():
+        sys.stdout.write(f"\n{planned / peak:.2f} = {planned >> 20} / {peak >> 20} MiB: {step}")
     assert 1.0 <= planned / peak <= 1.25
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from legos.losses.total import BatchArrays, Terms
-from legos.mlx.model.trace import custom_results
+from legos.mlx.model.exportable import custom_results
 
 __all__ = ["open_terms"]
 
