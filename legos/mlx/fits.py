@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -67,15 +68,11 @@ class _Room:
     @property
     def longest(self) -> int:
         """Tokens of the longest row that fits, a power of two or the context; 0: none fits."""
-        length = self.least_row
-        if self.peak(1, length) > self.usable_bytes:
-            return 0
-        while length < self.context:
-            longer = min(2 * length, self.context)
-            if self.peak(1, longer) > self.usable_bytes:
-                break
-            length = longer
-        return length
+        lengths = [self.least_row]
+        while lengths[-1] < self.context:
+            lengths.append(min(2 * lengths[-1], self.context))
+        fitting = bisect_right(lengths, self.usable_bytes, key=lambda n: self.peak(1, n))
+        return lengths[fitting - 1] if fitting else 0
 
     @property
     def usual_row(self) -> int:

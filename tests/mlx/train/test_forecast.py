@@ -213,7 +213,7 @@ def test_a_model_too_large_is_refused_with_what_would_fit(
     assert "4096 tokens at once" not in small
     short = fits.check_training(folder, TrainingSize(limit_bytes=int(0.5 * 2**30)))
     assert short is not None
-    assert "128 tokens at once in rows of 128" in short
+    assert "256 tokens at once in rows of 128" in short
     assert short.endswith("rows of up to 128 tokens fit, and longer ones are left out")
     with pytest.raises(ModelError, match=r"a row of 64 tokens needs .* 0\.30 GiB can be used"):
         fits.check_training(folder, TrainingSize(limit_bytes=int(0.3 * 2**30)))
