@@ -19,6 +19,7 @@ from legos.data.limits import TrainingSize
 from legos.data.sample import Sample
 from legos.losses.objective import Objective
 from legos.losses.total import BatchArrays, token_loss
+from legos.mlx.model.depth import num_repeated, without_layers
 from legos.mlx.model.dora import insert_dora
 from legos.mlx.model.exportable import exportable_checkpoint
 from legos.mlx.model.forward import split
@@ -62,6 +63,8 @@ class Forecast:
         self._tree: Any = tree
         self._size = size
         self.weights_bytes = num_bytes(tree.parameters())
+        layers = len(self._tree.layers or ())
+        self._left_out = num_repeated(tree, layers - size.layers)
         shape = lora_shape(
             tree,
             rank=size.rank,
@@ -76,6 +79,8 @@ class Forecast:
         trunk, self._output = split(tree) or (tree, lambda logits: logits)
         self._trunk = _without_ids(trunk)
         self._num_caches = self._taken_caches()
+        if self._num_caches not in (0, layers):
+            self._left_out = 0
         self.pass_bytes = cache(self._pass_bytes)
         self._chunk_arrays = cache(_chunk_arrays)
 
@@ -89,7 +94,12 @@ class Forecast:
         """Bytes at the peak of one forward and backward pass, without what is held before."""
         if self._one_by_one:
             raise NotImplementedError("its layers compute one token of a row after the other")
-        one = self._pass_of(rows, length)
+        with self._traced_layers():
+            peak = self._traced_peak(rows * length, self._pass_of(rows, length))
+        logits = min(rows * length, chunk_positions(self._vocabulary)) * self._vocabulary
+        return peak + VARIES + LOGITS * mx.float32.size * logits
+
+    def _traced_peak(self, tokens: int, one: Pass) -> int:
         trained: Any = lora_arrays(self._tree)
         tree = self._tree
 
@@ -104,13 +114,22 @@ class Forecast:
 
         hidden = self._trunk(np.zeros((1, 1), np.int32))
         others = [
-            mx.zeros((rows * length, hidden.shape[-1]), hidden.dtype)
+            mx.zeros((tokens, hidden.shape[-1]), hidden.dtype)
             for _ in range(self._size.others)
         ]
         with self._checkpointed():
-            peak = of_tree(peak_of, tree, gradients, *others, released=len(others))
-        logits = min(rows * length, chunk_positions(self._vocabulary)) * self._vocabulary
-        return peak + VARIES + LOGITS * mx.float32.size * logits
+            return of_tree(peak_of, tree, gradients, *others, released=len(others))
+
+    @contextmanager
+    def _traced_layers(self) -> Iterator[None]:
+        """Within the block, frozen layers that repeat others are left out."""
+        caches = self._num_caches
+        self._num_caches = max(caches - self._left_out, 0)
+        try:
+            with without_layers(self._tree, self._left_out):
+                yield
+        finally:
+            self._num_caches = caches
 
     @contextmanager
     def _checkpointed(self) -> Iterator[None]:
@@ -135,7 +154,8 @@ class Forecast:
         def operations(one: Pass) -> int:
             return of_tree(num_operations, self._tree, lambda *_: [self._hidden(one)])
 
-        return operations(self._pass_of(1, 128)) > operations(self._pass_of(1, 64))
+        with self._traced_layers():
+            return operations(self._pass_of(1, 128)) > operations(self._pass_of(1, 64))
 
     def _hidden(self, one: Pass) -> mx.array:
         """[P, H] outputs of the trunk at all positions of a pass."""
