@@ -2,10 +2,11 @@
 
 import json
 import tempfile
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ __all__ = ["check_replicas", "check_training", "longest_rows", "usable_on"]
 
 GIB = 1 << 30
 LEAST_ROW = 64  # tokens; where no such row fits, training is refused: a play of nim has 40
+TRIED_ROW = 2048  # tokens of the row with which the search for the longest begins
 USUAL_ROW = 512  # tokens of the rows with which the forecast counts where they fit
 FOUR_BITS = 4.5 / 16  # bytes of a 4-bit copy with its scales / bytes in 16 bits
 QUANTISED = {"quantization": {"group_size": 64, "bits": 4}}  # what its configuration has
@@ -61,6 +63,9 @@ class _Room:
     def peak(self, rows: int, length: int) -> int:
         return self.forecast.peak_bytes(rows, length) + self.engine_bytes
 
+    def _fits(self, length: int) -> bool:
+        return self.peak(1, length) <= self.usable_bytes
+
     @property
     def least_row(self) -> int:
         return min(LEAST_ROW, self.context)
@@ -71,8 +76,12 @@ class _Room:
         lengths = [self.least_row]
         while lengths[-1] < self.context:
             lengths.append(min(2 * lengths[-1], self.context))
-        fitting = bisect_right(lengths, self.usable_bytes, key=lambda n: self.peak(1, n))
-        return lengths[fitting - 1] if fitting else 0
+        first = bisect_left(lengths, TRIED_ROW, hi=len(lengths) - 1)
+        if not self._fits(lengths[first]):
+            fitting = bisect_left(lengths, True, hi=first, key=lambda n: not self._fits(n))
+            return lengths[fitting - 1] if fitting else 0
+        longer = takewhile(self._fits, lengths[first + 1 :])  # long rows take long to trace
+        return [lengths[first], *longer][-1]
 
     @property
     def usual_row(self) -> int:

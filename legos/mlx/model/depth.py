@@ -67,9 +67,7 @@ def _kinds(tree: Any) -> list[Any]:
         for value in getattr(keeper, "__dict__", {}).values()
         if isinstance(value, list | tuple) and len(value) == len(layers)
     ]
-    return [
-        (own, [each[number] for each in lists]) for number, own in enumerate(settings)
-    ]
+    return [(own, [each[number] for each in lists]) for number, own in enumerate(settings)]
 
 
 def _settings(layer: nn.Module) -> dict[str, Any]:

@@ -5,9 +5,11 @@ order, views without memory of their own, outputs in the buffers of inputs that 
 The device runs some operations behind, so a buffer is released later than its last reader starts.
 """
 
+import gc
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +56,8 @@ def peak_of(
     Raises:
         NotImplementedError: the function fails, or MLX cannot export an operation of its graph.
     """
-    return _Run(_graph_of(function, *inputs), behind, released).peak()
+    with _uncollected():
+        return _Run(_graph_of(function, *inputs), behind, released).peak()
 
 
 def of_tree(
@@ -91,6 +94,18 @@ def of_tree(
 def num_operations(function: Callable[..., Sequence[mx.array]], *inputs: mx.array) -> int:
     """Number of operations of a function's graph; arguments and errors as those of ``peak_of``."""
     return len(_graph_of(function, *inputs).ordered())
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Within the block, Python's cycle collector does not scan the many objects of a graph."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _graph_of(function: Callable[..., Sequence[mx.array]], *inputs: mx.array) -> "_Graph":

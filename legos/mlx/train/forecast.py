@@ -114,8 +114,7 @@ class Forecast:
 
         hidden = self._trunk(np.zeros((1, 1), np.int32))
         others = [
-            mx.zeros((tokens, hidden.shape[-1]), hidden.dtype)
-            for _ in range(self._size.others)
+            mx.zeros((tokens, hidden.shape[-1]), hidden.dtype) for _ in range(self._size.others)
         ]
         with self._checkpointed():
             return of_tree(peak_of, tree, gradients, *others, released=len(others))
