@@ -161,6 +161,24 @@ def test_a_forecast_allocates_nothing() -> None:
     assert mx.get_peak_memory() - before < 1 << 20
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    ("architecture", "layers"), [("llama", 1), ("llama", 5), ("qwen3_moe", 2), ("gemma3_text", 5)]
+)
+def test_layers_left_out_of_a_trace_change_no_peak(
+    architecture: str, layers: int, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = TrainingSize(layers=layers, checkpointing=checkpointing, others=1)
+    fields: dict[str, Any] = {**EXPERTS, "num_hidden_layers": 17}
+
+    def planned() -> int:
+        return Forecast(small_model(architecture, **fields), size).peak_bytes(2, 300)
+
+    few = planned()
+    monkeypatch.setattr("legos.mlx.train.forecast.num_repeated", lambda *_: 0)
+    assert few == pytest.approx(planned(), rel=0.001)
+
+
 def test_the_peak_of_a_graph_counts_views_donations_and_copies() -> None:
     x = mx.zeros((1024, 256))
     size = x.nbytes
