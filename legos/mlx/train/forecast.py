@@ -38,7 +38,7 @@ from legos.weights.adapter import LoraShape
 
 __all__ = ["Forecast"]
 
-VARIES = 1 << 20  # bytes by which the peak of one step varies, with the timing of the device
+VARIES = 5 << 18  # bytes by which the peak of one step varies, with the timing of the device
 LOGITS = 2  # arrays of logits [C, V] by which it varies, for the same reason
 CHUNKS = 6  # chunks of the head that are traced; the peak is that of any of them
 HELD, UPDATED = 4, 9  # copies of LoRA: values, EMA, moments; with gradients and all of them anew
