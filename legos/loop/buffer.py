@@ -124,7 +124,7 @@ class Buffer:
         self._tasks_seen = 0
         self._steps = 0  # number of steps that took groups
         self._news = Counter[str]()  # what has happened since then
-        self._last_news: dict[str, float] = {}  # the same of the time before
+        self._last_news = Counter[str]()  # the same of the time before, and the tokens taken
 
     @property
     def queued(self) -> Sequence[TrainingBatch]:
@@ -199,18 +199,16 @@ class Buffer:
         self._set(waiting for waiting in self._queue if waiting.number not in numbers)
         self._checked = len(self._queue)
         self._steps += 1
-        used = sum(waiting.tokens for waiting in taken if not waiting.uses)
-        left = used + self._news["left_out"]
-        self._last_news = {f"new_{name}": float(self._news[name]) for name in ARRIVED}
-        if left:
-            self._last_news["used_share"] = used / left
-        self._news.clear()
+        self._last_news, self._news = self._news, Counter[str]()
+        self._last_news["used"] = sum(waiting.tokens for waiting in taken if not waiting.uses)
         return taken
 
     def put_back(self, taken: Sequence[Waiting]) -> None:
         """Return the groups taken last, as if they had not been taken."""
         self._set(sorted([*taken, *self._queue], key=lambda waiting: waiting.number))
         self._steps -= 1
+        del self._last_news["used"]
+        self._news.update(self._last_news)
 
     def reuse_of(self, taken: Sequence[Waiting]) -> None:
         """Return those groups taken last that another step may train on."""
@@ -258,6 +256,7 @@ class Buffer:
             "tokens_per_task": self.tokens_per_task,
             "arrived": self._arrived,
             "steps": self._steps,
+            "news": dict(self._news),
             "waiting": [[waiting.number, waiting.uses] for waiting in self._queue],
         }
 
@@ -268,6 +267,7 @@ class Buffer:
         self.tokens_per_task = state["tokens_per_task"]
         self._arrived = state["arrived"]
         self._steps = state["steps"]
+        self._news = Counter[str](state.get("news", {}))  # older checkpoints have none
         self._set(
             Waiting.of(batch, number, uses)
             for batch, (number, uses) in zip(queued, state["waiting"], strict=True)
@@ -290,7 +290,11 @@ class Buffer:
             for sample in batch.samples:
                 tokens += len(sample.versions)
                 fresh += sample.versions.count(newest)
-        shown = {"rollouts": float(rollouts), "tokens": float(tokens), **self._last_news}
+        shown = {"rollouts": float(rollouts), "tokens": float(tokens)}
+        news = self._last_news
+        shown |= {f"new_{name}": float(news[name]) for name in ARRIVED}
+        if left := news["used"] + news["left_out"]:
+            shown["used_share"] = news["used"] / left
         return shown | ({"on_policy_share": fresh / tokens} if tokens else {})
 
     def _set(self, queue: Iterable[Waiting]) -> None:
