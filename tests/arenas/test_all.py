@@ -170,7 +170,11 @@ LED = {
 
 
 def check_far(name: str, batches: Sequence[TrainingBatch]) -> None:
-    """The plays got to what the arena is for, and it is trained on."""
+    """The plays got to what the arena is for, and it is trained on.
+
+    The plays of a single step may all succeed, or propose nothing new; those of several do not.
+    """
+    few = len(batches) == 1
     episodes = [episode for batch in batches for episode in batch.episodes]
     assert [episode.error for episode in episodes if episode.error] == []
     roles = {sample.role for batch in batches for sample in batch.samples}
@@ -179,13 +183,15 @@ def check_far(name: str, batches: Sequence[TrainingBatch]) -> None:
     assert len({sum(turn.completion.logprobs) for turn in turns}) > 1
     if name in ("absolute_zero", "spice"):
         spawned = [child for episode in episodes for child in episode.children]
-        assert len(spawned) >= 4 * len(batches)
-        assert {child.rewards["solver"] for child in spawned} == {0.0, 1.0}
+        assert len(spawned) >= 2 * len(batches)
+        solved = {child.rewards["solver"] for child in spawned}
+        assert solved == {0.0, 1.0} or (few and solved < {0.0, 1.0})
         assert all(child.rollouts[0].turns[0].completion.trainable for child in spawned)
         assert "solver" in roles
     elif name == "zorplex":
         assert all(episode.metrics["calls"] >= 1 for episode in episodes)
-        assert {0.0, 1.0} == {e.metrics.get("success", 0.0) for e in episodes}
+        solved = {e.metrics.get("success", 0.0) for e in episodes}
+        assert solved == {0.0, 1.0} or (few and solved < {0.0, 1.0})
         assert all("LOOKUP[" in turn.messages[0].content for turn in turns)
         assert {len(rollout.turns) for e in episodes for rollout in e.rollouts} == {2}
     else:
