@@ -140,7 +140,7 @@ class _Trace:
                 "engine": [
                     [b - start, e - start, min(1.0, (after - before) / (e - b))]
                     for (b, before), (e, after) in pairwise(self.looks)
-                    if start <= b and e <= until
+                    if start < e and b < until
                 ],
             },
         }
