@@ -1,16 +1,13 @@
 """Steps whose reference log-probabilities come from servers, against steps that compute them."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from safetensors.numpy import load_file
+from backend_steps import Arrays, compute, saved
 
 from legos.clients.references import ReferenceServers
-from legos.data.batch import normalisation_weights
 from legos.data.sample import Sample
 from legos.data.step import PassResult, Update
 from legos.losses.objective import Objective
@@ -25,7 +22,6 @@ TERMS = [
 ]
 VOCABULARY = 90
 FAST = Update(learning_rate=0.03, max_grad_norm=1e9)
-Arrays = Mapping[str, NDArray[np.float32]]
 
 
 def mixed_samples() -> list[Sample]:
@@ -40,7 +36,7 @@ def moved_backend(backend: Any) -> Any:
     """A backend whose policy is some steps away from its reference."""
     samples = mixed_samples()
     for _ in range(3):
-        step(backend, samples, Objective())
+        compute(backend, samples, Objective())
         backend.optim_step(FAST).result()
     return backend
 
@@ -67,7 +63,7 @@ def check_equal_steps(references: ReferenceServers, backend: Any, folder: Path) 
         gradients: list[Arrays] = []
         for name, each in (("own", samples), ("servers", filled)):
             backend.restore(folder / "start")
-            passes.append(step(backend, each, objective))
+            passes.append(compute(backend, each, objective))
             backend.optim_step(FAST).result()
             after = saved(backend, folder / f"{number}-{name}")
             gradients.append({k: v for k, v in after["optimiser"].items() if k.endswith(".m")})
@@ -79,15 +75,3 @@ def check_equal_steps(references: ReferenceServers, backend: Any, folder: Path) 
             np.testing.assert_allclose(gradients[1][name], array, rtol=0, atol=1e-5 * size)
     backend.restore(folder / "start")
     assert start.keys() == saved(backend, folder / "end").keys()
-
-
-def step(backend: Any, samples: Sequence[Sample], objective: Objective) -> PassResult:
-    weights = normalisation_weights(samples, "sample")
-    return backend.forward_backward(samples, weights, objective).result()
-
-
-def saved(backend: Any, folder: Path) -> dict[str, Arrays]:
-    """File of a checkpoint -> its arrays."""
-    folder.mkdir(parents=True)
-    backend.snapshot().result()(folder)
-    return {file.stem: load_file(file) for file in folder.glob("*.safetensors")}

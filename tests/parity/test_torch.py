@@ -11,17 +11,16 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from backend_steps import Arrays, compute, saved
 from objectives import EVERY_OBJECTIVE
 from safetensors.numpy import load_file
 from tiny_models import write_any_model
 
 from legos.builtin import builtin_path
 from legos.credit.registry import CreditName, make_credit
-from legos.data.batch import normalisation_weights
 from legos.data.episode import Turn
 from legos.data.sample import Sample, samples_of_rollout
-from legos.data.step import BackendConfig, PassResult, Update
+from legos.data.step import BackendConfig, Update
 from legos.losses.objective import Objective
 from legos.testing import make_episode, make_turn, random_samples
 from legos.weights.policy_state import PolicyState, write_policy_state
@@ -31,7 +30,6 @@ pytestmark = pytest.mark.skipif(  # torch itself is imported by the first test, 
     find_spec("torch") is None, reason="torch is not installed; uv pip install 'torch<2.14'"
 )
 
-Arrays = Mapping[str, NDArray[np.float32]]
 Name = Literal["mlx", "torch"]
 VOCAB = 40
 UNBOUNDED = Update(learning_rate=1e-2, max_grad_norm=1e9)
@@ -97,18 +95,6 @@ def some_samples(seed: int = 7, num_samples: int = 12) -> list[Sample]:
         temperatures=(0.7, 1.0),
         entropy_scales=(1.0, 0.5),
     )
-
-
-def compute(backend: Any, samples: list[Sample], objective: Objective) -> PassResult:
-    weights = normalisation_weights(samples, "sample")
-    return backend.forward_backward(samples, weights, objective).result()
-
-
-def saved(backend: Any, folder: Path) -> dict[str, Arrays]:
-    """File of a checkpoint -> its arrays."""
-    folder.mkdir(parents=True)
-    backend.snapshot().result()(folder)
-    return {file.stem: load_file(file) for file in folder.glob("*.safetensors")}
 
 
 def distance(found: Arrays, expected: Arrays) -> float:
