@@ -1,13 +1,14 @@
-"""Start programs with ``mlx.launch``, as a terminal does."""
+"""Start programs as a terminal does: with ``mlx.launch``, and servers that print their address."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["finished", "idle_input", "two_processes"]
+__all__ = ["announced", "finished", "idle_input", "two_processes"]
 
 LOWEST_PORT, PAIRS = 20000, 5000  # of ports for tests that run at the same time
 
@@ -44,3 +45,14 @@ def finished(command: Sequence[str | Path], *, within_s: float = 240.0) -> str:
         )
     assert found.returncode == 0, found.stderr
     return found.stdout
+
+
+def announced(process: subprocess.Popen[bytes]) -> str:
+    """The address that a started ``legos serve`` prints."""
+    assert process.stdout is not None
+    found = None
+    while found is None:
+        said = process.stdout.readline().decode()
+        assert said, "it has ended"
+        found = re.search(r"http://127\.0\.0\.1:\d+(?=/v1)", said)
+    return found[0]

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from launched import announced
 
 from legos import apply_lora, load_model
 from legos.cli import main
@@ -28,14 +29,8 @@ def served(*options: str) -> Generator[tuple[str, psutil.Process]]:
     """Address and process of ``legos serve --replicas 2``."""
     line = [sys.executable, "-m", "legos", "serve", "--replicas", "2", "--port", "0", *options]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
         try:
-            found = None
-            while found is None:
-                said = process.stdout.readline().decode()
-                assert said, "it has ended"
-                found = re.search(r"http://127\.0\.0\.1:\d+(?=/v1)", said)
-            yield found[0], psutil.Process(process.pid)
+            yield announced(process), psutil.Process(process.pid)
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
         finally:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from accounts import balanced_ledger
+from launched import announced
 
 from legos.arena.registry import advice
 from legos.cli import main
@@ -109,14 +109,8 @@ def server() -> Generator[str]:
     """The address of ``legos serve``."""
     line = (sys.executable, "-m", "legos", "serve", "--port", "0")
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
         try:
-            found = None
-            while found is None:
-                said = process.stdout.readline().decode()
-                assert said, "it has ended"
-                found = re.search(r"http://127\.0\.0\.1:\d+(?=/v1)", said)
-            yield found[0]
+            yield announced(process)
         finally:
             process.kill()
 
