@@ -192,12 +192,12 @@ def test_a_killed_server_is_started_again_with_its_adapters(
     async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
         await publisher.publish(random_adapter(7, name="rival"))
         await publisher.publish(random_adapter(1))
-        requests = [asyncio.ensure_future(asked(live)) for _ in range(3)]
-        await asyncio.sleep(0.2)
         guardian = psutil.Process(vllm_server.pid)
-        processes = guardian.children(recursive=True)
+        serving, processes = guardian.children()[0], guardian.children(recursive=True)
         assert len(processes) >= 3  # vllm serve, its engine, a worker
-        guardian.children()[0].kill()  # vllm serve alone: its engine is left behind
+        requests = [asyncio.ensure_future(asked(live)) for _ in range(3)]
+        await asyncio.sleep(0.05)  # an answer of 400 tokens takes several times as long
+        serving.kill()  # vllm serve alone: its engine is left behind
         published = await publisher.publish(random_adapter(2))
         assert published.version == 2
         for attempts, version, choice in await asyncio.gather(*requests):
