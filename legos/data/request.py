@@ -1,7 +1,7 @@
 """One generation request as the engine receives it: token ids and numbers, without text."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ class GrammarState(Protocol):
         ...
 
 
+@runtime_checkable
 class Grammar(Protocol):
     """A constraint on the text of a completion."""
 

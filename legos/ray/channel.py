@@ -10,15 +10,14 @@ node is gone.
 import hmac
 import logging
 import os
-import pickle
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Generic, TypeVar
 
 __all__ = ["Address", "Channel", "Door", "connected"]
 
@@ -29,26 +28,37 @@ SILENCE_S = 10.0  # time without a frame or a beat after which the other end cou
 CONNECT_S = 10.0  # how long a connection may take
 KEY_BYTES = 32
 
+Out = TypeVar("Out")
+In = TypeVar("In")
 Address = tuple[str, int, bytes]
 """Host, port and key of a ``Door``."""
 
 
-class Channel:
+class Channel(Generic[Out, In]):
     """One end of a connection; ``send`` returns at once, whatever the other end does."""
 
-    def __init__(self, *, beats: bool) -> None:
+    def __init__(
+        self,
+        pack: Callable[[Sequence[Out]], bytes],
+        unpack: Callable[[bytes], Iterable[In]],
+        *,
+        beats: bool,
+    ) -> None:
         """Make an end without a connection; what is sent waits for one.
 
         Args:
+            pack: turns the values that go out together into bytes.
+            unpack: turns the bytes of the other end into values.
             beats: whether this end sends beats; the other end, which does not, waits for them.
         """
+        self._pack, self._unpack = pack, unpack
         self._beats = beats
-        self._out: SimpleQueue[Any] = SimpleQueue()
+        self._out: SimpleQueue[Out | None] = SimpleQueue()
         self._connection: Connection | None = None
         self._closed = False
 
-    def send(self, frame: Any) -> None:
-        """Send a value that can be pickled; nothing happens once the connection has ended."""
+    def send(self, frame: Out) -> None:
+        """Send a value; nothing happens once the connection has ended."""
         if not self._closed:
             self._out.put(frame)
 
@@ -58,7 +68,7 @@ class Channel:
         if self._connection is not None:
             _shut(self._connection)
 
-    def run(self, connection: Connection, heard: Callable[[Any], object]) -> Exception:
+    def run(self, connection: Connection, heard: Callable[[In], object]) -> Exception:
         """Send and receive until the connection ends; returns why it did.
 
         Args:
@@ -74,7 +84,7 @@ class Channel:
             while not self._closed:
                 if not self._beats and not connection.poll(SILENCE_S):
                     return TimeoutError(f"no sign of life for {SILENCE_S:g} s")
-                for frame in pickle.loads(connection.recv_bytes()):
+                for frame in self._unpack(connection.recv_bytes()):
                     heard(frame)
         except (OSError, EOFError) as error:
             return error
@@ -91,17 +101,17 @@ class Channel:
         pause_s = BEAT_S if self._beats else None
         try:
             while True:
-                frames: list[Any] = []
+                frames: list[Out] = []
                 with suppress(Empty):
-                    frames.append(self._out.get(timeout=pause_s))
-                    while True:
-                        frames.append(self._out.get_nowait())
-                if any(frame is None for frame in frames):
+                    frame = self._out.get(timeout=pause_s)
+                    while frame is not None:
+                        frames.append(frame)
+                        frame = self._out.get_nowait()
                     return
-                connection.send_bytes(pickle.dumps(frames, pickle.HIGHEST_PROTOCOL))
+                connection.send_bytes(self._pack(frames))
         except OSError:
             return  # the thread that reads sees it too
-        except Exception:  # of a value that cannot be pickled
+        except Exception:  # of a value that cannot be packed
             logger.exception("what another process of the cluster waits for cannot be sent")
             _shut(connection)
 

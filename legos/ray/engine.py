@@ -19,10 +19,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from legos.data.names import LAG, POLICY
-from legos.data.request import Progress, Request
+from legos.data.request import Progress, Request, Result
 from legos.errors import AdapterError, EngineError
 from legos.protocols import Deliver
-from legos.ray.engine_actor import Report, Results
+from legos.ray.engine_actor import Report
+from legos.ray.frames import Results
 from legos.ray.lags import Lags
 from legos.ray.library import RayActorError, RayTaskError, cause_of, ray
 from legos.ray.links import Link
@@ -196,7 +197,7 @@ class RayEngine:
 
     def _hear(self, results: Results) -> None:
         """Pass results on, on the thread of a link."""
-        heard: dict[Deliver, Results] = {}
+        heard: dict[Deliver, list[tuple[int, Result]]] = {}
         with self._lock:
             for own, result in results:
                 waiting = self._waiting.get(own)

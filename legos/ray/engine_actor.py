@@ -17,20 +17,20 @@ from msgspec.structs import replace
 
 from legos.chat.stops import stop_test
 from legos.chat.tokenizer import ChatTokenizer
-from legos.data.request import Grammar, Request, Result
+from legos.data.request import Grammar, Request
 from legos.device import LocalEngine
 from legos.protocols import Deliver
 from legos.ray.channel import Address, Channel, Door
+from legos.ray.frames import RequestFrame, pack_results, unpack_requests
 from legos.ray.kit import check_kit
 from legos.ray.library import ray
 from legos.weights.adapter import Adapter, AdapterInfo
 
-__all__ = ["EngineActor", "MakeActorEngine", "Report", "Results"]
+__all__ = ["EngineActor", "MakeActorEngine", "Report"]
 
 MakeActorEngine = Callable[[], tuple[LocalEngine, ChatTokenizer]]
 """Makes an engine, and the tokenizer of its model, in the process that calls it."""
 
-Results = list[tuple[int, Result]]
 Report = tuple[str, Mapping[str, int], float]
 """Name of the process's life, tokens sampled by adapter name, and seconds that it computed."""
 
@@ -124,10 +124,10 @@ class EngineActor:
 
     def _serve(self, connection: Connection) -> None:
         """Serve one process until its connection ends."""
-        channel = Channel(beats=True)
+        channel = Channel(pack_results, unpack_requests, beats=True)
         deliver: Deliver = channel.send  # one object: the engine compares receivers
 
-        def hear(frame: tuple[Sequence[tuple[int, Request]], Sequence[int]]) -> None:
+        def hear(frame: RequestFrame) -> None:
             requests, cancelled = frame
             self._opened.wait()
             if cancelled:

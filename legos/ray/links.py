@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec.structs import replace
-
 from legos.data.request import Request
 from legos.errors import EngineError
 from legos.ray.channel import Channel, connected
-from legos.ray.engine_actor import Results
+from legos.ray.frames import RequestFrame, Results, pack_requests, unpack_results
 from legos.ray.library import ActorDiedError, RayError, first_line, ray
 
 __all__ = ["Link"]
@@ -66,18 +64,14 @@ class Link:
         self.up = True
         self.load = 0
         self._events = _Events(results, lost, back, dead)
-        self._channel = Channel(beats=False)
+        self._channel = self._new_channel()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="legos-ray", daemon=True)
         self._thread.start()
 
     def send(self, requests: Sequence[tuple[int, Request]]) -> None:
         """Send requests; an engine that has died shows in its results, not here."""
-        plain = [
-            (n, replace(r, stops=None, grammar=None) if r.stops or r.grammar else r)
-            for n, r in requests
-        ]
-        self._channel.send((plain, ()))
+        self._channel.send((requests, ()))
 
     def cancel(self, numbers: Sequence[int]) -> None:
         """End requests early."""
@@ -87,6 +81,10 @@ class Link:
         """Take no more results."""
         self._closed = True
         self._channel.close()
+
+    @staticmethod
+    def _new_channel() -> Channel[RequestFrame, Results]:
+        return Channel(pack_requests, unpack_results, beats=False)
 
     def _run(self) -> None:
         while not self._closed:
@@ -104,7 +102,7 @@ class Link:
         self.up = False
         logger.warning("an engine of the Ray cluster does not answer: %s", first_line(error))
         self._events.lost(self)
-        self._channel = Channel(beats=False)  # what went into the last one has been sent again
+        self._channel = self._new_channel()  # what went into the last one has been sent again
         until = time.monotonic() + WAIT_S
         while not self._closed:
             try:

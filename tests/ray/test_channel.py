@@ -1,6 +1,7 @@
 """Connections between processes of a cluster: nothing is lost, and an end that is gone shows."""
 
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -21,14 +22,19 @@ from legos.ray.channel import Channel, Door, connected
 HOST = "127.0.0.1"
 OTHER = """
 import sys
+import pickle
 from legos.ray.channel import Channel, Door
 def echo(connection):
-    channel = Channel(beats=True)
+    channel = Channel(pickle.dumps, pickle.loads, beats=True)
     channel.run(connection, channel.send)
 door = Door("127.0.0.1", echo)
 print(door.address[1], door.address[2].hex(), flush=True)
 sys.stdin.read()
 """
+
+
+def pickles(*, beats: bool) -> Channel[Any, Any]:
+    return Channel(pickle.dumps, pickle.loads, beats=beats)
 
 
 @contextmanager
@@ -39,7 +45,7 @@ def door(enter: Callable[[Connection], object]) -> Iterator[Door]:
 
 
 def echo(connection: Connection) -> None:
-    end = Channel(beats=True)
+    end = pickles(beats=True)
     end.run(connection, end.send)
 
 
@@ -58,7 +64,7 @@ def other() -> Iterator[tuple[subprocess.Popen[str], channel.Address]]:
 def test_frames_come_whole_and_in_order_on_both_ways() -> None:
     frames = [(n, b"x" * (n % 7) * 10_000) for n in range(500)]
     heard: list[Any] = []
-    end = Channel(beats=False)
+    end = pickles(beats=False)
     for frame in frames[:100]:  # before there is a connection
         end.send(frame)
 
@@ -83,7 +89,7 @@ def test_a_process_that_is_gone_or_stopped_shows(
 ) -> None:
     process, address = other
     monkeypatch.setattr(channel, "SILENCE_S", 2.5)
-    end, answered = Channel(beats=False), threading.Event()
+    end, answered = pickles(beats=False), threading.Event()
     with ThreadPoolExecutor(1) as pool:
         ended: Future[Exception] = pool.submit(
             end.run, connected(address), lambda _: answered.set()
@@ -117,7 +123,7 @@ def test_without_the_key_nobody_is_heard() -> None:
 
 
 def test_what_cannot_be_sent_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
-    end = Channel(beats=False)
+    end = pickles(beats=False)
     with door(echo) as entrance, ThreadPoolExecutor(1) as pool:
         ended = pool.submit(end.run, connected(entrance.address), print)
         end.send(threading.Lock())
