@@ -22,8 +22,9 @@ from legos.data.names import LAG, POLICY
 from legos.data.request import Progress, Request, Result
 from legos.errors import AdapterError, EngineError
 from legos.protocols import Deliver
+from legos.ray.channel import Channel
 from legos.ray.engine_actor import Report
-from legos.ray.frames import Results
+from legos.ray.frames import RequestFrame, Results, pack_requests, unpack_results
 from legos.ray.lags import Lags
 from legos.ray.library import RayActorError, RayTaskError, cause_of, ray
 from legos.ray.links import Link
@@ -36,6 +37,7 @@ AGAIN_S = 0.5  # pause between two checks whether it is lost
 REPORT_S = 5.0  # how long the counts of an engine are waited for
 T = TypeVar("T")
 _Prompt = tuple[int, ...]
+_EngineLink = Link[RequestFrame, Results]
 
 
 class _Waiting(NamedTuple):
@@ -44,7 +46,7 @@ class _Waiting(NamedTuple):
     number: int  # the caller's
     request: Request
     deliver: Deliver
-    link: Link | None  # None: no engine answers, so that it waits for one that comes back
+    link: _EngineLink | None  # None: no engine answers, so that it waits for one that comes back
 
 
 class RayEngine:
@@ -64,7 +66,7 @@ class RayEngine:
         self._waiting: dict[int, _Waiting] = {}
         self._live: dict[str, tuple[AdapterInfo, Any]] = {}  # and where the object store has it
         # Engines that have not acknowledged: their answer, and the version that it acknowledges.
-        self._behind: dict[Link, tuple[Any, str, int]] = {}
+        self._behind: dict[_EngineLink, tuple[Any, str, int]] = {}
         self._lags = Lags(self.names)
         self._reports: dict[str, Report] = {}  # by life, so that those of dead processes count
         self._closed: EngineError | None = None
@@ -74,8 +76,16 @@ class RayEngine:
                 _got(answer)
         with self._lock:  # a link that is lost at once waits for its name
             self._links = [
-                Link(a, results=self._hear, lost=self._lost, back=self._back, dead=self._dead)
-                for a in actors.values()
+                Link(
+                    actor,
+                    "an engine",
+                    _new_channel,
+                    heard=self._hear,
+                    lost=self._lost,
+                    back=self._back,
+                    dead=self._dead,
+                )
+                for actor in actors.values()
             ]
             self._name_of = dict(zip(self._links, self.names, strict=True))
 
@@ -98,7 +108,7 @@ class RayEngine:
         with self._lock:
             for own, waiting in self._waiting.items():
                 if waiting.number in wanted and waiting.deliver is deliver and waiting.link:
-                    waiting.link.cancel([own])
+                    waiting.link.send(((), [own]))
 
     def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
         """Load an adapter into all engines; see ``Engine``.
@@ -181,8 +191,8 @@ class RayEngine:
     def _send(self, waiting: Any) -> None:
         """Choose an engine for each request, and send them."""
         up = [link for link in self._links if link.up]
-        parts: dict[Link, list[tuple[int, Request]]] = {link: [] for link in up}
-        places: dict[_Prompt, Link] = {}
+        parts: dict[_EngineLink, list[tuple[int, Request]]] = {link: [] for link in up}
+        places: dict[_Prompt, _EngineLink] = {}
         for own, each in waiting:
             link = places.get(each.request.prompt_ids)
             if link is None and up:
@@ -193,7 +203,7 @@ class RayEngine:
                 parts[link].append((own, each.request))
         for link, part in parts.items():
             if part:
-                link.send(part)
+                link.send((part, ()))
 
     def _hear(self, results: Results) -> None:
         """Pass results on, on the thread of a link."""
@@ -211,7 +221,7 @@ class RayEngine:
         for deliver, delivered in heard.items():
             deliver(delivered)
 
-    def _lost(self, link: Link) -> None:
+    def _lost(self, link: _EngineLink, _: Exception) -> None:
         """Send the requests of an engine that has died to the others."""
         with self._lock:
             link.load = 0
@@ -219,7 +229,7 @@ class RayEngine:
             self._lags.lost(self._name_of[link])
             self._send([item for item in self._waiting.items() if item[1].link is link])
 
-    def _back(self, link: Link) -> None:
+    def _back(self, link: _EngineLink) -> None:
         """Give an engine that has come back the live adapters, and what waits for an engine."""
         loaded: list[Any] | None = [] if not self._owner else None
         while True:
@@ -234,7 +244,7 @@ class RayEngine:
             ray.get(link.actor.open.remote())
             loaded = live
 
-    def _dead(self, link: Link, error: EngineError) -> None:
+    def _dead(self, link: _EngineLink, error: EngineError) -> None:
         with self._lock:
             self._links.remove(link)
         if not self._links:
@@ -279,7 +289,7 @@ class RayEngine:
                 raise EngineError(f"published {adapter.info} but {info} is live")
         return adapter.info
 
-    def _ready_or_lost(self, asked: Mapping[Any, Link]) -> tuple[list[Any], list[Any]]:
+    def _ready_or_lost(self, asked: Mapping[Any, _EngineLink]) -> tuple[list[Any], list[Any]]:
         """The answers that come in time, and the others; a lost engine is not waited for."""
         until = time.monotonic() + PUBLISH_S
         ready, late = _ready(asked, AGAIN_S)
@@ -346,6 +356,10 @@ class RayEngine:
     def _check_open(self) -> None:
         if self._closed is not None:
             raise self._closed
+
+
+def _new_channel() -> Channel[RequestFrame, Results]:
+    return Channel(pack_requests, unpack_results, beats=False)
 
 
 def _ready(answers: Iterable[Any], seconds: float) -> tuple[list[Any], list[Any]]:

@@ -1,90 +1,84 @@
-"""The connection of one process to one engine of a Ray cluster, which may die and come back."""
+"""The connection of one process to an engine or a player of a cluster, which may die and return."""
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
-from legos.data.request import Request
 from legos.errors import EngineError
-from legos.ray.channel import Channel, connected
-from legos.ray.frames import RequestFrame, Results, pack_requests, unpack_results
+from legos.ray.channel import Channel, In, Out, connected
 from legos.ray.library import ActorDiedError, RayError, first_line, ray
 
 __all__ = ["Link"]
 
 logger = logging.getLogger(__name__)
 
-WAIT_S = 600.0  # how long an engine that has died may take to come back
+WAIT_S = 600.0  # how long a process that has died may take to come back
 AGAIN_S = 0.2  # pause between two attempts to reach it
-REPORT_S = 10.0  # how long one attempt waits for its answer
+PREPARE_S = 10.0  # how long one attempt waits for its answer
 
 
 @dataclass(slots=True)
-class _Events:
+class _Events(Generic[Out, In]):
     """What a link reports, on its own thread."""
 
-    results: Callable[[Results], object]
-    lost: Callable[["Link"], object]  # its requests have to be sent again, elsewhere or here
-    back: Callable[["Link"], object]  # it answers again
-    dead: Callable[["Link", EngineError], object]  # it does not come back
+    heard: Callable[[In], object]
+    lost: Callable[["Link[Out, In]", Exception], object]  # what it had is to be sent again
+    back: Callable[["Link[Out, In]"], object]  # it answers again
+    dead: Callable[["Link[Out, In]", EngineError], object]  # it does not come back
 
 
-class Link:
-    """Sends requests to one engine, and a thread of its own takes their results.
+class Link(Generic[Out, In]):
+    """Sends frames to one process, and a thread of its own takes the answers.
 
     Attributes:
-        actor: the engine's Ray actor.
+        actor: the process's Ray actor, which has ``prepare`` and ``address``.
         up: whether it answered when it was last asked.
-        load: number of requests that wait for it.
+        load: how much waits for it; the owner of the link counts.
     """
 
     def __init__(
         self,
         actor: Any,
+        what: str,
+        new_channel: Callable[[], Channel[Out, In]],
         *,
-        results: Callable[[Results], object],
-        lost: Callable[["Link"], object],
-        back: Callable[["Link"], object],
-        dead: Callable[["Link", EngineError], object],
+        heard: Callable[[In], object],
+        lost: Callable[["Link[Out, In]", Exception], object],
+        back: Callable[["Link[Out, In]"], object],
+        dead: Callable[["Link[Out, In]", EngineError], object],
     ) -> None:
-        """Start to take results.
+        """Start to take answers.
 
         Args:
-            actor: the Ray actor of an ``EngineActor``.
-            results: receives results.
-            lost: called when the engine has died.
-            back: called when it answers again, to set ``up``; a new process serves nobody until it
-                is opened.
+            actor: the Ray actor.
+            what: what it is, for messages: "an engine".
+            new_channel: makes this end of a connection.
+            heard: receives frames.
+            lost: called when the process has died, with the reason.
+            back: called when it answers again, to set ``up``; the process is a new one.
             dead: called when it does not come back; the link ends.
         """
         self.actor = actor
         self.up = True
         self.load = 0
-        self._events = _Events(results, lost, back, dead)
-        self._channel = self._new_channel()
+        self._what, self._new_channel = what, new_channel
+        self._events = _Events(heard, lost, back, dead)
+        self._channel = new_channel()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="legos-ray", daemon=True)
         self._thread.start()
 
-    def send(self, requests: Sequence[tuple[int, Request]]) -> None:
-        """Send requests; an engine that has died shows in its results, not here."""
-        self._channel.send((requests, ()))
-
-    def cancel(self, numbers: Sequence[int]) -> None:
-        """End requests early."""
-        self._channel.send(((), tuple(numbers)))
+    def send(self, frame: Out) -> None:
+        """Send a frame; a process that has died shows in ``lost``, not here."""
+        self._channel.send(frame)
 
     def close(self) -> None:
-        """Take no more results."""
+        """Hear no more."""
         self._closed = True
         self._channel.close()
-
-    @staticmethod
-    def _new_channel() -> Channel[RequestFrame, Results]:
-        return Channel(pack_requests, unpack_results, beats=False)
 
     def _run(self) -> None:
         while not self._closed:
@@ -93,20 +87,20 @@ class Link:
             except (RayError, RuntimeError, OSError) as error:  # RuntimeError: Ray was shut down
                 ended: Exception = error
             else:
-                ended = self._channel.run(connection, self._events.results)
+                ended = self._channel.run(connection, self._events.heard)
             if not self._closed:
                 self._recover(ended)
 
     def _recover(self, error: Exception) -> None:
-        """Wait until the engine answers again; what it was asked is sent again."""
+        """Wait until the process answers again; what it was asked is sent again."""
         self.up = False
-        logger.warning("an engine of the Ray cluster does not answer: %s", first_line(error))
-        self._events.lost(self)
+        logger.warning("%s of the Ray cluster does not answer: %s", self._what, first_line(error))
+        self._events.lost(self, error)
         self._channel = self._new_channel()  # what went into the last one has been sent again
         until = time.monotonic() + WAIT_S
         while not self._closed:
             try:
-                ray.get(self.actor.report.remote(), timeout=REPORT_S)
+                ray.get(self.actor.prepare.remote(), timeout=PREPARE_S)
                 self._events.back(self)
             except ActorDiedError as died:
                 self._give_up(f"it was not started again: {died}")
@@ -120,4 +114,4 @@ class Link:
 
     def _give_up(self, why: str) -> None:
         self._closed = True
-        self._events.dead(self, EngineError(f"an engine of the Ray cluster died, and {why}"))
+        self._events.dead(self, EngineError(f"{self._what} of the Ray cluster died, and {why}"))

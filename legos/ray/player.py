@@ -6,19 +6,26 @@ gives credit. So the position in the tasks, curricula and held-out tasks stay in
 
 import asyncio
 import os
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from multiprocessing.connection import Connection
 from typing import Any
 
 from legos.arena.arena import Arena
 from legos.arena.stage import Stage, stage_of
 from legos.arena.step import play_each
-from legos.data.episode import Task
+from legos.data.episode import Episode
 from legos.errors import ArenaError
+from legos.ray.channel import Address, Channel, Door
 from legos.ray.kit import check_kit
-from legos.ray.record import pack_episodes
+from legos.ray.library import ray
+from legos.ray.record import Played, Plays, pack_played
 
-__all__ = ["PlayerActor"]
+__all__ = ["GroupFrame", "PlayerActor"]
+
+GroupFrame = tuple[Sequence[tuple[int, Plays, Mapping[str, Any]]], Sequence[int]]
+"""Groups with their numbers and the state of the matchmaker, and numbers of groups to cancel."""
 
 
 class PlayerActor:
@@ -35,6 +42,7 @@ class PlayerActor:
         self._make, self._kit, self._concurrency = make, kit, concurrency
         self._making = asyncio.Lock()
         self._open = ExitStack()
+        self._door: Door | None = None
         self._made: tuple[Arena, Stage] | None = None
 
     async def prepare(self) -> int:
@@ -44,24 +52,59 @@ class PlayerActor:
             ConfigError: this node has another version of the kit.
             ArenaError: the arena cannot be made here.
         """
-        await self._arena()
+        async with self._making:
+            if self._made is None:
+                check_kit(self._kit, node=os.uname().nodename)
+                arena = await asyncio.to_thread(self._make)
+                slots = asyncio.Semaphore(self._concurrency)
+                self._made = arena, self._open.enter_context(stage_of(arena, slots))
         return os.getpid()
 
-    async def play(self, plays: Sequence[tuple[Task, int]], seating: Mapping[str, Any]) -> bytes:
-        """Play the tasks of a group, each with the seed of its play.
+    async def address(self) -> Address:
+        """Where the trainer connects: it sends groups, and the records of their plays return."""
+        await self.prepare()
+        if self._door is None:
+            loop = asyncio.get_running_loop()
+            host = ray.util.get_node_ip_address()
+            self._door = Door(host, lambda connection: self._serve(connection, loop))
+        return self._door.address
 
-        Args:
-            plays: the tasks and seeds.
-            seating: state of the matchmaker.
+    def _serve(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        """Play what comes on a connection, until it ends."""
+        channel: Channel[Played, GroupFrame] = Channel(pack_played, pickle.loads, beats=True)
+        running: dict[int, asyncio.Task[None]] = {}
 
-        Returns:
-            The record of the episodes (``pack_episodes``).
+        async def play(number: int, plays: Plays, seating: Mapping[str, Any]) -> None:
+            try:
+                channel.send((number, await self._play(plays, seating)))
+            except Exception as error:  # raised where the group was planned
+                channel.send((number, error))
+            finally:
+                del running[number]
+
+        def begin(frame: GroupFrame) -> None:
+            groups, cancelled = frame
+            for number, plays, seating in groups:
+                running[number] = loop.create_task(play(number, plays, seating))
+            cancel(cancelled)
+
+        def cancel(numbers: Sequence[int]) -> None:
+            for number in numbers:
+                if number in running:
+                    running[number].cancel()
+
+        channel.run(connection, lambda frame: loop.call_soon_threadsafe(begin, frame))
+        loop.call_soon_threadsafe(lambda: cancel([*running]))  # they are played elsewhere
+
+    async def _play(self, plays: Plays, seating: Mapping[str, Any]) -> list[Episode]:
+        """Play a group.
 
         Raises:
             ArenaError: a play breaks the rules for plays, or keeps something for later plays.
             EngineError: no engine answers.
         """
-        arena, stage = await self._arena()
+        assert self._made is not None
+        arena, stage = self._made
         if seating != arena.matchmaker.state():
             arena.matchmaker.restore(seating)
         episodes = await play_each(stage, arena, plays)
@@ -71,13 +114,4 @@ class PlayerActor:
                 "players in several processes do not share; give --players 0, so that plays run "
                 "in the trainer's process and the engines in the cluster"
             )
-        return await asyncio.to_thread(pack_episodes, episodes)
-
-    async def _arena(self) -> tuple[Arena, Stage]:
-        async with self._making:
-            if self._made is None:
-                check_kit(self._kit, node=os.uname().nodename)
-                arena = await asyncio.to_thread(self._make)
-                slots = asyncio.Semaphore(self._concurrency)
-                self._made = arena, self._open.enter_context(stage_of(arena, slots))
-        return self._made
+        return episodes

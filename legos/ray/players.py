@@ -5,35 +5,51 @@ with the same seeds, by another one; Ray starts the dead one again.
 """
 
 import asyncio
-import logging
+import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 from legos.arena.arena import Arena
 from legos.arena.stage import Stage
-from legos.data.episode import Episode, Task
+from legos.data.episode import Episode
 from legos.errors import ArenaError, EngineError
-from legos.ray.library import RayActorError, RayTaskError, cause_of, ray
-from legos.ray.record import unpack_episodes
+from legos.ray.channel import Channel
+from legos.ray.library import ray
+from legos.ray.links import Link
+from legos.ray.player import GroupFrame
+from legos.ray.record import Plays, unpack_episodes, unpack_played
 
 __all__ = ["Players"]
 
-logger = logging.getLogger(__name__)
-
 MOST_DEATHS = 3  # of players during one group, before the group is blamed
-AGAIN_S = 1.0  # pause before a player that has died is tried again
+AGAIN_S = 0.2  # pause between two looks for a player, where there is none
 WAIT_S = 300.0  # how long all players may be away
 
+_Record = tuple[int, bytes | Exception]
+_PlayerLink = Link[GroupFrame, _Record]
 
-@dataclass(slots=True, eq=False)
-class _Member:
-    """One player."""
 
-    actor: Any
-    plays: int = 0  # number of plays that it was given and has not returned
-    died_at: float | None = None  # None: it answered last time
+class _Group(NamedTuple):
+    """A group that a player has."""
+
+    plays: Plays
+    link: _PlayerLink
+    answer: asyncio.Future[list[Episode]]
+
+    def end(self, result: list[Episode] | Exception) -> None:
+        """Give the result to who waits for it, on the thread of the loop."""
+        if self.answer.done():
+            return  # it was cancelled
+        if isinstance(result, Exception):
+            self.answer.set_exception(result)
+        else:
+            self.answer.set_result(result)
+
+
+class _LostError(Exception):
+    """The player of a group has died."""
 
 
 class Players:
@@ -41,22 +57,35 @@ class Players:
 
     Attributes:
         deaths: number of deaths so far.
-        bytes_received: size of all records so far.
     """
 
     def __init__(self, actors: Sequence[Any]) -> None:
-        """Take players.
+        """Connect to players.
 
         Args:
             actors: Ray actors of ``PlayerActor``, at least one.
         """
-        self._members = [_Member(actor) for actor in actors]
         self.deaths = 0
-        self.bytes_received = 0
+        self._actors = [*actors]
+        self._lock = threading.Lock()
+        self._numbers = count()
+        self._groups: dict[int, _Group] = {}
+        self._closed: EngineError | None = None
+        with self._lock:  # a link that is lost at once waits for the others
+            self._links: list[_PlayerLink] = [
+                Link(
+                    actor,
+                    "a player",
+                    _new_channel,
+                    heard=self._hear,
+                    lost=self._lost,
+                    back=self._back,
+                    dead=self._dead,
+                )
+                for actor in actors
+            ]
 
-    async def play(
-        self, stage: Stage, arena: Arena, plays: Sequence[tuple[Task, int]]
-    ) -> list[Episode]:
+    async def play(self, stage: Stage, arena: Arena, plays: Plays) -> list[Episode]:
         """Have a group played by the player with the fewest plays; see ``play_each``.
 
         Raises:
@@ -65,45 +94,94 @@ class Players:
         """
         deaths, since = 0, time.monotonic()
         while True:
-            member = min(self._members, key=lambda one: (one.died_at or 0.0, one.plays))
-            if member.died_at is not None:
+            number, answer = self._begin(arena, plays)
+            if answer is None:
+                if time.monotonic() - since > WAIT_S:
+                    raise EngineError(f"no player of the Ray cluster answers for {WAIT_S:.0f} s")
                 await asyncio.sleep(AGAIN_S)
+                continue
             try:
-                record = await self._ask(member, plays, arena)
-            except RayActorError as error:
-                if member.died_at is None:
-                    deaths, self.deaths = deaths + 1, self.deaths + 1
-                    logger.warning("a player of the Ray cluster died; its groups are played again")
-                member.died_at = time.monotonic()
+                return await answer
+            except _LostError as lost:
+                deaths, since = deaths + 1, time.monotonic()
                 if deaths >= MOST_DEATHS:
                     raise ArenaError(
                         f"{deaths} players died while they played a group of arena {arena.name!r}, "
-                        f"task {plays[0][0].id!r}; the last: {error}"
-                    ) from error
-                if member.died_at - since > WAIT_S:
-                    raise EngineError(
-                        f"no player of the Ray cluster has answered for {WAIT_S:.0f} s: {error}"
-                    ) from error
-                continue
-            member.died_at = None
-            self.bytes_received += len(record)
-            return await asyncio.to_thread(unpack_episodes, record, plays)
+                        f"task {plays[0][0].id!r}; the last: {lost}"
+                    ) from lost
+            finally:
+                self._end(number)
 
     def close(self) -> None:
         """End the players."""
+        for link in self._links:
+            link.close()
         if ray.is_initialized():
-            for member in self._members:
-                ray.kill(member.actor)
+            for actor in self._actors:
+                ray.kill(actor)
 
-    async def _ask(self, member: _Member, plays: Sequence[tuple[Task, int]], arena: Arena) -> bytes:
-        member.plays += len(plays)
-        answer = member.actor.play.remote(plays, arena.matchmaker.state())
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            ray.cancel(answer)
-            raise
-        except RayTaskError as error:
-            raise cause_of(error) from None
-        finally:
-            member.plays -= len(plays)
+    def _begin(
+        self, arena: Arena, plays: Plays
+    ) -> tuple[int, asyncio.Future[list[Episode]] | None]:
+        """Send a group to a player; without a future, there is none at the moment.
+
+        Raises:
+            EngineError: no player will come back.
+        """
+        with self._lock:
+            if self._closed is not None:
+                raise self._closed
+            number, up = next(self._numbers), [link for link in self._links if link.up]
+            if not up:
+                return number, None
+            link = min(up, key=lambda one: one.load)
+            answer = asyncio.get_running_loop().create_future()
+            self._groups[number] = _Group(plays, link, answer)
+            link.load += len(plays)
+            link.send(([(number, plays, arena.matchmaker.state())], ()))
+        return number, answer
+
+    def _end(self, number: int) -> None:
+        """Forget a group; if it was cancelled, its player ends it."""
+        with self._lock:
+            group = self._groups.pop(number)
+            group.link.load -= len(group.plays)
+            if group.answer.cancelled():
+                group.link.send(((), [number]))
+
+    def _hear(self, played: _Record) -> None:
+        """Give a record to who waits for it, on the thread of a link."""
+        number, result = played
+        with self._lock:
+            group = self._groups.get(number)
+        if group is None:
+            return  # it was cancelled
+        if isinstance(result, bytes):
+            result = unpack_episodes(result, group.plays)
+        _tell(group, result)
+
+    def _lost(self, link: _PlayerLink, error: Exception) -> None:
+        with self._lock:
+            self.deaths += 1
+            groups = [group for group in self._groups.values() if group.link is link]
+        for group in groups:
+            _tell(group, _LostError(str(error)))
+
+    def _back(self, link: _PlayerLink) -> None:
+        with self._lock:
+            link.up = True
+
+    def _dead(self, link: _PlayerLink, error: EngineError) -> None:
+        with self._lock:
+            self._links.remove(link)
+            if not self._links:
+                self._closed = error
+
+
+def _tell(group: _Group, result: list[Episode] | Exception) -> None:
+    group.answer.get_loop().call_soon_threadsafe(group.end, result)
+
+
+def _new_channel() -> Channel[GroupFrame, _Record]:
+    # tasks may have data of any type, also of one that is defined in the program that is run
+    return Channel(ray.cloudpickle.dumps, unpack_played, beats=False)

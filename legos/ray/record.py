@@ -5,6 +5,7 @@ the prompts of a conversation repeat. Tasks travel without their data, which may
 process that planned the group has them.
 """
 
+import pickle
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -13,13 +14,21 @@ import msgspec
 from msgspec.structs import replace
 
 from legos.data.episode import Episode, Task
+from legos.errors import ArenaError
 
-__all__ = ["pack_episodes", "unpack_episodes"]
+__all__ = ["Played", "Plays", "pack_episodes", "pack_played", "unpack_episodes", "unpack_played"]
+
+Plays = Sequence[tuple[Task, int]]
+"""The tasks of a group, each with the seed of its play."""
+
+Played = tuple[int, Sequence[Episode] | Exception]
+"""The number of a group, and its episodes or why there are none."""
 
 LEVEL = 1  # of zlib: four times as fast as its default, and a fifth larger
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=float)  # NumPy's floats
 _decoder = msgspec.msgpack.Decoder(tuple[Episode, ...])
+_played = msgspec.msgpack.Decoder(list[tuple[int, bool, bytes]])
 
 
 def pack_episodes(episodes: Sequence[Episode]) -> bytes:
@@ -27,7 +36,7 @@ def pack_episodes(episodes: Sequence[Episode]) -> bytes:
     return zlib.compress(_encoder.encode([_without_data(e) for e in episodes]), LEVEL)
 
 
-def unpack_episodes(record: bytes, plays: Sequence[tuple[Task, int]]) -> list[Episode]:
+def unpack_episodes(record: bytes, plays: Plays) -> list[Episode]:
     """Unpack the episodes of a group.
 
     Args:
@@ -37,6 +46,32 @@ def unpack_episodes(record: bytes, plays: Sequence[tuple[Task, int]]) -> list[Ep
     """
     episodes = _decoder.decode(zlib.decompress(record))
     return [replace(episode, task=task) for episode, (task, _) in zip(episodes, plays, strict=True)]
+
+
+def pack_played(played: Sequence[Played]) -> bytes:
+    """Pack groups that have ended."""
+    packed: list[tuple[int, bool, bytes]] = []
+    for number, result in played:
+        failed = isinstance(result, Exception)
+        packed.append((number, failed, _packed_error(result) if failed else pack_episodes(result)))
+    return _encoder.encode(packed)
+
+
+def unpack_played(data: bytes) -> Sequence[tuple[int, bytes | Exception]]:
+    """Unpack groups as far as their records (``unpack_episodes``)."""
+    return [
+        (number, pickle.loads(packed) if failed else packed)
+        for number, failed, packed in _played.decode(data)
+    ]
+
+
+def _packed_error(error: Exception) -> bytes:
+    try:
+        packed = pickle.dumps(error)
+        pickle.loads(packed)  # many an exception can be pickled, but not made again
+    except Exception:  # whatever an arena's exception does there
+        packed = pickle.dumps(ArenaError(f"{type(error).__name__}: {error}"))
+    return packed
 
 
 def _without_data(episode: Episode) -> Any:

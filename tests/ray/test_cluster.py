@@ -173,7 +173,7 @@ def test_a_killed_player_and_a_killed_engine_lose_only_unfinished_groups(cluster
                 )
                 if metrics["step"] in (3, 6):
                     links = engine._links
-                    actor = players._members[0].actor if metrics["step"] == 3 else links[0].actor
+                    actor = players._links[0].actor if metrics["step"] == 3 else links[0].actor
                     killed.append(await actor.prepare.remote())
                     os.kill(killed[-1], signal.SIGKILL)
 
@@ -189,7 +189,7 @@ def test_a_killed_player_and_a_killed_engine_lose_only_unfinished_groups(cluster
                 )
             )
             assert players.deaths >= 1
-            again = [prepared(cluster, member.actor) for member in players._members]
+            again = [prepared(cluster, link.actor) for link in players._links]
             back = [prepared(cluster, link.actor) for link in engine._links]
             assert len(back) == 2
             assert not {*again, *back} & {*killed}
