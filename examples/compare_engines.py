@@ -24,9 +24,9 @@ ENGINES = {  # name -> device of the trainer, and the server that generates
 }
 PLAYS = "--play.tasks-per-step 64 --training.min-samples-per-step 64"
 SIZE = {  # smaller games and fewer plays than the defaults, so that a run takes a few minutes
-    "nim": f"{PLAYS} --play.options.largest 7 --loop.steps 40 --loop.evaluate-every 10"
-    " --training.learning-rate 5e-3 --training.entropy-coef 0.1 --training.entropy-coef-end 0.02",
-    "kuhn": f"{PLAYS} --loop.steps 60 --loop.evaluate-every 15 --training.learning-rate 3e-3",
+    "nim": f"{PLAYS} --play.options.largest 7 --loop.steps 450 --loop.evaluate-every 50"
+    " --training.entropy-steps 300",
+    "kuhn": f"{PLAYS} --loop.steps 240 --loop.evaluate-every 40 --training.learning-rate 5e-3",
 }
 
 

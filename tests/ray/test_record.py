@@ -11,9 +11,9 @@ from legos import make_arena
 from legos.arena.step import play_all
 from legos.cli import main
 from legos.data.episode import Episode
-from legos.errors import ConfigError
+from legos.errors import ArenaError, ConfigError, EngineError
 from legos.ray.kit import check_kit, kit_digest
-from legos.ray.record import pack_episodes, unpack_episodes
+from legos.ray.record import pack_episodes, pack_played, unpack_episodes, unpack_played
 from legos.testing import ScriptedClient
 
 
@@ -71,3 +71,22 @@ def test_settings_that_exclude_each_other_are_refused(
 ) -> None:
     assert main(["train", *options, "--dry-run"]) != 0
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+class OwnError(Exception):
+    def __init__(self, code: int, *, reason: str) -> None:
+        super().__init__(f"{reason} ({code})")
+
+
+def test_groups_arrive_with_their_numbers_and_errors_with_their_messages() -> None:
+    episodes, plays = played(3)
+    sent = [(7, episodes), (8, EngineError("gone")), (9, OwnError(3, reason="no"))]
+    (seven, record), (eight, gone), (nine, own) = unpack_played(pack_played(sent))
+    assert (seven, eight, nine) == (7, 8, 9)
+    assert isinstance(record, bytes)
+    assert unpack_episodes(record, plays) == episodes  # pyright: ignore
+    assert isinstance(gone, EngineError)
+    assert str(gone) == "gone"
+    assert isinstance(own, ArenaError)  # it cannot be made again from its message alone
+    assert str(own) == "OwnError: no (3)"
+    assert [*unpack_played(pack_played([]))] == []
