@@ -172,6 +172,12 @@ def kill_actor(kind: str, world: World, draw: random.Random) -> str:
     return f"{len(found)} such actors: " + _gone(pid, within_s=5.0)
 
 
+def stop_actor(kind: str, world: World, draw: random.Random) -> str:
+    """Stop the process of a player or an engine for longer than it is waited for."""
+    pid = draw.choice(_found(lambda: named(f"ray::{kind}".encode()), f"actor {kind}"))
+    return _pause([pid], draw.uniform(11.0, 14.0))
+
+
 def kill_node(world: World, draw: random.Random) -> str:
     """Kill a node of Ray with all that runs there, and start another some seconds later."""
     proof = _gone(world.nodes.kill(), within_s=5.0)
@@ -255,6 +261,8 @@ FAULTS = (
     Fault("all judges stopped", _judge(stop_all_servers), "survives", on=_HERE),
     Fault("player killed", partial(kill_actor, "PlayerActor"), "survives", on=_RAY),
     Fault("engine killed", partial(kill_actor, "EngineActor"), "survives", on=_RAY),
+    Fault("player stopped", partial(stop_actor, "PlayerActor"), "survives", on=_RAY),
+    Fault("engine stopped", partial(stop_actor, "EngineActor"), "survives", on=_RAY),
     Fault("node killed, another started", kill_node, "survives", on=_RAY),
     Fault("tool killed", kill_tool, "survives", on=_SERVED),
     Fault("tool stopped", stop_tool, "survives", on=_SERVED),
