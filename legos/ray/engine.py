@@ -27,7 +27,7 @@ from legos.ray.engine_actor import Report
 from legos.ray.frames import RequestFrame, Results, pack_requests, unpack_results
 from legos.ray.lags import Lags
 from legos.ray.library import RayActorError, RayTaskError, cause_of, ray
-from legos.ray.links import Link
+from legos.ray.links import Link, LinkEvents
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["RayEngine"]
@@ -75,18 +75,8 @@ class RayEngine:
             for answer in [actor.open.remote() for actor in actors.values()]:
                 _got(answer)
         with self._lock:  # a link that is lost at once waits for its name
-            self._links = [
-                Link(
-                    actor,
-                    "an engine",
-                    _new_channel,
-                    heard=self._hear,
-                    lost=self._lost,
-                    back=self._back,
-                    dead=self._dead,
-                )
-                for actor in actors.values()
-            ]
+            events = LinkEvents(self._hear, self._lost, self._back, self._dead)
+            self._links = [Link(a, "an engine", _new_channel, events) for a in actors.values()]
             self._name_of = dict(zip(self._links, self.names, strict=True))
 
     def submit(self, requests: Sequence[tuple[int, Request]], deliver: Deliver) -> None:

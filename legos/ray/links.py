@@ -11,7 +11,7 @@ from legos.errors import EngineError
 from legos.ray.channel import Channel, In, Out, connected
 from legos.ray.library import ActorDiedError, RayError, first_line, ray
 
-__all__ = ["Link"]
+__all__ = ["Link", "LinkEvents"]
 
 logger = logging.getLogger(__name__)
 
@@ -20,14 +20,14 @@ AGAIN_S = 0.2  # pause between two attempts to reach it
 PREPARE_S = 10.0  # how long one attempt waits for its answer
 
 
-@dataclass(slots=True)
-class _Events(Generic[Out, In]):
-    """What a link reports, on its own thread."""
+@dataclass(frozen=True, slots=True)
+class LinkEvents(Generic[Out, In]):
+    """What a link calls, on its own thread."""
 
-    heard: Callable[[In], object]
+    heard: Callable[[In], object]  # with each frame
     lost: Callable[["Link[Out, In]", Exception], object]  # what it had is to be sent again
-    back: Callable[["Link[Out, In]"], object]  # it answers again
-    dead: Callable[["Link[Out, In]", EngineError], object]  # it does not come back
+    back: Callable[["Link[Out, In]"], object]  # it answers again, and ``up`` is to be set
+    dead: Callable[["Link[Out, In]", EngineError], object]  # it does not come back; the link ends
 
 
 class Link(Generic[Out, In]):
@@ -44,11 +44,7 @@ class Link(Generic[Out, In]):
         actor: Any,
         what: str,
         new_channel: Callable[[], Channel[Out, In]],
-        *,
-        heard: Callable[[In], object],
-        lost: Callable[["Link[Out, In]", Exception], object],
-        back: Callable[["Link[Out, In]"], object],
-        dead: Callable[["Link[Out, In]", EngineError], object],
+        events: LinkEvents[Out, In],
     ) -> None:
         """Start to take answers.
 
@@ -56,16 +52,13 @@ class Link(Generic[Out, In]):
             actor: the Ray actor.
             what: what it is, for messages: "an engine".
             new_channel: makes this end of a connection.
-            heard: receives frames.
-            lost: called when the process has died, with the reason.
-            back: called when it answers again, to set ``up``; the process is a new one.
-            dead: called when it does not come back; the link ends.
+            events: receives what comes, and what happens to the process.
         """
         self.actor = actor
         self.up = True
         self.load = 0
         self._what, self._new_channel = what, new_channel
-        self._events = _Events(heard, lost, back, dead)
+        self._events = events
         self._channel = new_channel()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="legos-ray", daemon=True)

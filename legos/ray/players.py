@@ -17,7 +17,7 @@ from legos.data.episode import Episode
 from legos.errors import ArenaError, EngineError
 from legos.ray.channel import Channel
 from legos.ray.library import ray
-from legos.ray.links import Link
+from legos.ray.links import Link, LinkEvents
 from legos.ray.player import GroupFrame
 from legos.ray.record import Plays, unpack_episodes, unpack_played
 
@@ -72,18 +72,8 @@ class Players:
         self._groups: dict[int, _Group] = {}
         self._closed: EngineError | None = None
         with self._lock:  # a link that is lost at once waits for the others
-            self._links: list[_PlayerLink] = [
-                Link(
-                    actor,
-                    "a player",
-                    _new_channel,
-                    heard=self._hear,
-                    lost=self._lost,
-                    back=self._back,
-                    dead=self._dead,
-                )
-                for actor in actors
-            ]
+            events = LinkEvents(self._hear, self._lost, self._back, self._dead)
+            self._links = [Link(actor, "a player", _new_channel, events) for actor in actors]
 
     async def play(self, stage: Stage, arena: Arena, plays: Plays) -> list[Episode]:
         """Have a group played by the player with the fewest plays; see ``play_each``.
