@@ -66,7 +66,6 @@ class Players:
             actors: Ray actors of ``PlayerActor``, at least one.
         """
         self.deaths = 0
-        self._actors = [*actors]
         self._lock = threading.Lock()
         self._numbers = count()
         self._groups: dict[int, _Group] = {}
@@ -84,12 +83,13 @@ class Players:
         """
         deaths, since = 0, time.monotonic()
         while True:
-            number, answer = self._begin(arena, plays)
-            if answer is None:
+            begun = self._begin(arena, plays)
+            if begun is None:
                 if time.monotonic() - since > WAIT_S:
                     raise EngineError(f"no player of the Ray cluster answers for {WAIT_S:.0f} s")
                 await asyncio.sleep(AGAIN_S)
                 continue
+            number, answer = begun
             try:
                 return await answer
             except _LostError as lost:
@@ -106,14 +106,13 @@ class Players:
         """End the players."""
         for link in self._links:
             link.close()
-        if ray.is_initialized():
-            for actor in self._actors:
-                ray.kill(actor)
+            if ray.is_initialized():
+                ray.kill(link.actor)
 
     def _begin(
         self, arena: Arena, plays: Plays
-    ) -> tuple[int, asyncio.Future[list[Episode]] | None]:
-        """Send a group to a player; without a future, there is none at the moment.
+    ) -> tuple[int, asyncio.Future[list[Episode]]] | None:
+        """Send a group to a player; None: there is none at the moment.
 
         Raises:
             EngineError: no player will come back.
@@ -121,11 +120,11 @@ class Players:
         with self._lock:
             if self._closed is not None:
                 raise self._closed
-            number, up = next(self._numbers), [link for link in self._links if link.up]
+            up = [link for link in self._links if link.up]
             if not up:
-                return number, None
+                return None
             link = min(up, key=lambda one: one.load)
-            answer = asyncio.get_running_loop().create_future()
+            number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
             self._groups[number] = _Group(plays, link, answer)
             link.load += len(plays)
             link.send(([(number, plays, arena.matchmaker.state())], ()))
