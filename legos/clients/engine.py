@@ -40,6 +40,7 @@ _SMALL = 256  # characters of choices, whose tree is made at once
 _TREES = 1 << 26  # bytes of trees that are kept
 _GRAMMARS = 32  # number of grammars that are kept
 _GATHERED = 64  # requests
+_QUIET_S = 0.001  # time without another request after which a burst is complete
 _LONG = 1 << 20  # characters of a prompt, which would block the event loop for a second
 _RESOLVED = 16_384  # tokens; to decode more takes longer than about 5 milliseconds
 _Legal = tuple[ChoiceNode | None, Grammar | None]
@@ -303,15 +304,18 @@ class EngineClient:
         return self._next
 
     def _gather(self, before: int = 0, quiet_turns: int = 0) -> None:
-        """Submit when no request has come for two turns of the loop, or as soon as there are many.
+        """Submit when no request has come for a while, or as soon as there are many.
 
         A server reads the requests of a burst in several turns. Rows that start in one forward pass
         also end together, and make room for the next ones together.
         """
-        now = len(self._outbox)
-        quiet_turns = quiet_turns + 1 if now == before else 0
-        if quiet_turns < 2 and now < _GATHERED:
-            asyncio.get_running_loop().call_soon(self._gather, now, quiet_turns)
+        now, loop = len(self._outbox), asyncio.get_running_loop()
+        if now >= _GATHERED:
+            self._flush()
+        elif now != before:
+            loop.call_later(_QUIET_S, self._gather, now)
+        elif quiet_turns < 2:  # for requests that the loop has read before it came to the timer
+            loop.call_soon(self._gather, now, quiet_turns + 1)
         else:
             self._flush()
 

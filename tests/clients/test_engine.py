@@ -17,7 +17,7 @@ from legos.data.message import Completion, Message, Sampling
 from legos.data.request import Generated, Request
 from legos.errors import EngineError, RequestError
 from legos.protocols import Deliver
-from legos.testing import FakeEngine, echo
+from legos.testing import FakeEngine, echo, in_virtual_time
 
 
 class Engine(FakeEngine):
@@ -208,12 +208,18 @@ def test_what_is_asked_in_one_turn_of_the_loop_is_one_submission(tokenizer: Chat
 
 
 @pytest.mark.parametrize(
-    ("use_threads", "asked", "sizes"),
-    [(True, 5, [5]), (True, 100, [64, 36]), (False, 5, [1] * 5)],
-    ids=["a server's burst", "a long burst", "without a server"],
+    ("use_threads", "asked", "apart_s", "sizes"),
+    [
+        (True, 5, 0.0, [5]),
+        (True, 5, 0.0005, [5]),
+        (True, 5, 0.005, [1] * 5),
+        (True, 100, 0.0005, [64, 36]),
+        (False, 5, 0.0, [1] * 5),
+    ],
+    ids=["turn by turn", "half a millisecond apart", "far apart", "a long burst", "no server"],
 )
-def test_a_server_submits_the_requests_of_successive_turns_together(
-    tokenizer: ChatTokenizer, use_threads: bool, asked: int, sizes: Sequence[int]
+def test_a_server_submits_the_requests_of_a_burst_together(
+    tokenizer: ChatTokenizer, use_threads: bool, asked: int, apart_s: float, sizes: Sequence[int]
 ) -> None:
     engine = Engine(lambda request: ids(tokenizer, "yes"))
     client = EngineClient(engine, tokenizer, use_threads=use_threads)
@@ -222,9 +228,9 @@ def test_a_server_submits_the_requests_of_successive_turns_together(
         async with asyncio.TaskGroup() as group:
             for _ in range(asked):
                 group.create_task(client.complete((5, 6), Sampling(max_tokens=4)))
-                await asyncio.sleep(0)
+                await asyncio.sleep(apart_s)
 
-    asyncio.run(ask_in_turns())
+    in_virtual_time(ask_in_turns())
     assert [len(numbers) for numbers in engine.submissions] == sizes
 
 
