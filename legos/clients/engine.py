@@ -310,11 +310,9 @@ class EngineClient:
         also end together, and make room for the next ones together.
         """
         now, loop = len(self._outbox), asyncio.get_running_loop()
-        if now >= _GATHERED:
-            self._flush()
-        elif now != before:
+        if before != now < _GATHERED:
             loop.call_later(_QUIET_S, self._gather, now)
-        elif quiet_turns < 2:  # for requests that the loop has read before it came to the timer
+        elif now < _GATHERED and quiet_turns < 2:  # for what was read just before the timer
             loop.call_soon(self._gather, now, quiet_turns + 1)
         else:
             self._flush()

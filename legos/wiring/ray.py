@@ -7,12 +7,10 @@ run: a model by its name, an arena by its name or by the text of its file.
 import asyncio
 import math
 import os
-import tempfile
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from legos.arena.arena import Arena
 from legos.arena.step import play_each
@@ -23,8 +21,9 @@ from legos.clients.remote import RemoteEngine
 from legos.clients.served import LegosServer
 from legos.config.schema import RunConfig
 from legos.device import LocalEngine, ModelHandle
-from legos.errors import ArenaError, ConfigError
+from legos.errors import ConfigError
 from legos.loop.player import PlayGroup
+from legos.ray.arena_file import TravellingArena
 from legos.weights.adapter import LoraShape
 from legos.weights.model_folder import resolve_folder
 from legos.wiring.arena import make_arena
@@ -88,7 +87,7 @@ def ray_players(
             _connected(config, stack)
         place = _PlayPlace(
             config=config,
-            arena=_TravellingArena.of(config.arena),
+            arena=TravellingArena.of(config.arena),
             engines=engines,
             limits=(model.num_vocabulary, model.context),
             tool_format=model.tool_format,
@@ -151,43 +150,11 @@ def _engine_there(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _TravellingArena:
-    """An arena's name, and the text of the file that it is in."""
-
-    name: str
-    file: str | None = None  # name of the file; None: the arena is installed
-    text: str = ""
-
-    @classmethod
-    def of(cls, name: str) -> "_TravellingArena":
-        """Read the arena's file if it is in one.
-
-        Raises:
-            ArenaError: it cannot be read.
-        """
-        place, _, kind = name.rpartition(":")
-        if not place.endswith(".py"):
-            return cls(name=name)
-        try:
-            return cls(name=kind, file=Path(place).name, text=Path(place).read_text("utf-8"))
-        except OSError as error:
-            raise ArenaError(f"arena file {place} cannot be read: {error}") from error
-
-    def here(self) -> str:
-        """The arena's name on this node, where its file is written into a temporary folder."""
-        if self.file is None:
-            return self.name
-        path = Path(tempfile.mkdtemp(prefix="legos-arena-")) / self.file
-        path.write_text(self.text, "utf-8")
-        return f"{path}:{self.name}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _PlayPlace:
     """What a player on another node needs to make its arena."""
 
     config: RunConfig
-    arena: _TravellingArena
+    arena: TravellingArena
     engines: tuple[str, ...]  # names of Ray actors; none: the servers of the settings generate
     tool_format: ToolFormat
     limits: tuple[int, int]  # vocabulary and context of the model
