@@ -21,6 +21,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from legos.data.limits import EngineLimits
 from legos.mlx.generate.engine import MlxEngine
+from legos.mlx.model.mended import mend
 from legos.mlx.model.worker import ThreadWorker
 
 __all__ = ["VOCABULARY", "architectures", "small_engine", "small_model"]
@@ -57,6 +58,7 @@ def small_model(
     """
     made, weights = _drawn(architecture, seed, tuple(fields.items()))
     model = made()
+    mend(model)  # as when it is loaded
     model.update(tree_unflatten(weights))
     model.set_dtype(dtype)
     model.eval()
