@@ -4,7 +4,8 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models import gemma2
+from mlx_lm.models import gemma2, nemotron_h
+from mlx_lm.models.ssm import ssm_update
 
 __all__ = ["mend"]
 
@@ -20,7 +21,42 @@ class _GroupedAttention(gemma2.Attention):
         return super().__call__(x, mask, cache)
 
 
-_MENDED: dict[type[nn.Module], type[nn.Module]] = {gemma2.Attention: _GroupedAttention}
+class _PaddedMixer(nemotron_h.NemotronHMamba2Mixer):
+    """Its state is that after the last token of each row, not after the padding behind it."""
+
+    def _ssm(  # noqa: PLR0917 (mlx-lm calls it by position)
+        self,
+        hidden_states: mx.array,
+        B: mx.array,  # noqa: N803
+        C: mx.array,  # noqa: N803
+        dt: mx.array,
+        cache: Any | None,
+        mask: mx.array | None,
+    ) -> mx.array:
+        limits: Any = self.time_step_limit
+        heads, groups = (self.num_heads, self.head_dim), (self.n_groups, self.ssm_state_size)
+        mixed, state = ssm_update(
+            mx.unflatten(hidden_states, -1, heads),
+            self.A_log,
+            mx.unflatten(B, -1, groups),
+            mx.unflatten(C, -1, groups),
+            self.D.astype(hidden_states.dtype),
+            dt,
+            self.dt_bias,
+            None if cache is None else cache[1],
+            limits,
+            mask,
+            None if cache is None else cache.lengths,
+        )
+        if cache is not None:
+            cache[1] = state
+        return mixed.flatten(2)
+
+
+_MENDED: dict[type[nn.Module], type[nn.Module]] = {
+    gemma2.Attention: _GroupedAttention,
+    nemotron_h.NemotronHMamba2Mixer: _PaddedMixer,
+}
 
 
 def mend(model: nn.Module) -> None:

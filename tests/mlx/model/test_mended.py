@@ -1,6 +1,8 @@
 """Modules of mlx-lm that are wrong in a batch: as they are, and as the kit loads them."""
 
 import json
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,17 +24,23 @@ def served(model: nn.Module) -> None:
     probe(CausalModel(model), AdapterSlots(model))
 
 
-@pytest.mark.parametrize("key_heads", [2, 4], ids=["grouped heads", "each with its own keys"])
-def test_gemma2_is_served_in_a_batch(tmp_path: Path, key_heads: int) -> None:
-    heads: dict[str, int] = {"num_attention_heads": 4, "num_key_value_heads": key_heads}
-    model: Any = small_model("gemma2", **heads)
+@pytest.mark.parametrize(
+    ("architecture", "fields", "right_as_it_is"),
+    [
+        ("gemma2", {"num_attention_heads": 4, "num_key_value_heads": 2}, False),
+        ("gemma2", {"num_attention_heads": 4, "num_key_value_heads": 4}, True),
+        ("nemotron_h", {}, False),
+    ],
+    ids=["grouped heads", "each with its own keys", "a state behind padding"],
+)
+def test_a_mended_model_is_served_in_a_batch(
+    tmp_path: Path, architecture: str, fields: Mapping[str, Any], right_as_it_is: bool
+) -> None:
+    model: Any = small_model(architecture, **fields)
     (tmp_path / "config.json").write_text(json.dumps(asdict(model.args)))
     save_model(tmp_path, model)
     served(load_tree(tmp_path))
     as_it_is = load_model(tmp_path)[0]
     as_it_is.freeze()
-    if key_heads == 4:
+    with nullcontext() if right_as_it_is else pytest.raises(ModelError, match="cannot be served"):
         served(as_it_is)
-    else:
-        with pytest.raises(ModelError, match="cannot be served"):
-            served(as_it_is)
