@@ -6,7 +6,7 @@ step holds thousands of them, which every collection would visit.
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -268,7 +268,7 @@ def messages_or_ids(
         raise RequestError(f"the prompt is empty; {expected}")
     items: tuple[Any, ...] = tuple(prompt)
     if not isinstance(items[0], Message):
-        if not isinstance(items[0], SupportsIndex):
+        if not hasattr(items[0], "__index__"):
             raise RequestError(f"the prompt holds {items[0]!r:.80}; {expected}")
         return (), items
     for item in items:
