@@ -15,6 +15,8 @@ import numpy as np
 from legos.data.choices import ChoiceNode
 from legos.data.message import Generated
 from legos.data.request import Grammar, Progress, Request, Result
+from legos.errors import EngineError
+from legos.ray.packed_error import packed_error
 
 __all__ = [
     "RequestFrame",
@@ -63,7 +65,7 @@ def pack_results(frames: Sequence[Results]) -> bytes:
         elif isinstance(result, Progress):
             packed.progress.append((number, result))
         else:
-            packed.errors.append((number, pickle.dumps(result, pickle.HIGHEST_PROTOCOL)))
+            packed.errors.append((number, packed_error(result, EngineError)))
     return _encoder.encode(packed)
 
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from legos.data.episode import Episode, Task
 from legos.errors import ArenaError
+from legos.ray.packed_error import packed_error
 
 __all__ = ["Played", "Plays", "pack_episodes", "pack_played", "unpack_episodes", "unpack_played"]
 
@@ -52,8 +53,10 @@ def pack_played(played: Sequence[Played]) -> bytes:
     """Pack groups that have ended."""
     packed: list[tuple[int, bool, bytes]] = []
     for number, result in played:
-        failed = isinstance(result, Exception)
-        packed.append((number, failed, _packed_error(result) if failed else pack_episodes(result)))
+        if isinstance(result, Exception):
+            packed.append((number, True, packed_error(result, ArenaError)))
+        else:
+            packed.append((number, False, pack_episodes(result)))
     return _encoder.encode(packed)
 
 
@@ -63,15 +66,6 @@ def unpack_played(data: bytes) -> Sequence[tuple[int, bytes | Exception]]:
         (number, pickle.loads(packed) if failed else packed)
         for number, failed, packed in _played.decode(data)
     ]
-
-
-def _packed_error(error: Exception) -> bytes:
-    try:
-        packed = pickle.dumps(error)
-        pickle.loads(packed)  # many an exception can be pickled, but not made again
-    except Exception:  # whatever an arena's exception does there
-        packed = pickle.dumps(ArenaError(f"{type(error).__name__}: {error}"))
-    return packed
 
 
 def _without_data(episode: Episode) -> Any:

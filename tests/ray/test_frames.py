@@ -95,6 +95,19 @@ def test_progress_comes_before_the_end_and_errors_keep_their_kind() -> None:
     assert str(error) == "gone"
 
 
+class TwoPartError(EngineError):
+    """Cannot be made again from its arguments."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
+
+
+def test_an_error_that_cannot_be_made_again_arrives_as_its_text() -> None:
+    ((sent,),) = unpack_results(pack_results([[(5, TwoPartError("device", "gone"))]]))
+    assert type(sent[1]) is EngineError
+    assert str(sent[1]) == "TwoPartError: device: gone"
+
+
 def test_an_answer_of_thousands_of_tokens_arrives() -> None:
     tree = choice_tree([range(5000), (3,)], end_ids=(1,))
     request = Request(prompt_ids=(1,), max_tokens=1, choices=tree)
