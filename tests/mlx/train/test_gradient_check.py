@@ -41,6 +41,11 @@ def test_the_check_is_as_sharp_in_16_bits(dtype: Any) -> None:
         shares("afm7", checkpointing=True, dtype=dtype)
 
 
+def test_grouped_heads_with_a_mask_share_prefixes() -> None:
+    """As mlx-lm has it, gemma2's attention fails where rows of unlike lengths have prefixes."""
+    assert shares("gemma2")
+
+
 def test_models_that_cannot_be_trained_are_refused_with_the_reason() -> None:
     with pytest.raises(TrainerError, match=r"deepseek_v41 cannot be trained: .*VJP.* take a model"):
         shares("deepseek_v41")
