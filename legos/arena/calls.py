@@ -30,7 +30,7 @@ __all__ = ["CallLimits", "CallPool"]
 
 TICK_S = 0.05  # seconds between two checks of the running calls
 LOAD_S = 120.0  # seconds in which a process must start and import the function's module
-END_S = 1.0  # seconds in which a process that closed its socket usually ends by itself
+END_S = 5.0  # seconds in which a process that closed its socket usually ends by itself
 MAX_PROCESSES = 32  # processes of one call at a time, its own included
 MIB = 1 << 20
 
