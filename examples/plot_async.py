@@ -1,6 +1,6 @@
-"""Timelines, staleness and rewards of `legos bench async`, with overlap and in turns.
+"""Timelines, staleness and rewards of `tests/bench/async.py`, with overlap and in turns.
 
-    uv run legos bench async --json > async.json
+    uv run python tests/bench/async.py --json > async.json
     uv run --extra plot python examples/plot_async.py async.json async.svg
 
 A second on any machine. For each kind of plays: a line per play, with the trainer's steps in colour

@@ -1,84 +1,78 @@
-"""``legos bench``: speed and memory, as ratios to a bare loop of the same work."""
+"""``legos bench``: how fast a model is on this machine, as a table to post."""
 
-import importlib
-from collections.abc import Callable, Mapping, Sequence
+import platform
+import tempfile
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from legos.bench.ratios import RATIOS
+from legos.apps.markdown import table_head, table_line
+from legos.bench.models import write_bench_model
 from legos.bench.rounds import Workload
-from legos.errors import ConfigError, did_you_mean
+from legos.bench.speed import Line, measure
+from legos.errors import ConfigError
+from legos.mac import mac_facts
+from legos.weights.adapter import model_name
+from legos.wiring.device import find_device
 from legos.wiring.machine import blas_hint, quiet_collector
+from legos.wiring.model import model_place
 
-__all__ = ["BENCHES", "bench", "explained"]
+__all__ = ["bench"]
 
-BENCHES: Mapping[str, str] = {
-    "arenas": "plays without a model: turns, waiting plays, slow tools",
-    "async": "the line with overlap, against play and training in turns",
-    "cuda": "torch's optimiser step, and play and publication through vLLM",
-    "engine": "generation alone",
-    "loop": "the whole line, from a play to the next adapter",
-    "ray": "the line with a player and an engine on Ray, against one process",
-    "scale": "the line with thousands of simulated engines, against its arithmetic",
-    "server": "generation over HTTP, and adapter swaps",
-    "train": "optimiser steps alone",
-}
-"""Name -> what is measured; each is a module of ``legos.bench``."""
-
-WITH_PEERS = ("cuda", "server", "train")
+WIDTH = 33  # of the names
 
 
 def bench(
-    name: str,
-    seconds: float,
-    *,
-    quick: bool = False,
-    peers: Sequence[Path] = (),
-    vllm: Path | None = None,
+    model: str | None, seconds: float, *, write: Callable[[str], None] = lambda _: None
 ) -> Mapping[str, Any]:
-    """Run one bench.
+    """Measure a model beside mlx-lm, in turn.
 
     Args:
-        name: one of ``BENCHES``.
-        seconds: time to measure, roughly.
-        quick: measure smaller workloads in fewer rounds, to see whether the bench runs.
-        peers: programs of other servers, or Pythons with other trainers; only the benches of
-            ``WITH_PEERS`` compare with them.
-        vllm: the ``vllm`` program of the bench ``cuda``; None: ``LEGOS_VLLM_BIN``, or on PATH.
+        model: a folder, a name on the hub or "builtin"; None: random weights, 40 million
+            parameters.
+        seconds: time to measure, roughly; slow models take longer, as each figure needs a round.
+        write: gets the lines of the table as they are measured.
 
     Returns:
-        Figures. ``ratios`` can be compared between machines; ``targets`` has the meaning of each
-        ratio, its target, and whether the target is met (None: not measured).
+        Machine, model and ``lines``, as JSON values.
 
     Raises:
-        ConfigError: there is no such bench, or it does not compare with other programs.
+        ConfigError: there is no time to measure.
+        ModelError: the model cannot be loaded.
     """
-    if name not in BENCHES:
-        raise ConfigError(f"no bench is called {name!r}{did_you_mean(name, BENCHES)}")
-    if peers and name not in WITH_PEERS:
-        raise ConfigError(f"--peer needs one of the benches {WITH_PEERS}, and came with {name!r}")
-    module = importlib.import_module(f"legos.bench.{name}")
-    measure: Callable[[Workload], Mapping[str, Any]] = getattr(module, f"bench_{name}")
+    if not 0.0 < seconds < float("inf"):
+        raise ConfigError(f"--seconds is {seconds:g}; expected a number above 0, such as 60")
     quiet_collector()  # as runs and servers do
-    figures = measure(Workload(seconds, quick, tuple(peers), vllm))
-    targets = {
-        ratio: RATIOS[name][ratio].verdict(value) for ratio, value in figures["ratios"].items()
+    facts = find_device().facts()
+    machine = {
+        "legos": version("legos"),
+        "machine": f"{mac_facts().get('chip') or platform.machine()}",
+        **facts,
     }
-    blas = "reference" if blas_hint() else "fast"
-    return {"bench": name, "blas": blas, **figures, "targets": targets}
-
-
-def explained(figures: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The figures of a bench for people: every ratio with its target and its meaning."""
-    targets = figures["targets"]
-
-    def line(ratio: str, value: float | None) -> str:
-        target = targets[ratio]
-        verdict = {True: "met", False: "missed", None: "not measured"}[target["met"]]
-        number = "-" if value is None else f"{value:.4g}"
-        return f"{number:<8} (target {target['good']}, {verdict}) {target['meaning']}"
-
-    ratios = {ratio: line(ratio, value) for ratio, value in figures["ratios"].items()}
-    return {name: value for name, value in figures.items() if name != "targets"} | {
-        "ratios": ratios
+    with tempfile.TemporaryDirectory() as root:
+        if model is None:
+            folder = str(write_bench_model("40m", Path(root) / "40m"))
+            title = "random weights, 40 million parameters"
+        else:
+            folder = model_place(model)
+            title = model_name(model)
+        lines: list[Line] = []
+        write(table_head((f"{title:<{WIDTH}}", "legos", "mlx-lm", "legos / mlx-lm")))
+        for line in measure(Path(folder), Workload(seconds)):
+            lines.append(line)
+            write(_row(line))
+    hint = blas_hint()
+    return {
+        **machine,
+        "model": title,
+        "lines": [line.as_dict() for line in lines],
+        **({"hint": hint} if hint else {}),
     }
+
+
+def _row(line: Line) -> str:
+    name = f"{line.name}, {line.unit}"
+    return table_line(
+        (f"{name:<{WIDTH}}", f"{line.legos:>7.4g}", f"{line.mlx_lm:>7.4g}", f"{line.ratio:.2f}")
+    )

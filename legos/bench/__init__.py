@@ -1,1 +1,1 @@
-"""What ``legos bench`` measures: the kit against bare loops and other programs."""
+"""What ``legos bench`` measures: one model on this machine, beside mlx-lm."""

@@ -83,6 +83,10 @@ class EngineBench:
             self.engine, prompts, max_tokens=max_tokens, rows=self._max_rows
         )
 
+    def bare_load(self, folder: Path) -> float:
+        """Seconds in which MLX reads the arrays of an adapter's folder, on the engine's thread."""
+        return self._checks.bare_load(self.engine, folder)
+
     def computed(self) -> float:
         """Prompt tokens that went through the model so far."""
         return self.engine.stats()["prefill_tokens_total"]

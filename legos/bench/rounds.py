@@ -4,8 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 __all__ = ["Workload", "medians", "speed_ratio"]
 
@@ -18,10 +17,8 @@ class Workload:
 
     seconds: float  # time to measure, roughly
     quick: bool = False  # True: less work in each measurement, and fewer rounds
-    peers: tuple[Path, ...] = ()  # programs of other projects to compare with
-    vllm: Path | None = None  # the vllm program; None: found through LEGOS_VLLM_BIN or PATH
 
-    def part(self, share: float) -> "Workload":
+    def part(self, share: float) -> Self:
         """The same workload in a share of the time."""
         return replace(self, seconds=share * self.seconds)
 

@@ -295,36 +295,23 @@ def chat(
     )
 
 
-def bench(
-    name: str = "loop",
-    /,
-    *,
-    seconds: float = 60.0,
-    quick: Flag = False,
-    peer: Several = (),
-    vllm_bin: Path | None = None,
-    json: Flag = False,
-) -> None:
-    """Measure the speed of one part of legos against a bare loop of the same work.
+def bench(*, model: str | None = None, seconds: float = 60.0, json: Flag = False) -> None:
+    """Measure how fast a model is on this machine, beside mlx-lm alone: a table to post.
+
+    Prefill and decoding with 1, 8 and 32 streams, an optimiser step with its peak of memory, and an
+    adapter swap. Both sides are measured in turn.
 
     Args:
-        name: What to measure: arenas, async, cuda, engine, loop, ray, scale, server or train.
-        seconds: Time to measure, roughly, in seconds.
-        quick: Measure smaller workloads in fewer rounds: the ratios are rough.
-        peer: Path of another program's server (mlx-openai-server, rapid-mlx or vllm-mlx) that is
-            installed in an environment of its own, for legos bench server; for legos bench train,
-            Python of an environment with another trainer (mlx-lm-lora, mlx-tune or
-            inductive-mlxrl); for legos bench cuda, Python of one with torch and peft. Once for each
-            program.
-        vllm_bin: The vllm program, for legos bench cuda; by default LEGOS_VLLM_BIN, or vllm on
-            PATH.
+        model: Folder, name on the hub, or builtin; by default random weights, 40 million
+            parameters.
+        seconds: Time to measure, roughly, in seconds; slow models take longer.
         json: Print one JSON object.
     """
     from legos.apps.bench import bench as run
-    from legos.apps.bench import explained
 
-    figures = run(name, seconds, quick=quick, peers=[Path(path) for path in peer], vllm=vllm_bin)
-    show(figures if json else explained(figures), json=json)
+    found = run(model, seconds, write=(lambda _: None) if json else show)
+    facts = {name: value for name, value in found.items() if name != "lines"}
+    show(found if json else facts, json=json)
 
 
 def export(

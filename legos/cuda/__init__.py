@@ -9,5 +9,4 @@
 - ``ranks``: the processes that torchrun started, and their shards of the weights
 - ``shares``: a step that several processes compute
 - ``backend``: the backend, with its optimiser
-- ``checks``: baselines that the bench compares it with
 """

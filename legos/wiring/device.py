@@ -22,17 +22,13 @@ __all__ = [
     "DeviceChecks",
     "Row",
     "Split",
-    "TrainingChecks",
     "check_replicas",
     "device_checks",
     "find_device",
     "mlx_device",
-    "plain_command",
     "rows_on_macs",
     "tool_format_of",
     "torch_device",
-    "trainer_command",
-    "training_checks",
 ]
 
 Row = tuple[int, ...]
@@ -89,8 +85,8 @@ def rows_on_macs(config: Mapping[str, Any], size: TrainingSize) -> Sequence[int]
     return longest_rows(config, size)
 
 
-class TrainingChecks(Protocol):
-    """Optimiser steps without the kit's backend, and peaks of memory, on one model's device."""
+class DeviceChecks(Protocol):
+    """Baselines without the kit's engine and backend, and checks of the device, on one model."""
 
     def bare_update(
         self, blocks: Sequence[Sequence[Split]], *, pad_to: int = 0
@@ -101,10 +97,6 @@ class TrainingChecks(Protocol):
     def peak_bytes(self, call: Callable[[], object]) -> int:
         """Run a call; returns the device's peak memory in bytes, minus what it held before."""
         ...
-
-
-class DeviceChecks(TrainingChecks, Protocol):
-    """The same for generation too, and checks of the device."""
 
     def bare_generation(
         self, engine: LocalEngine, prompts: Sequence[Row], *, max_tokens: int, rows: int
@@ -123,6 +115,10 @@ class DeviceChecks(TrainingChecks, Protocol):
         self, engine: LocalEngine, prompts: Sequence[Row], *, rows: int
     ) -> float:
         """Seconds of a minimal loop for one token per prompt; equal prompts are computed once."""
+        ...
+
+    def bare_load(self, engine: LocalEngine, folder: Path) -> float:
+        """Seconds in which the device's library reads the arrays of an adapter's folder."""
         ...
 
     def step(
@@ -168,39 +164,6 @@ class DeviceChecks(TrainingChecks, Protocol):
         ...
 
 
-def training_checks(model: ModelHandle) -> TrainingChecks:
-    """The baselines of training of a model's device.
-
-    Raises:
-        ModelError: the device has none.
-    """
-    if find_spec("torch") is not None:
-        from legos.cuda.device import TorchModel
-
-        if isinstance(model, TorchModel):
-            from legos.cuda.checks.device import TorchChecks
-
-            return TorchChecks(model)
-    return device_checks(model)
-
-
-def trainer_command(python: Path, folder: Path) -> Sequence[str]:
-    """Command line that makes steps on MLX with the trainer installed for another Python.
-
-    It prints the trainer's name and then, for every line that it reads, what its step cost.
-
-    Args:
-        python: the Python.
-        folder: the model.
-    """
-    return [str(python), _file("legos.mlx.checks.peer_trainer"), str(folder)]
-
-
-def plain_command(python: Path, folder: Path) -> Sequence[str]:
-    """The same on torch, with a plain loop of transformers and PEFT."""
-    return [str(python), _file("legos.cuda.checks.plain_trainer"), str(folder)]
-
-
 def check_replicas(folder: Path, limits: EngineLimits, num: int) -> int:
     """Bytes that each of several engines on this machine may use; see ``legos.mlx.fits``.
 
@@ -217,13 +180,6 @@ def tool_format_of(folder: Path) -> ToolFormat | None:
     from legos.mlx.model.tools import tool_format
 
     return tool_format(folder)
-
-
-def _file(module: str) -> str:
-    found = find_spec(module)
-    assert found is not None, "a module of legos"
-    assert found.origin is not None, "it is a file"
-    return found.origin
 
 
 def device_checks(model: ModelHandle) -> DeviceChecks:

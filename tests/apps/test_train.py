@@ -13,10 +13,10 @@ import httpx
 import msgspec
 import pytest
 from accounts import balanced_ledger
+from bench.peers import running
 from short_runs import FEW, NIM
 
 from legos.apps import train as app
-from legos.bench.peers import running
 from legos.cli import main
 from legos.config.resolve import read_config
 from legos.config.schema import RunConfig

@@ -2,65 +2,92 @@
 
 import inspect
 import json
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+from bench import command
+from bench.command import Compared, Ratio, explained, judged
+from bench.exact import exact_evaluation
 from launched import finished
 
-from legos.apps.bench import BENCHES, bench, explained
-from legos.bench.exact import exact_evaluation
-from legos.bench.ratios import RATIOS
+from legos.bench.rounds import Workload
 from legos.errors import ConfigError
 
+FOLDER = Path(__file__).parent
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def test_an_unknown_bench_is_named() -> None:
-    with pytest.raises(ConfigError, match="'loops'; did you mean 'loop'"):
-        bench("loops", 1.0)
+BENCHES = ("arenas", "async", "cuda", "engine", "loop", "ray", "server", "train")
 
 
 def test_peers_are_only_for_some_benches() -> None:
-    with pytest.raises(ConfigError, match=r"needs one of the benches .*, and came with 'loop'"):
-        bench("loop", 1.0, peers=[Path("vllm-mlx")])
+    def bench_nothing(work: Workload) -> dict[str, object]:
+        raise AssertionError(work)
+
+    with pytest.raises(ConfigError, match="compares with no other program"):
+        command.run(bench_nothing, {}, ["--peer", "vllm-mlx"])
 
 
-def test_each_ratio_has_its_meaning_its_target_and_a_verdict(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    measured = {"engine_vs_bare": 0.91, "adapters4_vs_1": 0.5, "group_prefill_share": None}
-    monkeypatch.setattr(
-        "legos.bench.engine.bench_engine", lambda _: {"engine_s": 2.0, "ratios": measured}
-    )
-    figures = bench("engine", 1.0)
+def test_the_options_make_the_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[Compared] = []
+
+    def bench_nothing(work: Compared) -> dict[str, object]:
+        seen.append(work)
+        return {"ratios": {}}
+
+    with pytest.raises(SystemExit, match="0"):
+        command.run(
+            bench_nothing,
+            {},
+            ["--seconds", "3", "--quick", "--peer", "a", "--peer", "b", "--json"],
+        )
+    assert seen == [Compared(3.0, True, (Path("a"), Path("b")))]
+    assert set(json.loads(capsys.readouterr().out)) == {"blas", "ratios", "targets"}
+
+
+def test_each_ratio_has_its_meaning_its_target_and_a_verdict() -> None:
+    ratios = {
+        "speed": Ratio("speed of ours", 0.9),
+        "slow": Ratio("speed of theirs", 0.8),
+        "share": Ratio("share of all", 0.15, at_most=True),
+    }
+    measured = {"speed": 0.91, "slow": 0.5, "share": None}
+    figures = judged(lambda _: {"engine_s": 2.0, "ratios": measured}, ratios, Workload(1.0))
     assert figures["ratios"] == measured
-    assert figures["targets"]["engine_vs_bare"] == {
-        "meaning": RATIOS["engine"]["engine_vs_bare"].meaning,
+    assert figures["targets"]["speed"] == {
+        "meaning": "speed of ours",
         "good": ">= 0.9",
         "met": True,
     }
     shown = explained(figures)
     assert shown["engine_s"] == 2.0
     assert "targets" not in shown
-    assert shown["ratios"]["engine_vs_bare"].startswith("0.91     (target >= 0.9, met) speed ")
-    assert shown["ratios"]["adapters4_vs_1"].startswith("0.5      (target >= 0.8, missed) speed ")
-    assert shown["ratios"]["group_prefill_share"].startswith(
-        "-        (target <= 0.15, not measured) prompt tokens"
-    )
+    assert shown["ratios"]["speed"] == "0.91     (target >= 0.9, met) speed of ours"
+    assert shown["ratios"]["slow"] == "0.5      (target >= 0.8, missed) speed of theirs"
+    assert shown["ratios"]["share"] == "-        (target <= 0.15, not measured) share of all"
 
 
 @pytest.mark.parametrize("name", BENCHES)
 def test_no_ratio_is_explained_that_is_not_measured(name: str) -> None:
-    source = inspect.getsource(import_module(f"legos.bench.{name}"))
-    stems = {ratio.removesuffix("_memory").removesuffix("_fastest") for ratio in RATIOS[name]}
-    assert {stem for stem in stems if stem not in source} == set()
+    bench = import_module(f"bench.{name}")
+    source = inspect.getsource(bench)
+    stems = {ratio.removesuffix("_memory").removesuffix("_fastest") for ratio in bench.RATIOS}
+    assert {stem for stem in stems if source.count(stem) < 2} == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BENCHES)
+def test_every_bench_is_a_script(name: str) -> None:
+    script = (sys.executable, str(FOLDER / f"{name}.py"), "--help")
+    shown = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    assert "--seconds" in shown
 
 
 def test_the_bench_of_arenas_measures_every_ratio() -> None:
-    figures = bench("arenas", 2.0, quick=True)
-    assert set(figures["ratios"]) == set(RATIOS["arenas"])
+    arenas = import_module("bench.arenas")
+    figures = judged(arenas.bench_arenas, arenas.RATIOS, Workload(2.0, quick=True))
+    assert set(figures["ratios"]) == set(arenas.RATIOS)
     assert all(value > 0.0 for value in figures["ratios"].values())
     assert set(figures["turn_us"]) == {"game", "game_all_positions_different", "coroutine"}
     evaluation = figures["exact_evaluation"]
@@ -76,16 +103,10 @@ def test_all_decisions_of_tictactoe_are_scored_in_one_call() -> None:
 
 @pytest.mark.slow
 def test_the_loop_bench_measures_both_halves_and_the_line() -> None:
-    figures = bench("loop", 6.0, quick=True)
+    loop = import_module("bench.loop")
+    figures = judged(loop.bench_loop, loop.RATIOS, Workload(6.0, quick=True))
     ratios = figures["ratios"]
-    assert set(ratios) == {
-        "engine_vs_bare",
-        "engine_vs_bare_long",
-        "engine_vs_bare_repeated",
-        "line_vs_slower_half",
-        "line_vs_slower_half_shared",
-        "slow_play_throughput",
-    }
+    assert set(ratios) == set(loop.RATIOS)
     assert all(ratio > 0.0 for ratio in ratios.values())
     assert ratios["line_vs_slower_half"] > 1.0  # what computing equal rows once is for
     assert 0.0 <= figures["outside_device_share"] <= 1.0
@@ -99,8 +120,9 @@ def test_the_loop_bench_measures_both_halves_and_the_line() -> None:
 def test_the_bench_of_overlap_compares_equal_samples_and_shows_where_the_time_went(
     tmp_path: Path,
 ) -> None:
-    figures = bench("async", 6.0, quick=True)
-    assert set(figures["ratios"]) == set(RATIOS["async"])
+    overlap = import_module("bench.async")
+    figures = judged(overlap.bench_async, overlap.RATIOS, Workload(6.0, quick=True))
+    assert set(figures["ratios"]) == set(overlap.RATIOS)
     for runs in figures["runs"].values():
         assert [*runs["sync"]["staleness"]] == [0]
         assert max(runs["async"]["staleness"]) > 0

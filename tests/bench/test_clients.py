@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from bench.clients import Answer, answer_of, clients, speed
 
-from legos.bench.clients import Answer, answer_of, clients, speed
 from legos.errors import EngineError
 
 WHOLE = {"choices": [{"text": "abc"}], "usage": {"completion_tokens": 3}}

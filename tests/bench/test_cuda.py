@@ -5,12 +5,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from bench.command import Compared, judged
+from bench.cuda import RATIOS, bench_cuda
+from bench.train_bench import TrainerProcess, program
 
-from legos.apps.bench import bench
-from legos.bench.ratios import RATIOS
-from legos.bench.train_bench import TrainerProcess
 from legos.errors import TrainerError
-from legos.wiring.device import plain_command
 
 pytestmark = pytest.mark.skipif(
     find_spec("torch") is None, reason="torch is not installed; uv pip install 'torch<2.14'"
@@ -20,8 +19,8 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("peft") is not None, reason="peft is installed")
 def test_a_python_without_peft_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TrainerError, match=r"ended with code 1 .* and with peft for legos bench c"):
-        TrainerProcess(plain_command(Path(sys.executable), tmp_path), 1)
+    with pytest.raises(TrainerError, match=r"ended with code 1 .* and with peft for cuda.py"):
+        TrainerProcess(program("plain_trainer", tmp_path, python=Path(sys.executable)), 1)
 
 
 @pytest.mark.slow
@@ -29,8 +28,8 @@ def test_without_peft_and_vllm_the_bench_measures_the_loss_path_and_says_what_is
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("LEGOS_VLLM_BIN", raising=False)
-    figures = bench("cuda", 1.0, quick=True, vllm=tmp_path / "vllm")
-    assert set(figures["ratios"]) == set(RATIOS["cuda"])
+    figures = judged(bench_cuda, RATIOS, Compared(1.0, quick=True, vllm=tmp_path / "vllm"))
+    assert set(figures["ratios"]) == set(RATIOS)
     assert 0.5 < figures["ratios"]["loss_path_vs_bare"] < 2.0
     missing = figures["not_measured"]
     assert {name for name, value in figures["ratios"].items() if value is None} == set(missing)

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench.peers import PEERS, Server, peer_command
+from bench.peers_in_turn import ratios_to_best
 
-from legos.bench.peers import PEERS, Server, peer_command
-from legos.bench.peers_in_turn import ratios_to_best
 from legos.errors import ConfigError
 
 CHILD = "import sys; data = bytearray(50_000_000); print('ready', flush=True); sys.stdin.read()"

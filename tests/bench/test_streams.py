@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import pytest
+from bench.clients import Answer, Body
+from bench.streams import Streams, chat, growth
 
-from legos.bench.clients import Answer, Body
 from legos.bench.rounds import Workload
-from legos.bench.streams import Streams, chat, growth
 from legos.errors import EngineError
 
 

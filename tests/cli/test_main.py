@@ -6,7 +6,7 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -316,36 +316,33 @@ def test_serve_bench_and_arenas_call_their_functions(
         calls.append(options)
 
     def bench(
-        name: str, seconds: float, *, quick: bool, peers: Sequence[Path], vllm: Path | None
+        model: str | None, seconds: float, *, write: Callable[[str], None]
     ) -> Mapping[str, object]:
-        calls.append((name, seconds, quick, peers, vllm))
-        return {"ratios": {"engine_vs_bare": 0.9}}
+        calls.append((model, seconds))
+        write("| decode |\n")
+        return {"machine": "arm64", "lines": [{"name": "decode"}]}
 
     stub("serve", serve=serve)
-
-    def explained(figures: Mapping[str, object]) -> Mapping[str, object]:
-        return {**figures, "meaning": "speed"}
-
-    stub("bench", bench=bench, explained=explained)
+    stub("bench", bench=bench)
     listed = {"nim": {"about": "Take stones.", "reference": {"value": 0.5}}}
     lines = {name: arena["about"] for name, arena in listed.items()}
     stub("arenas", list_arenas=lambda: listed, described=lambda arenas: lines)
     assert main(["serve", "--port", "0", "--adapter", "a/v3"]) == 0
-    options = ["--seconds", "5", "--quick", "--json", "--peer", "a/rapid-mlx"]
-    assert main(["bench", "server", *options]) == 0
-    assert json.loads(capsys.readouterr().out) == {"ratios": {"engine_vs_bare": 0.9}}
+    assert main(["bench", "--model", "a/b", "--seconds", "5", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"machine": "arm64", "lines": [{"name": "decode"}]}
     assert main(["bench"]) == 0
-    assert "meaning                speed" in capsys.readouterr().out
+    assert capsys.readouterr().out == "| decode |\nmachine  arm64\n"
     assert main(["arenas"]) == 0
     assert capsys.readouterr().out == "nim  Take stones.\n"
     assert main(["arenas", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == listed
-    (served, benched, _) = calls
+    (served, *benched) = calls
     assert isinstance(served, dict)
     assert (served["model"], served["adapters"]) == (None, ("a/v3",))
     assert (served["host"], served["port"]) == ("127.0.0.1", 0)
     assert served["options"].api_key is None
-    assert benched == ("server", 5.0, True, [Path("a/rapid-mlx")], None)
+    assert benched == [("a/b", 5.0), (None, 60.0)]
 
 
 BOOLEANS = [

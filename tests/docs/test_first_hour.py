@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.peers import running
 
 from arenas.kuhn import Kuhn
-from legos.bench.peers import running
 from legos.cli import main
 from legos.track.jsonl import read_metrics, read_steps
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from bench.programs.peer_trainer import mlx_lm_lora_gradients
 from mlx.utils import tree_flatten
 
 from legos.data.batch import normalisation_weights
 from legos.data.packing import StepSamples
 from legos.losses.objective import Objective
-from legos.mlx.checks.peer_trainer import mlx_lm_lora_gradients
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
 from legos.mlx.train.step_gradients import StepGradients

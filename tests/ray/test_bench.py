@@ -1,9 +1,10 @@
 """The bench of Ray: ``uv run --extra ray pytest -m optional tests/ray``."""
 
 import pytest
+from bench.command import judged
+from bench.ray import RATIOS, bench_ray
 
-from legos.apps.bench import bench
-from legos.bench.ratios import RATIOS
+from legos.bench.rounds import Workload
 
 pytestmark = [
     pytest.mark.optional,
@@ -13,7 +14,7 @@ pytestmark = [
 
 
 def test_the_bench_of_ray_measures_every_ratio() -> None:
-    figures = bench("ray", 4.0, quick=True)
-    assert set(figures["ratios"]) == set(RATIOS["ray"])
+    figures = judged(bench_ray, RATIOS, Workload(4.0, quick=True))
+    assert set(figures["ratios"]) == set(RATIOS)
     # three processes get more of a machine with other work than one does
     assert all(0.0 < ratio < 5.0 for ratio in figures["ratios"].values())

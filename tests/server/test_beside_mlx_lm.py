@@ -5,8 +5,8 @@ from typing import Any
 
 import httpx
 import pytest
+from bench.peers import running, serve_command, stock_command
 
-from legos.bench.peers import running, serve_command, stock_command
 from legos.testing import write_tiny_model
 
 pytestmark = pytest.mark.slow

@@ -3,12 +3,13 @@
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import BatchGenerator
 
-__all__ = ["bare_generation", "bare_shared_generation"]
+__all__ = ["bare_generation", "bare_load", "bare_shared_generation"]
 
 Row = tuple[int, ...]
 
@@ -50,6 +51,13 @@ def bare_shared_generation(model: nn.Module, counts: Mapping[Row, int], *, rows:
             tokens = mx.random.categorical(response.logprobs, num_samples=count)
             _ = tokens.tolist(), response.logprobs[tokens].tolist()
     generator.close()
+    return time.perf_counter() - started
+
+
+def bare_load(file: Path) -> float:
+    """Measure the seconds in which MLX reads a file of arrays."""
+    started = time.perf_counter()
+    mx.eval(mx.load(str(file)))
     return time.perf_counter() - started
 
 

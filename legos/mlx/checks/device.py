@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from legos.data.sample import Sample
 from legos.data.step import MeasuredStep
 from legos.device import LocalEngine
-from legos.mlx.checks.bare import bare_generation, bare_shared_generation
+from legos.mlx.checks.bare import bare_generation, bare_load, bare_shared_generation
 from legos.mlx.checks.bare_training import Split, make_bare_update
 from legos.mlx.checks.small_checks import LONG_CHECKS, SMALL_CHECKS
 from legos.mlx.checks.step_check import run_step
@@ -16,6 +17,7 @@ from legos.mlx.model.facts import memory_facts
 from legos.mlx.model.spans import covered
 from legos.mlx.train.memory import peak_bytes
 from legos.weights.adapter import Adapter
+from legos.weights.folder import WEIGHTS_FILE
 
 __all__ = ["MlxChecks"]
 
@@ -44,6 +46,11 @@ class MlxChecks:
         assert isinstance(engine, MlxEngine), "an engine of this model"
         counts = Counter(prompts)
         return engine.run(lambda tree: bare_shared_generation(tree, counts, rows=rows)).result()
+
+    def bare_load(self, engine: LocalEngine, folder: Path) -> float:
+        """Seconds of ``mx.load`` for an adapter's folder, its arrays evaluated."""
+        assert isinstance(engine, MlxEngine), "an engine of this model"
+        return engine.run(lambda _: bare_load(folder / WEIGHTS_FILE)).result()
 
     def bare_update(
         self, blocks: Sequence[Sequence[Split]], *, pad_to: int = 0

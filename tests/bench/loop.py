@@ -1,4 +1,13 @@
-"""``legos bench loop``: the whole line, from a play to the next adapter."""
+"""The whole line, from a play to the next adapter.
+
+uv run python tests/bench/loop.py --json
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])  # the folder of the package bench
 
 import asyncio
 import statistics
@@ -7,9 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
+from bench.command import Ratio, run
+from bench.line import samples_per_minute, slow_play_throughput, timed_steps
+
 from legos.arena.registry import advice
 from legos.bench.engine_bench import numbered_requests
-from legos.bench.line import samples_per_minute, slow_play_throughput, timed_steps
 from legos.bench.rounds import Workload, medians, speed_ratio
 from legos.clients.submit import submit_all
 from legos.config.resolve import resolve
@@ -23,7 +34,28 @@ from legos.wiring.device import Row, device_checks
 from legos.wiring.machine import quiet_collector, share_cores
 from legos.wiring.trainer import Trainer, trainer_of
 
-__all__ = ["bench_loop"]
+__all__ = ["RATIOS", "bench_loop"]
+
+_BARE = "speed against mlx-lm's BatchGenerator alone"
+RATIOS: Mapping[str, Ratio] = {
+    "engine_vs_bare": Ratio(f"{_BARE}, 256 distinct prompts, one token each", 0.75),
+    "engine_vs_bare_long": Ratio(f"{_BARE}, 64 prompts, 32 tokens each", 0.75),
+    "engine_vs_bare_repeated": Ratio(f"{_BARE}, repeated prompts, which both compute once", 0.75),
+    "line_vs_slower_half": Ratio(
+        "speed of play and training together, against the slower of the two alone, as a bare "
+        "loop that computes every row",
+        1,
+    ),
+    "line_vs_slower_half_shared": Ratio(
+        "the same against a bare loop that computes equal rows once", 0.6
+    ),
+    "slow_play_throughput": Ratio(
+        "speed of the line while one of 64 running plays takes 500 times as long as the "
+        "others, against none",
+        0.9,
+    ),
+}
+"""Name of each ratio -> its meaning and target."""
 
 ROUNDS = 5
 
@@ -176,3 +208,7 @@ def _seconds(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    run(bench_loop, RATIOS)

@@ -1,25 +1,65 @@
-"""``legos bench train``: the optimiser step, against bare and padded updates on the same rows."""
+"""The optimiser step, against bare and padded updates on the same rows.
+
+uv run python tests/bench/train.py --json
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])  # the folder of the package bench
 
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench.command import Compared, Ratio, run
+from bench.train_bench import TrainerProcess, program, train_bench
 
-from legos.bench.rounds import Workload
-from legos.bench.train_bench import Cost, TrainBench
+from legos.bench.step_bench import Cost, StepBench
 from legos.builtin.files import ModelShape
 from legos.data.batch import row_blocks
 from legos.wiring.device import Split
 from legos.wiring.machine import quiet_collector, share_cores
 
-__all__ = ["bench_train"]
+__all__ = ["RATIOS", "bench_train"]
+
+RATIOS: Mapping[str, Ratio] = {
+    "dense_vs_bare": Ratio("speed of a step on unrelated rows, against a bare update", 0.9),
+    "dense_memory_vs_bare": Ratio("memory of that step, against it", 1.2, at_most=True),
+    "train_vs_fastest": Ratio(
+        "speed on unrelated rows against the fastest of the other trainers given, each at its "
+        "fastest micro-batch",
+        1.5,
+    ),
+    "train_memory_vs_fastest": Ratio("memory of that step, against it", 0.7, at_most=True),
+    "group_vs_fastest": Ratio("the same speed on 8 answers to one prompt", 4),
+    "group_vs_padded": Ratio("speed on 8 answers to one prompt, against padded rows", 3.5),
+    "group_memory_vs_padded": Ratio("memory of that step, against them", 0.5, at_most=True),
+    "mixed_vs_padded": Ratio("speed on rows of 32 to 512 tokens, against padded rows", 1.5),
+    "trie_vs_rows": Ratio("speed on 1,024 answers to 21 prompts, against one row each", 10),
+    "logprob_memory_vs_full": Ratio(
+        "memory with a vocabulary of 150,000, against all logits at once", 0.2, at_most=True
+    ),
+    "logprob_speed_vs_full": Ratio("speed of that step, against it", 1),
+    "checkpoint_memory_vs_plain": Ratio(
+        "memory with gradient checkpointing, against without", 0.4, at_most=True
+    ),
+    "checkpoint_vs_plain": Ratio("speed with it, against without", 0.65),
+    "token_scaling_exponent": Ratio(
+        "exponent with which the time of a step grows in its tokens, 1k to 32k",
+        1.1,
+        at_most=True,
+    ),
+}
+"""Name of each ratio -> its meaning and target."""
 
 Ratios = Mapping[str, float | None]
 Pairs = Sequence[tuple[Cost, Cost]]
@@ -36,7 +76,7 @@ ROWS = (1, 2, 4, 8)  # rows of a micro-batch of another trainer
 NO_PEER = "no other trainer was given with --peer; see docs/log.md"
 
 
-def bench_train(work: Workload) -> Mapping[str, Any]:
+def bench_train(work: Compared) -> Mapping[str, Any]:
     """Run every comparison; every figure is the median of one to five rounds.
 
     Returns:
@@ -65,15 +105,15 @@ class _TrainCase:
         trainers: name of each other trainer -> the kit's speed and memory as ratios to it.
     """
 
-    def __init__(self, folder: Path, work: Workload, threads: int) -> None:
+    def __init__(self, folder: Path, work: Compared, threads: int) -> None:
         self.folder = folder
         self.work = work
         self.threads = threads
         self.trainers: Mapping[str, Any] = {}
         self._rng = random.Random(folder.name)
 
-    def bench(self, shape: ModelShape, **settings: Any) -> TrainBench:
-        return TrainBench(self.folder, shape, **settings)
+    def bench(self, shape: ModelShape, **settings: Any) -> StepBench:
+        return train_bench(self.folder, shape, **settings)
 
     def tokens(self, count: int) -> tuple[int, ...]:
         return tuple(self._rng.randrange(1, SMALL.vocab) for _ in range(count))
@@ -120,7 +160,8 @@ class _TrainCase:
         ours = kit[self.fastest(BUDGETS, lambda budget: kit[budget].step(rows))]
         found: dict[str, Pairs] = {}
         for python in self.work.peers:
-            with ours.other_trainer(python, threads=self.threads) as other:
+            command = program("peer_trainer", self.folder, python=python)
+            with closing(TrainerProcess(command, self.threads)) as other:
                 count = self.fastest(ROWS, partial(other.step, rows))
                 pairs = self.in_turn(lambda: ours.step(rows), partial(other.step, rows, count))
                 found[f"{other.name}, {count} rows at once"] = pairs
@@ -239,3 +280,7 @@ def _speed(pairs: Pairs) -> float:
 
 def _memory(pairs: Pairs) -> float:
     return statistics.median(ours.peak_bytes / theirs.peak_bytes for ours, theirs in pairs)
+
+
+if __name__ == "__main__":
+    run(bench_train, RATIOS)

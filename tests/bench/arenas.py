@@ -1,4 +1,13 @@
-"""``legos bench arenas``: what plays cost beside the model, with a client that answers at once."""
+"""What plays cost beside the model, with a client that answers at once.
+
+uv run python tests/bench/arenas.py --json
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])  # the folder of the package bench
 
 import asyncio
 import tracemalloc
@@ -10,19 +19,49 @@ from time import perf_counter, sleep
 from typing import Any
 
 import psutil
+from bench.command import Ratio, run
+from bench.exact import exact_evaluation
 
 from legos.arena.arena import Arena, GameArena
 from legos.arena.game import Game
 from legos.arena.step import play_all
 from legos.arena.table import Table
-from legos.bench.exact import exact_evaluation
 from legos.bench.rounds import Workload, medians, speed_ratio
 from legos.data.episode import Episode, Task
 from legos.data.message import Completion, Prompt, Sampling
 from legos.data.names import POLICY
 from legos.protocols import Seat
 
-__all__ = ["bench_arenas"]
+__all__ = ["RATIOS", "bench_arenas"]
+
+RATIOS: Mapping[str, Ratio] = {
+    "turn_overhead_us": Ratio(
+        "microseconds of a turn of a coroutine, beside its client", 60, at_most=True
+    ),
+    "game_vs_coroutine": Ratio(
+        "time of 1,000 plays of a game with 168 positions, against each as a coroutine",
+        0.5,
+        at_most=True,
+    ),
+    "waiting_plays_mib": Ratio(
+        "memory of 10,000 plays that wait at the same time, MiB", 1024, at_most=True
+    ),
+    "waiting_plays_resident_mib": Ratio(
+        "resident memory by which a process grows for them, MiB", 1024, at_most=True
+    ),
+    "slow_tool_throughput": Ratio(
+        "speed of 64 simultaneous plays while others wait for a tool of 1 s, against none", 0.95
+    ),
+    "slow_judge_throughput": Ratio(
+        "the same while others wait for a judge that replies after 1 s", 0.95
+    ),
+    "evaluation_score_calls": Ratio(
+        "calls that score the 4,520 decisions of tictactoe with the built-in model",
+        1,
+        at_most=True,
+    ),
+}
+"""Name of each ratio -> its meaning and target."""
 
 TURNS = 8  # turns of a play
 SLOW = 8  # plays that wait for something slow
@@ -289,3 +328,7 @@ def _checked(episodes: Sequence[Episode]) -> None:
     """Check that every play has ended, so that the figures are those of plays."""
     failed = [episode.error for episode in episodes if episode.error]
     assert not failed, failed[0]
+
+
+if __name__ == "__main__":
+    run(bench_arenas, RATIOS)

@@ -1,4 +1,13 @@
-"""``legos bench engine``: generation alone, on a random model of 5 million parameters."""
+"""Generation alone, on a random model of 5 million parameters.
+
+uv run python tests/bench/engine.py --json
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])  # the folder of the package bench
 
 import statistics
 import tempfile
@@ -7,9 +16,9 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
+from bench.command import Ratio, run
 from msgspec.structs import replace
 
 from legos.bench.engine_bench import EngineBench, numbered_requests
@@ -21,7 +30,33 @@ from legos.data.names import BASE, POLICY
 from legos.data.request import Request
 from legos.wiring.device import Row
 
-__all__ = ["bench_engine"]
+__all__ = ["RATIOS", "bench_engine"]
+
+_BARE = "speed against mlx-lm's BatchGenerator alone"
+RATIOS: Mapping[str, Ratio] = {
+    "engine_vs_bare": Ratio(f"{_BARE}, 64 prompts, 64 tokens each", 0.9),
+    "group_prefill_share": Ratio(
+        "prompt tokens computed for 8 samples of one prompt, as a share of 8 prompts; 1/8 "
+        "computes every token once",
+        0.15,
+        at_most=True,
+    ),
+    "multiturn_prefill_share": Ratio(
+        "prompt tokens computed in a conversation, per new prompt token", 1.1, at_most=True
+    ),
+    "adapters4_vs_1": Ratio("speed with four adapters in one batch, against one", 0.8),
+    "decode_ahead": Ratio(
+        "speed with every step launched before the last one is read, against reading each at "
+        "once; a gain on a GPU, a loss on a CPU, where it is off by default",
+        0.75,
+    ),
+    "decode_with_swaps": Ratio("speed with one new adapter a second, against none", 0.9),
+    "swap_pause_in_steps": Ratio(
+        "p99 pause of a stream at ten new adapters a second, in decoding steps", 2, at_most=True
+    ),
+    "pause_in_steps_without_swap": Ratio("the same with no new adapter", 2, at_most=True),
+}
+"""Name of each ratio -> its meaning and target."""
 
 PROMPT = 64  # tokens
 
@@ -165,3 +200,7 @@ def _with_swaps(
 def _p99(seconds: list[float]) -> float:
     """The 99th percentile."""
     return statistics.quantiles(seconds, n=100, method="inclusive")[98]
+
+
+if __name__ == "__main__":
+    run(bench_engine, RATIOS)

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 import numpy as np
+from bench.clients import clients
 
-from legos.bench.clients import clients
 from legos.bench.models import random_adapter, write_bench_model
 from legos.bench.rounds import Workload, medians
 from legos.builtin import BUILTIN, builtin_path

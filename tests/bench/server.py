@@ -1,7 +1,15 @@
-"""``legos bench server``: the HTTP server against its engine, and against other servers.
+"""The HTTP server against its engine, and against other servers.
 
 The servers run in separate processes and the clients in this one, on the same cores.
+
+    uv run python tests/bench/server.py --json
 """
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])  # the folder of the package bench
 
 import asyncio
 import statistics
@@ -10,30 +18,75 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import httpx
+from bench.clients import Body, clients, speed
+from bench.command import Compared, Ratio, run
+from bench.peers import ROWS, Server, drop_command, running, servers_of
+from bench.peers_in_turn import measure_servers, ratios_to_best
+from bench.streams import CHAT, Streams, growth
 
-from legos.bench.clients import Body, clients, speed
 from legos.bench.engine_bench import EngineBench, numbered_requests
 from legos.bench.models import write_bench_model
-from legos.bench.peers import ROWS, Server, drop_command, running, servers_of
-from legos.bench.peers_in_turn import measure_servers, ratios_to_best
 from legos.bench.rounds import Workload, medians
-from legos.bench.streams import CHAT, Streams, growth
 from legos.data.limits import EngineLimits
 from legos.data.names import BASE, POLICY
 from legos.weights.adapter import pack_adapter
 from legos.wiring.device import Row
 from legos.wiring.machine import quiet_collector
 
-__all__ = ["bench_server"]
+__all__ = ["RATIOS", "bench_server"]
+
+_STOCK = "speed of the HTTP server against mlx-lm's, 64 clients"
+RATIOS: Mapping[str, Ratio] = {
+    "server_vs_engine": Ratio(
+        "speed over HTTP against the engine alone, 64 clients, 5 M parameters", 0.95
+    ),
+    "server_vs_engine_40m": Ratio("the same with 40 M parameters", 0.95),
+    "server_vs_mlx_lm": Ratio(f"{_STOCK}, requests with seeds", 2),
+    "server_vs_mlx_lm_unseeded": Ratio(f"{_STOCK}, different temperatures, no seeds", 1),
+    "concurrency_monotone": Ratio(
+        "total speed at 1, 2, 4, 8, 16 and 32 streams, the smallest ratio of neighbours", 0.97
+    ),
+    "fairness_spread": Ratio(
+        "time of the last of 32 equal streams against the first, less 1", 0.1, at_most=True
+    ),
+    "mixed_prompts_vs_sequential": Ratio(
+        "time of a long, a middle and a short prompt at once, against one by one",
+        1.1,
+        at_most=True,
+    ),
+    "first_token_vs_allowed": Ratio(
+        "time to the first token while another stream is decoded, against 1.5 times the time "
+        "alone plus one decode step of that stream",
+        1,
+        at_most=True,
+    ),
+    **{
+        f"streams_{n}_vs_best": Ratio(
+            f"speed with {n} streams, 40 M parameters, against the fastest other server", 1
+        )
+        for n in (1, 8, 32)
+    },
+    "first_token_vs_best": Ratio(
+        "time to the first token, against the fastest other server", 1, at_most=True
+    ),
+    "memory_vs_best": Ratio(
+        "memory of the process, against the smallest other server", 1, at_most=True
+    ),
+    "swap_vs_loopback_copy": Ratio(
+        "time to load an adapter of about 20 MB over HTTP, against only sending its bytes",
+        3,
+        at_most=True,
+    ),
+}
+"""Name of each ratio -> its meaning and target."""
 
 CLIENTS, PROMPT = 64, 64
 
 
-def bench_server(work: Workload) -> Mapping[str, Any]:
+def bench_server(work: Compared) -> Mapping[str, Any]:
     """Measure; starting the servers takes more than the time of the workload."""
     quiet_collector()  # as the server does
     with tempfile.TemporaryDirectory() as root:
@@ -218,3 +271,7 @@ def _by_ids(prompt: Row, tokens: int, seed: int) -> Body:
         "return_token_ids": True,  # with their log-probabilities, as training needs
         "ignore_eos": True,  # as the engine's requests, which have no end tokens
     }
+
+
+if __name__ == "__main__":
+    run(bench_server, RATIOS)

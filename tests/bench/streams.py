@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
 
-from legos.bench.clients import Answer, Ask, Body, speed
+from bench.clients import Answer, Ask, Body, speed
+
 from legos.bench.rounds import Workload
 from legos.errors import EngineError
 

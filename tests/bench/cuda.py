@@ -1,27 +1,65 @@
-"""``legos bench cuda``: the torch trainer and vLLM, against a plain loop and a bare client.
+"""The torch trainer and vLLM, against a plain loop and a bare client.
 
 The same command measures on a CPU, where the ratios count, and on a GPU, where a larger model also
 gives tokens per second, MFU and peak memory.
+
+    uv run python tests/bench/cuda.py --json
 """
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])  # the folder of the package bench
 
 import statistics
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from bench.command import Compared, Ratio, run
+from bench.plain_loop import PlainLoop
+from bench.train_bench import train_bench
+from bench.vllm import measure_vllm
+
 from legos.bench.models import random_rows
-from legos.bench.plain_loop import PlainLoop
 from legos.bench.rounds import Workload
-from legos.bench.train_bench import TrainBench
-from legos.bench.vllm import measure_vllm
 from legos.builtin.files import ModelShape
 from legos.errors import ConfigError, EngineError
 from legos.vllm.command import find_vllm
 from legos.wiring.device import torch_device
 from legos.wiring.machine import share_cores
 
-__all__ = ["bench_cuda"]
+__all__ = ["RATIOS", "bench_cuda"]
+
+RATIOS: Mapping[str, Ratio] = {
+    "torch_vs_plain": Ratio(
+        "speed of torch's step against a plain loop of transformers and PEFT, padded rows", 1.3
+    ),
+    "torch_memory_vs_plain": Ratio(
+        "peak memory of that step, against it, each in a process of its own", 0.6, at_most=True
+    ),
+    "loss_path_vs_bare": Ratio(
+        "time of a step on rows of one length, against forward, backward and AdamW alone",
+        1.05,
+        at_most=True,
+    ),
+    "vllm_moves_vs_bare": Ratio(
+        "moves per second through a vLLM server, against a client that sends as long lists", 0.7
+    ),
+    "vllm_publish_vs_by_hand": Ratio(
+        "time to publish an adapter of 22 MB to vLLM, against writing, syncing and loading its "
+        "folder",
+        2,
+        at_most=True,
+    ),
+    "vllm_small_publish_vs_answer": Ratio(
+        "the same with an adapter of 0.1 MB, against that and the answer to a first request",
+        2,
+        at_most=True,
+    ),
+}
+"""Name of each ratio -> its meaning and target."""
 
 SHAPE = ModelShape(  # a head of a tenth of the parameters, as in models of a billion
     hidden=256, layers=6, heads=4, kv_heads=4, head_dim=64, intermediate=704, vocab=2_048
@@ -32,7 +70,7 @@ SERVED = "vllm_moves_vs_bare", "vllm_publish_vs_by_hand", "vllm_small_publish_vs
 NO_PLAIN = "give --peer the Python of an environment with torch, transformers and peft"
 
 
-def bench_cuda(work: Workload) -> Mapping[str, Any]:
+def bench_cuda(work: Compared) -> Mapping[str, Any]:
     """Run every comparison.
 
     Returns:
@@ -69,6 +107,10 @@ def bench_cuda(work: Workload) -> Mapping[str, Any]:
 def _loss_path(folder: Path, work: Workload) -> float:
     """Time of a step on rows of one length, against forward, backward and AdamW on them."""
     rows = random_rows(ROWS, LENGTH, LENGTH, prompt=0.5)
-    bench = TrainBench(folder, SHAPE, device="torch", micro_batch_tokens=ROWS * LENGTH)
+    bench = train_bench(folder, SHAPE, device="torch", micro_batch_tokens=ROWS * LENGTH)
     pairs = work.in_turn(lambda: bench.step(rows), lambda: bench.bare([rows]), most=ROUNDS)
     return statistics.median(ours.seconds / bare.seconds for ours, bare in pairs)
+
+
+if __name__ == "__main__":
+    run(bench_cuda, RATIOS)

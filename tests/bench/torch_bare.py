@@ -1,23 +1,25 @@
-"""The measurements of the torch device that its bench uses, on one model."""
+"""Bare optimiser steps of torch and their peak memory, on one model."""
 
 from collections.abc import Callable, Sequence
 
 import torch
+from bench.programs.plain_trainer import Memory
 from torch import Tensor
 
-from legos.cuda.checks.plain_trainer import Memory
 from legos.cuda.device import TorchModel
+from legos.device import ModelHandle
 
-__all__ = ["TorchChecks"]
+__all__ = ["TorchBaseline"]
 
 Split = tuple[tuple[int, ...], int]
 """Token ids, and how many of them are the prompt."""
 
 
-class TorchChecks:
+class TorchBaseline:
     """Runs baselines on the modules and the thread of a model."""
 
-    def __init__(self, model: TorchModel) -> None:
+    def __init__(self, model: ModelHandle) -> None:
+        assert isinstance(model, TorchModel), "a model of the torch device"
         self._model = model
         self._memory = Memory(model.device)
 

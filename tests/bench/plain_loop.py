@@ -2,6 +2,7 @@
 
 import json
 import statistics
+import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench.train_bench import TrainerProcess, program
 
 from legos.bench.models import random_rows
 from legos.bench.rounds import Workload
-from legos.bench.torch_steps import steps_command
-from legos.bench.train_bench import Cost, TrainerProcess
+from legos.bench.step_bench import Cost
 from legos.builtin.files import ModelShape, random_weights, weight_shapes, write_model
-from legos.wiring.device import plain_command
 
 __all__ = ["PlainLoop"]
 
@@ -100,15 +100,16 @@ class PlainLoop:
         Raises:
             TrainerError: the plain loop does not run there.
         """
-        plain = plain_command(python, self._folder)
+        plain = program("plain_trainer", self._folder, python=python)
         blocks = self._size.blocks
         with self._process(plain) as step:
             step(blocks[0])
             times = [step(rows).seconds for rows in blocks]
             unpadded = step(1).seconds
         count = blocks[times.index(min(times))]
+        steps = program("torch_steps", self._folder, self._size.budget, python=Path(sys.executable))
         with (
-            self._process(steps_command(self._folder, self._size.budget)) as ours,
+            self._process(steps) as ours,
             self._process(plain) as loop,  # a new one, which has seen no other blocks
         ):
             pairs = self._work.in_turn(

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from legos.bench.clients import Ask, clients, speed
-from legos.bench.peers import Server
+from bench.clients import Ask, clients, speed
+from bench.peers import Server
+from bench.streams import CHAT, chat
+
 from legos.bench.rounds import Workload
-from legos.bench.streams import CHAT, chat
 
 __all__ = ["measure_servers", "ratios_to_best"]
 

@@ -1,16 +1,26 @@
-"""``legos bench ray``: the line with a player and an engine on Ray, against one process.
+"""The line with a player and an engine on Ray, against one process.
 
 Both run on this machine and share its cores. Two kinds of plays: moves of one token, where messages
 cost most beside what the model computes, and answers of up to 64 tokens.
+
+    uv run python tests/bench/ray.py --json
 """
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])  # the folder of the package bench
 
 import statistics
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from typing import Any
 
+from bench.command import Ratio, run
+from bench.line import timed_steps
+
 from legos.arena.registry import advice
-from legos.bench.line import timed_steps
 from legos.bench.rounds import Workload
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
@@ -19,7 +29,15 @@ from legos.wiring.machine import share_cores
 from legos.wiring.ray import ray_players
 from legos.wiring.trainer import trainer_of
 
-__all__ = ["bench_ray"]
+__all__ = ["RATIOS", "bench_ray"]
+
+RATIOS: Mapping[str, Ratio] = {
+    "moves_vs_one_process": Ratio(
+        "turns per second with a player and an engine on Ray, against one process", 0.8
+    ),
+    "answers_vs_one_process": Ratio("the same with answers of up to 64 tokens", 0.8),
+}
+"""Name of each ratio -> its meaning and target."""
 
 WARM = 3  # steps of a run before the measurement
 KINDS: Mapping[str, Mapping[str, object]] = {
@@ -82,3 +100,7 @@ def _turns_per_s(config: RunConfig, seconds: float) -> float:
         plays = config.play.concurrency * config.loop.step_concurrency
         times, turns = timed_steps(trainer, arena, seconds, warm=WARM, plays=plays, play=play)
         return sum(turns) / (times[-1] - times[0])
+
+
+if __name__ == "__main__":
+    run(bench_ray, RATIOS)

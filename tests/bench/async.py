@@ -1,11 +1,17 @@
-"""``legos bench async``: the same run with overlap and in turns, on equal numbers of samples.
+"""The same run with overlap and in turns, on equal numbers of samples.
 
 Three kinds of plays: a game that only computes; plays that wait for a tool; and plays whose lengths
 have a heavy tail, as the answers of an engine on another machine. Every run has a new trainer and
 the same settings but for the lag.
+
+    uv run python tests/bench/async.py --json
 """
 
-# ruff: noqa: N999 - the name of the bench
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])  # the folder of the package bench
 
 import asyncio
 import random
@@ -17,6 +23,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
+
+from bench.command import Ratio, run
 
 from legos.arena.arena import Arena
 from legos.arena.registry import advice
@@ -35,7 +43,18 @@ from legos.wiring.arena import make_arena
 from legos.wiring.machine import quiet_collector, share_cores
 from legos.wiring.trainer import Trainer, trainer_of
 
-__all__ = ["bench_async"]
+__all__ = ["RATIOS", "bench_async"]
+
+RATIOS: Mapping[str, Ratio] = {
+    "compute_async_vs_sync": Ratio(
+        "samples per second with overlap, against in turns, where plays only compute", 0.97
+    ),
+    "tool_async_vs_sync": Ratio("the same where each play waits 0.5 s for a tool", 1.6),
+    "tails_async_vs_sync": Ratio(
+        "the same where the lengths of plays have a heavy tail, 50 ms to 2 s", 1.6
+    ),
+}
+"""Name of each ratio -> its meaning and target."""
 
 WARM = 2  # steps of a run before the measurement
 TOOL_S = 0.5
@@ -212,3 +231,7 @@ def _arena(config: RunConfig, kind: str, trainer: Trainer) -> Arena:
     if kind == "compute":
         return make_arena(config.arena, trainer.client(), play=config.play, seed=2)
     return _Pausing(trainer.client(), tail=kind == "tails")
+
+
+if __name__ == "__main__":
+    run(bench_async, RATIOS)

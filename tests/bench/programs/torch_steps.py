@@ -1,30 +1,26 @@
 """Optimiser steps of the torch device, as a program whose process has no other memory.
 
-    python -m legos.bench.torch_steps MODEL TOKENS
+    python torch_steps.py MODEL TOKENS
 
-loads a model and answers lines as the programs of ``legos.wiring.device.trainer_command`` do, with
-passes of so many tokens.
+loads a model and answers lines as ``peer_trainer`` does, with passes of so many tokens.
 """
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from legos.bench.train_bench import TrainBench
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[2])  # the folder of the package bench
 
-__all__ = ["steps_command"]
+from bench.train_bench import train_bench
 
-
-def steps_command(folder: Path, tokens: int) -> Sequence[str]:
-    """The command line of this program."""
-    return [sys.executable, "-m", "legos.bench.torch_steps", str(folder), str(tokens)]
+__all__: list[str] = []
 
 
 def _main(folder: str, tokens: str) -> None:
-    bench = TrainBench(Path(folder), device="torch", micro_batch_tokens=int(tokens))
+    bench = train_bench(Path(folder), device="torch", micro_batch_tokens=int(tokens))
     _answer("legos")
     for line in sys.stdin:
         rows = [(tuple(ids), prompt) for ids, prompt in json.loads(line)["rows"]]

@@ -1,0 +1,142 @@
+"""How fast one model is on this machine: generation, training and adapters, beside mlx-lm alone."""
+
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from legos.bench.engine_bench import EngineBench, numbered_requests
+from legos.bench.rounds import Workload, medians
+from legos.bench.step_bench import StepBench
+from legos.data.limits import EngineLimits
+from legos.data.names import POLICY
+from legos.weights.folder import read_adapter, write_adapter
+from legos.wiring.device import Split, device_checks
+from legos.wiring.model import load_model
+
+__all__ = ["Line", "measure"]
+
+STREAMS = (1, 8, 32)
+PROMPT, ANSWER, GROUP = 128, 32, 8  # tokens, tokens, answers to one prompt in the optimiser step
+PARTS = 2 * len(STREAMS) + 3  # measurements that share the time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One figure of the kit, and the same of mlx-lm alone, measured in turn."""
+
+    name: str
+    unit: str  # "tokens/s", where more is better, or "MiB" and "ms", where less is
+    legos: float
+    mlx_lm: float
+
+    @property
+    def ratio(self) -> float:
+        """The kit's figure / mlx-lm's."""
+        return self.legos / self.mlx_lm
+
+    def as_dict(self) -> dict[str, Any]:
+        """Fields and ratio, as JSON values."""
+        return {**asdict(self), "ratio": self.ratio}
+
+
+def measure(folder: Path, work: Workload) -> Iterator[Line]:
+    """Measure one model; each line comes when it is measured.
+
+    LoRA of rank 8 is on every linear module of both sides. mlx-lm generates with its
+    ``BatchGenerator``, and its optimiser step pads the rows, as a plain loop does.
+
+    Args:
+        folder: the model.
+        work: how much to measure.
+
+    Raises:
+        ModelError: the model cannot be loaded.
+    """
+    part = work.part(1 / PARTS)
+    limits = EngineLimits(max_rows=max(STREAMS), prefix_bytes=0)
+    with closing(EngineBench(folder, limits)) as bench:
+        bench.engine.load_adapter(bench.adapter(POLICY)).result()
+        for streams in STREAMS:
+            yield from _generation(bench, streams, part)
+        yield _swap(bench, part)
+    with closing(load_model(folder)) as model:
+        rng = random.Random(0)
+        prompt = _tokens(rng, PROMPT, model.num_vocabulary)
+        rows = [(prompt + _tokens(rng, ANSWER, model.num_vocabulary), PROMPT) for _ in range(GROUP)]
+        yield from _training(StepBench(model, device_checks(model)), rows, part.part(2))
+
+
+def _generation(bench: EngineBench, streams: int, work: Workload) -> Iterator[Line]:
+    """Speed of prefill, from answers of one token, and of decoding, from the further tokens."""
+    plural = "s" if streams > 1 else ""
+    prompts = bench.prompts(streams, PROMPT, seed=streams)
+
+    def seconds(tokens: int) -> tuple[float, float]:
+        """Median seconds of the kit and of mlx-lm for answers of so many tokens."""
+        requests = numbered_requests(prompts, tokens, POLICY, stream=False)
+        return medians(
+            work.in_turn(
+                lambda: bench.run(requests),
+                lambda: bench.bare(prompts, max_tokens=tokens),
+                least=1,
+            )
+        )
+
+    first = seconds(1)
+    whole = seconds(1 + ANSWER)
+    legos, mlx_lm = (streams * PROMPT / s for s in first)
+    yield Line(
+        name=f"prefill, {streams} stream{plural}", unit="tokens/s", legos=legos, mlx_lm=mlx_lm
+    )
+    legos, mlx_lm = (streams * ANSWER / max(1e-9, s - f) for s, f in zip(whole, first, strict=True))
+    yield Line(
+        name=f"decode, {streams} stream{plural}", unit="tokens/s", legos=legos, mlx_lm=mlx_lm
+    )
+
+
+def _swap(bench: EngineBench, work: Workload) -> Line:
+    """Time from an adapter's folder to the live adapter, and of MLX to read the arrays alone."""
+    with tempfile.TemporaryDirectory() as root:
+        folders = [Path(root) / str(version) for version in (2, 3)]
+        for version, folder in enumerate(folders, 2):
+            folder.mkdir()
+            write_adapter(bench.adapter(POLICY, version=version), folder)
+        turns = iter(range(1 << 31))
+
+        def swap() -> float:
+            folder = folders[next(turns) % 2]
+            return _seconds(lambda: bench.engine.load_adapter(read_adapter(folder)).result())
+
+        pairs = work.in_turn(swap, lambda: bench.bare_load(folders[0]))
+    legos, mlx_lm = medians(pairs)
+    return Line(name="adapter swap", unit="ms", legos=1000 * legos, mlx_lm=1000 * mlx_lm)
+
+
+def _training(bench: StepBench, rows: Sequence[Split], work: Workload) -> Iterator[Line]:
+    """Speed and memory of an optimiser step on a group of answers to one prompt."""
+    pairs = work.in_turn(lambda: bench.step(rows), lambda: bench.bare([rows]), least=1)
+    tokens = sum(len(ids) for ids, _ in rows)
+
+    def line(name: str, unit: str, figure: Callable[[Any], float]) -> Line:
+        legos, mlx_lm = (median(map(figure, costs)) for costs in zip(*pairs, strict=True))
+        return Line(name=name, unit=unit, legos=legos, mlx_lm=mlx_lm)
+
+    group = f"{GROUP} answers"
+    yield line(f"train, {group}", "tokens/s", lambda cost: tokens / cost.seconds)
+    yield line(f"train, {group}, peak", "MiB", lambda cost: cost.peak_bytes / 2**20)
+
+
+def _tokens(rng: random.Random, count: int, vocabulary: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(1, vocabulary) for _ in range(count))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started

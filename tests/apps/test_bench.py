@@ -1,0 +1,73 @@
+"""``legos bench`` prints a table to post, and the same figures as JSON."""
+
+import json
+
+import pytest
+
+from legos.apps.bench import bench
+from legos.bench.speed import Line
+from legos.cli import main
+from legos.errors import ConfigError
+
+NAMES = [
+    *(
+        f"{part}, {streams}"
+        for streams in ("1 stream", "8 streams", "32 streams")
+        for part in ("prefill", "decode")
+    ),
+    "adapter swap",
+    "train, 8 answers",
+    "train, 8 answers, peak",
+]
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_time_that_is_no_time_is_refused(seconds: float) -> None:
+    with pytest.raises(ConfigError, match=r"--seconds is .*; expected a number above 0"):
+        bench("builtin", seconds)
+
+
+def test_the_ratio_is_ours_to_theirs() -> None:
+    line = Line(name="train", unit="MiB", legos=1.0, mlx_lm=4.0)
+    assert line.as_dict() == {
+        "name": "train",
+        "unit": "MiB",
+        "legos": 1.0,
+        "mlx_lm": 4.0,
+        "ratio": 0.25,
+    }
+
+
+@pytest.mark.slow
+def test_every_line_is_measured_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["bench", "--model", "builtin", "--seconds", "2"])
+    head, rule, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == [
+        "|",
+        "builtin",
+        "|",
+        "legos",
+        "|",
+        "mlx-lm",
+        "|",
+        "legos",
+        "/",
+        "mlx-lm",
+        "|",
+    ]
+    assert set(rule) == {"|", "-"}
+    table = [row for row in rows if row.startswith("|")]
+    assert [row.split("|")[1].rpartition(",")[0].strip() for row in table] == NAMES
+    assert any(row.startswith("mlx_lm") for row in rows)
+
+
+@pytest.mark.slow
+def test_the_json_has_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["bench", "--model", "builtin", "--seconds", "2", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [line["name"] for line in found["lines"]] == NAMES
+    for line in found["lines"]:
+        assert line["legos"] > 0.0
+        assert line["mlx_lm"] > 0.0
+        assert line["ratio"] == pytest.approx(line["legos"] / line["mlx_lm"])
+    assert found["model"] == "builtin"
