@@ -13,7 +13,6 @@ from legos.data.message import ToolCall
 __all__ = [
     "PLAIN_TOOLS",
     "ToolFormat",
-    "call_schema",
     "called",
     "plain_messages",
     "read_parts",
@@ -132,26 +131,3 @@ def called(item: Any) -> ToolCall | None:
         return None
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return ToolCall(name, text)
-
-
-def call_schema(tools: Sequence[JsonObject]) -> str:
-    """The JSON schema, as text, of a call of one of the tools."""
-    shared: dict[str, dict[str, Any]] = {}
-    options: list[JsonObject] = []
-    for tool in tools:
-        function = tool["function"]
-        arguments: dict[str, Any] = dict(function.get("parameters") or {"type": "object"})
-        for key in ("$defs", "definitions"):  # references start at the root
-            defined: dict[str, Any] = arguments.pop(key, {})
-            shared.setdefault(key, {}).update(defined)
-        properties = {"name": {"const": function["name"]}, "arguments": arguments}
-        options.append(
-            {
-                "type": "object",
-                "properties": properties,
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-        )
-    whole = options[0] if len(options) == 1 else {"anyOf": options}
-    return json.dumps({**whole, **{key: defs for key, defs in shared.items() if defs}})

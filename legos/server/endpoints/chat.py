@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from legos.arena.endpoint import AgentSeat, Question
-from legos.chat.tools import call_schema
+from legos.chat.schemas import call_schema
 from legos.data.message import Completion, Continuation
 from legos.data.request import Progress
 from legos.server.endpoints.chat_message import Manner, ReplyReader

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import Field, StringConstraints
 
+from legos.chat.schemas import closed
 from legos.data.message import MAX_BIAS, Filters, Sampling
 from legos.server.problems import Problem
 from legos.server.schemas.schema import ONE_ERROR, Body, Ids, Text
@@ -60,7 +61,7 @@ class ResponseFormat(Body):
             raise Problem(
                 400, "response_format json_schema needs json_schema.schema", param="response_format"
             )
-        return json.dumps(self.json_schema.json_schema)
+        return json.dumps(closed(self.json_schema.json_schema))
 
 
 class ModelFields(Body):
