@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from legos.arena.play_state import PlayState
 from legos.chat.reply import split_thinking
+from legos.chat.tools import arguments_of
 from legos.data.episode import Turn
 from legos.data.message import Completion, Continuation, Message, Prompt, Sampling
 from legos.data.names import POLICY
@@ -318,6 +319,6 @@ def _key(message: Message) -> _Key:
 
 def _plain(arguments: str) -> str:
     try:
-        return json.dumps(json.loads(arguments), sort_keys=True)
-    except ValueError:
+        return json.dumps(arguments_of(arguments), sort_keys=True)
+    except RecursionError:  # JSON that is nested too deeply
         return arguments

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from legos.chat.parts import ReplyParser
+from legos.chat.parts import CLOSE, OPEN, ReplyParser, join_parts
 from legos.chat.tokenizer import ChatTokenizer
-from legos.chat.tools import PLAIN_TOOLS, ToolFormat, read_parts, with_ids
+from legos.chat.tools import PLAIN_TOOLS, ToolFormat, with_ids
 from legos.data.message import ToolCall
 
 __all__ = ["read_reply", "reply_decoder"]
@@ -30,6 +30,7 @@ def read_reply(
     form: ToolFormat = PLAIN_TOOLS,
     *,
     thinking: bool = False,
+    cut: bool = False,
     seed: int = 0,
 ) -> tuple[str, tuple[ToolCall, ...]] | None:
     """The text of a reply without its tool calls, and the calls; None if it has no call.
@@ -39,11 +40,12 @@ def read_reply(
         tools: tools that may be called, in the format of OpenAI's API.
         form: format in which the model writes tool calls.
         thinking: whether the prompt ended inside thinking.
+        cut: whether the model had not ended the reply.
         seed: the ids of the calls derive from it.
     """
-    parser = ReplyParser(thinking=thinking, tool_marks=(form.start, form.end))
-    content, thought, calls = read_parts([*parser.push(text), *parser.finish()], form, tools)
+    parser = ReplyParser(thinking=thinking, form=form, tools=tools)
+    content, thought, calls = join_parts([*parser.push(text), *parser.finish(cut=cut)])
     if not calls:
         return None
-    said = f"<think>{thought}</think>{content}" if thought else content
+    said = f"{OPEN}{thought}{CLOSE}{content}" if thought else content
     return said, with_ids(calls, seed)

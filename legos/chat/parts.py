@@ -1,15 +1,16 @@
 """Split a reply into thinking, text and tool calls while it is sampled."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from legos.chat.incremental import held_back
+from legos.chat.tools import ToolFormat, parse_calls
+from legos.data.message import ToolCall
 
-__all__ = ["Part", "ReplyParser"]
+__all__ = ["CLOSE", "OPEN", "Part", "ReplyParser", "join_parts"]
 
-Kind = Literal["text", "thinking", "tool"]
-Part = tuple[Kind, str]
-"""The kind and the text; a tool call is one part, without its marks."""
+Part = tuple[Literal["text", "thinking"], str] | tuple[Literal["tool"], tuple[ToolCall, ...]]
+"""A piece of the text or of the thinking, or tool calls."""
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -18,21 +19,27 @@ class ReplyParser:
     """Parses a reply piece by piece.
 
     A reply without marks is returned unchanged. In a reply with marks, the blanks around them are
-    left out.
+    left out. Text between the marks of a tool call that is no call is text like any other, its
+    marks included.
     """
 
     def __init__(
-        self, *, thinking: bool = False, tool_marks: tuple[str, str] | None = None
+        self,
+        *,
+        thinking: bool = False,
+        form: ToolFormat | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Begin a reply.
 
         Args:
             thinking: whether the reply begins inside thinking.
-            tool_marks: the texts before and after a tool call; an empty second one: a tool call
-                ends with the reply.
+            form: format of tool calls; None: the reply has none.
+            tools: tools that may be called, in the format of OpenAI's API.
         """
-        self._kind: Kind = "thinking" if thinking else "text"
-        self._tool_marks = tool_marks
+        self._kind: Literal["text", "thinking", "tool"] = "thinking" if thinking else "text"
+        self._form = form
+        self._tools = tools
         self._text = ""  # not split yet
         self._blanks = ""  # returned only if other text follows them
         self._fresh = thinking  # True directly after a mark
@@ -47,26 +54,27 @@ class ReplyParser:
             if not found:
                 break
             start, mark = min(found)
-            self._say(self._text[:start], parts, ends=True)
-            self._text = self._text[start + len(mark) :]
-            self._enter(mark)
+            before, self._text = self._text[:start], self._text[start + len(mark) :]
+            self._pass(before, mark, parts)
         if self._kind != "tool":
             certain = len(self._text) - held_back(self._text, marks)
-            self._say(self._text[:certain], parts, ends=False)
+            self._say(self._text[:certain], parts)
             self._text = self._text[certain:]
         return parts
 
-    def finish(self) -> list[Part]:
-        """End the reply; returns the parts that were not returned yet."""
+    def finish(self, *, cut: bool = False) -> list[Part]:
+        """End the reply; returns the parts that were not returned yet.
+
+        Args:
+            cut: whether the model had not ended the reply; then a call without its end is text.
+        """
         parts: list[Part] = []
         if self._kind == "tool":
-            parts.append(("tool", self._text))
-        elif self._kind == "text":
-            self._say(self._text, parts, ends=False)
-            if self._blanks and not self._fresh:
-                parts.append((self._kind, self._blanks))
+            self._call(self._text, "", parts, cut=cut)
         else:
-            self._say(self._text, parts, ends=True)
+            self._say(self._text, parts)
+        if self._kind == "text" and self._blanks and not self._fresh:
+            parts.append(("text", self._blanks))
         self._text = self._blanks = ""
         return parts
 
@@ -74,30 +82,61 @@ class ReplyParser:
         """The marks that end the current part."""
         if self._kind == "thinking":
             return (CLOSE,)
+        if self._form is None:
+            return (OPEN,)
         if self._kind == "tool":
-            end = self._tool_marks[1] if self._tool_marks else ""
-            return (end,) if end else ()
-        return (OPEN, self._tool_marks[0]) if self._tool_marks else (OPEN,)
+            return (self._form.end,) if self._form.end else ()
+        return (OPEN, self._form.start)
 
-    def _enter(self, mark: str) -> None:
-        if self._tool_marks is not None and mark == self._tool_marks[0] and self._kind == "text":
-            self._kind = "tool"
-        else:
-            self._kind = "thinking" if mark == OPEN else "text"
-        self._blanks = ""
-        self._fresh = True
-
-    def _say(self, text: str, parts: list[Part], *, ends: bool) -> None:
-        """Add text to the parts; blanks at its end wait for the text after them."""
+    def _pass(self, before: str, mark: str, parts: list[Part]) -> None:
+        """Continue after a mark, and after the text before it."""
         if self._kind == "tool":
-            parts.append(("tool", text))
+            self._call(before, mark, parts)
             return
+        self._say(before, parts)
+        if self._kind == "text" and mark != OPEN:
+            self._kind = "tool"  # the blanks before the mark are kept until it is known to be one
+        else:
+            self._begin("thinking" if mark == OPEN else "text")
+
+    def _call(self, text: str, end: str, parts: list[Part], *, cut: bool = False) -> None:
+        """Add the calls in the text after the mark of a call, or the text if it has none."""
+        assert self._form is not None
+        calls = None if cut else parse_calls(self._form, text, self._tools)
+        self._kind = "text"
+        if calls is None:
+            self._say(f"{self._form.start}{text}{end}", parts)
+        else:
+            parts.append(("tool", calls))
+            self._begin("text")
+
+    def _begin(self, kind: Literal["text", "thinking"]) -> None:
+        """Begin a part after a mark."""
+        self._kind, self._blanks, self._fresh = kind, "", True
+
+    def _say(self, text: str, parts: list[Part]) -> None:
+        """Add text to the parts; blanks at its end wait for the text after them."""
+        assert self._kind != "tool"
         text = self._blanks + text
         said = text.rstrip()
-        self._blanks = "" if ends else text[len(said) :]
+        self._blanks = text[len(said) :]
         if self._fresh:
             said = said.lstrip()
             self._blanks = self._blanks if said else ""
         if said:
             self._fresh = False
             parts.append((self._kind, said))
+
+
+def join_parts(parts: Sequence[Part]) -> tuple[str, str, tuple[ToolCall, ...]]:
+    """The text, the thinking and the tool calls in the parts of a reply."""
+    text, thinking = "", ""
+    calls: tuple[ToolCall, ...] = ()
+    for part in parts:
+        if part[0] == "tool":
+            calls += part[1]
+        elif part[0] == "text":
+            text += part[1]
+        else:
+            thinking += part[1]
+    return text, thinking, calls

@@ -12,7 +12,7 @@ from typing import Any
 
 from legos.chat.channels import MARKS, without_channels
 from legos.chat.continuation import ANSWERS, after_answer, extended, probes
-from legos.chat.tools import plain_messages
+from legos.chat.tools import arguments_of, plain_messages
 from legos.data.message import Continuation, Message
 from legos.errors import ModelError
 
@@ -328,21 +328,13 @@ def _template_fields(message: Message) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+                "function": {"name": call.name, "arguments": arguments_of(call.arguments)},
             }
             for call in message.tool_calls
         ]
     if message.tool_call_id is not None:
         fields["tool_call_id"] = message.tool_call_id
     return fields
-
-
-def _arguments(text: str) -> Any:
-    """The arguments of a call as an object; as text where the model wrote no JSON."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):  # no JSON, or JSON that is nested too deeply
-        return text
 
 
 def _auto_tokenizer() -> Any:

@@ -7,15 +7,16 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from legos.chat.parts import Part
 from legos.data.message import ToolCall
 
 __all__ = [
     "PLAIN_TOOLS",
     "ToolFormat",
+    "arguments_of",
+    "arguments_text",
     "called",
+    "parse_calls",
     "plain_messages",
-    "read_parts",
     "with_ids",
 ]
 
@@ -83,34 +84,16 @@ def with_ids(calls: Sequence[ToolCall], seed: int) -> tuple[ToolCall, ...]:
     )
 
 
-def read_parts(
-    parts: Sequence[Part], form: ToolFormat | None, tools: Sequence[JsonObject]
-) -> tuple[str, str, tuple[ToolCall, ...]]:
-    """Content, thinking and tool calls of a parsed reply; text that is no tool call is content.
-
-    Args:
-        parts: parts of the reply.
-        form: format of tool calls; None: the reply has none.
-        tools: tools that may be called, in the format of OpenAI's API.
-    """
-    content, thinking = "", ""
-    calls: tuple[ToolCall, ...] = ()
-    for kind, text in parts:
-        if kind == "thinking":
-            thinking += text
-        elif kind == "text" or form is None:
-            content += text
-        elif (found := _parse_calls(form, text, tools)) is None:
-            content += f"{form.start}{text}{form.end}"
-        else:
-            calls += found
-    return content, thinking, calls
-
-
-def _parse_calls(
+def parse_calls(
     form: ToolFormat, text: str, tools: Sequence[JsonObject]
 ) -> tuple[ToolCall, ...] | None:
-    """The tool calls in a text between the marks, or None if it has none."""
+    """The tool calls in a text between the marks of a call, or None if it has none.
+
+    Args:
+        form: format of tool calls.
+        text: what the model wrote.
+        tools: tools that may be called, in the format of OpenAI's API.
+    """
     try:
         parsed = form.parse(text, tools)
     except Exception as error:  # a model may write anything, and a parser may raise anything
@@ -130,4 +113,21 @@ def called(item: Any) -> ToolCall | None:
     if not isinstance(name, str):
         return None
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(name, text)
+    return ToolCall(name, arguments_text(text))
+
+
+def arguments_text(text: str) -> str:
+    """The arguments of a call, of which nothing and null are no arguments."""
+    return "{}" if text.strip() in ("", "null") else text
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """The arguments of a call as the object that chat templates expect.
+
+    What is no object, which a model may write too, becomes one with the key "arguments".
+    """
+    try:
+        value: Any = json.loads(arguments_text(text))
+    except (ValueError, RecursionError):  # no JSON, or JSON that is nested too deeply
+        value = text
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {"arguments": value}

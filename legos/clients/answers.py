@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from legos.chat.tools import with_ids
+from legos.chat.tools import arguments_text, with_ids
 from legos.clients.requests import Dialect, Target, split_adapter
 from legos.clients.transport import decoded
 from legos.data.message import (
@@ -245,7 +245,7 @@ def _text(choice: _Choice) -> str:
 def _calls(choice: _Choice, seed: int) -> tuple[ToolCall, ...]:
     """The tool calls of an answer; servers give them random ids."""
     calls = (choice.message.tool_calls if choice.message else None) or ()
-    named = [ToolCall(call.function.name, call.function.arguments) for call in calls]
+    named = [ToolCall(one.function.name, arguments_text(one.function.arguments)) for one in calls]
     return with_ids(named, seed)
 
 

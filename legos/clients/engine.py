@@ -267,7 +267,7 @@ class EngineClient:
         text = cut_at_stop(decode(token_ids), sampling.stop)
         calls: tuple[ToolCall, ...] = ()
         if sampling.tools is not None:
-            text, calls = self._read_calls(request, token_ids, sampling) or (text, ())
+            text, calls = self._read_calls(request, generated, sampling) or (text, ())
         return Completion(  # each field by name: `asdict` would take as long as all the rest
             token_ids=token_ids,
             logprobs=generated.logprobs,
@@ -367,15 +367,16 @@ class EngineClient:
         return ids or self._tokenizer.render(messages, tools)
 
     def _read_calls(
-        self, request: Request, token_ids: tuple[int, ...], sampling: Sampling
+        self, request: Request, generated: Generated, sampling: Sampling
     ) -> tuple[str, tuple[ToolCall, ...]] | None:
         """The text of a reply without its tool calls, and the calls; None if it has no call."""
         form, tokenizer = self._tool_format(), self._tokenizer
         return read_reply(
-            cut_at_stop(reply_decoder(tokenizer, form)(token_ids), sampling.stop),
+            cut_at_stop(reply_decoder(tokenizer, form)(generated.token_ids), sampling.stop),
             self._tools(sampling.tools or "[]"),
             form,
             thinking=tokenizer.opens_thinking(request.prompt_ids),
+            cut=generated.finish_reason != "stop",
             seed=sampling.seed,
         )
 

@@ -82,17 +82,18 @@ class ScriptedClient:
         if not self._trainable:
             return Completion(text=text, adapter=adapter)
         tools: list[Any] = json.loads(sampling.tools or "[]")
-        read = read_reply(text, tools, seed=sampling.seed) if tools else None
-        said, calls = read or (text[: sampling.max_tokens], ())
         whole = (*map(ord, text), END)
         token_ids = whole[: sampling.max_tokens]
+        text, cut = text[: sampling.max_tokens], len(token_ids) < len(whole)
+        read = read_reply(text, tools, cut=cut, seed=sampling.seed) if tools else None
+        said, calls = read or (text, ())
         return Completion(
             prompt_ids=prompt_ids,
             token_ids=token_ids,
             logprobs=(LOGPROB,) * len(token_ids),
             versions=(self.version,) * len(token_ids),
             text=said,
-            finish_reason="stop" if len(token_ids) == len(whole) else "length",
+            finish_reason="length" if cut else "stop",
             legal=_legal(sampling.choices, token_ids) if sampling.choices else (),
             restricted=sampling.restrict,
             temperature=sampling.temperature,

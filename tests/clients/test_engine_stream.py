@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from legos.builtin import builtin_path
 from legos.chat.incremental import TextStream
-from legos.chat.parts import ReplyParser
 from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.clients.engine import EngineClient
@@ -204,43 +203,3 @@ def test_streamed_text_is_the_text(text: str, stop: list[str], sizes: list[int])
     assert whole.startswith("".join(said))
     assert "".join(said) + stream.finish(whole) == whole
     assert not any("\ufffd" in part for part in said) or "\ufffd" in text
-
-
-SPOKEN = st.lists(
-    st.sampled_from(["<think>", "</think>", "<call>", "</call>", " ", "\n", "a", "b c", "<", "</t"])
-)
-
-
-@given(SPOKEN, st.integers(1, 9), st.booleans())
-def test_a_reply_is_read_the_same_in_pieces(spoken: list[str], size: int, thinking: bool) -> None:
-    text = "".join(spoken)
-
-    def read(pieces: Sequence[str]) -> dict[str, str]:
-        parser = ReplyParser(thinking=thinking, tool_marks=("<call>", "</call>"))
-        parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
-        told = {kind: "".join(t for k, t in parts if k == kind) for kind in ("text", "thinking")}
-        return {**told, "tool": "|".join(t for k, t in parts if k == "tool")}
-
-    pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    assert read(pieces) == read([text])
-
-
-@pytest.mark.parametrize(
-    ("text", "thinking", "expected"),
-    [
-        (" as it is \n", False, [("text", " as it is \n")]),
-        ("<think>hm </think>\n\nyes ", False, [("thinking", "hm"), ("text", "yes ")]),
-        ("hm</think> yes", True, [("thinking", "hm"), ("text", "yes")]),
-        ("never closed", True, [("thinking", "never closed")]),
-        ("a <call>x</call> b", False, [("text", "a"), ("tool", "x"), ("text", "b")]),
-        ("a <call>x", False, [("text", "a"), ("tool", "x")]),
-    ],
-)
-def test_parts_of_a_reply(text: str, *, thinking: bool, expected: list[tuple[str, str]]) -> None:
-    parser = ReplyParser(thinking=thinking, tool_marks=("<call>", "</call>"))
-    joined: list[tuple[str, str]] = []
-    for kind, said in parser.push(text) + parser.finish():
-        if joined and joined[-1][0] == kind:
-            said = joined.pop()[1] + said
-        joined.append((kind, said))
-    assert joined == expected

@@ -9,10 +9,10 @@ from msgspec import Struct
 
 from legos.chat.calls import reply_decoder
 from legos.chat.incremental import TextStream
-from legos.chat.parts import Part, ReplyParser
+from legos.chat.parts import Part, ReplyParser, join_parts
 from legos.chat.stops import cut_at_stop
 from legos.chat.tokenizer import ChatTokenizer
-from legos.chat.tools import ToolFormat, called, read_parts
+from legos.chat.tools import ToolFormat, called
 from legos.data.message import Completion, ToolCall
 from legos.data.request import Progress
 
@@ -38,11 +38,10 @@ class ReplyReader:
 
     def __init__(self, tokenizer: ChatTokenizer, manner: Manner) -> None:
         self._manner = manner
-        form = manner.form
-        self._decode = reply_decoder(tokenizer, form)
+        self._decode = reply_decoder(tokenizer, manner.form)
         self._text = TextStream(self._decode, manner.stop)
-        marks = None if form is None or manner.forced else (form.start, form.end)
-        self._parser = ReplyParser(thinking=manner.thinking, tool_marks=marks)
+        form = None if manner.forced else manner.form
+        self._parser = ReplyParser(thinking=manner.thinking, form=form, tools=manner.tools)
         self.num_calls = 0
 
     def push(self, progress: Progress) -> dict[str, Any]:
@@ -57,7 +56,8 @@ class ReplyReader:
             call = _forced_call(text)
             return {"content": text} if call is None else {"tool_calls": [self._call(call)]}
         rest = self._text.finish(text)
-        return self._fields([*self._parser.push(rest), *self._parser.finish()])
+        cut = completion.finish_reason != "stop"
+        return self._fields([*self._parser.push(rest), *self._parser.finish(cut=cut)])
 
     def finish_reason(self, completion: Completion) -> str:
         """Why the reply ended."""
@@ -66,8 +66,8 @@ class ReplyReader:
         return completion.finish_reason
 
     def _fields(self, parts: Sequence[Part]) -> dict[str, Any]:
-        """The fields of a message that have a value; text that is no tool call is content."""
-        content, thinking, found = read_parts(parts, self._manner.form, self._manner.tools)
+        """The fields of a message that have a value."""
+        content, thinking, found = join_parts(parts)
         calls = [self._call(call) for call in found]
         fields = {"content": content, "reasoning_content": thinking, "tool_calls": calls}
         return {name: value for name, value in fields.items() if value}
@@ -87,5 +87,5 @@ def _forced_call(text: str) -> ToolCall | None:
     """The tool call of a forced reply; None if the reply was cut off."""
     try:
         return called(json.loads(text))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

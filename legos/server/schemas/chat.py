@@ -1,11 +1,11 @@
 """The request body of a chat: messages, tools and sampling fields."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints
 
+from legos.chat.tools import arguments_of
 from legos.data.message import MAX_ALTERNATIVES, Message, ToolCall
 from legos.errors import did_you_mean
 from legos.server.problems import Problem
@@ -178,9 +178,5 @@ class ChatBody(ChatPrompt, SamplingFields):
 
 def _call_fields(call: MadeCall) -> dict[str, Any]:
     """A call as templates read it: its arguments as an object."""
-    try:
-        arguments = json.loads(call.function.arguments)
-    except (ValueError, RecursionError):  # no JSON, or JSON that is nested too deeply
-        arguments = call.function.arguments
-    function = {"name": call.function.name, "arguments": arguments}
+    function = {"name": call.function.name, "arguments": arguments_of(call.function.arguments)}
     return {"id": call.id, "type": "function", "function": function}
