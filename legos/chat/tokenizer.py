@@ -12,7 +12,8 @@ from typing import Any
 
 from legos.chat.channels import MARKS, without_channels
 from legos.chat.continuation import ANSWERS, after_answer, extended, probes
-from legos.chat.tools import arguments_of, plain_messages
+from legos.chat.fields import Neutraliser, template_fields
+from legos.chat.tools import plain_messages
 from legos.data.message import Continuation, Message
 from legos.errors import ModelError
 
@@ -85,6 +86,7 @@ class ChatTokenizer:
             tokenizer.encode("")
             self._lock, self._rust = nullcontext(), tokenizer.backend_tokenizer
         self._controls = _control_tokens(tokenizer)
+        self._neutral = Neutraliser(self._controls)
         self._special_ids = frozenset(tokenizer.all_special_ids) | {
             token for token, added in tokenizer.added_tokens_decoder.items() if added.special
         }
@@ -224,8 +226,8 @@ class ChatTokenizer:
     ) -> tuple[int, ...]:
         """Return the prompt of a chat, up to where the assistant's next message begins.
 
-        What a user or system message says cannot end it: a control token spelled out in it is
-        broken by a space. An assistant's own words stand as they are. A conversation that goes on
+        No text in messages or tools can end a message: a control token spelled out in it is broken
+        by a space, except thinking tags in what an assistant says. A conversation that goes on
         keeps its tokens, where the chat template allows it.
 
         Args:
@@ -243,7 +245,7 @@ class ChatTokenizer:
             prompt = prompt.messages
         chat = tuple(prompt)
         if tools:
-            return self.render_chat([_template_fields(message) for message in chat], tools)
+            return self.render_chat([template_fields(message) for message in chat], tools)
         return self._render(chat) if _is_long(chat) else self._remember(chat)
 
     def render_chat(
@@ -265,18 +267,17 @@ class ChatTokenizer:
         """
         if not messages:
             raise ModelError("a chat needs at least one message to be rendered")
+        try:
+            said: Sequence[Mapping[str, Any]] = [self._neutral.message(one) for one in messages]
+            given, variables = self._neutral.value(tools), self._neutral.value(options or {})
+        except RecursionError as error:
+            raise ModelError("the messages or tools of a chat are nested too deeply") from error
         if not self.knows_tools:
-            messages, tools = plain_messages(messages, tools), ()
-        said = [
-            message
-            if message["role"] == "assistant"
-            else {**message, "content": self._harmless(message["content"])}
-            for message in messages
-        ]
-        return self._apply(said, {**(options or {}), "tools": list(tools) or None})
+            said, given = plain_messages(said, given), []
+        return self._apply(said, {**variables, "tools": given or None})
 
     def _render(self, chat: tuple[Message, ...]) -> tuple[int, ...]:
-        return self.render_chat([_template_fields(message) for message in chat])
+        return self.render_chat([template_fields(message) for message in chat])
 
     def _after(self, new: tuple[Message, ...]) -> tuple[int, ...]:
         one, other = map(self._render, probes(new))
@@ -307,34 +308,12 @@ class ChatTokenizer:
         first = self._tokenizer.bos_token_id
         return ids[1:] if first is not None and ids[:2] == (first, first) else ids
 
-    def _harmless(self, content: str) -> str:
-        for control in self._controls:
-            content = content.replace(control, f"{control[0]} {control[1:]}")
-        return content
-
 
 def _is_long(chat: Sequence[Message]) -> bool:
     characters = 0
     for message in chat:
         characters += len(message.content)
     return characters > _REMEMBERED_CHARACTERS
-
-
-def _template_fields(message: Message) -> dict[str, Any]:
-    """A message as chat templates read it: the arguments of tool calls as objects."""
-    fields: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        fields["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": arguments_of(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        fields["tool_call_id"] = message.tool_call_id
-    return fields
 
 
 def _auto_tokenizer() -> Any:
