@@ -124,7 +124,8 @@ def check_answers(clients: Clients) -> None:
         wanted = int(kind[-3:]) if kind[-3:].isdigit() else wanted
         assert status in (wanted, 503), (kind, status, number)
     kinds = {kind.split()[0] for kind, _ in clients.statuses}
-    assert kinds >= {"honest", "half", "score", "bomb", "slow", "chat", "choices", "ended"}
+    told = {"honest", "half", "score", "bomb", "slow", "chat", "choices", "ended", "smuggled"}
+    assert kinds >= told
     assert clients.statuses["half body", 200]
 
 
