@@ -4,14 +4,14 @@ A prompt is tokenized as a whole, where any text that spells a control token wou
 every text that does not come from the template itself is changed here before the template sees it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from legos.chat.parts import CLOSE, OPEN
 from legos.chat.tools import arguments_of
 from legos.data.message import Message
 
-__all__ = ["Neutraliser", "template_fields"]
+__all__ = ["Neutraliser", "message_fields"]
 
 
 class Neutraliser:
@@ -69,15 +69,22 @@ class Neutraliser:
         return changed
 
 
-def template_fields(message: Message) -> dict[str, Any]:
-    """A message as chat templates read it: the arguments of tool calls as objects."""
+def message_fields(
+    message: Message, arguments: Callable[[str], Any] = arguments_of
+) -> dict[str, Any]:
+    """A message in the format of OpenAI's API.
+
+    Args:
+        message: the message.
+        arguments: makes the arguments of its tool calls; chat templates read objects.
+    """
     fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         fields["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": arguments_of(call.arguments)},
+                "function": {"name": call.name, "arguments": arguments(call.arguments)},
             }
             for call in message.tool_calls
         ]

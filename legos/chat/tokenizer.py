@@ -12,7 +12,7 @@ from typing import Any
 
 from legos.chat.channels import MARKS, without_channels
 from legos.chat.continuation import ANSWERS, after_answer, extended, probes
-from legos.chat.fields import Neutraliser, template_fields
+from legos.chat.fields import Neutraliser, message_fields
 from legos.chat.tools import plain_messages
 from legos.data.message import Continuation, Message
 from legos.errors import ModelError
@@ -245,7 +245,7 @@ class ChatTokenizer:
             prompt = prompt.messages
         chat = tuple(prompt)
         if tools:
-            return self.render_chat([template_fields(message) for message in chat], tools)
+            return self.render_chat([message_fields(message) for message in chat], tools)
         return self._render(chat) if _is_long(chat) else self._remember(chat)
 
     def render_chat(
@@ -277,7 +277,7 @@ class ChatTokenizer:
         return self._apply(said, {**variables, "tools": given or None})
 
     def _render(self, chat: tuple[Message, ...]) -> tuple[int, ...]:
-        return self.render_chat([template_fields(message) for message in chat])
+        return self.render_chat([message_fields(message) for message in chat])
 
     def _after(self, new: tuple[Message, ...]) -> tuple[int, ...]:
         one, other = map(self._render, probes(new))

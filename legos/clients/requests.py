@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from legos.chat.fields import message_fields
+from legos.chat.tools import arguments_text
 from legos.data.message import Filters, Message, Sampling, messages_or_ids
 from legos.errors import RequestError
 
@@ -100,23 +102,7 @@ def request_of(
 
 def chat_fields(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages in the format of OpenAI's API."""
-    return [_message_fields(message) for message in messages]
-
-
-def _message_fields(message: Message) -> dict[str, Any]:
-    fields: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        fields["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        fields["tool_call_id"] = message.tool_call_id
-    return fields
+    return [message_fields(message, arguments_text) for message in messages]
 
 
 def _extensions(sampling: Sampling, dialect: Dialect, *, chat: bool) -> dict[str, Any]:

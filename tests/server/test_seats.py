@@ -186,22 +186,24 @@ def test_a_streamed_conversation_is_recorded_alike(play: Any) -> None:
     assert (len(made), breaks) == (1, 0)
 
 
-def test_tool_calls_and_their_results_continue_in_tokens(play: Any) -> None:
+@pytest.mark.parametrize(
+    ("made", "back"), [('{"a": 2, "b": 3}', ' {"b": 3,\n"a": 2}'), ("null", ""), ('""', "null")]
+)
+def test_tool_calls_and_their_results_continue_in_tokens(play: Any, made: str, back: str) -> None:
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
     async def agent(program: Program) -> None:
         chat: list[Json] = [user("2 + 3?")]
         said = await program.say(chat, tools=tools)
         [call] = said["tool_calls"]
-        spaced = json.dumps(json.loads(call["function"]["arguments"]), indent=2)
-        call = {**call, "function": {"name": "add", "arguments": spaced}}
+        call = {**call, "function": {"name": "add", "arguments": back}}
         chat += [
             {"role": "assistant", "content": said["content"], "tool_calls": [call]},
             {"role": "tool", "content": "5", "tool_call_id": call["id"]},
         ]
         assert (await program.say(chat, tools=tools))["content"] == "5"
 
-    call = 'I add. <tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
+    call = f'I add. <tool_call>{{"name": "add", "arguments": {made}}}</tool_call>'
     episode, _ = play(agent, call, "5")
     assert samples(episode)[1] == 0
     [first, _] = episode.rollouts[0].turns
@@ -268,11 +270,14 @@ def test_refused_requests_are_counted(play: Any) -> None:
         await garbage(program)
         refused = await program.post(prompt_token_ids=[1])
         assert refused.json()["error"]["message"] == "a seat takes messages, no token ids"
+        call = {"function": {"name": "f", "arguments": "[" * 5_000}}
+        deep = await program.post(messages=[{"role": "assistant", "tool_calls": [call]}])
+        assert deep.status_code == 400
         await program.say([user("nim")])
 
     episode, _ = play(agent, "1")
     assert episode.error is None
-    assert episode.metrics["endpoint_refused"] == 4
+    assert episode.metrics["endpoint_refused"] == 5
 
 
 def test_a_key_opens_its_seat_alone_and_ends_with_the_play(play: Any) -> None:

@@ -116,3 +116,12 @@ def test_a_call_without_an_end_mark_counts_if_the_model_ended_there(
     assert (ended.finish_reason, len(ended.message.tool_calls)) == ("tool_calls", 1)
     assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
     assert cut.message.content == said
+
+
+def test_a_forced_call_that_is_nested_too_deeply_is_text(
+    fake: Any, tokenizer: ChatTokenizer
+) -> None:
+    said = '{"name": "now", "arguments": ' + "[" * 990
+    with fake(saying(tokenizer, said)) as server, client_of(server.url) as client:
+        choice = ask(client, tool_choice="required", max_tokens=len(said))
+    assert (choice.message.content, choice.message.tool_calls) == (said, None)
