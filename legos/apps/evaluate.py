@@ -1,7 +1,7 @@
 """``legos eval``: evaluate an adapter of a run, from the run's folder alone."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ from legos.clients.engine import EngineClient
 from legos.config.resolve import resolve
 from legos.errors import ConfigError
 from legos.run.find import find_run, split_place
+from legos.run.folder import RunFolder
+from legos.track.jsonl import read_metrics
 from legos.weights.folder import read_adapter
 from legos.wiring.arena import make_mix, policies_of
 from legos.wiring.evaluate import evaluation_of
@@ -46,7 +48,7 @@ def evaluate_run(
     check_options(config)
     first, *others = policies_of(config.arenas)
     weights = named_adapter(str(run), name=first)
-    beside = map(read_adapter, folder.adapters_beside(weights.version, others))
+    beside = map(read_adapter, _beside(folder, weights.version, others))
     with loaded(config.model, [weights, *beside], config.generation.limits()) as live:
         handle = live.handle
         client = EngineClient(live.engine, handle.tokenizer, tool_format=lambda: handle.tool_format)
@@ -59,3 +61,14 @@ def evaluate_run(
             )
         figures = asyncio.run(evaluation.figures())
     return {"arena": figures["arena"], "policy_version": weights.version, **figures}
+
+
+def _beside(folder: RunFolder, version: int, policies: Sequence[str]) -> list[Path]:
+    """The adapter folders of other policies after the newest step with a version of the first."""
+    lines = read_metrics(folder.metrics) if folder.metrics.exists() else []
+    steps = [line for line in lines if line.get("policy_version") == version]
+    versions = steps[-1] if steps else {}  # none: before the first step, version 0 of all
+    return [
+        folder.adapters / name / f"v{int(versions.get(f'{name}/policy_version') or 0)}"
+        for name in policies
+    ]

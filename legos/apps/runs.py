@@ -12,6 +12,7 @@ from legos.config.toml import read_sources
 from legos.errors import AdapterError, CheckpointError, LegosError
 from legos.files.lines import has_figures_alone
 from legos.run.checkpoint import checkpoint_at, checkpoint_steps, checkpoints, read_state
+from legos.run.ending import standing
 from legos.run.find import find_run
 from legos.run.folder import RUNS, RunFolder
 from legos.track.jsonl import read_steps
@@ -21,31 +22,53 @@ from legos.wiring.replay import Replayed, StoredStep, replay_steps
 __all__ = ["describe_run", "in_brief", "list_runs", "replay_run"]
 
 Value = float | int | None
-_BRIEF = ("forked_from", "reward_mean", "eval/optimal_move_rate", "eval/exploitability", "problem")
+_JUDGED_BY = ("exploitability", "joint_value", "reward_mean")  # the first that was evaluated
 # Beginnings of metrics that a replay does not reproduce: token accounts, time, memory.
 _NOT_COMPARED = ("tokens_", "filtered/", "discarded/", "step_s", "memory/")
 
 
 def list_runs(parent: Path = RUNS) -> dict[str, dict[str, Any]]:
-    """Name of each run in a folder -> its arena, model, step and newest figures."""
+    """Name of each run in a folder -> its state, arena, model, step and newest figures."""
     folders = sorted(path.parent for path in parent.glob("*/config.toml"))
     return {path.name: _summary(RunFolder(path)) for path in folders}
 
 
-def in_brief(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The columns of a table of runs, without empty ones, from what ``list_runs`` returns."""
+def in_brief(
+    runs: Mapping[str, Mapping[str, Any]],
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The columns of a table of runs, without empty ones, from what ``list_runs`` returns.
+
+    Returns:
+        The rows by name, and why runs cannot be read, by name.
+    """
+    problems = {name: run["problem"] for name, run in runs.items() if "problem" in run}
     rows: dict[str, dict[str, Any]] = {
         name: {
-            "arena": _last_part(run.get("arena")),
-            "model": _last_part(run.get("model")),
-            "step": f"{run.get('step', '?')}/{run.get('steps', '?')}",
-            **{column: run.get(column) for column in _BRIEF},
-            "forked_from": _last_part(run.get("forked_from")),
+            "state": run.get("state", "unreadable"),
+            "step": f"{run['step']}/{run['steps']}" if "step" in run else None,
+            "reward": None if run.get("reward_mean") is None else f"{run['reward_mean']:+.3f}",
+            "evaluated": _evaluated(run),
+            "arena": "+".join(map(_last_part, run["arena"].split("+"))) if "arena" in run else None,
+            "model": _last_part(run.get("model") or "") or None,
+            "forked from": _last_part(run.get("forked_from") or "") or None,
         }
         for name, run in runs.items()
     }
     filled = {c for row in rows.values() for c, value in row.items() if value is not None}
-    return {name: {c: v for c, v in row.items() if c in filled} for name, row in rows.items()}
+    return {n: {c: v for c, v in row.items() if c in filled} for n, row in rows.items()}, problems
+
+
+def _evaluated(run: Mapping[str, Any]) -> str | None:
+    """The figure of the newest evaluation that says most; of a mix, one for each arena."""
+    found: dict[str, str] = {}  # what the figure's name begins with -> name and value
+    for figure in _JUDGED_BY:
+        for name, value in run.items():
+            start, slash, last = name.rpartition("/")
+            if last == figure and slash and start not in found and start.startswith("eval"):
+                arena = start.removeprefix("eval").removeprefix("/")
+                words = (arena, figure.removesuffix("_mean").replace("_", " "), f"{value:.4g}")
+                found[start] = " ".join(filter(None, words))
+    return ", ".join(found.values()) or None
 
 
 def describe_run(run: str) -> dict[str, Any]:
@@ -176,19 +199,24 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
     except LegosError as error:
         return {"problem": f"{error}"}
     metrics, figures = _last(folder.metrics), _last(folder.evaluations)
+    step, steps = int(metrics.get("step") or figures.get("step") or 0), config.loop.steps
+    state = standing(folder, done=step >= steps and figures.get("step") == step)
     summary = {
+        "state": state,
         "arena": config.title,
         "model": config.model,
-        "step": int(metrics.get("step") or figures.get("step") or 0),
-        "steps": config.loop.steps,
+        "step": step,
+        "steps": steps,
+        **({"failure": folder.failure.read_text().strip()} if state == "failed" else {}),
         "forked_from": config.fork_from,
         "reward_mean": metrics.get("reward_mean"),
     }
     return summary | {n: v for n, v in figures.items() if n.startswith("eval/")}
 
 
-def _last_part(path: str | None) -> str | None:
-    return None if path is None else Path(path).name
+def _last_part(name: str) -> str:
+    """The class of FILE.py:Class, or the last part of a path."""
+    return Path(name).name.rpartition(":")[2]
 
 
 def _last(path: Path) -> dict[str, Any]:

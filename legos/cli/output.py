@@ -3,11 +3,12 @@
 import json as json_format
 import os
 import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from contextvars import ContextVar
 from io import UnsupportedOperation
-from typing import Annotated, TextIO, cast
+from textwrap import fill
+from typing import Annotated, Any, TextIO, cast
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -19,6 +20,10 @@ __all__ = ["Flag", "results_alone", "show", "show_table"]
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 """An option without a value, off unless it is on the command line."""
 
+_INDENTED: dict[str, Any] = {
+    **dict.fromkeys(("initial_indent", "subsequent_indent"), "  "),
+    **dict.fromkeys(("break_long_words", "break_on_hyphens"), False),
+}
 _results: ContextVar[TextIO] = ContextVar("results")  # where `show` writes, if not to sys.stdout
 
 
@@ -66,25 +71,33 @@ def show(result: str | Mapping[str, object], *, json: bool = False) -> None:
     out.flush()
 
 
-def show_table(title: str, rows: Mapping[str, Mapping[str, object]]) -> None:
+def show_table(
+    title: str, rows: Mapping[str, Mapping[str, object]], *, spare: Sequence[str] = ()
+) -> None:
     """Write named rows as a table, or one after the other where the terminal is too narrow.
 
     Args:
         title: heading of the first column, which has the names of the rows.
         rows: name -> column -> value; None is shown as a dash.
+        spare: columns that a narrow terminal leaves out, the last one first.
     """
     console = Console()
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    table = Table(box=None, header_style="bold")
-    for column in (title, *columns):
-        table.add_column(column.removeprefix("eval/").replace("_", "\n"), no_wrap=True)
+    spared = [column for column in spare if column in columns]
+    for number in range(len(spared), -1, -1):
+        shown = [column for column in columns if column not in spared[number:]]
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for column in (title, *shown):
+            table.add_column(column, no_wrap=True)
+        for name, row in rows.items():
+            table.add_row(name, *(_text(row.get(column)) for column in shown))
+        any_width = console.options.update(max_width=sys.maxsize)
+        if Measurement.get(console, any_width, table).maximum <= console.width:
+            console.print(table, markup=False)
+            return
     for name, row in rows.items():
-        table.add_row(name, *(_text(row.get(column)) for column in columns))
-    any_width = console.options.update(max_width=sys.maxsize)
-    if Measurement.get(console, any_width, table).maximum <= console.width:
-        console.print(table, markup=False)
-    else:
-        show({name: {column: row.get(column) for column in columns} for name, row in rows.items()})
+        values = ", ".join(f"{column} {_text(row.get(column))}" for column in columns)
+        show(f"{name}\n{fill(values, console.width, **_INDENTED)}\n")
 
 
 def _text(value: object) -> str:

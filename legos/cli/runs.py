@@ -14,7 +14,7 @@ runs = App(name="runs", help="List runs, show one, or compute one of its steps a
 
 @runs.default
 def list_all(*, folder: Path = Path("runs"), json: Flag = False) -> None:
-    """List the runs in a folder with their newest figures.
+    """List the runs in a folder: how each stands, its newest reward, and its newest evaluation.
 
     Args:
         folder: Folder of the runs.
@@ -26,7 +26,9 @@ def list_all(*, folder: Path = Path("runs"), json: Flag = False) -> None:
     if json:
         show(found, json=True)
     elif found:
-        show_table("run", in_brief(found))
+        rows, problems = in_brief(found)
+        show_table("run", rows, spare=("arena", "model", "forked from"))
+        show("".join(f"{name}: {problem}\n" for name, problem in problems.items()))
     else:
         show(f"no run in {folder}; start one with `legos train`\n")
 

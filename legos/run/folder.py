@@ -3,7 +3,8 @@
 config.toml         the resolved settings, each with its source
 metrics.jsonl       one object per optimiser step, and per evaluation that was ready later
 evaluations.jsonl   one object per evaluation
-episodes.jsonl      some plays of each step, as text
+episodes.jsonl      some plays of each step and evaluation, as text
+failure.txt         the error that ended the run, if one did
 adapters/vN/        adapters in mlx-lm's format; those of further policies in adapters/NAME/vN
 checkpoints/        the state that a resumed run needs
 stalls.txt          stacks of all threads and tasks, where the event loop has stalled
@@ -57,6 +58,7 @@ class RunFolder:
         self.evaluations = path / "evaluations.jsonl"
         self.episodes = path / "episodes.jsonl"
         self.stalls = path / "stalls.txt"
+        self.failure = path / "failure.txt"
         self.adapters = path / "adapters"
         self.checkpoints = path / "checkpoints"
         self.batches = path / "batches"
@@ -175,7 +177,7 @@ class RunFolder:
         """
         newest = -1 if evaluated is None else evaluated
         rewind_lines(self.evaluations, newest)
-        rewind_lines(self.episodes, step)
+        rewind_lines(self.episodes, step, evaluated=newest)
         with refusals_named(self.path):
             for place, version in zip(
                 self.adapter_places(versions), versions.values(), strict=True
@@ -213,21 +215,6 @@ class RunFolder:
         return [
             self.adapters / (name if index else "") / f"v{version}"
             for index, (name, version) in enumerate(versions.items())
-        ]
-
-    def adapters_beside(self, version: int, policies: Sequence[str]) -> list[Path]:
-        """The adapter folders of other policies after the newest step with an adapter.
-
-        Args:
-            version: version of the first policy's adapter.
-            policies: names of the other policies.
-        """
-        lines = read_metrics(self.metrics) if self.metrics.exists() else []
-        steps = [line for line in lines if line.get("policy_version") == version]
-        versions = steps[-1] if steps else {}  # none: before the first step, version 0 of all
-        return [
-            self.adapters / name / f"v{int(versions.get(f'{name}/policy_version') or 0)}"
-            for name in policies
         ]
 
     def adapter_folder(self, at: str | None = None) -> Path:
@@ -324,20 +311,24 @@ class RunFolder:
         """The versions of the adapters that are kept."""
         return sorted(self._adapters())
 
-    def add_episodes(self, step: int, episodes: Sequence[Episode]) -> None:
-        """Append episodes as text, one JSON object per line.
+    def add_episodes(
+        self, step: int, episodes: Sequence[Episode], *, evaluation: bool = False
+    ) -> None:
+        """Append episodes as text, one JSON object per line; marked if of an evaluation.
 
         Raises:
             CheckpointError: the file cannot be written.
         """
-        made = ({"step": step, **episode_to_json(one)} for one in episodes)
+        of = {"step": step, **({"evaluation": True} if evaluation else {})}
+        made = ({**of, **episode_to_json(one)} for one in episodes)
         lines = (json.dumps(each, separators=(",", ":")) + "\n" for each in made)
         append_whole(self.episodes, "".join(lines).encode())
 
     @property
     def _parts(self) -> tuple[Path, ...]:
-        files = (self.config, self.metrics, self.evaluations, self.episodes, self.stalls)
-        return *files, self.adapters, self.checkpoints, self.batches, self.path / "wandb"
+        files = (self.config, self.metrics, self.evaluations, self.episodes)
+        folders = (self.adapters, self.checkpoints, self.batches, self.path / "wandb")
+        return *files, self.stalls, self.failure, *folders
 
     def _batch_files(self) -> dict[int, Path]:
         """Files of kept samples by step."""

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 from short_runs import NIM
 
-from legos.apps.runs import describe_run, list_runs, replay_run
+from legos.apps.runs import describe_run, in_brief, list_runs, replay_run
 from legos.cli import main
+from legos.config.resolve import resolve
 from legos.errors import CheckpointError
+from legos.run.ending import failure_kept
+from legos.run.folder import RunFolder
+from legos.run.lock import hold
 from legos.track.jsonl import read_metrics, read_steps
 
 SMALL = (
@@ -138,10 +142,63 @@ def test_runs_are_listed_with_their_last_figures(
     assert json.loads(capsys.readouterr().out)["nim"] == found
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["runs"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1].split()
-    figures = ("optimal_move_rate", "exploitability")
-    assert last[:4] == ["nim", "nim", "builtin", "5/5"]
-    assert last[-2:] == [f"{evaluation[f'eval/{name}']:.4g}" for name in figures]
+    head, row = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert head == ["run", "state", "step", "reward", "evaluated", "arena", "model"]
+    figure = f"{evaluation['eval/exploitability']:.4g}"
+    reward = f"{read_steps(Path('runs/nim/metrics.jsonl'))[-1]['reward_mean']:+.3f}"
+    assert row == ["nim", "ended", "5/5", reward, "exploitability", figure, "nim", "builtin"]
+
+
+def of_text(path: Path, name: str, *, step: int) -> Path:
+    """A folder as a run of text leaves it, with names as users give them."""
+    values = {"model": "models/Qwen2.5-1.5B-Instruct-4bit", "arena": "arenas/sums.py:LongSums"}
+    run = path / name
+    run.mkdir()
+    (run / "config.toml").write_text(resolve(overrides={**values, "loop.steps": 8}).toml())
+    (run / "metrics.jsonl").write_text(json.dumps({"step": step, "reward_mean": 0.1875}) + "\n")
+    figures = {"step": step, "policy_version": step, "eval/reward_mean": 0.25}
+    (run / "evaluations.jsonl").write_text(json.dumps(figures) + "\n")
+    return run
+
+
+def test_runs_of_text_fit_into_80_columns_with_their_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    of_text(tmp_path, "long-sums-1", step=8)
+    of_text(tmp_path, "long-sums-2", step=6)
+    of_text(tmp_path, "long-sums-3", step=7)
+    failed = of_text(tmp_path, "long-sums-4", step=5)
+    with pytest.raises(ValueError, match="no more"), failure_kept(RunFolder(failed)):
+        raise ValueError("no more disk")
+    killed = of_text(tmp_path, "long-sums-twice-the-rate", step=4)
+    (killed / ".lock").write_text("process 1")
+    with hold(tmp_path / "long-sums-3"):
+        assert main(["runs", "--folder", str(tmp_path)]) == 0
+        told = capsys.readouterr().out.splitlines()
+        states = [run["state"] for run in list_runs(tmp_path).values()]
+    assert states == ["ended", "stopped", "running", "failed", "killed"]
+    assert max(map(len, told)) <= 80
+    assert told[0].split() == ["run", "state", "step", "reward", "evaluated", "arena"]
+    assert told[2].split() == [
+        "long-sums-2",
+        "stopped",
+        "6/8",
+        "+0.188",
+        "reward",
+        "0.25",
+        "LongSums",
+    ]
+    assert list_runs(tmp_path)["long-sums-4"]["failure"] == "ValueError: no more disk"
+    with failure_kept(RunFolder(failed)):
+        assert list_runs(tmp_path)["long-sums-4"]["state"] == "stopped"
+
+
+def test_the_figures_of_a_mix_carry_the_names_of_its_arenas() -> None:
+    figures = {"eval/nim/exploitability": 0.5, "eval/nim/reward_mean": 0.0}
+    run = {"step": 1, "steps": 2, "arena": "nim+a/b.py:Sums", "state": "ended"}
+    [row] = in_brief({"mix": {**run, **figures, "eval/Sums/reward_mean": 1.0}})[0].values()
+    assert (row["arena"], row["evaluated"]) == ("nim+Sums", "nim exploitability 0.5, Sums reward 1")
 
 
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(

@@ -56,6 +56,17 @@ def test_a_name_is_never_broken_however_long(
     assert name in told
     assert "800/800" in told
     assert "0.0279" in told
+    assert columns == "40" or max(map(len, told.splitlines())) <= int(columns)
+
+
+def test_a_narrow_terminal_leaves_out_the_spare_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"state": "ended", "arena": "a-game-with-a-name", "model": "a-model-with-a-name"}
+    for columns, shown in ((80, [*row]), (50, ["state", "arena"]), (20, ["state"])):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        show_table("run", {"nim-1": row}, spare=("arena", "model"))
+        assert capsys.readouterr().out.splitlines()[0].split() == ["run", *shown]
 
 
 def test_a_result_is_alone_on_standard_output_whoever_prints() -> None:
