@@ -17,6 +17,7 @@ from rich.console import Console
 
 from legos.apps.adapters import resume_command
 from legos.apps.comparison import comparison
+from legos.apps.progress import Trackers, shown_while, trackers
 from legos.apps.restart import restart, watched
 from legos.apps.shared_engine import SharedEngine
 from legos.apps.signals import StopSignals
@@ -26,13 +27,12 @@ from legos.config.schema import RunConfig
 from legos.data.names import evaluated_name
 from legos.errors import ConfigError, DeviceError, LegosError, TrainerError
 from legos.mac import awake, has_battery, on_battery
-from legos.protocols import Tracker
 from legos.run.checkpoint import checkpoints
+from legos.run.ending import failure_kept
 from legos.run.find import find_run, fresh_folder, split_place
 from legos.run.folder import FAILS_AGAIN, RUNS, RunFolder
 from legos.run.run import Run, RunSettings
 from legos.stalls import LoopWatch
-from legos.track import ConsoleTracker, JsonlTracker, ManyTrackers, WandbTracker
 from legos.wiring.arena import make_mix
 from legos.wiring.evaluate import evaluation_of
 from legos.wiring.learning_rate import advise_learning_rate
@@ -102,6 +102,8 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
 def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path | None) -> int:
     config = resolved.config
     started = time.perf_counter()
+    if config.model != BUILTIN:
+        _print(f"loading {config.model}")
     restored = checkpoint is not None or config.fork_from is not None
     inline = config.loop.deterministic
     made = trainer_of(
@@ -179,7 +181,8 @@ def _folder(resolved: ResolvedConfig, resumed: RunFolder | None, name: str) -> G
     """The run's folder; adds how to continue to an error that ends the run."""
     folder = resumed or RunFolder(resolved.config.out or fresh_folder(RUNS, name))
     try:
-        with folder.new_run(resolved.toml()) if resumed is None else nullcontext():
+        made = folder.new_run(resolved.toml()) if resumed is None else nullcontext()
+        with made, failure_kept(folder):
             yield folder
     except LegosError as error:
         if checkpoints(folder.checkpoints):
@@ -228,13 +231,13 @@ def _go(
 ) -> None:
     """Train until the last step or a signal."""
 
-    async def go(tracker: Tracker, evaluations: Tracker) -> None:
+    async def go(out: Trackers) -> None:
         loop = asyncio.get_running_loop()
         signals.on_stop(lambda: asyncio.run_coroutine_threadsafe(run.stop(), loop))
         try:
-            async with served:
+            async with served, shown_while(run, out.console, trainer.engine_figures):
                 with watch:
-                    await run.go(tracker, evaluations)
+                    await run.go(out.steps, out.evaluations)
         finally:
             signals.on_stop(None)
             # A thread of a play cannot be cancelled; with a new pool the loop does not wait for it.
@@ -255,10 +258,10 @@ def _go(
         leads=has_followers(),
         stopping=lambda: signals.received is not None,
     )
-    with watchdog, _trackers(config, folder) as trackers, kept_awake:
+    with watchdog, trackers(config, folder) as out, kept_awake:
         quiet_collector()
         share_cores(2)  # play and training
-        asyncio.run(go(*trackers))
+        asyncio.run(go(out))
 
 
 def _served(
@@ -272,21 +275,6 @@ def _served(
 
     name = Path(config.model).name
     return served_run(trainer, shared, name=name, host=SERVED_AT, port=port, say=_print)
-
-
-@contextmanager
-def _trackers(config: RunConfig, folder: RunFolder) -> Generator[tuple[Tracker, Tracker]]:
-    """The trackers of steps and of evaluations; closed at the end."""
-    trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
-    evaluations = JsonlTracker(folder.evaluations)
-    track, settings = config.track, config.model_dump(mode="json")
-    if track.wandb != "off":
-        wandb = WandbTracker(folder.path, project=track.project, mode=track.wandb, config=settings)
-        trackers.append(wandb)
-    if track.console:
-        trackers.append(ConsoleTracker(num_steps=config.loop.steps))
-    with closing(evaluations), closing(ManyTrackers(trackers)) as tracker:
-        yield tracker, evaluations
 
 
 def _run_settings(config: RunConfig) -> RunSettings:

@@ -101,6 +101,11 @@ class Batcher:
         return not self._training and self._sizes() is None
 
     @property
+    def training(self) -> bool:
+        """Whether the trainer has taken the groups of a step and works on it."""
+        return self._training
+
+    @property
     def num_tokens(self) -> int:
         """Number of chosen tokens in the samples that wait."""
         return sum(buffer.num_tokens for buffer in self.buffers.values())

@@ -27,6 +27,7 @@ __all__ = [
 TIMES = (
     "step_s",
     "play/moves_per_s",
+    "play/tokens_per_s",
     "loop/seconds_per_step",
     "loop/lag_max_s",
     "loop/engine_idle_share",

@@ -2,22 +2,26 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from legos.data.names import arenas_in
 
 __all__ = ["COLUMNS", "Column", "ConsoleTracker"]
 
 Metrics = Mapping[str, float | int | None]
+T = TypeVar("T")
 
 _GAP = 2  # spaces between columns
 _REFRESH_S = 0.1
 _ROWS = 10  # number of newest steps shown
 _EVALUATED_ROWS = 6  # number of newest evaluated steps shown above them
+_SLOW_S = 10.0  # without a terminal, a line at the latest after this time
+_LONG_ANSWER = 8  # tokens of an answer from which on tokens per second are shown, not moves
 
 
 class Column(NamedTuple):
@@ -39,6 +43,7 @@ COLUMNS = (
     Column("samples", "samples_per_step", ".0f", 9),
     Column("GiB", "memory/peak_gib", ".2f", 10),
     Column("moves/s", "play/moves_per_s", ".0f", 7),
+    Column("tokens/s", "play/tokens_per_s", ".0f", 7),
     Column("evaluated", "eval/reward_mean", "+.3f", 1),
     Column("optimal", "eval/optimal_move_rate", ".4f", 1),
     Column("exploitability", "eval/exploitability", ".4f", 1),
@@ -51,8 +56,10 @@ class ConsoleTracker:
     """Shows steps as they are logged; a column appears with its first value.
 
     On a terminal the table is redrawn in place, at most ten times per second. Otherwise one plain
-    line is printed for the first step, every ``every``-th step, each evaluated step and the last
-    step. Both show how many steps were skipped, that is their update was not applied.
+    line is printed for the first step, every ``every``-th step, each evaluated step, the last step,
+    and every step that ends ten seconds or more after the line before. The line of a step that is
+    evaluated next to training waits for its figures. Both forms show the time that is left, and how
+    many steps were skipped, that is their update was not applied.
     """
 
     def __init__(
@@ -61,6 +68,7 @@ class ConsoleTracker:
         num_steps: int,
         console: Console | None = None,
         every: int = 10,
+        evaluate_every: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the display.
@@ -69,12 +77,18 @@ class ConsoleTracker:
             num_steps: length of the run in steps.
             console: console to write to; standard output by default.
             every: number of steps between plain lines.
-            clock: returns a time in seconds, to limit the rate of redrawing.
+            evaluate_every: number of steps between evaluations whose figures come later than the
+                metrics of their step; 0: there are none.
+            clock: returns a time in seconds.
         """
         self._num_steps = num_steps
         self._console = console or Console()
         self._every = every
+        self._evaluate_every = evaluate_every
         self._clock = clock
+        self._began = self._shown_at = clock()  # the latter: time of the newest plain line
+        self._ended_at: dict[int, float] = {}  # step -> time at which it ended; the newest
+        self._doing = ""  # what the run does
         self._rows: dict[int, Metrics] = {}  # newest steps, in ascending order
         self._evaluated: dict[int, Metrics] = {}  # newest evaluated steps, in ascending order
         self._seen: set[str] = set()
@@ -88,11 +102,14 @@ class ConsoleTracker:
 
     def log(self, metrics: Metrics, *, step: int) -> None:
         """Show one step; figures of an evaluation that come later are added to their step."""
-        self._seen |= {name for name, value in metrics.items() if value is not None}
+        self._note_names(metrics)
         evaluated = any(name.startswith("eval/") for name in metrics)
         first = not self._rows
         self._skipped += metrics.get("applied") == 0
         late = bool(self._rows) and step < max(self._rows)
+        if step not in self._rows and not late:
+            before = self._ended_at or ({step - 1: self._began} if step else {})
+            self._ended_at = _newest({**before, step: self._clock()}, _ROWS)
         metrics = {**self._rows.get(step, {}), **metrics}
         if not late or step in self._rows:
             self._rows = _newest({**self._rows, step: metrics}, _ROWS)
@@ -101,27 +118,65 @@ class ConsoleTracker:
         if self._live is not None:
             due = self._clock() - self._drawn_at >= _REFRESH_S
         else:
-            due = first or evaluated or step % self._every == 0
+            slow = self._clock() - self._shown_at >= _SLOW_S
+            due = first or evaluated or step % self._every == 0 or slow
+            due = due and not (self._awaits_figures(step) and not evaluated)
         if due:
             self._show(step, metrics)
         printed_late = late and self._live is None  # the newest step may still not be shown
         self._pending = not due or (self._pending and printed_late)
 
+    def wait(self, doing: str) -> None:
+        """Show what the run does; without a terminal, only where no line was printed for long."""
+        self._doing = doing
+        if self._live is not None:
+            self._live.update(self._table(), refresh=True)
+        elif self._clock() - self._shown_at >= _SLOW_S:
+            self._shown_at = self._clock()
+            self._console.print(doing, highlight=False, markup=False, soft_wrap=True)
+
     def close(self) -> None:
         """Show the last step and leave the table on the terminal."""
+        self._doing = ""
         if self._pending:
             self._show(*list(self._rows.items())[-1])
         if self._live is not None:
+            self._live.update(self._table(), refresh=True)
             self._live.stop()
             self._live = None
+
+    def _note_names(self, metrics: Metrics) -> None:
+        """Remember which columns have values; of the two speeds, one."""
+        moves, tokens = metrics.get("play/moves_per_s"), metrics.get("play/tokens_per_s")
+        seen = {name for name, value in metrics.items() if value is not None}
+        if moves is not None and tokens is not None:
+            texts = "play/tokens_per_s" in self._seen or tokens >= _LONG_ANSWER * moves
+            seen.discard("play/moves_per_s" if texts else "play/tokens_per_s")
+        self._seen |= seen
+
+    def _awaits_figures(self, step: int) -> bool:
+        """Whether the figures of an evaluation of this step come later."""
+        every = self._evaluate_every
+        return bool(every) and step % every == 0 and 0 < step < self._num_steps
 
     def _show(self, step: int, metrics: Metrics) -> None:
         """Print the line of a step, or draw the whole table."""
         if self._live is None:
+            self._shown_at = self._clock()
             self._console.print(self._line(step, metrics), highlight=False, soft_wrap=True)
             return
         self._drawn_at = self._clock()
         self._live.update(self._table(), refresh=True)
+
+    def _time_left(self) -> str:
+        """``12 min left``, by the time of the newest steps; empty for less than a minute."""
+        if not self._ended_at:
+            return ""
+        (before, start), *_, (step, end) = [*self._ended_at.items()] * 2
+        seconds = (end - start) / max(step - before, 1) * (self._num_steps - step)
+        if seconds < 60:
+            return ""
+        return f"{seconds / 60:.0f} min left" if seconds < 5400 else f"{seconds / 3600:.1f} h left"
 
     def _columns(self) -> list[Column]:
         """The columns with a value; with several arenas, those of each carry its name."""
@@ -153,10 +208,11 @@ class ConsoleTracker:
             for column in self._columns()
             if metrics.get(column.metric) is not None
         ]
-        skipped = [f"skipped {self._skipped}"] if self._skipped else []
-        return "  ".join([f"step {step}/{self._num_steps}", *cells, *skipped])
+        skipped = f"skipped {self._skipped}" if self._skipped else ""
+        ends = [text for text in (skipped, self._time_left()) if text]
+        return "  ".join([f"step {step}/{self._num_steps}", *cells, *ends])
 
-    def _table(self) -> Table:
+    def _table(self) -> Group:
         columns = self._columns()
         rows = self._evaluated | self._rows
         lines = [
@@ -172,14 +228,15 @@ class ConsoleTracker:
         for line in lines:
             cells = zip(titles, line, strict=True)
             table.add_row(*(cell for title, cell in cells if title not in left_out))
-        skipped = f", {self._skipped} skipped" if self._skipped else ""
-        table.caption = f"{max(self._rows)} of {self._num_steps} steps{skipped}"
-        table.caption_justify = "left"
-        return table
+        skipped = f"{self._skipped} skipped" if self._skipped else ""
+        done = f"{max(self._rows, default=0)} of {self._num_steps} steps"
+        texts = (done, skipped, self._time_left(), self._doing)
+        caption = Text(", ".join(text for text in texts if text), "dim", overflow="ellipsis")
+        return Group(*([table] if lines else []), caption)
 
 
-def _newest(rows: Mapping[int, Metrics], number: int) -> dict[int, Metrics]:
-    """The rows of the last steps, in ascending order."""
+def _newest(rows: Mapping[int, T], number: int) -> dict[int, T]:
+    """The values of the last steps, in ascending order."""
     return dict(sorted(rows.items())[-number:])
 
 

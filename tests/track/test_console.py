@@ -184,3 +184,70 @@ def test_figures_of_a_step_that_is_shown_no_more_stand_above() -> None:
     _, *rows, _ = last_frame(out)[:13]
     assert [int(row.split()[0]) for row in rows] == [5, *range(16, 26)]
     assert rows[0].split() == ["5", "0.7500"]
+
+
+def test_a_step_that_is_evaluated_next_to_training_has_one_line() -> None:
+    out = io.StringIO()
+    tracker = ConsoleTracker(num_steps=25, console=Console(file=out), evaluate_every=10)
+    for step in range(1, 25):
+        tracker.log({"reward_mean": step / 100}, step=step)
+        if step == 12:
+            tracker.log({"eval/reward_mean": 0.75}, step=10)
+    tracker.close()
+    assert out.getvalue().splitlines() == [
+        "step 1/25  reward +0.010",
+        "step 10/25  reward +0.100  evaluated +0.750",
+        "step 24/25  reward +0.240",  # that of step 20 is still evaluated
+    ]
+
+
+def test_every_slow_step_has_a_line_and_the_time_left() -> None:
+    clock, out = Clock(), io.StringIO()
+    tracker = ConsoleTracker(num_steps=25, console=Console(file=out), clock=clock)
+    for step, seconds in enumerate((60, 120, 180, 1), start=1):
+        clock.now += seconds
+        tracker.log({"loss": 1.0}, step=step)
+    assert out.getvalue().splitlines() == [
+        "step 1/25  loss +1.0000  24 min left",
+        "step 2/25  loss +1.0000  34 min left",
+        "step 3/25  loss +1.0000  44 min left",
+    ]
+    clock.now += 7200
+    tracker.log({"loss": 1.0}, step=5)
+    assert out.getvalue().splitlines()[-1] == "step 5/25  loss +1.0000  8.4 h left"
+
+
+def test_a_resumed_run_counts_its_own_steps_for_the_time_left() -> None:
+    clock, out = Clock(), io.StringIO()
+    tracker = ConsoleTracker(num_steps=25, console=Console(file=out), clock=clock)
+    clock.now += 120
+    tracker.log({"loss": 1.0}, step=21)
+    assert out.getvalue() == "step 21/25  loss +1.0000  8 min left\n"
+
+
+def test_what_the_run_does_is_shown_where_no_step_ends() -> None:
+    clock, out = Clock(), io.StringIO()
+    tracker = ConsoleTracker(num_steps=25, console=Console(file=out), clock=clock)
+    live, drawn = terminal(80, clock)
+    for second in range(25):
+        clock.now = float(second)
+        for shown in (tracker, live):
+            shown.wait(f"playing for step 1, {second} s so far")
+    assert out.getvalue().splitlines() == [
+        "playing for step 1, 10 s so far",
+        "playing for step 1, 20 s so far",
+    ]
+    assert "0 of 25 steps, playing for step 1, 24 s so far" in drawn.getvalue()
+    live.log({"loss": 1.0}, step=1)
+    live.close()
+    _, row, caption, *_ = last_frame(drawn)
+    assert (row.split(), caption.strip()) == (["1", "+1.0000"], "1 of 25 steps, 10 min left")
+
+
+def test_arenas_of_text_show_tokens_a_second() -> None:
+    for tokens, shown in ((400.0, "tokens/s 400"), (40.0, "moves/s 10")):
+        tracker, out = plain()
+        tracker.log({"play/moves_per_s": 10.0, "play/tokens_per_s": tokens}, step=1)
+        tracker.log({"play/moves_per_s": 10.0, "play/tokens_per_s": 79.0}, step=10)
+        assert out.getvalue().splitlines()[0] == f"step 1/25  {shown}"
+        assert "79" in out.getvalue() if tokens == 400.0 else "tokens" not in out.getvalue()

@@ -1,0 +1,83 @@
+"""What a person sees of a run while it goes on: its steps, and what it does between them."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, closing, contextmanager
+from typing import NamedTuple
+
+from legos.config.schema import RunConfig
+from legos.errors import EngineError
+from legos.loop.pace import EngineFigures
+from legos.protocols import Tracker
+from legos.run.folder import RunFolder
+from legos.run.run import Run
+from legos.track import ConsoleTracker, JsonlTracker, ManyTrackers, WandbTracker
+
+__all__ = ["Trackers", "shown_while", "trackers"]
+
+LOOK_S = 1.0  # between two looks at what the run does
+_TOKENS = "tokens_generated_total"
+
+
+class Trackers(NamedTuple):
+    """Where the numbers of a run go."""
+
+    steps: Tracker
+    evaluations: Tracker
+    console: ConsoleTracker | None
+
+
+@contextmanager
+def trackers(config: RunConfig, folder: RunFolder) -> Generator[Trackers]:
+    """The trackers of a run; closed at the end."""
+    steps: list[Tracker] = [JsonlTracker(folder.metrics)]
+    evaluations = JsonlTracker(folder.evaluations)
+    track, loop = config.track, config.loop
+    if track.wandb != "off":
+        settings = config.model_dump(mode="json")
+        steps.append(
+            WandbTracker(folder.path, project=track.project, mode=track.wandb, config=settings)
+        )
+    console = None
+    if track.console:
+        every = 0 if loop.evaluation_alone else loop.evaluate_every
+        console = ConsoleTracker(num_steps=loop.steps, evaluate_every=every)
+        steps.append(console)
+    with closing(evaluations), closing(ManyTrackers(steps)) as tracker:
+        yield Trackers(tracker, evaluations, console)
+
+
+@asynccontextmanager
+async def shown_while(
+    run: Run, console: ConsoleTracker | None, figures: EngineFigures
+) -> AsyncGenerator[None]:
+    """Within the block, the console shows what the run does, for how long, and how fast.
+
+    Args:
+        run: the run.
+        console: shows it; None: nothing is shown.
+        figures: returns what the engine counts.
+    """
+
+    async def show() -> None:
+        doing, since, tokens = "", 0.0, 0.0
+        while console is not None:
+            await asyncio.sleep(LOOK_S)
+            now = time.monotonic()
+            try:
+                sampled = figures().get(_TOKENS, 0.0)
+            except EngineError:  # the run itself reports it
+                sampled = tokens
+            if run.doing != doing:
+                doing, since, tokens = run.doing, now, sampled
+            speed = (sampled - tokens) / max(now - since, LOOK_S)
+            parts = [f"{now - since:.0f} s so far"] if now - since >= 1 else []
+            parts += [f"{speed:.0f} tokens/s"] if speed >= 1 else []
+            console.wait(", ".join([doing, *parts]))
+
+    showing = asyncio.create_task(show())
+    try:
+        yield
+    finally:
+        showing.cancel()
