@@ -2,11 +2,13 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from legos.builtin import BUILTIN
 from legos.data.limits import EngineLimits
 from legos.data.names import POLICY
 from legos.device import ModelHandle
@@ -18,7 +20,7 @@ from legos.weights.folder import read_adapter
 from legos.wiring.model import apply_lora, launched, load_model
 from legos.wiring.serving import base_of, put_on
 
-__all__ = ["Loaded", "loaded", "named_adapter", "resume_command"]
+__all__ = ["Loaded", "loaded", "named_adapter", "report_loading", "resume_command"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,12 @@ class Loaded:
     handle: ModelHandle
     engine: Engine
     scale: float  # LoRA scale of the first adapter
+
+
+def report_loading(model: str) -> None:
+    """Say on standard error that a model is loaded, which takes long if it is large."""
+    if model != BUILTIN:
+        sys.stderr.write(f"loading {model}\n")
 
 
 def named_adapter(text: str, *, name: str = POLICY) -> Adapter:
@@ -80,6 +88,7 @@ def loaded(
         LegosError: the model or an adapter cannot be loaded.
     """
     name = base_of(model, adapters)
+    report_loading(name)
     with closing(load_model(name)) as handle:
         if not adapters:
             apply_lora(handle)

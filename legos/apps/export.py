@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from legos.apps.adapters import named_adapter
+from legos.apps.adapters import named_adapter, report_loading
 from legos.config.resolve import read_config
 from legos.errors import CheckpointError
 from legos.files.atomic import write_folder
@@ -61,6 +61,7 @@ def _write(
     elif form == "peft":
         write_peft(adapter, folder, base_model=model)
     else:
+        report_loading(model)
         handle = load_model(model, inline=True)
         return {"largest_logprob_gap": handle.write_fused(adapter, folder)}
     return {"base_model": model}

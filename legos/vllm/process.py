@@ -114,7 +114,7 @@ class ServerProcess:
             EngineError: it ended or did not answer in time; the message shows the end of its log.
         """
         started = time.monotonic()
-        reported = started
+        reported = started - 2 * REPORT_S  # the first line comes at once
         while not self._answers():
             now = time.monotonic()
             if self._closed.wait(CHECK_S):
@@ -129,9 +129,8 @@ class ServerProcess:
                 )
             if now - reported > REPORT_S:
                 reported = now
-                self._say(
-                    f"{self._program} is starting, {now - started:.0f} s so far (log: {self.log})"
-                )
+                so_far = f", {now - started:.0f} s so far" if now - started > REPORT_S else ""
+                self._say(f"{self._program} is starting{so_far} (log: {self.log})")
 
     def restart(self) -> None:
         """Stop what is left of the process, start it again, and wait until it answers.
