@@ -15,7 +15,7 @@ from stored_plays import timeless_plays
 from legos.arena.arena import Arena
 from legos.arena.table import Table
 from legos.credit import GRPOCredit, RAECredit
-from legos.data.episode import Task
+from legos.data.episode import Episode, Task
 from legos.data.names import POLICY
 from legos.data.shares import Portion
 from legos.data.step import Update
@@ -71,6 +71,7 @@ class Evaluation:
 
     def __init__(self) -> None:
         self.tokens_generated = 0
+        self.episodes: tuple[Episode, ...] = ()
         self.done = 0
         self.go_on = asyncio.Event()
         self.waits_at = -1

@@ -7,6 +7,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
 
+from legos.data.episode import Episode
 from legos.data.message import Completion, Prompt, Sampling
 from legos.data.names import POLICY
 from legos.data.step import PassResult, Update
@@ -164,6 +165,7 @@ class SlowEvaluation:
     def __init__(self, nature: Nature) -> None:
         self._nature = nature
         self.tokens_generated = 0
+        self.episodes: tuple[Episode, ...] = ()
 
     async def figures(self, *, adapters: Mapping[str, str] | None = None) -> dict[str, Any]:
         for _ in range(3):

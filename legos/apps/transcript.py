@@ -15,7 +15,8 @@ Stored = Mapping[str, Any]
 
 def heading(episode: Stored) -> str:
     """What was played, and who sat where."""
-    step = f"step {episode['step']}, " if "step" in episode else ""
+    evaluation = "evaluation, " if episode.get("evaluation") else ""
+    step = f"step {episode['step']}, {evaluation}" if "step" in episode else ""
     seats = ", ".join(f"{seat['role']}: {seat['seat']}" for seat in episode["seats"])
     return f"{step}{episode['arena']}, task {episode['task']} ({seats})"
 

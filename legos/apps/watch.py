@@ -34,6 +34,10 @@ def watch(run: str, *, last: int, thinking: bool, say: Callable[[str], object]) 
     known = _stored(folder.episodes)
     for number, episode in [*enumerate(known, start=1)][len(known) - min(last, len(known)) :]:
         _show(number, episode, thinking=thinking, say=say)
+    if not known:
+        waits = "; waiting for the first step, or for an evaluation by play"
+        over = ", and no process runs it"
+        say(f"{folder.path} has no play yet{waits if is_held(folder.path) else over}")
     for number, episode in _added(folder, len(known)):
         _show(number, episode, thinking=thinking, say=say)
 

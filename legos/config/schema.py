@@ -193,7 +193,8 @@ class LoopConfig(Settings):
     """Stop play and training during every evaluation. If off, only during the first and the last
     one; the others run next to training, on a pinned copy of the adapter."""
     episodes_kept_per_step: int = knob(8, unit="episodes", ge=0)
-    """Plays of each step that are written to episodes.jsonl, besides all that failed; 0: none."""
+    """Plays of each step, and of each evaluation by play, that are written to episodes.jsonl,
+    besides all that failed; 0: none."""
     max_failed_share: float = knob(0.9, unit="share", ge=0, le=1)
     """The run ends with the first traceback when a larger share of the plays has failed, counted
     over the tasks of the last ten steps."""

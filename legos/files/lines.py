@@ -20,7 +20,7 @@ class _Line(NamedTuple):
     """One line of a file."""
 
     step: int | None  # None: the line is damaged
-    figures: bool  # whether it has only figures of an evaluation
+    figures: bool  # whether it has only figures of an evaluation, or a play of one
     data: bytes
 
 
@@ -49,7 +49,8 @@ def rewind_lines(
     Args:
         path: file with one JSON object per line, each with its ``step``; it need not exist.
         step: last step whose lines are kept.
-        evaluated: last step for lines that have only figures of an evaluation; None: ``step``.
+        evaluated: last step for lines that have only figures of an evaluation, and for plays of
+            evaluations; None: ``step``.
 
     Returns:
         The steps whose lines of metrics are kept, and the later steps whose lines were removed.
@@ -126,7 +127,8 @@ def _line(data: bytes) -> _Line:
         found = None
     values = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     step = values.get("step")
-    return _Line(step if isinstance(step, int) else None, has_figures_alone(values), data)
+    figures = has_figures_alone(values) or values.get("evaluation") is True
+    return _Line(step if isinstance(step, int) else None, figures, data)
 
 
 def _free_name(path: Path) -> Path:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ from legos.arena.curriculum import success_rates
 from legos.arena.cursor import plays_from
 from legos.arena.means import play_figures, with_children
 from legos.arena.step import play_all, warn_of
+from legos.data.episode import Episode
 from legos.data.message import Message
 from legos.errors import ArenaError, GameSizeError
 from legos.exact.figures import (
@@ -43,6 +44,7 @@ class ArenaEvaluation:
 
     Attributes:
         tokens_generated: number of tokens sampled so far for evaluations by play.
+        episodes: the plays of the newest evaluation; none where it is exact.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class ArenaEvaluation:
         self._temperature = temperature
         self._concurrency = concurrency
         self.tokens_generated = 0
+        self.episodes: Sequence[Episode] = ()
         self._tree: GameTree | None = None
         if isinstance(arena, GameArena) and arena.game.starts() is not None:
             try:
@@ -156,6 +159,7 @@ class ArenaEvaluation:
             adapters=adapters,
             stores=arena.stores.copy(),
         )
+        self.episodes = episodes
         self.tokens_generated += sum(episode.num_tokens for episode in episodes)
         warn_of(episodes, where="in an evaluation ")
         return {
@@ -183,6 +187,11 @@ class MixEvaluation:
     def tokens_generated(self) -> int:
         """Number of tokens sampled so far for evaluations by play."""
         return sum(each.tokens_generated for each in self._evaluations.values())
+
+    @property
+    def episodes(self) -> Sequence[Episode]:
+        """The plays of the newest evaluation, of all arenas."""
+        return [episode for each in self._evaluations.values() for episode in each.episodes]
 
     @property
     def exact(self) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from legos.data.episode import Episode
 from legos.data.names import evaluated_name
 from legos.errors import ConfigError
 from legos.loop.batcher import Stopped
@@ -20,6 +21,7 @@ from legos.loop.ledger import Ledger
 from legos.protocols import Publisher, Tracker
 from legos.run.background import Background
 from legos.run.folder import RunFolder
+from legos.run.stored import kept_episodes
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter
 
@@ -35,6 +37,11 @@ class Evaluation(Protocol):
     @property
     def tokens_generated(self) -> int:
         """Number of tokens sampled so far for the plays of evaluations."""
+        ...
+
+    @property
+    def episodes(self) -> Sequence[Episode]:
+        """The plays of the newest evaluation; none where it was exact."""
         ...
 
     async def figures(self, *, adapters: Mapping[str, str] | None = None) -> Figures:
@@ -61,6 +68,7 @@ class Evaluations:
         first: figures of the first evaluation.
         last: figures of the newest evaluation.
         step: step of the newest evaluation; None: there is none yet.
+        live: step of the live policy while it is evaluated, for which the run waits.
         pinned: step, and version of each policy, of an evaluation that was started next to training
             and has not ended; None: there is none.
     """
@@ -72,6 +80,7 @@ class Evaluations:
         folder: RunFolder,
         *,
         keep_best: str | None,
+        plays_kept: int,
         fail: Callable[[Exception], Awaitable[None]],
     ) -> None:
         """Start without evaluations.
@@ -81,16 +90,19 @@ class Evaluations:
             ledger: counts the tokens of the evaluations.
             folder: its adapters contain every pinned one.
             keep_best: figure whose best step is recorded; "-x": a lower x is better.
+            plays_kept: number of plays of each evaluation that the folder gets, besides all failed.
             fail: called with an error, to end the training loop.
         """
         self._evaluation = evaluation
         self._ledger = ledger
         self._folder = folder
         self._keep_best = keep_best
+        self._plays_kept = plays_kept
         self._task = Background(fail)
         self.first: Figures = {}
         self.last: Figures = {}
         self.step: int | None = None
+        self.live: int | None = None
         self.pinned: tuple[int, Mapping[str, int]] | None = None
         self._best: tuple[str, int, float] | None = None  # figure, step, value of the best
 
@@ -123,8 +135,12 @@ class Evaluations:
         async def evaluate() -> None:
             flat.update(self._record(step, version, await self._figures({}), out))
 
-        await self._task.start(evaluate)
-        await self._task.ended()
+        self.live = step
+        try:
+            await self._task.start(evaluate)
+            await self._task.ended()
+        finally:
+            self.live = None
         if self.step != step:
             raise Stopped
         return flat
@@ -246,6 +262,9 @@ class Evaluations:
         flat = flat_figures(found)
         self._compare(step, flat)
         out.evaluations.log({"policy_version": version, **flat}, step=step)
+        kept = kept_episodes(self._evaluation.episodes, self._plays_kept)
+        if kept:
+            self._folder.add_episodes(step, kept, evaluation=True)
         return flat
 
     def _compare(self, step: int, figures: Mapping[str, float]) -> None:

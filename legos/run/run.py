@@ -60,7 +60,7 @@ class RunSettings:
     keep_best: str | None = None  # figure whose best checkpoint is kept; "-x": lower x is better
     evaluate_every: int  # optimiser steps; 0: only before the first and after the last
     evaluation_alone: bool = False  # whether play and training wait for every evaluation
-    episodes_kept: int  # number of plays of each step written to the folder
+    episodes_kept: int  # number of plays of each step and evaluation written to the folder
     base_model: str | None = None  # base model that is recorded in each adapter
 
 
@@ -116,6 +116,7 @@ class Run:
             trainer.ledger,
             folder,
             keep_best=settings.keep_best,
+            plays_kept=settings.episodes_kept,
             fail=self._batcher.end,
         )
         self._state = RunState(trainer, self._mix, self._batcher, self._evaluations)
@@ -139,6 +140,13 @@ class Run:
     def finished(self) -> bool:
         """Whether all steps are done and the final policy has been evaluated."""
         return self.step >= self._settings.num_steps and self._evaluations.step == self.step
+
+    @property
+    def doing(self) -> str:
+        """What the run does now, for people."""
+        if self._evaluations.live is not None:
+            return f"evaluating step {self._evaluations.live}"
+        return f"{'training' if self._batcher.training else 'playing for'} step {self.step + 1}"
 
     @property
     def _due(self) -> bool:
@@ -264,8 +272,7 @@ class Run:
     ) -> None:
         step, settings = self.step, self._settings
         last = step >= settings.num_steps  # its checkpoint is written when the run closes
-        turns = sum(batch.metrics.get("arena/turns", 0.0) for batch in batches)
-        metrics |= self._speed(turns, metrics["step_s"] or 0.0)
+        metrics |= self._speed(batches, metrics["step_s"] or 0.0)
         if self._due and (last or settings.evaluation_alone):
             with suppress(Stopped):  # the step itself is complete
                 metrics |= await self._evaluations.of_live(step, self._trainer.version, out)
@@ -286,7 +293,7 @@ class Run:
         if settings.pause_on_battery and not last:
             await mains_power(self._batcher)
 
-    def _speed(self, turns: float, trained_s: float) -> Metrics:
+    def _speed(self, batches: Sequence[TrainingBatch], trained_s: float) -> Metrics:
         """Speed of the previous step, shares of idle time, and how far servers lag."""
         figures = self._engine_figures()
         now, worked = self._clock(), _worked_s(figures)
@@ -294,8 +301,10 @@ class Run:
         engine_s = worked - self._engine_worked
         self._step_ended, self._engine_worked = now, worked
         lag_s, self._lag_s = self._lag_s, 0.0
+        turns = sum(batch.metrics.get("arena/turns", 0.0) for batch in batches)
         return {
             "play/moves_per_s": turns / seconds,
+            "play/tokens_per_s": sum(batch.tokens_generated for batch in batches) / seconds,
             "loop/seconds_per_step": seconds,
             "loop/lag_max_s": lag_s,
             "loop/engine_idle_share": max(0.0, 1.0 - engine_s / seconds),

@@ -85,10 +85,32 @@ def test_the_newest_plays_are_shown(run: RunFolder) -> None:
     assert told == ["\n" + PLAY.format(number=n, step=10 * n) for n in (2, 3)]
 
 
-def test_a_run_without_plays_shows_nothing(run: RunFolder) -> None:
+def test_a_run_without_plays_says_what_it_waits_for(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legos.apps.watch.LOOK_S", 0.01)
     told: list[str] = []
     watch(str(run.path), last=2, thinking=False, say=told.append)
-    assert told == []
+    assert told == [f"{run.path} has no play yet, and no process runs it"]
+    waits = threading.Event()
+
+    def say(text: str) -> None:
+        told.append(text)
+        waits.set()
+
+    def follow() -> None:
+        watch(str(run.path), last=2, thinking=False, say=say)
+
+    watching = threading.Thread(target=follow)
+    with hold(run.path):
+        watching.start()
+        assert waits.wait(20)
+        run.add_episodes(0, [episode(1)], evaluation=True)
+    watching.join(20)
+    assert told[1] == (
+        f"{run.path} has no play yet; waiting for the first step, or for an evaluation by play"
+    )
+    assert told[2].startswith("\n1: step 0, evaluation, sums, task t1 (ann: bot")
 
 
 def test_plays_are_shown_as_a_run_writes_them_until_it_ends(

@@ -17,7 +17,7 @@ from legos.arena.game import Game
 from legos.arena.table import Table
 from legos.data.episode import Task
 from legos.exact.figures import GameTree
-from legos.loop.evaluation import ArenaEvaluation, flat_figures
+from legos.loop.evaluation import ArenaEvaluation, MixEvaluation, flat_figures
 from legos.protocols import Seat
 from legos.testing import Asked, ScriptedClient
 
@@ -86,7 +86,9 @@ def test_a_game_with_too_many_states_is_evaluated_by_play(
 @pytest.mark.parametrize(("plays", "num_tasks"), [(10, 3), (64, 1), (2, 3)])
 def test_a_list_of_tasks_is_played_over_and_over(plays: int, num_tasks: int) -> None:
     arena = Quiz(plain, num_tasks=num_tasks)
-    figures = evaluated(arena, plays=plays)
+    evaluation = ArenaEvaluation(arena, arena.scripted, plays=plays)
+    figures = asyncio.run(evaluation.figures())
+    assert len(evaluation.episodes) == len(MixEvaluation({"quiz": evaluation}).episodes) == plays
     asked = [question.prompt for question in arena.scripted.asked]
     assert sorted(asked) == sorted(f"q{n % num_tasks}" for n in range(plays))
     assert figures["plays"] == plays

@@ -1,6 +1,7 @@
 """Evaluations next to training: of a pinned adapter, each of them made, also after a stop."""
 
 import asyncio
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from run_world import World, check_balance
 from legos.data.names import POLICY, evaluated_name
 from legos.errors import ArenaError
 from legos.run.checkpoint import checkpoint_steps
+from legos.testing import make_episode
 from legos.track.jsonl import JsonlTracker, read_metrics, read_steps
 
 EVALUATED = evaluated_name(POLICY)
@@ -167,3 +169,22 @@ def test_a_failing_evaluation_ends_the_run_with_a_checkpoint(
     resumed = beside(tmp_path / "run").resume()
     assert resumed.go()
     assert evaluated(resumed) == [0, 3, 6]
+
+
+def test_plays_of_evaluations_are_kept_once_also_after_a_kill(tmp_path: Path) -> None:
+    def made(path: Path) -> World:
+        world = beside(path, checkpoint_every=4, episodes_kept=2)
+        world.evaluation.episodes = tuple(make_episode({}) for _ in range(3))
+        return world
+
+    killed = made(tmp_path / "run").start()
+    killed.evaluation.waits_at = 1
+    assert killed.go(tracker=GoesOn(killed, step=5, copy=tmp_path / "copy"))
+    resumed = made(tmp_path / "copy").resume()
+    assert resumed.go()
+    for world in (killed, resumed):
+        plays = [json.loads(line) for line in world.folder.episodes.read_text().splitlines()]
+        of_evaluations = [play["step"] for play in plays if play.get("evaluation")]
+        assert sorted(of_evaluations) == [0, 0, 3, 3, 6, 6]
+        trained = {play["step"] for play in plays if "evaluation" not in play}
+        assert trained == {1, 2, 3, 4, 5, 6}
