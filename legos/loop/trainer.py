@@ -14,15 +14,15 @@ import numpy as np
 from msgspec import structs
 
 from legos.data.batch import LossNormalisation, normalisation_weights
-from legos.data.names import POLICY, arenas_in
+from legos.data.names import POLICY
 from legos.data.sample import Sample, TrainingBatch
 from legos.data.select import KEEP_ALL, Selection, only
 from legos.data.shares import Portion
 from legos.data.step import PassResult, Update
 from legos.errors import TrainerError
+from legos.loop.alarm_log import AlarmLog
 from legos.loop.by_arena import play_metrics
 from legos.loop.ledger import Ledger
-from legos.losses.alarms import alarms
 from legos.losses.metrics import skip_reason, step_metrics
 from legos.losses.objective import Objective
 from legos.protocols import Backend, Publisher
@@ -84,6 +84,7 @@ class PolicyTrainer:
             their names.
         ledger: counts every token.
         references: computes reference log-probabilities; None: the backend does.
+        alarms: logs what is wrong with the metrics.
         metrics: those of the newest step that this process made.
     """
 
@@ -119,7 +120,7 @@ class PolicyTrainer:
         self.portions: Mapping[str, Portion] = {}
         self.references = references
         self._gather = gather or _alone
-        self._sounding: set[tuple[str, str]] = set()  # metric and level of alarms already logged
+        self.alarms = AlarmLog()
 
     @property
     def version(self) -> int:
@@ -324,7 +325,8 @@ class PolicyTrainer:
         peaks = [part.found.peak_bytes for part in step.parts if part.found.peak_bytes is not None]
         if peaks:
             metrics["memory/peak_gib"] = max(peaks) / 2**30
-        self._sound(metrics)
+        prefixes = {name: self._prefix(name) for name in self.policies}
+        self.alarms.after_step(metrics, step.batches, prefixes)
         self.metrics = metrics
         return metrics
 
@@ -355,19 +357,6 @@ class PolicyTrainer:
     def _prefix(self, policy: str) -> str:
         """What the names of a policy's metrics begin with."""
         return "" if policy == self.policies[0] else f"{policy}/"
-
-    def _sound(self, metrics: Metrics) -> None:
-        """Log an error each time it starts, and each warning once per process."""
-        prefixes = [self._prefix(name) for name in self.policies]
-        if self.mixed:
-            prefixes += [f"batches/{arena}/" for arena in arenas_in(metrics)]
-        found = alarms(metrics, prefixes)
-        for alarm in found:
-            if (alarm.metric, alarm.level) not in self._sounding:
-                level = logging.ERROR if alarm.level == "error" else logging.WARNING
-                logger.log(level, "step %d: %s", self.step, alarm.text)
-        warned = {(metric, level) for metric, level in self._sounding if level == "warning"}
-        self._sounding = warned | {(alarm.metric, alarm.level) for alarm in found}
 
 
 def _alone(samples: Sequence[Sample], version: int) -> "Future[list[Sample]]":

@@ -20,6 +20,7 @@ from legos.errors import CheckpointError, EngineError
 from legos.files.lines import report_steps
 from legos.loop.alternation import Alternation
 from legos.loop.batcher import Stopped
+from legos.loop.evaluation import flat_figures
 from legos.loop.failures import MAX_FAILED_SHARE
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import Mix, mix_of
@@ -280,6 +281,7 @@ class Run:
             adapters = self._adapters()
             keep = partial(self._on_writer, partial(self._folder.write_adapters, adapters))
             await self._evaluations.start(step, adapters, out, keep=keep)
+        self._trainer.alarms.evaluated = flat_figures(self._evaluations.last)
         self._state.log(metrics, out.steps)
         if settings.keep_batches:
             self._folder.write_batches(step, self._record(batches))
