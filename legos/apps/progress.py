@@ -69,12 +69,13 @@ async def shown_while(
                 sampled = figures().get(_TOKENS, 0.0)
             except EngineError:  # the run itself reports it
                 sampled = tokens
-            if run.doing != doing:
+            changed = run.doing != doing
+            if changed:
                 doing, since, tokens = run.doing, now, sampled
             speed = (sampled - tokens) / max(now - since, LOOK_S)
             parts = [f"{now - since:.0f} s so far"] if now - since >= 1 else []
             parts += [f"{speed:.0f} tokens/s"] if speed >= 1 else []
-            console.wait(", ".join([doing, *parts]))
+            console.wait(", ".join([doing, *parts]), now=changed and run.stopping)
 
     showing = asyncio.create_task(show())
     try:

@@ -35,10 +35,12 @@ class StopSignals:
 
     Attributes:
         received: number of the first signal, or None.
+        advice: what a second signal adds to its message, such as how to continue.
     """
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.advice = ""
         self._lock = threading.Lock()  # of `received`, `_stop` and `_stopping`
         self._stop: Callable[[], Future[None]] | None = None
         self._stopping: Future[None] | None = None
@@ -99,7 +101,7 @@ class StopSignals:
                 self._receive(number)
             elif number != self.received or time.monotonic() - arrived > _ONE_S:
                 shown = _SHOW_CURSOR if sys.stdout.isatty() else ""
-                _write(f"{shown}ended at once, without a checkpoint of the last steps")
+                _write(f"{shown}ended at once, without a checkpoint of the last steps{self.advice}")
                 os._exit(128 + number)
 
     def _receive(self, number: int) -> None:

@@ -126,6 +126,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
             ray_players(config, trainer.generation, trainer.model) as play,
             _folder(resolved, resumed, mix.title) as folder,
         ):
+            signals.advice = f"; continue with\n  {resume_command(folder.path)}"
             run = Run(
                 folder,
                 mix,
@@ -245,7 +246,7 @@ def _go(
 
     loop = config.loop
     watch = LoopWatch(
-        run.note_lag,
+        run.speed.note_lag,
         stall_after_s=math.inf if loop.deterministic else loop.stall_after_s,
         file=folder.stalls,
     )

@@ -127,7 +127,7 @@ class AlarmLog:
         shown = f" and {name} {figure:.3g}" if figure is not None else ""
         text = (
             f"the policy stands still: for {STILL_STEPS} steps it has given the same answer to the "
-            f"same prompt ({share:.0%}, entropy {entropy:.3g} after {first:.3g} at first), at "
+            f"same prompt ({share:.0%}, entropy {entropy:.3f} after {first:.3f} at first), at "
             f"reward {after:+.3f}{shown}; raise entropy_coef or the temperature, or lower "
             f"learning_rate, and start again, unless it plays as well as can be ({PAGE})"
         )

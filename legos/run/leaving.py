@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from legos.loop.batcher import Stopped
 from legos.protocols import Publisher
+from legos.publish.engine import EnginePublisher
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["Leave", "LeavingPublisher"]
@@ -18,15 +19,19 @@ T = TypeVar("T")
 
 
 class Leave:
-    """Whether a run is asked to stop; its calls then have a moment left."""
+    """Whether a run is asked to stop; its calls then have a moment left.
+
+    Attributes:
+        asked: whether it is.
+    """
 
     def __init__(self) -> None:
-        self._asked = False
+        self.asked = False
         self._calls: set[asyncio.Timeout] = set()
 
     def ask(self) -> None:
         """Give the running calls, and later ones, a moment."""
-        self._asked = True
+        self.asked = True
         while self._calls:
             self._calls.pop().reschedule(asyncio.get_running_loop().time() + LEAVE_S)
 
@@ -36,10 +41,10 @@ class Leave:
         Raises:
             Stopped: it had none soon after the wish to stop; it was cancelled.
         """
-        limit = asyncio.timeout(LEAVE_S if self._asked else None)
+        limit = asyncio.timeout(LEAVE_S if self.asked else None)
         try:
             async with limit:
-                if not self._asked:
+                if not self.asked:
                     self._calls.add(limit)
                 return await call
         except TimeoutError:
@@ -61,6 +66,8 @@ class LeavingPublisher:
             leave: knows when the run is asked to stop.
         """
         self._publisher, self._leave = publisher, leave
+        # An engine of this process ends with the run, so that nobody misses the adapter.
+        self._level = logging.DEBUG if isinstance(publisher, EnginePublisher) else logging.WARNING
 
     async def publish(self, adapter: Adapter) -> AdapterInfo:
         """Load an adapter; see ``Publisher``.
@@ -71,7 +78,8 @@ class LeavingPublisher:
         try:
             return await self._leave.within(self._publisher.publish(adapter))
         except Stopped:
-            logger.warning("%s@%d is not live: no server answers", adapter.name, adapter.version)
+            lacking = "%s@%d is not live: no server answers"
+            logger.log(self._level, lacking, adapter.name, adapter.version)
             raise
 
     async def drop(self, name: str) -> None:
@@ -79,4 +87,4 @@ class LeavingPublisher:
         try:
             await self._leave.within(self._publisher.drop(name))
         except Stopped:
-            logger.warning("%s stays on the servers: none answers", name)
+            logger.log(self._level, "%s stays on the servers: none answers", name)

@@ -14,7 +14,6 @@ from typing import Any
 
 from legos.arena.arena import Arena
 from legos.arena.step import play_each
-from legos.data.names import LAG
 from legos.data.sample import TrainingBatch
 from legos.errors import CheckpointError, EngineError
 from legos.files.lines import report_steps
@@ -34,6 +33,7 @@ from legos.run.evaluations import Evaluation, Evaluations, Figures, Outputs
 from legos.run.folder import RunFolder
 from legos.run.leaving import Leave, LeavingPublisher
 from legos.run.power import mains_power
+from legos.run.speed import Speed
 from legos.run.state import RunState
 from legos.run.stored import batches_to_json, kept_episodes
 from legos.weights.adapter import Adapter
@@ -66,7 +66,11 @@ class RunSettings:
 
 
 class Run:
-    """A training run in a folder."""
+    """A training run in a folder.
+
+    Attributes:
+        speed: measures its steps.
+    """
 
     def __init__(
         self,
@@ -103,11 +107,10 @@ class Run:
         self._settings = settings
         self._count_tokens = count_tokens
         self._engine_figures = engine_figures
-        self._engine_worked = 0.0  # engine seconds at the end of the previous step
         self._play = play
         self._clock = clock
-        self._step_ended = self._saved = clock()
-        self._lag_s = 0.0  # largest lag of the event loop since the previous step
+        self._saved = clock()
+        self.speed = Speed(engine_figures, clock)
         self._batcher = batcher_of(trainer, self._mix, max_failed_share=settings.max_failed_share)
         self._leave = Leave()
         self._writer = writer
@@ -143,8 +146,15 @@ class Run:
         return self.step >= self._settings.num_steps and self._evaluations.step == self.step
 
     @property
+    def stopping(self) -> bool:
+        """Whether the run was asked to end."""
+        return self._leave.asked
+
+    @property
     def doing(self) -> str:
         """What the run does now, for people."""
+        if self.stopping:
+            return "stopping, after a checkpoint (Ctrl-C again: at once, without it)"
         if self._evaluations.live is not None:
             return f"evaluating step {self._evaluations.live}"
         return f"{'training' if self._batcher.training else 'playing for'} step {self.step + 1}"
@@ -154,10 +164,6 @@ class Run:
         """Whether the policy is to be evaluated after this step."""
         every = self._settings.evaluate_every
         return self.step >= self._settings.num_steps or bool(every and self.step % every == 0)
-
-    def note_lag(self, seconds: float) -> None:
-        """Take a measured lag of the event loop; a step reports the largest (``LoopWatch``)."""
-        self._lag_s = max(self._lag_s, seconds)
 
     def resume(self, place: Path) -> None:
         """Continue from a checkpoint, and remove what the folder holds of later steps.
@@ -249,7 +255,7 @@ class Run:
             out.steps.log(figures, step=self.step)
             await self._save()
             await self._writing.ended()  # a killed run needs a checkpoint to start from
-        self._step_ended, self._engine_worked = self._clock(), _worked_s(self._engine_figures())
+        self.speed.begin()
         if self.step < settings.num_steps:
             await training_loop(
                 self._mix,
@@ -273,7 +279,7 @@ class Run:
     ) -> None:
         step, settings = self.step, self._settings
         last = step >= settings.num_steps  # its checkpoint is written when the run closes
-        metrics |= self._speed(batches, metrics["step_s"] or 0.0)
+        metrics |= self.speed.of_step(batches, metrics["step_s"] or 0.0)
         if self._due and (last or settings.evaluation_alone):
             with suppress(Stopped):  # the step itself is complete
                 metrics |= await self._evaluations.of_live(step, self._trainer.version, out)
@@ -294,25 +300,6 @@ class Run:
             await self._save()
         if settings.pause_on_battery and not last:
             await mains_power(self._batcher)
-
-    def _speed(self, batches: Sequence[TrainingBatch], trained_s: float) -> Metrics:
-        """Speed of the previous step, shares of idle time, and how far servers lag."""
-        figures = self._engine_figures()
-        now, worked = self._clock(), _worked_s(figures)
-        seconds = max(now - self._step_ended, 1e-9)
-        engine_s = worked - self._engine_worked
-        self._step_ended, self._engine_worked = now, worked
-        lag_s, self._lag_s = self._lag_s, 0.0
-        turns = sum(batch.metrics.get("arena/turns", 0.0) for batch in batches)
-        return {
-            "play/moves_per_s": turns / seconds,
-            "play/tokens_per_s": sum(batch.tokens_generated for batch in batches) / seconds,
-            "loop/seconds_per_step": seconds,
-            "loop/lag_max_s": lag_s,
-            "loop/engine_idle_share": max(0.0, 1.0 - engine_s / seconds),
-            "loop/trainer_idle_share": max(0.0, 1.0 - trained_s / seconds),
-            **{f"publish/{name}": n for name, n in figures.items() if name.startswith(LAG)},
-        }
 
     def _record(self, batches: Sequence[TrainingBatch]) -> dict[str, Any]:
         """The batches of this step and the version and digest of the resulting adapter."""
@@ -382,8 +369,3 @@ class Run:
 
         self._saved = self._clock()
         return write
-
-
-def _worked_s(figures: Mapping[str, float]) -> float:
-    """Seconds that the engine has computed; 0 where it does not report them."""
-    return figures.get("worked_seconds_total", 0.0)

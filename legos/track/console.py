@@ -126,12 +126,12 @@ class ConsoleTracker:
         printed_late = late and self._live is None  # the newest step may still not be shown
         self._pending = not due or (self._pending and printed_late)
 
-    def wait(self, doing: str) -> None:
-        """Show what the run does; without a terminal, only where no line was printed for long."""
+    def wait(self, doing: str, *, now: bool = False) -> None:
+        """Show what the run does; without a terminal, only after a while without lines, or now."""
         self._doing = doing
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
-        elif self._clock() - self._shown_at >= _SLOW_S:
+        elif now or self._clock() - self._shown_at >= _SLOW_S:
             self._shown_at = self._clock()
             self._console.print(doing, highlight=False, markup=False, soft_wrap=True)
 

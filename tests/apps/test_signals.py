@@ -59,6 +59,7 @@ SLEEPS = """
 import os, signal, sys, time
 from legos.apps.signals import StopSignals
 with StopSignals() as signals:
+    signals.advice = "; continue with ..."
     start = time.monotonic()
     for number, after in {sent}:
         while time.monotonic() < start + after:
@@ -80,7 +81,7 @@ def send(*sent: tuple[int, float], waiting: str = "time.sleep(0.01)") -> tuple[i
     return done.returncode, done.stdout, done.stderr
 
 
-AT_ONCE = "ended at once, without a checkpoint of the last steps\n"
+AT_ONCE = "ended at once, without a checkpoint of the last steps; continue with ...\n"
 
 
 @pytest.mark.parametrize("waiting", ["time.sleep(0.01)", "pass"])
@@ -121,6 +122,7 @@ def test_a_main_thread_that_does_not_react_is_shown_and_can_be_ended() -> None:
         "    print('begun', flush=True)\n"
         "    while True: pass\n"
         "with StopSignals() as signals:\n"
+        "    signals.advice = '; continue with ...'\n"
         "    signals.on_stop(Future)\n"
         "    play()\n"
     )

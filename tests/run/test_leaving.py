@@ -1,10 +1,14 @@
 """A run that is asked to stop does not wait for servers that do not answer."""
 
 import asyncio
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 from legos.loop.batcher import Stopped
+from legos.protocols import Publisher
+from legos.publish.engine import EnginePublisher
 from legos.run.leaving import LEAVE_S, Leave, LeavingPublisher
 from legos.testing import FakeBackend, in_virtual_time
 from legos.weights.adapter import Adapter, AdapterInfo
@@ -49,3 +53,25 @@ def test_a_stop_waits_for_a_publication_for_a_second_and_no_longer() -> None:
     assert in_virtual_time(go(3.0))[0] == 3.0
     assert in_virtual_time(go(10.5))[0] == 10.5
     assert in_virtual_time(go(600.0))[0] == 10.0 + 2 * LEAVE_S
+
+
+def test_only_servers_are_missed_where_an_adapter_is_not_live(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Busy:
+        """An engine of this process that is in a long device call."""
+
+        def load_adapter(self, adapter: Adapter) -> "Future[AdapterInfo]":
+            return Future()
+
+    async def go(inner: Publisher) -> None:
+        leave = Leave()
+        leave.ask()
+        with pytest.raises(Stopped):
+            await LeavingPublisher(inner, leave).publish(ADAPTER)
+
+    engine: Any = Busy()
+    asyncio.run(go(EnginePublisher(engine)))
+    assert caplog.messages == []
+    in_virtual_time(go(Silent(600.0)))
+    assert caplog.messages == ["policy@0 is not live: no server answers"]

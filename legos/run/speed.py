@@ -1,0 +1,61 @@
+"""How fast the steps of a run are, and who waits for whom meanwhile."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from legos.data.names import LAG
+from legos.data.sample import TrainingBatch
+
+__all__ = ["Speed"]
+
+
+class Speed:
+    """Measures each step from the end of the step before it."""
+
+    def __init__(
+        self, figures: Callable[[], Mapping[str, float]], clock: Callable[[], float]
+    ) -> None:
+        """Start before any step.
+
+        Args:
+            figures: returns what the engine counts (``Engine.stats``); empty: nothing.
+            clock: returns a time in seconds.
+        """
+        self._figures, self._clock = figures, clock
+        self._ended = clock()
+        self._engine_s = 0.0  # that the engine has computed until the end of the previous step
+        self._lag_s = 0.0  # largest lag of the event loop since then
+
+    def note_lag(self, seconds: float) -> None:
+        """Take a measured lag of the event loop; a step reports the largest (``LoopWatch``)."""
+        self._lag_s = max(self._lag_s, seconds)
+
+    def begin(self) -> None:
+        """Measure the next step from now."""
+        self._ended, self._engine_s = self._clock(), _worked_s(self._figures())
+
+    def of_step(self, batches: Sequence[TrainingBatch], trained_s: float) -> dict[str, float]:
+        """Speed of the step that ends, shares of idle time, and how far servers lag.
+
+        Args:
+            batches: what it was trained on.
+            trained_s: time that the trainer took.
+        """
+        figures, before, worked = self._figures(), self._ended, self._engine_s
+        self.begin()
+        seconds = max(self._ended - before, 1e-9)
+        engine_s, lag_s, self._lag_s = self._engine_s - worked, self._lag_s, 0.0
+        turns = sum(batch.metrics.get("arena/turns", 0.0) for batch in batches)
+        return {
+            "play/moves_per_s": turns / seconds,
+            "play/tokens_per_s": sum(batch.tokens_generated for batch in batches) / seconds,
+            "loop/seconds_per_step": seconds,
+            "loop/lag_max_s": lag_s,
+            "loop/engine_idle_share": max(0.0, 1.0 - engine_s / seconds),
+            "loop/trainer_idle_share": max(0.0, 1.0 - trained_s / seconds),
+            **{f"publish/{name}": n for name, n in figures.items() if name.startswith(LAG)},
+        }
+
+
+def _worked_s(figures: Mapping[str, float]) -> float:
+    """Seconds that the engine has computed; 0 where it does not report them."""
+    return figures.get("worked_seconds_total", 0.0)
