@@ -132,12 +132,15 @@ def train(
 
 def _train(resolved: ResolvedConfig, resume: Path | None, *, dry_run: bool) -> int | None:
     from legos.apps.train import check, train  # imports MLX, which takes a second
+    from legos.wiring.defaults import computed
     from legos.wiring.model import follow
 
     if not dry_run and follow(resolved.config.device, resolved.config.model):
         return None  # the first process has the run folder
     check(resolved, resume=resume)
-    return show(resolved.toml()) if dry_run else train(resolved, resume=resume)
+    if dry_run:
+        return show(resolved.toml(computed(resolved.config)))
+    return train(resolved, resume=resume)
 
 
 def evaluate(
