@@ -1,6 +1,7 @@
 """``legos eval``: evaluate an adapter of a run, from the run's folder alone."""
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ def evaluate_run(
                 f"{unread[0]} has no effect: {config.title} is evaluated exactly, from the "
                 "policy's own probabilities; leave it out"
             )
+        if not evaluation.exact:
+            sys.stderr.write(f"playing {config.loop.evaluation_plays} plays of {config.title}\n")
         figures = asyncio.run(evaluation.figures())
     return {"arena": figures["arena"], "policy_version": weights.version, **figures}
 

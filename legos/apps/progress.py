@@ -1,7 +1,6 @@
 """What a person sees of a run while it goes on: its steps, and what it does between them."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, closing, contextmanager
 from typing import NamedTuple
@@ -61,10 +60,10 @@ async def shown_while(
     """
 
     async def show() -> None:
-        doing, since, tokens = "", 0.0, 0.0
+        loop, doing, since, tokens = asyncio.get_running_loop(), "", 0.0, 0.0
         while console is not None:
             await asyncio.sleep(LOOK_S)
-            now = time.monotonic()
+            now = loop.time()
             try:
                 sampled = figures().get(_TOKENS, 0.0)
             except EngineError:  # the run itself reports it

@@ -86,7 +86,8 @@ class ConsoleTracker:
         self._every = every
         self._evaluate_every = evaluate_every
         self._clock = clock
-        self._began = self._shown_at = clock()  # the latter: time of the newest plain line
+        self._began = self._shown_at = clock()  # the latter: time of the newest line of a step
+        self._next_wait = self._began + _SLOW_S  # time from which on a line says what the run does
         self._ended_at: dict[int, float] = {}  # step -> time at which it ended; the newest
         self._doing = ""  # what the run does
         self._rows: dict[int, Metrics] = {}  # newest steps, in ascending order
@@ -127,12 +128,12 @@ class ConsoleTracker:
         self._pending = not due or (self._pending and printed_late)
 
     def wait(self, doing: str, *, now: bool = False) -> None:
-        """Show what the run does; without a terminal, only after a while without lines, or now."""
+        """Show what the run does; without a terminal, more and more seldom until a step ends."""
         self._doing = doing
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
-        elif now or self._clock() - self._shown_at >= _SLOW_S:
-            self._shown_at = self._clock()
+        elif now or self._clock() >= self._next_wait:
+            self._next_wait = self._clock() + 2 * max(self._clock() - self._shown_at, _SLOW_S)
             self._console.print(doing, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -163,6 +164,7 @@ class ConsoleTracker:
         """Print the line of a step, or draw the whole table."""
         if self._live is None:
             self._shown_at = self._clock()
+            self._next_wait = self._shown_at + _SLOW_S
             self._console.print(self._line(step, metrics), highlight=False, soft_wrap=True)
             return
         self._drawn_at = self._clock()

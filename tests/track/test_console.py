@@ -229,19 +229,25 @@ def test_what_the_run_does_is_shown_where_no_step_ends() -> None:
     clock, out = Clock(), io.StringIO()
     tracker = ConsoleTracker(num_steps=25, console=Console(file=out), clock=clock)
     live, drawn = terminal(80, clock)
-    for second in range(25):
+    for second in range(100):
         clock.now = float(second)
         for shown in (tracker, live):
             shown.wait(f"playing for step 1, {second} s so far")
     assert out.getvalue().splitlines() == [
         "playing for step 1, 10 s so far",
-        "playing for step 1, 20 s so far",
+        "playing for step 1, 30 s so far",
+        "playing for step 1, 90 s so far",
     ]
-    assert "0 of 25 steps, playing for step 1, 24 s so far" in drawn.getvalue()
+    tracker.log({"loss": 1.0}, step=1)
+    assert out.getvalue().splitlines()[3].startswith("step 1/25  loss +1.0000")
+    clock.now = 109.0
+    tracker.wait("training step 2")
+    assert out.getvalue().splitlines()[4:] == ["training step 2"]
+    assert "0 of 25 steps, playing for step 1, 99 s so far" in drawn.getvalue()
     live.log({"loss": 1.0}, step=1)
     live.close()
     _, row, caption, *_ = last_frame(drawn)
-    assert (row.split(), caption.strip()) == (["1", "+1.0000"], "1 of 25 steps, 10 min left")
+    assert (row.split(), caption.strip()) == (["1", "+1.0000"], "1 of 25 steps, 44 min left")
 
 
 def test_arenas_of_text_show_tokens_a_second() -> None:

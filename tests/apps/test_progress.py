@@ -1,0 +1,68 @@
+"""What the console shows of a run while no step ends."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from legos.apps.progress import shown_while
+from legos.errors import EngineError
+from legos.testing import in_virtual_time
+
+
+class Shown:
+    """A console that keeps what it was given, and a run that does one thing after the other."""
+
+    def __init__(self, *doing: str) -> None:
+        self._doing = [*doing]
+        self.stopping = False
+        self.lines: list[tuple[str, bool]] = []
+
+    @property
+    def doing(self) -> str:
+        return self._doing[0]
+
+    def wait(self, doing: str, *, now: bool = False) -> None:
+        self.lines.append((doing, now))
+        if len(self.lines) % 3 == 0 and len(self._doing) > 1:
+            self._doing.pop(0)
+
+
+async def shown(run: Any, seconds: float, figures: Any) -> None:
+    async with shown_while(run, run, figures):
+        await asyncio.sleep(seconds)
+
+
+def test_the_console_shows_for_how_long_and_how_fast() -> None:
+    run, tokens = Shown("playing for step 1", "training step 1"), iter(range(0, 1000, 20))
+
+    def figures() -> Mapping[str, float]:
+        return {"tokens_generated_total": next(tokens)}
+
+    in_virtual_time(shown(run, 5.5, figures))
+    assert run.lines == [
+        ("playing for step 1", False),
+        ("playing for step 1, 1 s so far, 20 tokens/s", False),
+        ("playing for step 1, 2 s so far, 20 tokens/s", False),
+        ("training step 1", False),
+        ("training step 1, 1 s so far, 20 tokens/s", False),
+    ]
+
+
+def test_a_stop_is_shown_at_once_also_where_the_engine_is_dead() -> None:
+    def dead() -> Mapping[str, float]:
+        raise EngineError("closed")
+
+    run = Shown("playing for step 1", "stopping, after a checkpoint")
+    run.stopping = True
+    in_virtual_time(shown(run, 5.5, dead))
+    assert [now for _, now in run.lines] == [True, False, False, True, False]
+
+
+def test_without_a_console_nothing_is_asked() -> None:
+    in_virtual_time(shown_without())
+
+
+async def shown_without() -> None:
+    run: Any = None
+    async with shown_while(run, None, lambda: {}):
+        await asyncio.sleep(3.0)
