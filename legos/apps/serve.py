@@ -124,6 +124,7 @@ async def _until_signal(
         )
         with watch, checking(watch.check, name="legos-serve-watchdog", every_s=CHECK_S):
             await ended.wait()
+        say(f"stopping; running requests get {drain_s:g} s to finish (Ctrl-C again: at once)\n")
 
 
 def read_adapters(adapters: Sequence[str]) -> list[Adapter]:

@@ -149,7 +149,8 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
             else:
                 _announce(resolved, folder, trainer, run)
                 served = _served(config, trainer, shared)
-                _go(run, config, folder, trainer, signals=signals, served=served)
+                with failure_kept(folder):
+                    _go(run, config, folder, trainer, signals=signals, served=served)
                 got = signals.received
                 by = "" if got is None else f" by {signal.Signals(got).name}"
                 _sum_up(run, folder, config, time.perf_counter() - started, by=by)
@@ -182,8 +183,7 @@ def _folder(resolved: ResolvedConfig, resumed: RunFolder | None, name: str) -> G
     """The run's folder; adds how to continue to an error that ends the run."""
     folder = resumed or RunFolder(resolved.config.out or fresh_folder(RUNS, name))
     try:
-        made = folder.new_run(resolved.toml()) if resumed is None else nullcontext()
-        with made, failure_kept(folder):
+        with folder.new_run(resolved.toml()) if resumed is None else nullcontext():
             yield folder
     except LegosError as error:
         if checkpoints(folder.checkpoints):

@@ -18,7 +18,7 @@ from legos.losses.alarms import PAGE, Alarm, alarms
 
 __all__ = ["AlarmLog"]
 
-logger = logging.getLogger("legos.loop.trainer")
+logger = logging.getLogger(__name__)
 EQUAL_STEPS = 10  # with equal rewards, until it is reported
 STILL_STEPS = 30  # with equal answers, until it is reported
 TURNS = 8  # answers of a sample that are compared, to bound the time that it takes

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from legos.apps.adapters import resume_command
+from legos.apps.adapters import report_loading, resume_command
 from legos.cli import main
 
 
@@ -53,3 +53,20 @@ def test_a_run_of_several_processes_is_resumed_by_what_started_it(
     assert resume_command(Path("run")) == expected
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert resume_command(Path("run")) == f"uv run torchrun ... -m {end}"
+
+
+@pytest.mark.parametrize("command", [["chat"], ["serve", "--port", "0"]], ids=["chat", "serve"])
+def test_the_model_that_is_loaded_is_named_first(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--model", "no/such/model/here"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("loading no/such/model/here\n")
+    assert printed.out == ""
+
+
+def test_the_built_in_model_loads_at_once_and_is_not_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report_loading("builtin")
+    assert capsys.readouterr().err == ""

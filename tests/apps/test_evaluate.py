@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 from short_runs import FEW, NIM
 
+from legos.apps.played_again import differences
 from legos.cli import main
 from legos.loop.evaluation import flat_figures
+from legos.run.folder import RunFolder
 from legos.track.jsonl import read_metrics, read_steps
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.folder import read_adapter, write_adapter
@@ -172,7 +175,10 @@ def test_an_arena_of_ones_own_is_evaluated_by_the_same_plays(
     assert all("arena/met" in line and "reward/guesser" in line for line in lines)
     assert {line["reward_mean"] for line in lines} == {0.5}
     assert (lines[-1]["discarded/evaluation_tokens"] or 0) > 40
-    assert len((guessed / "episodes.jsonl").read_text().splitlines()) == 16
+    plays = [json.loads(line) for line in (guessed / "episodes.jsonl").read_text().splitlines()]
+    kept = Counter((play["step"], "evaluation" in play) for play in plays)
+    assert kept == {(0, True): 8, (1, False): 8, (2, False): 8, (2, True): 8}
+    assert differences(RunFolder(guessed), plays[0]) == []  # --again knows its task
 
 
 def test_options_of_the_arena_and_of_the_evaluation_take_the_place_of_the_runs(

@@ -17,6 +17,7 @@ from bench.peers import running
 from short_runs import FEW, NIM
 
 from legos.apps import train as app
+from legos.apps.runs import list_runs
 from legos.cli import main
 from legos.config.resolve import read_config
 from legos.config.schema import RunConfig
@@ -236,8 +237,12 @@ def test_a_limit_below_what_is_held_ends_the_run_with_what_to_set(
         "the run has a checkpoint; change what the message names, then continue with\n"
         "  uv run legos train --resume run" in told
     )
+    listed = list_runs(Path())["run"]
+    assert listed["state"] == "failed"
+    assert listed["failure"].startswith("TrainerError: no sample of this step fits")
     more = ("--training.memory-limit-gib", "1.5")
     assert main(["train", "--resume", "run", *more]) == 0  # with what was played for the step
+    assert list_runs(Path())["run"]["state"] == "ended"
     lines = read_steps(Path("run/metrics.jsonl"))
     assert [line["step"] for line in lines] == [1, 2]
     for line in lines:

@@ -119,11 +119,15 @@ def test_a_server_that_ends_shows_the_end_of_its_own_log(tmp_path: Path) -> None
 def test_a_server_that_never_answers_is_ended(tmp_path: Path) -> None:
     script = "import time; print('loading', flush=True); time.sleep(600)"
     line = [sys.executable, "-c", script]
-    server = ServerProcess(line, port=free_port(), log=tmp_path / "log", start_s=0.5)
+    told: list[str] = []
+    server = ServerProcess(
+        line, port=free_port(), log=tmp_path / "log", start_s=0.5, say=told.append
+    )
     server.start()
     with pytest.raises(EngineError, match=r"did not answer within 0\.5 s"):
         server.wait()
     assert not server.running
+    assert told == [f"the server is starting (log: {tmp_path / 'log'})"]
 
 
 def test_the_command_has_room_for_the_adapters_and_reports_the_sampler_s_probabilities() -> None:
