@@ -92,16 +92,13 @@ def test_a_run_without_plays_says_what_it_waits_for(
     told: list[str] = []
     watch(str(run.path), last=2, thinking=False, say=told.append)
     assert told == [f"{run.path} has no play yet, and no process runs it"]
-    waits = threading.Event()
+    waits, options = threading.Event(), {"last": 2, "thinking": False}
 
     def say(text: str) -> None:
         told.append(text)
         waits.set()
 
-    def follow() -> None:
-        watch(str(run.path), last=2, thinking=False, say=say)
-
-    watching = threading.Thread(target=follow)
+    watching = threading.Thread(target=watch, args=(str(run.path),), kwargs={**options, "say": say})
     with hold(run.path):
         watching.start()
         assert waits.wait(20)
