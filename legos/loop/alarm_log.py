@@ -93,11 +93,12 @@ class AlarmLog:
             equal = all(len(rewards) == 1 for rewards in roles.values())
             if len(newest) < EQUAL_STEPS or not seen or not equal or self._solved(arena):
                 continue
+            where = f" in {arena}" if arena else ""
             listed = ", ".join(
                 f"{role} {value + 0.0:g}" for role, got in roles.items() for value in got
             )
             text = (
-                f"all rewards of the last {EQUAL_STEPS} steps were equal in {arena} ({listed}), so "
+                f"all rewards of the last {EQUAL_STEPS} steps were equal{where} ({listed}), so "
                 "nothing can be learned from them; see with `legos watch` what is answered, and "
                 f"reward partial success or change the tasks, unless this is the best ({PAGE})"
             )
