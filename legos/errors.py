@@ -8,7 +8,7 @@
     ├── RequestError (ValueError)         one generation request that cannot be served
     ├── ArenaError (RuntimeError)         an arena that cannot be found or keeps failing
     │   ├── GameSizeError                 a game with too many states to be evaluated exactly
-    │   ├── RewardError                   a reward that is not a finite number; one play fails
+    │   ├── RewardError                   a reward that is no number within bounds; one play fails
     │   └── NoEndpointError               a seat for programs whose client serves no HTTP
     ├── PlayTimeoutError (TimeoutError)   a play that took longer than its arena allows
     ├── PlayCancelledError (RuntimeError) a play in which something that it awaited was cancelled
@@ -25,7 +25,7 @@ the tree. A message names the object, the value, what was expected, and the next
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "RunError",
     "TrainerError",
     "did_you_mean",
+    "text_of",
 ]
 
 
@@ -92,7 +93,7 @@ class NoEndpointError(ArenaError):
 
 
 class RewardError(ArenaError):
-    """A reward that is not a finite number, as a judge may cause; the step continues without it."""
+    """A reward that is no number within bounds, as a judge may cause; one play fails."""
 
 
 class PlayTimeoutError(LegosError, TimeoutError):
@@ -140,3 +141,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if near:
         return f"; did you mean {near[0]!r}?"
     return f"; known: {', '.join(names)}"
+
+
+def text_of(value: object, form: Callable[[object], str] = str) -> str:
+    """A value as text for a message, also where its own code fails to make one."""
+    try:
+        return form(value)
+    except Exception:  # whatever its own code raises
+        return f"<{type(value).__name__} without a text>"

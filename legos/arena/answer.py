@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from legos.chat.reply import parse_move, split_thinking
 from legos.data.message import Completion, ToolCall
+from legos.errors import text_of
 
 __all__ = ["UNREADABLE", "Reply", "read_answer"]
 
@@ -73,6 +74,7 @@ def read_answer(
             value = parse(answer)
         except UNREADABLE as error:
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            return None, None, f"{answer.strip()[:80]!r} was not understood: {kind}{error}."
-        return str(value), value, None
+            reason = f"{answer.strip()[:80]!r} was not understood: {kind}{text_of(error)}."
+            return None, None, reason
+        return text_of(value), value, None
     return None, None, None

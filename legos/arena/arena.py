@@ -5,11 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from legos.arena.checks import check_attributes, check_names, checked_rewards, checked_seats, shown
+from legos.arena.checks import check_attributes, check_names, checked_rewards, checked_seats
 from legos.arena.curriculum import Climb
 from legos.arena.cursor import TaskCursor
 from legos.arena.game import Game
 from legos.arena.matchmaker import ArenaSeats
+from legos.arena.numbers import shown
 from legos.arena.playable import Playable, Rewards
 from legos.arena.step import play_step
 from legos.arena.store import Stores

@@ -6,6 +6,7 @@ started; so this pool has processes of its own, each the leader of a process gro
 
 import asyncio
 import inspect
+import math
 import os
 import pickle
 import signal
@@ -23,8 +24,9 @@ from typing import Any
 from msgspec import Struct
 
 from legos.arena import worker
+from legos.arena.numbers import brief, number
 from legos.arena.worker import BEGAN, HEADER, message
-from legos.errors import ArenaError, RunError
+from legos.errors import ArenaError, RunError, text_of
 
 __all__ = ["CallLimits", "CallPool"]
 
@@ -46,11 +48,12 @@ class CallLimits(Struct, frozen=True, kw_only=True):
         """Check the limits.
 
         Raises:
-            ArenaError: one is not above 0; the message names it.
+            ArenaError: one is not above 0, or not finite; the message names it.
         """
         for name in self.__struct_fields__:
-            if not getattr(self, name) > 0:
-                raise ArenaError(f"{name} of run() is {getattr(self, name)}; expected more than 0")
+            if not 0 < number(getattr(self, name)) < math.inf:
+                given = brief(getattr(self, name))
+                raise ArenaError(f"{name} of run() is {given}; expected a finite number above 0")
 
 
 class CallPool:
@@ -90,8 +93,10 @@ class CallPool:
             try:
                 kind, value, usable = await process.call(packed, limits)
             except (OSError, EOFError):
-                await asyncio.to_thread(process.let_end)
-                process.kill()
+                try:
+                    await asyncio.to_thread(process.let_end)
+                finally:
+                    process.kill()
                 raise RunError(f"run({name}): {process.ended}") from None
             except BaseException:
                 process.kill()
@@ -276,7 +281,8 @@ def _packed(function: Callable[..., Any], args: Sequence[Any], name: str) -> byt
     except Exception as error:  # pickling runs code of the objects
         raise ArenaError(
             f"run({name}) cannot send the function or its arguments to another process: "
-            f"{type(error).__name__}: {error}; pass plain values, and no method of the arena"
+            f"{type(error).__name__}: {text_of(error)}; pass plain values, and no method of the "
+            "arena"
         ) from error
 
 

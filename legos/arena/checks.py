@@ -1,20 +1,19 @@
 """Check the values that a user's arena returns; each error says what to write instead."""
 
 import inspect
-import math
 import random
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from numbers import Number
 from typing import Any, TypeGuard, cast, get_args
 
 from legos.arena.answer import Reply
 from legos.arena.game import Utility
+from legos.arena.numbers import MAX_REWARD, brief, number, refusal_of, reward_range, shown
 from legos.arena.playable import IllegalMove, Playable
 from legos.data.episode import Task
 from legos.data.message import Message
-from legos.errors import ArenaError, LegosError, RewardError, did_you_mean
+from legos.errors import ArenaError, LegosError, did_you_mean
 from legos.protocols import Seat
 
 __all__ = [
@@ -25,25 +24,10 @@ __all__ = [
     "checked_rewards",
     "checked_seats",
     "checked_tasks",
-    "finite",
-    "number",
-    "refusal_of",
-    "shown",
 ]
 
 ILLEGAL = get_args(IllegalMove)
 UTILITIES = get_args(Utility)
-SHOWN = 80  # maximum number of characters of a value in a message
-
-
-def shown(value: object) -> str:
-    """A value and its type for a message, such as ``3, an int``; None without its type."""
-    text = repr(value)
-    if len(text) > SHOWN:
-        text = f"{text[:SHOWN]}..."
-    kind = type(value).__name__
-    article = "an" if kind[0] in "aeiou" else "a"
-    return text if value is None else f"{text}, {article} {kind}"
 
 
 def check_attributes(arena: Playable) -> None:
@@ -66,13 +50,7 @@ def check_attributes(arena: Playable) -> None:
     _check_one_of("illegal", arena.illegal, ILLEGAL, name)
     if arena.utility is not None:
         _check_one_of("utility", arena.utility, UTILITIES, name)
-    for field in ("tasks_per_step", "group_size"):
-        value: object = getattr(arena, field)
-        if not isinstance(value, int) or value < 1:
-            raise ArenaError(f"{field} of {name} is {value!r}; expected a whole number, at least 1")
-    limit = arena.play_timeout_s
-    if limit is not None and not limit > 0:
-        raise ArenaError(f"play_timeout_s of {name} is {limit}; expected seconds above 0, or None")
+    _check_numbers(arena, name)
     system: Any = arena.system
     if not isinstance(system, Mapping):
         raise ArenaError(
@@ -91,6 +69,28 @@ def check_attributes(arena: Playable) -> None:
             raise ArenaError(f"{method}() of {name} takes {signature}; write {form}") from None
 
 
+def _check_numbers(arena: Playable, name: str) -> None:
+    """Check the counts, times and rewards among the attributes."""
+    for field, least in (("tasks_per_step", 1), ("group_size", 1), ("retries", 0)):
+        value: object = getattr(arena, field)
+        if not isinstance(value, int) or value < least:
+            raise ArenaError(
+                f"{field} of {name} is {brief(value)}; expected a whole number, at least {least}"
+            )
+    _check_seconds(arena.report_after_s, f"report_after_s of {name}")
+    if arena.play_timeout_s is not None:
+        _check_seconds(arena.play_timeout_s, f"play_timeout_s of {name}", or_none=", or None")
+    if not abs(number(arena.forfeit_reward)) <= MAX_REWARD:
+        given = brief(arena.forfeit_reward)
+        raise ArenaError(f"forfeit_reward of {name} is {given}; {reward_range}")
+
+
+def _check_seconds(seconds: object, what: str, *, or_none: str = "") -> None:
+    """Check that a time limit is a number above 0, infinity included."""
+    if not number(seconds) > 0:
+        raise ArenaError(f"{what} is {brief(seconds)}; expected seconds above 0{or_none}")
+
+
 def _check_one_of(field: str, value: str, values: Sequence[str], name: str) -> None:
     """Check that an attribute has one of its values."""
     if value not in values:
@@ -98,12 +98,12 @@ def _check_one_of(field: str, value: str, values: Sequence[str], name: str) -> N
 
 
 def _check_weights(weights: Any, name: str) -> None:
-    """Check that ``reward_weights`` is a mapping from names to finite numbers."""
+    """Check that ``reward_weights`` is a mapping from names to numbers within bounds."""
     expected = "expected part -> weight, such as {'correct': 1.0, 'format': 0.1}"
     if not isinstance(weights, Mapping):
         raise ArenaError(f"reward_weights of {name} is {shown(weights)}; {expected}")
     for part, weight in cast("Mapping[Any, Any]", weights).items():
-        if not isinstance(part, str) or not part or not math.isfinite(number(weight)):
+        if not isinstance(part, str) or not part or not abs(number(weight)) <= MAX_REWARD:
             raise ArenaError(
                 f"reward_weights of {name} gives {part!r} the weight {shown(weight)}; {expected}"
             )
@@ -314,7 +314,7 @@ def checked_rewards(returned: Any, roles: Sequence[str], source: str) -> dict[st
         source: the function that returned it, for the message.
 
     Raises:
-        RewardError: a reward is None or a number that is not finite.
+        RewardError: a reward is None, or a number that is not finite or beyond ``MAX_REWARD``.
         ArenaError: it is not a mapping from each role to a number.
     """
     given = cast("Mapping[str, Any]", returned if isinstance(returned, Mapping) else {})
@@ -325,19 +325,13 @@ def checked_rewards(returned: Any, roles: Sequence[str], source: str) -> dict[st
         if role not in given:
             raise ArenaError(f"{source} returned {_unlike(returned, roles)}")
         reward = rewards[role] = number(given[role])
-        if not math.isfinite(reward):
+        if not abs(reward) <= MAX_REWARD:
             parts = isinstance(given[role], Mapping)
             hint = ", or reward_weights in the arena: part -> weight" if parts else ""
             raise refusal_of(given[role])(
-                f"{source} gives {role!r} the reward {shown(given[role])}; expected a finite "
-                f"number{hint}"
+                f"{source} gives {role!r} the reward {shown(given[role])}; {reward_range}{hint}"
             )
     return rewards
-
-
-def refusal_of(reward: object) -> type[ArenaError]:
-    """The error for a reward that is not a finite number: one of another type ends the run."""
-    return RewardError if reward is None or isinstance(reward, Number) else ArenaError
 
 
 def _unlike(returned: Any, roles: Sequence[str]) -> str:
@@ -355,25 +349,3 @@ def _unlike(returned: Any, roles: Sequence[str]) -> str:
     complaints += [f"{unknown} is no role"] if unknown else []
     names = ", ".join(map(repr, given)) or "no role"
     return f"rewards for {names}: {', '.join(complaints)}; {expected}"
-
-
-def number(value: Any) -> float:
-    """Convert a number, also a NumPy number or array, to a float; NaN for other values."""
-    if type(value) is float:
-        return value
-    try:
-        return math.nan if isinstance(value, str | bytes) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
-
-
-def finite(value: Any, call: str) -> float:
-    """Convert a value to a finite float.
-
-    Raises:
-        ValueError: it is not a finite number; the message names the call.
-    """
-    found = number(value)
-    if not math.isfinite(found):
-        raise ValueError(f"{call} is not a finite number")
-    return found

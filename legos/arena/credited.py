@@ -116,7 +116,7 @@ def _per_turn(
     """
     try:
         values = [float(advantage) for advantage in advantages[rollout.role]]
-    except (KeyError, IndexError, TypeError, ValueError):
+    except (LookupError, TypeError, ValueError, OverflowError):
         values = None
     if values is None or len(values) != len(rollout.turns):
         raise ArenaError(

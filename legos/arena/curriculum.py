@@ -4,9 +4,10 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+from legos.arena.numbers import number, shown
 from legos.arena.playable import Playable
 from legos.data.episode import Episode
-from legos.errors import ConfigError, did_you_mean
+from legos.errors import ArenaError, ConfigError, did_you_mean
 from legos.protocols import Curriculum
 
 __all__ = [
@@ -121,11 +122,20 @@ def success_rates(arena: Playable, episodes: Iterable[Episode]) -> dict[str, lis
     """The success of each finished play by its task's level, easiest level first.
 
     Levels without a finished play are left out.
+
+    Raises:
+        ArenaError: ``success`` of the arena returned no number from 0 to 1.
     """
     by_level: dict[str, list[float]] = {level: [] for level in arena.levels}
     for episode in episodes:
         if not episode.error and not episode.void and episode.task.level in by_level:
-            by_level[episode.task.level].append(arena.success(episode))
+            given: Any = arena.success(episode)
+            if not 0.0 <= number(given) <= 1.0:
+                raise ArenaError(
+                    f"success() of arena {arena.name!r} returned {shown(given)}, for a play of "
+                    f"task {episode.task.id!r}; expected a number from 0 to 1"
+                )
+            by_level[episode.task.level].append(number(given))
     return {level: found for level, found in by_level.items() if found}
 
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from legos.data.episode import Episode, Task
-from legos.errors import ArenaError
+from legos.errors import ArenaError, text_of
 from legos.protocols import CreditAssigner
 
 __all__ = ["check_episodes", "check_tasks"]
@@ -50,7 +50,7 @@ def _check(tasks: Iterable[tuple[tuple[Hashable, str], Task]]) -> None:
     for scope, task in tasks:
         known = first.setdefault((scope, task.id), task)
         if known is not task and not _same(known.data, task.data):
-            one, other = (repr(data)[:_SHOWN] for data in (known.data, task.data))
+            one, other = (text_of(data, repr)[:_SHOWN] for data in (known.data, task.data))
             raise ArenaError(
                 f"two tasks of arena {scope[1]!r} have the id {task.id!r} but different data: "
                 f"{one} and {other}; the plays of one id are compared with each other, so give "

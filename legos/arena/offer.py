@@ -1,11 +1,13 @@
 """A play that a program outside takes, plays through the endpoints of its seats, and rewards."""
 
 import asyncio
+import math
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
 from legos.arena.endpoint import AgentSeat
+from legos.arena.numbers import brief, number
 from legos.arena.outcome import rewards_of
 from legos.arena.play_state import PlayState
 from legos.errors import ArenaError, EndpointError
@@ -26,6 +28,14 @@ class Offer:
     """
 
     def __init__(self, play: PlayState, *, timeout_s: float) -> None:
+        """Offer a play.
+
+        Raises:
+            ArenaError: the time is not a finite number above 0.
+        """
+        if not 0 < number(timeout_s) < math.inf:
+            given = brief(timeout_s)
+            raise ArenaError(f"timeout_s of offer() is {given}; expected a finite number above 0")
         self.id = f"episode-{secrets.token_urlsafe(16)}"
         self.task = play.task
         self.seats = {role: AgentSeat(play, role) for role in play.seats}

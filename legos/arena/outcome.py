@@ -19,6 +19,7 @@ from legos.errors import (
     PlayTimeoutError,
     RewardError,
     did_you_mean,
+    text_of,
 )
 
 __all__ = ["episode_after", "episode_of", "rewards_of"]
@@ -35,7 +36,7 @@ def rewards_of(play: PlayState, returned: Any, source: str) -> dict[str, float]:
         source: the function that returned it, for the message.
 
     Raises:
-        RewardError: a reward is None or a number that is not finite.
+        RewardError: a reward is None, or a number that is not finite or beyond ``MAX_REWARD``.
         ArenaError: it is not a mapping from each role to a number, or to its parts.
     """
     arena = play.arena
@@ -109,7 +110,7 @@ def episode_after(
             failure=failure,
         )
     if isinstance(ending, Void):
-        play.notes.append(f"void: {ending}")
+        play.notes.append(f"void: {text_of(ending)}")
         return episode_of(play, {}, void=True)
     return episode_of(play, {}, error=_story(raised), failure=_failure_of(ending))
 
@@ -120,12 +121,12 @@ def _regular_rewards(
     """The rewards after a draw or a forfeit."""
     arena = play.arena
     if isinstance(ending, Draw):
-        play.notes.append(f"draw: {ending}")
+        play.notes.append(f"draw: {text_of(ending)}")
         return dict.fromkeys(arena.roles, 0.0)
     if ending.role not in arena.roles:
         hint = did_you_mean(ending.role, arena.roles)
         raise ArenaError(f"Forfeit({ending.role!r}) names no role{hint}") from raised
-    play.notes.append(str(ending))
+    play.notes.append(text_of(ending))
     play.metrics["forfeit"] = 1.0
     returned: Any = arena.forfeit(ending.role)
     return rewards_of(play, returned, f"forfeit() of arena {arena.name!r}")
@@ -134,9 +135,9 @@ def _regular_rewards(
 def _story(error: Exception) -> str:
     """A failure as text; for an error of the kit, with the line of the arena that caused it."""
     if isinstance(error, LegosError):
-        return f"{type(error).__name__}: {error}\n{_own_line(error)}"
+        return f"{type(error).__name__}: {text_of(error)}\n{_own_line(error)}"
     story = "".join(traceback.format_exception(error, limit=-4))
-    if "coroutine" in str(error):
+    if "coroutine" in text_of(error):
         story += "is `await` missing? Write reply = await t.ask(...)\n"
     return story
 

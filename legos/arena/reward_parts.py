@@ -1,10 +1,9 @@
 """Rewards in named parts: a role's reward is the weighted sum of its parts."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, cast
 
-from legos.arena.checks import number, refusal_of, shown
+from legos.arena.numbers import MAX_REWARD, number, refusal_of, reward_range, shown
 from legos.errors import ArenaError, did_you_mean
 
 __all__ = ["Parts", "weighted"]
@@ -25,7 +24,7 @@ def weighted(returned: Any, weights: Mapping[str, float], source: str) -> tuple[
         The same mapping with a number for each role, and the parts of the roles that have some.
 
     Raises:
-        RewardError: a value is None or a number that is not finite.
+        RewardError: a value is None, or a number that is not finite or beyond ``MAX_REWARD``.
         ArenaError: a part has no weight, or its value is not a number.
     """
     if not isinstance(returned, Mapping):
@@ -55,9 +54,9 @@ def _checked(
                 f"arena's reward_weights{did_you_mean(str(part), weights)}"
             )
         checked[part] = number(value)
-        if not math.isfinite(checked[part]):
+        if not abs(checked[part]) <= MAX_REWARD:
             raise refusal_of(value)(
                 f"{source} gives {role!r} the value {shown(value)}, for the reward part {part!r}; "
-                "expected a finite number"
+                f"{reward_range}"
             )
     return checked

@@ -8,7 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from legos.arena.checks import is_token_ids, shown
+from legos.arena.checks import is_token_ids
+from legos.arena.numbers import shown
 from legos.data.episode import Task
 from legos.errors import ArenaError
 

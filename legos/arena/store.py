@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
+from legos.arena.numbers import brief
 from legos.errors import ArenaError
 
 __all__ = ["Store", "Stores"]
@@ -39,12 +40,12 @@ class Store(MutableMapping[str, Any]):
     def __setitem__(self, key: str, value: Any) -> None:
         """Keep a value; raises ``ArenaError`` if it cannot be stored as JSON."""
         if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArenaError(f"store {self._name!r} got the key {key!r:.80}; expected text")
+            raise ArenaError(f"store {self._name!r} got the key {brief(key)}; expected text")
         try:
             stored = json.loads(json.dumps(value, allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
             raise ArenaError(
-                f"store {self._name!r} got {value!r:.80} for key {key!r}, which is no JSON value: "
+                f"store {self._name!r} got {brief(value)} for key {key!r}, which is no JSON value: "
                 f"{error}; store texts, numbers, lists and dicts"
             ) from error
         self._values.pop(key, None)

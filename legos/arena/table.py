@@ -15,13 +15,12 @@ from legos.arena.checks import (
     check_text,
     checked_choices,
     checked_question,
-    finite,
-    shown,
 )
 from legos.arena.endings import Forfeit
 from legos.arena.endpoint import AgentSeat, Endpoint, host_of
 from legos.arena.judge import JudgeTally, Verdict, comparison, verdict_of
 from legos.arena.means import RESERVED
+from legos.arena.numbers import MAX_METRIC, MAX_REWARD, bounded, brief, shown
 from legos.arena.offer import Offer
 from legos.arena.play_state import Chair, PlayState
 from legos.arena.playable import Playable, Rewards
@@ -31,7 +30,7 @@ from legos.arena.tools import Tool, Toolbox, ToolRounds
 from legos.data.episode import Episode, Task
 from legos.data.message import Message, Sampling
 from legos.data.seeds import mix
-from legos.errors import ArenaError
+from legos.errors import ArenaError, text_of
 from legos.protocols import Seat
 
 __all__ = ["Table"]
@@ -193,20 +192,21 @@ class Table(PlayState):
 
         Raises:
             ArenaError: the seat has not been asked yet.
-            ValueError: the reward is not a finite number.
+            ValueError: the reward, or the turn's sum of them, is no number within bounds.
         """
         turns = self.chair(role).turns
         if not turns:
             raise ArenaError(f"reward({role!r}, ...) before {role!r} was asked anything; ask first")
-        number = finite(value, f"reward({role!r}, {value!r})")
-        turns[-1] = replace(turns[-1], reward=(turns[-1].reward or 0.0) + number)
+        what = f"reward({role!r}, {brief(value)})"
+        total = (turns[-1].reward or 0.0) + bounded(value, what, MAX_REWARD)
+        turns[-1] = replace(turns[-1], reward=bounded(total, f"the sum after {what}", MAX_REWARD))
 
     def metric(self, **values: float) -> None:
         """Log metrics of this play; they are averaged over the step's plays.
 
         Raises:
             ArenaError: legos itself logs a metric with this name.
-            ValueError: a value is not a finite number.
+            ValueError: a value is no number within bounds.
         """
         for name, value in values.items():
             if name in RESERVED:
@@ -214,11 +214,11 @@ class Table(PlayState):
                     f"metric({name}=...) is a name that legos logs itself, as are "
                     f"{', '.join(sorted(RESERVED - {name}))}; take another one, such as my_{name}"
                 )
-            self.metrics[name] = finite(value, f"metric({name}={value!r})")
+            self.metrics[name] = bounded(value, f"metric({name}={brief(value)})", MAX_METRIC)
 
     def note(self, text: str) -> None:
         """Add a text to the replay; no seat sees it."""
-        self.notes.append(text)
+        self.notes.append(text if isinstance(text, str) else text_of(text))
 
     async def spawn(
         self, arena: Any, tasks: Task | Sequence[Task], n: int = 1, *, train: bool = True
@@ -350,7 +350,7 @@ class Table(PlayState):
             one: an answer.
             other: another answer.
             both_orders: ask twice, with each answer shown first, because judges favour a place.
-            truth: the known score of ``one``, to measure the judge.
+            truth: the known score of ``one``, 0 to 1, to measure the judge.
             max_tokens: maximum length of a reply, tokens.
 
         Returns:
@@ -358,6 +358,8 @@ class Table(PlayState):
         """
         for text in (question, one, other):
             check_text(text, f"what {role!r} is to judge")
+        if truth is not None:
+            truth = bounded(truth, f"judge({role!r}, ..., truth={brief(truth)})", 1.0, least=0.0)
         chair, replies = self.chair(role), list[Reply]()
         for first, second in ((one, other), (other, one))[: 1 + both_orders]:
             prompt = Message("user", comparison(question, first, second))

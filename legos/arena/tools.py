@@ -13,11 +13,11 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_json
 
 from legos.arena.answer import UNREADABLE, Reply
-from legos.arena.checks import shown
+from legos.arena.numbers import shown
 from legos.arena.play_state import Chair
 from legos.arena.slot import Slot
 from legos.data.message import Message, Sampling, ToolCall
-from legos.errors import ArenaError, LegosError, RunError, did_you_mean
+from legos.errors import ArenaError, LegosError, RunError, did_you_mean, text_of
 
 __all__ = ["Tool", "ToolRounds", "Toolbox"]
 
@@ -83,12 +83,12 @@ class Toolbox:
         except ValidationError as error:
             return f"error: {_complaint(error)}"
         except RunError as error:
-            return f"error: {error}"
+            return f"error: {text_of(error)}"
         except UNREADABLE as error:
             if isinstance(error, LegosError):
                 raise
-            return f"error: {type(error).__name__}: {error}"
-        text = result if isinstance(result, str) else to_json(result, fallback=str).decode()
+            return f"error: {type(error).__name__}: {text_of(error)}"
+        text = result if isinstance(result, str) else to_json(result, fallback=text_of).decode()
         if len(text) > LONGEST_RESULT:
             return f"{text[:LONGEST_RESULT]}... ({len(text)} characters, cut)"
         return text

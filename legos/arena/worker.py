@@ -23,6 +23,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from legos.errors import text_of
+
 __all__ = ["BEGAN", "HEADER", "message"]
 
 HEADER = struct.Struct("!Q")
@@ -89,7 +91,7 @@ def _pickled_error(error: Exception) -> bytes:
         pickled = _pickled((error, story))
         pickle.loads(pickled)
     except Exception:
-        return _pickled((RuntimeError(f"{type(error).__name__}: {error}"), story))
+        return _pickled((RuntimeError(f"{type(error).__name__}: {text_of(error)}"), story))
     return pickled
 
 

@@ -14,6 +14,7 @@ from legos.errors import RecordError
 
 __all__ = ["Sample", "TrainingBatch", "samples_of_rollout"]
 
+MAX_ADVANTAGE = 1e12  # its square, times the tokens of a step, is within the range of float32
 LOGPROB_ROUNDING = 1e-4  # a log-probability may exceed 0 by this rounding error
 
 
@@ -45,7 +46,7 @@ class Sample(Struct, frozen=True, kw_only=True, gc=False):
 
         Raises:
             RecordError: unequal lengths, positions that do not increase within the sequence, a
-                log-probability that is not a finite number <= 0, a non-finite advantage, greedy
+                log-probability that is not a finite number <= 0, an advantage out of range, greedy
                 sampling, or a token outside the only legal ones.
         """
         num_chosen = len(self.positions)
@@ -69,10 +70,12 @@ class Sample(Struct, frozen=True, kw_only=True, gc=False):
                 "sample at a finite temperature above 0"
             )
         self._check_logprobs()
-        if not _all_finite(self.advantages):
-            bad = [a for a in self.advantages if not math.isfinite(a)]
+        given, limit = self.advantages, MAX_ADVANTAGE
+        if not (_all_finite(given) and max(given) <= limit and min(given) >= -limit):
+            bad = next(a for a in given if not abs(a) <= limit)
             raise RecordError(
-                f"advantage {bad[0]} is not finite; look at the rewards of {self.group!r}"
+                f"advantage {bad} is not finite, or its size is above {MAX_ADVANTAGE:g}; look at "
+                f"the rewards of {self.group!r}, and at the credit rule"
             )
         if self.reference_logprobs is not None:
             self._check_reference(self.reference_logprobs)

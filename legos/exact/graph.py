@@ -17,8 +17,9 @@ from math import isclose
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.arena.checks import check_names, checked_choices, checked_rewards, shown
+from legos.arena.checks import check_names, checked_choices, checked_rewards
 from legos.arena.game import Game, State
+from legos.arena.numbers import shown
 from legos.errors import ArenaError, GameSizeError, LegosError
 from legos.exact.layers import IntArray, layered, node_on_cycle
 

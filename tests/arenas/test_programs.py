@@ -115,6 +115,9 @@ def test_what_cannot_be_a_reward_is_refused(trainer: Trainer) -> None:
             ({"rewards": {"writer": 1}}, "writer"),
             ({"reward": {"style": 1}}, "style"),
             ({"reward": "much"}, "reward"),
+            ({"reward": 1e200}, "expected a finite number from -1e+06 to 1e+06"),
+            ({"rewards": {"player": -1e7}}, "expected a finite number from -1e+06 to 1e+06"),
+            ({"reward": 10**400}, "reward"),
         ):
             answer = await server.reward(episode, **body)
             assert (answer.status_code, why in answer.text) == (400, True), answer.text

@@ -1,0 +1,68 @@
+"""Numbers that an arena gives: they are finite and bounded before anything computes with them."""
+
+import math
+from numbers import Number
+from typing import Any
+
+from legos.errors import ArenaError, RewardError, text_of
+
+__all__ = [
+    "MAX_METRIC",
+    "MAX_REWARD",
+    "bounded",
+    "brief",
+    "number",
+    "refusal_of",
+    "reward_range",
+    "shown",
+]
+
+MAX_REWARD = 1e6  # of a reward, a part of it or a weight; float32 still tells 0.1 apart there
+MAX_METRIC = 1e100  # the sum over any number of plays is finite
+SHOWN = 80  # maximum number of characters of a value in a message
+
+reward_range = f"expected a finite number from {-MAX_REWARD:g} to {MAX_REWARD:g}"
+
+
+def brief(value: object) -> str:
+    """A value for a message, cut if it is long."""
+    text = text_of(value, repr)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def shown(value: object) -> str:
+    """A value and its type for a message, such as ``3, an int``; None without its type."""
+    text = brief(value)
+    kind = type(value).__name__
+    article = "an" if kind[0] in "aeiou" else "a"
+    return text if value is None else f"{text}, {article} {kind}"
+
+
+def number(value: Any) -> float:
+    """Convert a number, also a NumPy number or array, to a float; NaN for other values."""
+    if type(value) is float:
+        return value
+    try:
+        return math.nan if isinstance(value, str | bytes) else float(value)
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def bounded(value: Any, what: str, most: float, least: float | None = None) -> float:
+    """Convert a value to a float from ``least`` (None: -``most``) to ``most``.
+
+    Raises:
+        ValueError: it is no number, or out of range; the message begins with ``what``.
+    """
+    found, least = number(value), -most if least is None else least
+    if not least <= found <= most:
+        raise ValueError(f"{what} is not a finite number from {least:g} to {most:g}")
+    return found
+
+
+def refusal_of(reward: Any) -> type[ArenaError]:
+    """The error for a wrong reward: a number of a wrong size fails one play, others end the run."""
+    counts = reward is None or isinstance(reward, Number) or not math.isnan(number(reward))
+    return RewardError if counts else ArenaError
