@@ -47,9 +47,8 @@ class Position(NamedTuple):
 class Positions:
     """A game's positions in the plays of one arena; equal states share one."""
 
-    def __init__(self, arena: Playable, game: Game) -> None:
+    def __init__(self, game: Game) -> None:
         """Keep the positions of an arena's game."""
-        self._arena = arena
         self._game = game
         self._positions: dict[State, Position] = {}
 

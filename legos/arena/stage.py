@@ -19,6 +19,8 @@ from legos.protocols import Seat
 
 __all__ = ["Stage", "stage_of"]
 
+MAX_GAMES = 8  # games whose positions are kept; plays may spawn a new one each
+
 
 class Stage:
     """Resources that simultaneous plays share, spawned plays included.
@@ -56,14 +58,16 @@ class Stage:
         self.stores = stores
         self._temperature = temperature
         self._adapters = adapters or {}
-        self._positions: dict[tuple[int, int], Positions] = {}  # by id; the values keep the objects
+        self._positions: list[tuple[Playable, Game, Positions]] = []  # those used last at the end
 
     def positions(self, arena: Playable, game: Game) -> Positions:
-        """The positions of an arena's game; all its plays share them."""
-        found = self._positions.get((id(arena), id(game)))
-        if found is None:
-            found = self._positions[id(arena), id(game)] = Positions(arena, game)
-        return found
+        """The positions of an arena's game; its plays share them, unless many games came since."""
+        kept = self._positions
+        at = next((n for n, (a, g, _) in enumerate(kept) if a is arena and g is game), None)
+        found = (arena, game, Positions(game)) if at is None else kept.pop(at)
+        kept.append(found)
+        del kept[:-MAX_GAMES]
+        return found[2]
 
     def seats(self, arena: Playable, task: Task, seed: int) -> dict[str, Seat]:
         """The seats of one play, with the adapters and the temperature of the stage."""
