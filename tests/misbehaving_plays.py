@@ -1,7 +1,8 @@
 """Arenas whose code misbehaves: wild numbers, errors without text, plays that do not leave."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -16,7 +17,19 @@ from legos.data.episode import Task
 from legos.errors import LegosError
 from legos.testing import ScriptedClient
 
-__all__ = ["ENDINGS", "NUMBERS", "Unprintable", "Wild"]
+__all__ = [
+    "ENDINGS",
+    "NUMBERS",
+    "STUBBORN",
+    "Counted",
+    "Deaf",
+    "Hasty",
+    "Nested",
+    "Stubborn",
+    "Unprintable",
+    "Wild",
+    "look",
+]
 
 
 class Unprintable:
@@ -129,3 +142,138 @@ class Wild(Arena):
             case _:
                 return {"player": self.number}
         return {"player": 0.5}
+
+
+class Counted(asyncio.Semaphore):
+    """Slots that count who holds one."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.held = self.most = 0
+
+    async def acquire(self) -> Any:
+        await super().acquire()
+        self.held += 1
+        self.most = max(self.most, self.held)
+        return True
+
+    def release(self) -> None:
+        self.held -= 1
+        assert self.held >= 0, "a slot is given back that nobody holds"
+        super().release()
+
+
+class Deaf(ScriptedClient):
+    """Answers each question after a time that its seed decides; never where ``never`` is in it."""
+
+    async def complete(self, prompt: Any, sampling: Any, **options: Any) -> Any:
+        if "never" in prompt[-1].content:
+            await asyncio.Event().wait()
+        await asyncio.sleep(sampling.seed % 7 / 1000)
+        return await super().complete(prompt, sampling, **options)
+
+
+async def look(place: str) -> str:
+    await asyncio.sleep(0.003)
+    return place
+
+
+class Hasty(Arena):
+    """Waits in all ways there are, each cut off after a random time, and then goes on."""
+
+    roles = ("player", "judge")
+    play_timeout_s: float | None = 60.0
+
+    def __init__(self) -> None:
+        super().__init__(Deaf(lambda _: "a"), credit_assigner=GRPOCredit(deviation=False))
+        self.running = self.most_running = 0
+
+    async def play(self, t: Table) -> Any:
+        waits: list[Callable[[], Awaitable[Any]]] = [
+            lambda: t.judge("judge", "?", "a", "b"),
+            lambda: t.ask("player", "?", tools=[look]),
+            lambda: t.ask("player", "?"),
+            lambda: t.spawn(Hasty, Task(id="child", data="last")),
+            lambda: asyncio.gather(*(t.judge("judge", "?", "a", "b") for _ in range(2))),
+            lambda: t.ask_all({"player": "?", "judge": "?"}),
+        ]
+        for _ in range(6):
+            wait = t.rng.choice(waits if t.task.data is None else waits[:3])
+            try:
+                async with asyncio.timeout(t.rng.random() * 0.02):
+                    await wait()
+            except TimeoutError:
+                continue
+        if t.rng.random() < 0.3:
+            raise ValueError("enough")
+        return dict.fromkeys(self.roles, t.rng.random())
+
+
+async def _except_cancelled() -> None:
+    while True:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+
+async def _in_a_group() -> None:
+    while True:
+        with suppress(asyncio.CancelledError):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(asyncio.sleep(60))
+
+
+STUBBORN: Mapping[str, Callable[[], Awaitable[Any]]] = {
+    "except CancelledError": _except_cancelled,
+    "in a group": _in_a_group,
+}
+
+
+class Stubborn(Arena):
+    """A play of the task "wild" does not leave when it is cancelled."""
+
+    tasks_per_step = 2
+    group_size = 1
+    play_timeout_s: float | None = 0.2
+
+    def __init__(self, wait: str, **settings: Any) -> None:
+        client = Deaf(lambda _: "a")
+        super().__init__(client, credit_assigner=GRPOCredit(deviation=False), **settings)
+        self.wait = wait
+        self.over = False
+        self.asked = 0
+
+    def tasks(self, rng: Any) -> Iterable[Task]:
+        yield Task(id="wild")
+        yield Task(id="tame")
+
+    async def play(self, t: Table) -> Any:
+        if t.task.id == "tame":
+            await t.ask("player", "?")
+            return {"player": 1.0}
+        if self.wait in STUBBORN:
+            await STUBBORN[self.wait]()
+        while not self.over:
+            self.asked += 1
+            with suppress(BaseException):  # as a bare `except:` does
+                if self.wait == "ask":
+                    await t.ask("player", "never")
+                await t.spawn(self, Task(id="tame"))
+
+
+class Nested(Arena):
+    """Spawns itself, ``n`` times each."""
+
+    tasks_per_step = 1
+    group_size = 1
+
+    def __init__(self, n: int = 1) -> None:
+        client = ScriptedClient(lambda _: "a")
+        super().__init__(client, credit_assigner=GRPOCredit(deviation=False))
+        self.n = n
+
+    def tasks(self, rng: Any) -> Iterable[Task]:
+        yield Task(id="root")
+
+    async def play(self, t: Table) -> Any:
+        await t.spawn(self, Task(id="again"), n=self.n)
+        return {"player": 1.0}

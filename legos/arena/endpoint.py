@@ -3,8 +3,8 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -137,7 +137,7 @@ class AgentSeat:
     def close(self) -> None:
         """Answer no more; requests that are still running are ended and not recorded."""
         self.ended = True
-        self._unfinished = self._chair.waiting
+        self._unfinished = self._play.waiting[self._chair.seat.role]
         if self._unfinished:
             self._play.notes.append(
                 f"requests of {self._role!r} that were running when its endpoint was closed: "
@@ -211,7 +211,8 @@ class AgentSeat:
             RequestError: the play has ended, or the request cannot be served.
         """
         asked_at = time.time()
-        with self._waiting():
+        self._check_open()
+        with self._chair.asking():
             client = self._chair.seat.client
             completion = await client.complete(prompt, sampling, adapter=self.adapter)
         self._record(question, completion, sampling, asked_at)
@@ -223,22 +224,13 @@ class AgentSeat:
         """As ``ask``, but yield the tokens as they are sampled, then the completion."""
         asked_at = time.time()
         client: Any = self._chair.seat.client  # it has an EndpointHost, so it can stream
-        with self._waiting():
+        self._check_open()
+        with self._chair.asking():
             async with aclosing(client.stream(prompt, sampling, adapter=self.adapter)) as stream:
                 async for news in stream:
                     if isinstance(news, Completion):
                         self._record(question, news, sampling, asked_at)
                     yield news
-
-    @contextmanager
-    def _waiting(self) -> Generator[None]:
-        """Within the block, the play waits for the seat's answer."""
-        self._check_open()
-        self._chair.waiting += 1
-        try:
-            yield
-        finally:
-            self._chair.waiting -= 1
 
     def _check_open(self) -> None:
         if self.ended:

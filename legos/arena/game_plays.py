@@ -149,13 +149,13 @@ class GamePlays:
         else:
             ask = question.ask(self._arena, chair)
         turn.messages, turn.asked_at = messages, time.time()
-        chair.waiting += 1
+        chair.waiting[chair.seat.role] += 1
         self._queue.ask(turn, ask, chair.next_seed())
 
     def _hear(self, turn: _Turn, answer: Completion | Exception) -> None:
         """Read an answer; the play moves on when all questions of its position are answered."""
         play = turn.play
-        turn.chair.waiting -= 1
+        turn.chair.waiting[turn.chair.seat.role] -= 1
         failure: Exception | None = None
         try:
             turn.outcome = answer if isinstance(answer, Exception) else self._move(turn, answer)

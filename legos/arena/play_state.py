@@ -1,8 +1,11 @@
 """The state of one running play: its seats, their conversations, and what it records."""
 
+import asyncio
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -12,6 +15,7 @@ from msgspec.structs import replace
 from legos.arena.answer import Reply, read_answer
 from legos.arena.playable import Playable
 from legos.arena.reward_parts import Parts
+from legos.arena.slot import Slot
 from legos.chat.reply import split_thinking
 from legos.data.episode import Episode, Rollout, Task, Turn
 from legos.data.message import Completion, Continuation, Message, Prompt, Sampling
@@ -46,9 +50,9 @@ class Chair(Struct):
     turns: list[Turn]
     remembers: bool  # whether questions and answers are kept in the memory
     answered: Iterator[int]  # numbers the answers of all seats
+    waiting: Counter[str]  # role -> number of questions that are not answered yet, of the play
     last: Completion | None = None  # newest completion, if the conversation continues its tokens
     heard: int = 0  # number of messages in the memory up to that completion
-    waiting: int = 0  # number of questions that are not answered yet
     tools: str | None = None  # tools that the tokens of the conversation describe
 
     def remembering(self) -> "Chair":
@@ -126,11 +130,17 @@ class Chair(Struct):
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
         """Ask the client, and count the question as waiting meanwhile."""
-        self.waiting += 1
-        try:
+        with self.asking():
             return await self.seat.client.complete(prompt, sampling, adapter=self.seat.adapter)
+
+    @contextmanager
+    def asking(self) -> Generator[None]:
+        """Within the block, a question counts as waiting for its answer."""
+        self.waiting[self.seat.role] += 1
+        try:
+            yield
         finally:
-            self.waiting -= 1
+            self.waiting[self.seat.role] -= 1
 
     def record(
         self,
@@ -222,7 +232,10 @@ class PlayState:
         metrics: metrics of this play.
         notes: texts for the replay.
         children: episodes of the plays that this one spawned.
+        waiting: role -> number of questions that are not answered yet.
         ended: whether the play has ended, so that no seat may be asked any more.
+        given_up: whether its code did not end when it was cancelled.
+        slot: its slot among the concurrent plays; None: it has one in any case.
     """
 
     def __init__(
@@ -233,6 +246,7 @@ class PlayState:
         self.seed = seed
         self.seats = seats
         seed_state, answered = absorb(0, seed), count()
+        self.waiting = Counter[str]()
         self.chairs = {
             role: Chair(
                 seat,
@@ -242,6 +256,7 @@ class PlayState:
                 [],
                 arena.remember,
                 answered,
+                self.waiting,
             )
             for number, (role, seat) in enumerate(seats.items(), start=1)
         }
@@ -249,13 +264,30 @@ class PlayState:
         self.metrics: dict[str, float] = {}
         self.notes: list[str] = []
         self.children: list[Episode] = []
-        self.ended = False
+        self.ended = self.given_up = False
+        self.slot: Slot | None = None
         self._rng: random.Random | None = None
 
     @property
     def paused(self) -> bool:
         """Whether the play waits for something that does not count as its own time."""
-        return False
+        return self.slot is not None and self.slot.paused > 0
+
+    async def goes_on(self, call: str) -> None:
+        """Take the slot again if it was lost, in a play that goes on.
+
+        Raises:
+            ArenaError: the play has ended.
+        """
+        if self.given_up:  # and swallows every error
+            await asyncio.get_running_loop().create_future()
+        if self.ended:
+            raise ArenaError(
+                f"{call} after the play of task {self.task.id!r} has ended; await every call "
+                "before play() returns"
+            )
+        if self.slot is not None:
+            await self.slot.take()
 
     @property
     def rng(self) -> random.Random:
@@ -267,7 +299,7 @@ class PlayState:
     @property
     def waits_for(self) -> list[str]:
         """The roles that were asked and have not answered yet."""
-        return [role for role, chair in self.chairs.items() if chair.waiting]
+        return [role for role, chair in self.chairs.items() if self.waiting[chair.seat.role]]
 
     def chair(self, role: str) -> Chair:
         """The state of a role's seat.

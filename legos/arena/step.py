@@ -12,10 +12,12 @@ from msgspec.structs import replace
 from legos.arena.credited import batch_of
 from legos.arena.curriculum import record_levels
 from legos.arena.cursor import PlannedGroup, TaskCursor
+from legos.arena.descent import Descent
 from legos.arena.game_plays import GamePlays
 from legos.arena.means import with_children
 from legos.arena.outcome import episode_after, episode_of, rewards_of
 from legos.arena.playable import Playable
+from legos.arena.slot import Slot
 from legos.arena.stage import Stage, stage_of
 from legos.arena.store import Stores
 from legos.arena.table import Table
@@ -161,9 +163,18 @@ async def play_all(
 
 
 async def play_each(
-    stage: Stage, arena: Playable, plays: Sequence[tuple[Task, int]]
+    stage: Stage,
+    arena: Playable,
+    plays: Sequence[tuple[Task, int]],
+    descent: Descent | None = None,
 ) -> list[Episode]:
     """Play the tasks of a group, or the children of one play.
+
+    Args:
+        stage: what the plays share.
+        arena: the arena to play.
+        plays: tasks and seeds.
+        descent: the place of children in the tree of plays; None: nobody spawned them.
 
     Raises:
         ArenaError: a play breaks the rules for plays.
@@ -174,18 +185,17 @@ async def play_each(
             return await GamePlays(stage, arena, game, plays).run()
         async with asyncio.TaskGroup() as group:
             running = [
-                group.create_task(_play_one(stage, arena, task, seed)) for task, seed in plays
+                group.create_task(_play_one(stage, arena, task, seed, descent or Descent()))
+                for task, seed in plays
             ]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
-    if any(task.cancelled() for task in running):
-        raise ArenaError(
-            f"a play of arena {arena.name!r} cancelled its own task; raise Void() to end a play"
-        )
     return [task.result() for task in running]
 
 
-async def _play_one(stage: Stage, arena: Playable, task: Task, seed: int) -> Episode:
+async def _play_one(
+    stage: Stage, arena: Playable, task: Task, seed: int, descent: Descent
+) -> Episode:
     """Play one task; an error inside the play becomes the episode's ``error``.
 
     Raises:
@@ -193,7 +203,7 @@ async def _play_one(stage: Stage, arena: Playable, task: Task, seed: int) -> Epi
             does not exist, a prompt that is not text), which would fail in other plays too.
         EngineError: the engine has died, so no other play can continue either.
     """
-    async with stage.slots:
+    async with Slot(stage.slots) as slot:
         source = f"play() of arena {arena.name!r}"
         table: Table | None = None
         try:
@@ -202,13 +212,13 @@ async def _play_one(stage: Stage, arena: Playable, task: Task, seed: int) -> Epi
                 task,
                 stage.seats(arena, task, seed),
                 seed=seed,
-                slots=stage.slots,
+                slot=slot,
                 spawn=partial(play_each, stage),
+                descent=descent,
                 calls=stage.calls,
                 stores=stage.stores or arena.stores,
             )
-            with stage.watch.over(table):
-                returned = await _awaitable(arena.play(table), source)
+            returned = await stage.watch.run(table, _awaitable(arena.play(table), source))
             return episode_of(table, rewards_of(table, returned, source))
         except Exception as raised:  # a failed play is counted and shown, but never trained on
             return episode_after(raised, arena, task, seed, table)

@@ -16,6 +16,7 @@ from legos.arena.checks import (
     checked_choices,
     checked_question,
 )
+from legos.arena.descent import Descent
 from legos.arena.endings import Forfeit
 from legos.arena.endpoint import AgentSeat, Endpoint, host_of
 from legos.arena.judge import JudgeTally, Verdict, comparison, verdict_of
@@ -36,7 +37,7 @@ from legos.protocols import Seat
 __all__ = ["Table"]
 
 T = TypeVar("T")
-Spawn = Callable[[Any, Sequence[tuple[Task, int]]], Awaitable[Sequence[Episode]]]
+Spawn = Callable[[Any, Sequence[tuple[Task, int]], Descent], Awaitable[Sequence[Episode]]]
 """Plays tasks of an arena, each with the seed of its play, under a step's limit."""
 
 
@@ -50,23 +51,20 @@ class Table(PlayState):
         seats: Mapping[str, Seat],
         *,
         seed: int,
-        slots: asyncio.Semaphore,
+        slot: Slot,
         spawn: Spawn,
+        descent: Descent,
         calls: CallPool,
         stores: Stores,
     ) -> None:
         super().__init__(arena, task, seats, seed=seed)
         self._children_seeds = 0
-        self._slot = Slot(slots)
+        self.slot = slot
         self._spawn = spawn
+        self._descent = descent
         self._calls = calls
         self._stores = stores
         self._judged = JudgeTally()
-
-    @property
-    def paused(self) -> bool:
-        """Whether the play waits for something that does not count as its own time."""
-        return self._slot.paused > 0
 
     async def ask(
         self,
@@ -106,11 +104,7 @@ class Table(PlayState):
                 is not text, tools are given with token ids, or the play has ended.
         """
         chair = self.chair(role)
-        if self.ended:
-            raise ArenaError(
-                f"ask({role!r}, ...) after the play of task {self.task.id!r} has ended; await "
-                "every ask before play() returns"
-            )
+        await self.goes_on(f"ask({role!r}, ...)")
         question = checked_question(prompt, role)
         if choices is not None and parse is not None:
             raise ArenaError(f"ask({role!r}, ...) has choices and parse; give one of them")
@@ -123,7 +117,7 @@ class Table(PlayState):
         if tools is not None:
             toolbox = Toolbox(tools, role, choices)
             sampling = replace(sampling, tools=toolbox.described)
-            ask = ToolRounds(toolbox, tool_rounds, self._slot, ask)
+            ask = ToolRounds(toolbox, tool_rounds, self.slot, ask)
         reply, reason = await ask(chair, question, sampling, parse)
         if reason is None:
             return reply
@@ -235,17 +229,19 @@ class Table(PlayState):
             The children's episodes, in the order of ``tasks``.
 
         Raises:
-            ArenaError: ``arena`` cannot be played, or an attribute of it is invalid.
+            ArenaError: ``arena`` cannot be played or is invalid, or plays spawn without an end.
         """
-        child = self.arena.child(arena, next(iter(self.seats.values())))
-        check_attributes(child)
+        await self.goes_on("spawn(...)")
+        check_attributes(child := self.arena.child(arena, next(iter(self.seats.values()))))
         plays: list[tuple[Task, int]] = []
         for task in [tasks] if isinstance(tasks, Task) else tasks:
             for _ in range(n):
                 self._children_seeds += 1
                 plays.append((task, mix(self.seed, self._children_seeds)))
-        async with self._slot.released(paused=True):
-            episodes = await self._spawn(child, plays)
+        await asyncio.sleep(0)  # a play that catches this error in a loop must not block all others
+        descent = self._descent.below(len(plays), child.name)
+        async with self.slot.released(paused=True):
+            episodes = await self._spawn(child, plays, descent)
         if not train:
             episodes = [episode.untrained() for episode in episodes]
         self.children.extend(episodes)
@@ -281,8 +277,9 @@ class Table(PlayState):
             ArenaError: the function or an argument cannot be sent to another process.
             Exception: what the function raises.
         """
+        await self.goes_on("run(...)")
         limits = CallLimits(timeout_s=timeout_s, memory_mb=memory_mb, output_mb=output_mb)
-        async with self._slot.released(paused=True):
+        async with self.slot.released(paused=True):
             return await self._calls.call(function, args, limits)
 
     @asynccontextmanager
@@ -304,6 +301,7 @@ class Table(PlayState):
             ArenaError: the role does not exist, or its client does not belong to an engine in this
                 process.
         """
+        await self.goes_on(f"endpoint({role!r}, ...)")
         seat = AgentSeat(self, role)
         async with host_of(self.seats[role]).open(seat) as endpoint:
             try:
@@ -325,9 +323,10 @@ class Table(PlayState):
             EndpointError: the program posted no reward in time, or an error.
             ArenaError: the run has no server (``legos train --serve``).
         """
+        await self.goes_on("offer(...)")
         offer = Offer(self, timeout_s=timeout_s)
         with host_of(next(iter(self.seats.values()))).offered(offer):
-            async with self._slot.released(paused=True):
+            async with self.slot.released(paused=True):
                 await offer.taken.wait()
             return await offer.rewards()
 
@@ -356,6 +355,7 @@ class Table(PlayState):
         Returns:
             The score of ``one``, whether both orders agree, and the replies.
         """
+        await self.goes_on(f"judge({role!r}, ...)")
         for text in (question, one, other):
             check_text(text, f"what {role!r} is to judge")
         if truth is not None:
@@ -364,7 +364,7 @@ class Table(PlayState):
         for first, second in ((one, other), (other, one))[: 1 + both_orders]:
             prompt = Message("user", comparison(question, first, second))
             sampling = chair.sampling(self.arena, (), seed=chair.next_seed(), max_tokens=max_tokens)
-            async with self._slot.released(paused=False):
+            async with self.slot.released(paused=False):
                 reply, _ = await self._ask_once(chair.afresh(), prompt, sampling, None)
             replies.append(reply)
         verdict, shown_first = verdict_of(replies)

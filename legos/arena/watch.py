@@ -5,22 +5,25 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from legos.arena.play_state import PlayState
 from legos.arena.playable import Playable
-from legos.errors import PlayCancelledError, PlayTimeoutError
+from legos.errors import ArenaError, PlayCancelledError, PlayTimeoutError
 
 __all__ = ["Watch", "Watched"]
 
 logger = logging.getLogger(__name__)
 TICK_S = 1.0  # maximum seconds between two checks
+GRACE_S = 5.0  # seconds in which a play must end after it was cancelled
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -31,14 +34,18 @@ class Watched:
         play: its state.
         cancel: cancels it at its time limit, again at every check until it has ended.
         where: names the line of the arena's own code that it is in.
+        give_up: called where it has not ended for long after it was cancelled.
         age_s: seconds it ran, without the time it waited for spawned plays.
+        over_s: seconds since it was cancelled.
         waited_for: what it waited for when it was cancelled; empty: it was not cancelled.
     """
 
     play: PlayState
     cancel: Callable[[], object]
     where: Callable[[], str]
+    give_up: Callable[[], object] = lambda: None
     age_s: float = 0.0
+    over_s: float = 0.0
     waited_for: str = ""
 
     @property
@@ -107,41 +114,63 @@ class Watch:
         watched.play.ended = True
         self._quiet_s, self._report_at = 0.0, self._arena.report_after_s
 
-    @contextmanager
-    def over(self, play: PlayState) -> Generator[None]:
-        """Watch a play, which runs in the current task within the block.
+    async def run(self, play: PlayState, played: Awaitable[T]) -> T:
+        """Run the coroutine of a play to its end, in a task of its own, and return its result.
+
+        A play that does not end when it is cancelled is given up after ``GRACE_S``.
 
         Raises:
             PlayTimeoutError: it exceeded its time limit and was cancelled.
             PlayCancelledError: something that the play awaited was cancelled, but not the play.
+            ArenaError: it cancelled its own task.
         """
-        task = asyncio.current_task()
-        assert task is not None, "a play runs in a task"
-        cancels = 0
+        task = asyncio.create_task(_awaited(played))
+        given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def cancel() -> None:
-            nonlocal cancels
-            cancels += 1
-            task.cancel()
+        def give_up() -> None:
+            if not given_up.done():
+                given_up.set_result(None)
 
-        watched = Watched(play, cancel, lambda: _line(_frames(task.get_coro()), play.arena))
+        where = partial(_where, task, play.arena)
+        watched = Watched(play, task.cancel, where, give_up)
         self.add(watched)
         try:
-            yield
-        except asyncio.CancelledError as error:
-            if task.cancelling() > cancels:  # it is cancelled from outside
-                raise
-            if not cancels:
-                raise PlayCancelledError(
-                    "play() raised CancelledError, but nobody has cancelled the play: something "
-                    "that it awaits was cancelled; catch asyncio.CancelledError where it awaits it"
-                ) from error
+            await asyncio.wait((task, given_up), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.add_done_callback(_retrieve)
+            await _cancelled(task)
+            raise
         finally:
+            at = "" if task.done() else where()
             self.discard(watched)
-            for _ in range(cancels):
-                task.uncancel()
-        if cancels:
+            if at:
+                play.given_up = True
+                logger.warning(
+                    "arena %r: the play of task %r did not end within %g s after it was cancelled "
+                    "(%s), and is given up; its code may go on, but no seat answers it. Let "
+                    "asyncio.CancelledError pass: a bare `except:` catches it",
+                    play.arena.name,
+                    play.task.id,
+                    GRACE_S,
+                    at,
+                )
+                _close(task)
+        if watched.waited_for and (not task.done() or task.cancelled() or not task.exception()):
             raise watched.timeout()
+        if task.cancelled() and task.cancelling():
+            raise ArenaError(
+                f"a play of arena {play.arena.name!r} cancelled its own task; raise Void() to end "
+                "a play"
+            )
+        try:
+            return task.result()
+        except asyncio.CancelledError as error:
+            raise PlayCancelledError(
+                "play() raised CancelledError, but nobody has cancelled the play: something "
+                "that it awaits was cancelled; catch asyncio.CancelledError where it awaits it"
+            ) from error
+        finally:  # an error refers to this frame, which must not refer to the error
+            del task, watched, where
 
     def _keep_time(self) -> None:
         """In the thread: schedule checks in the event loop, and log where the loop is blocked."""
@@ -172,11 +201,16 @@ class Watch:
         self._answered = True
         self._quiet_s += passed
         for watched in tuple(self._plays):  # a cancelled play may leave at once
-            watched.age_s += 0.0 if watched.play.paused else passed
+            if watched.waited_for or not watched.play.paused:
+                watched.age_s += passed
             limit = watched.play.arena.play_timeout_s
             if limit is not None and watched.age_s > limit:
+                if watched.waited_for:
+                    watched.over_s += passed
                 watched.waited_for = watched.waited_for or watched.waits_for
                 watched.cancel()
+                if watched.over_s > GRACE_S:
+                    watched.give_up()
         if self._plays and self._quiet_s >= self._report_at:
             self._report_at *= 2
             oldest = max(self._plays, key=lambda one: (not one.play.paused, one.age_s))
@@ -195,6 +229,41 @@ class Watch:
                 if limit is None
                 else f"it is cancelled after {limit:g} s (play_timeout_s)",
             )
+
+
+def _where(task: "asyncio.Task[Any]", arena: Playable) -> str:
+    return _line(_frames(task.get_coro()), arena)
+
+
+async def _awaited(played: Awaitable[T]) -> T:
+    return await played
+
+
+async def _cancelled(task: "asyncio.Task[Any]") -> None:
+    """Cancel a task, again every second, until it has ended or ``GRACE_S`` are over."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + GRACE_S
+    while not task.done() and (left := until - loop.time()) > 0:
+        task.cancel()
+        with suppress(asyncio.CancelledError):  # the caller is being cancelled already
+            await asyncio.wait((task,), timeout=min(left, TICK_S))
+
+
+def _retrieve(task: "asyncio.Task[Any]") -> None:
+    """Take the error of a task that nobody waits for, so that asyncio does not report it."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _close(task: "asyncio.Task[Any]") -> None:
+    """End a task that swallows its cancellation; Python destroys what swallows that too."""
+    coroutine: Any = task.get_coro()
+    try:
+        coroutine.close()
+    except Exception:  # by its own clean-up, or because it awaits again
+        logger.debug("a play that was given up did not end in order", exc_info=True)
+    task.add_done_callback(_retrieve)
+    task.cancel()  # it resumes a coroutine that is closed, and so ends
 
 
 def _frames(awaited: Any) -> Iterator[FrameType]:

@@ -1,12 +1,33 @@
 """Arenas that misbehave: their plays fail as data, and the plays of others go on."""
 
 import asyncio
+import gc
 import json
-from typing import Any
+import logging
+import random
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import pytest
-from misbehaving_plays import ENDINGS, NUMBERS, Unprintable, Wild
+from misbehaving_plays import (
+    ENDINGS,
+    NUMBERS,
+    STUBBORN,
+    Counted,
+    Deaf,
+    Hasty,
+    Nested,
+    Stubborn,
+    Unprintable,
+    Wild,
+    look,
+)
 
+from legos.arena.arena import Arena
+from legos.arena.game import Game
+from legos.arena.stage import MAX_GAMES
+from legos.arena.step import play_all
+from legos.arena.table import Table
 from legos.credit import GRPOCredit
 from legos.data.episode import Task
 from legos.data.sample import TrainingBatch
@@ -14,7 +35,7 @@ from legos.errors import ArenaError
 from legos.run.stored import batches_to_json, episode_to_json
 
 
-def step(arena: Wild) -> TrainingBatch:
+def step(arena: Arena) -> TrainingBatch:
     async def bounded() -> TrainingBatch:
         async with asyncio.timeout(60):
             return await arena.step()
@@ -113,3 +134,174 @@ def test_a_credit_rule_cannot_give_advantages_that_no_loss_can_hold() -> None:
     arena.tasks = lambda rng: [Task(id="tame"), Task(id="tame")]
     batch = step(arena)
     assert (batch.samples, batch.tokens_discarded) == ((), {"invalid": 8})
+
+
+def test_slots_balance_whatever_is_cancelled() -> None:
+    async def story(seed: int, *, stopped: bool) -> Counted:
+        slots, arena = Counted(2), Hasty()
+        plays = [(Task(id=f"t{number}"), number + 1000 * seed) for number in range(24)]
+        limit = random.Random(seed).random() * 0.2 if stopped else 60.0
+        try:
+            async with asyncio.timeout(limit):
+                episodes = await play_all(arena, plays, slots)
+                assert len(episodes) == len(plays)
+        except TimeoutError:
+            assert stopped
+        return slots
+
+    for seed in range(12):
+        slots = asyncio.run(story(seed, stopped=seed % 2 == 1))
+        assert (slots.held, slots.most <= 2, slots._value) == (0, True, 2), seed
+
+
+def test_a_play_that_is_cancelled_while_it_wants_its_slot_back_has_none() -> None:
+    """One slot: the second play has it when the first one's verdict comes."""
+
+    class Judged(Hasty):
+        async def play(self, t: Table) -> Any:
+            if t.task.id == "first":
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(t.judge("judge", "?", "a", "b"), timeout=0.3)
+                assert slots.held == 1  # that of the second play
+                await t.ask("player", "?")
+                assert ended == ["second"]  # it waited for a slot before it asked
+            else:
+                await asyncio.sleep(1.0)
+            assert slots.held == 1
+            ended.append(t.task.id)
+            return dict.fromkeys(self.roles, 1.0)
+
+    ended: list[str] = []
+    slots = Counted(1)
+    plays = [(Task(id=name), 0) for name in ("first", "second")]
+    episodes = asyncio.run(play_all(Judged(), plays, slots))
+    assert [episode.error for episode in episodes] == [None, None]
+    assert (ended, slots.held, slots._value) == (["second", "first"], 0, 1)
+
+
+@pytest.mark.parametrize("wait", ["judge", "spawn"])
+def test_the_time_limit_holds_after_a_wait_was_cut_off(wait: str) -> None:
+    class Slow(Hasty):
+        play_timeout_s = 1.5
+
+        async def play(self, t: Table) -> Any:
+            if t.task.id == "first":
+                waits = {
+                    "judge": lambda: t.judge("judge", "?", "a", "b"),
+                    "spawn": lambda: t.spawn(self, Task(id="child")),
+                }
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(waits[wait](), timeout=0.2)
+                await asyncio.sleep(60)
+            await asyncio.sleep(0.6 if t.task.id == "second" else 0.0)
+            return dict.fromkeys(self.roles, 1.0)
+
+    slots = Counted(1)
+    plays = [(Task(id=name), 0) for name in ("first", "second")]
+
+    async def story() -> list[Any]:
+        async with asyncio.timeout(30):
+            return await play_all(Slow(), plays, slots)
+
+    first, second = asyncio.run(story())
+    assert (first.failure, second.error) == ("timed_out", None)
+    assert (slots.held, slots._value) == (0, 1)
+
+
+def test_a_play_that_waits_for_a_judge_or_between_tools_is_said_to_wait_for_it() -> None:
+    class Judged(Stubborn):
+        roles = ("player", "judge")
+
+        async def play(self, t: Table) -> Any:
+            if t.task.id == "wild":
+                await t.judge("judge", "never", "a", "b")
+            await t.ask("player", "never", tools=[look])
+
+    for episode, role in zip(step(Judged("")).episodes, ("judge", "player"), strict=True):
+        assert f"and was cancelled; it waits for '{role}' to answer" in (episode.error or "")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what Python says
+@pytest.mark.parametrize("wait", [*STUBBORN, "ask", "spawn"])
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_play_that_swallows_its_cancellation_is_given_up(
+    wait: str, stopped: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("legos.arena.watch.GRACE_S", 1.0)
+    monkeypatch.setattr("legos.arena.descent.MAX_SPAWNED", 20)
+    arena = Stubborn(wait)
+
+    async def story() -> None:
+        if stopped:
+            arena.play_timeout_s = None
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await arena.step()
+        else:
+            wild, tame = (await arena.step()).episodes
+            assert (wild.failure, tame.error) == ("timed_out", None)
+        asked = arena.asked
+        await asyncio.sleep(0.2)
+        assert arena.asked - asked <= 1
+        arena.over = True
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(asyncio.wait_for(story(), timeout=60))  # ends, so no task is left
+    assert "did not end within 1 s after it was cancelled" in caplog.text
+
+
+@pytest.mark.parametrize("n", [1, 8])
+def test_an_arena_that_spawns_itself_is_bounded(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("legos.arena.descent.MAX_SPAWNED", 500)
+    with pytest.raises(ArenaError, match="does arena 'nested' spawn itself"):
+        step(Nested(n))
+
+
+class _Coin(Game):
+    roles = ("player",)
+    living: ClassVar = WeakSet["_Coin"]()
+
+    def __init__(self) -> None:
+        self.living.add(self)
+
+    def start(self, rng: random.Random) -> Any:
+        return ()
+
+    def view(self, state: Any, role: str) -> str:
+        return "?"
+
+    def turn(self, state: Any) -> str | None:
+        return None if state else "player"
+
+    def legal(self, state: Any, role: str) -> tuple[str, ...]:
+        return ("a", "b")
+
+    def prompt(self, state: Any, role: str) -> str:
+        return "?"
+
+    def play(self, state: Any, move: str) -> Any:
+        return (move,)
+
+    def payoff(self, state: Any) -> Any:
+        return {"player": 1.0}
+
+
+def test_spawned_games_are_freed() -> None:
+    class Parent(Arena):
+        tasks_per_step = 100
+        group_size = 1
+
+        def tasks(self, rng: Any) -> Any:
+            return (Task(id=str(number)) for number in range(100))
+
+        async def play(self, t: Table) -> Any:
+            await t.spawn(_Coin, Task(id="coin", data=()))
+            if t.task.id == "99":
+                gc.collect()
+                living.append(len(_Coin.living))
+            return {"player": 1.0}
+
+    living: list[int] = []
+    client = Deaf(lambda _: "a")
+    step(Parent(client, credit_assigner=GRPOCredit()))
+    assert living[0] <= MAX_GAMES + 8  # those of the plays that are running
