@@ -52,7 +52,12 @@ def evaluate_run(
     beside = map(read_adapter, _beside(folder, weights.version, others))
     with loaded(config.model, [weights, *beside], config.generation.limits()) as live:
         handle = live.handle
-        client = EngineClient(live.engine, handle.tokenizer, tool_format=lambda: handle.tool_format)
+        client = EngineClient(
+            live.engine,
+            handle.tokenizer,
+            tool_format=lambda: handle.tool_format,
+            context=handle.context,
+        )
         evaluation = evaluation_of(config, make_mix(config, client), client)
         unread = [name for name in _OF_PLAYS if name in (overrides or {})]
         if evaluation.exact and unread:

@@ -173,7 +173,10 @@ def _cast(
         with loaded(players.model, [*adapters.values()], EngineLimits()) as live:
             handle = live.handle
             arena.client = client = EngineClient(
-                live.engine, handle.tokenizer, tool_format=lambda: handle.tool_format
+                live.engine,
+                handle.tokenizer,
+                tool_format=lambda: handle.tool_format,
+                context=handle.context,
             )
             for role in who.keys() - seated.keys():
                 seated[role] = who[role], client, adapters[role].name if role in adapters else BASE

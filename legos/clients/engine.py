@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from legos.arena.endpoint import EndpointHost
 from legos.chat.calls import read_reply, reply_decoder
+from legos.chat.lengths import LengthCheck, is_long
 from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
@@ -41,7 +42,6 @@ _TREES = 1 << 26  # bytes of trees that are kept
 _GRAMMARS = 32  # number of grammars that are kept
 _GATHERED = 64  # requests
 _QUIET_S = 0.001  # time without another request after which a burst is complete
-_LONG = 1 << 20  # characters of a prompt, which would block the event loop for a second
 _RESOLVED = 16_384  # tokens; to decode more takes longer than about 5 milliseconds
 _Legal = tuple[ChoiceNode | None, Grammar | None]
 _Prepared = tuple[Request, Sampling]
@@ -62,6 +62,7 @@ class EngineClient:
         *,
         tool_format: Callable[[], ToolFormat] = lambda: PLAIN_TOOLS,
         endpoints: Callable[[], EndpointHost] | None = None,
+        context: int | None = None,
         use_threads: bool = False,
     ) -> None:
         """Make a client.
@@ -71,6 +72,7 @@ class EngineClient:
             tokenizer: the tokenizer of its model.
             tool_format: returns the format of the model's tool calls; called once, if needed.
             endpoints: returns what serves seats of this client over HTTP (``Table.endpoint``).
+            context: that of the model, which a long text is checked for first; None: it is not.
             use_threads: for servers: make grammars, large trees and scored tokens on threads, and
                 submit a burst of requests together, in an order that may vary.
         """
@@ -78,6 +80,7 @@ class EngineClient:
         self._tokenizer = tokenizer
         self._tool_format = cache(tool_format)
         self.endpoints = endpoints
+        self._lengths = None if context is None else LengthCheck(tokenizer, context)
         self._tools = lru_cache(maxsize=64)(msgspec.json.decode)
         self._use_threads = use_threads
         self._trees = Shared(self._make_tree, _TREES, size_of=tree_bytes, use_threads=use_threads)
@@ -123,7 +126,7 @@ class EngineClient:
             RequestError: the request cannot be served.
         """
         legal = self._known_legal(sampling)
-        if legal is None or _is_long(prompt):
+        if legal is None or is_long(prompt):
             return None
         return self._request(prompt, sampling, adapter, *legal, stream=False), sampling
 
@@ -222,7 +225,7 @@ class EngineClient:
         """The request as the engine receives it; what takes long is made on a thread."""
         legal = self._known_legal(sampling) or await self._made_legal(sampling)
         make = partial(self._request, prompt, sampling, adapter, *legal, stream=stream)
-        return await asyncio.to_thread(make) if _is_long(prompt) else make()
+        return await asyncio.to_thread(make) if is_long(prompt) else make()
 
     def _request(
         self,
@@ -360,6 +363,8 @@ class EngineClient:
             tokens += len(result.token_ids)
 
     def _prompt_ids(self, prompt: Prompt, sampling: Sampling) -> tuple[int, ...]:
+        if self._lengths is not None:
+            self._lengths.check(prompt)
         tools = self._tools(sampling.tools) if sampling.tools else ()
         if isinstance(prompt, Continuation):
             return self._tokenizer.render(prompt, tools)
@@ -390,11 +395,3 @@ class EngineClient:
 
     def _make_ends(self, stop_ids: tuple[int, ...], ignore_end: bool) -> tuple[int, ...]:
         return tuple(sorted({*(() if ignore_end else self._tokenizer.end_ids), *stop_ids}))
-
-
-def _is_long(prompt: Prompt) -> bool:
-    """Whether rendering a prompt takes so long that it needs a thread."""
-    given = prompt.messages if isinstance(prompt, Continuation) else prompt
-    if not given or not isinstance(given[0], Message):
-        return False
-    return sum(len(str(each.content)) for each in given if isinstance(each, Message)) > _LONG

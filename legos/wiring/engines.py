@@ -64,6 +64,7 @@ class TokenEngine:
             model.tokenizer,
             tool_format=lambda: model.tool_format,
             endpoints=lambda: self.endpoints,
+            context=model.context,
         )
 
     @cached_property

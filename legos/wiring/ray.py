@@ -172,6 +172,7 @@ class _PlayPlace:
             engine,
             load_tokenizer(resolve_folder(model_place(config.model))),
             tool_format=lambda: self.tool_format,
+            context=self.limits[1],
         )
         arena = make_arena(
             self.arena.here(),

@@ -1,0 +1,64 @@
+"""Prompts that are long: whether rendering needs a thread, and whether they fit at all."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from legos.chat.tokenizer import ChatTokenizer
+from legos.data.message import Continuation, Message, Prompt
+from legos.errors import RequestError
+
+__all__ = ["LengthCheck", "is_long"]
+
+_LONG = 1 << 20  # characters of a prompt, which would block the event loop for a second
+_PER_TOKEN = 6  # characters for each token of the context; most texts have fewer
+_CUT = 8  # tokens that a text may have more where it is cut than in its place
+
+
+class LengthCheck:
+    """Refuses texts that cannot fit into the context by their beginning alone.
+
+    To tokenize all of a long text takes a fifth of a second, in every play that asks it.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, context: int) -> None:
+        """Make a check.
+
+        Args:
+            tokenizer: the model's tokenizer.
+            context: maximum number of prompt and completion tokens together.
+        """
+        self._tokenizer = tokenizer
+        self._context = context
+        self._exceeds = lru_cache(maxsize=64)(self._begins_too_long)
+
+    def check(self, prompt: Prompt) -> None:
+        """Look at the texts of a prompt that it holds in full; token ids are counted anyway.
+
+        Raises:
+            RequestError: one is too long.
+        """
+        for message in _messages(prompt):
+            text = str(message.content)
+            long = len(text) > _PER_TOKEN * self._context and message.role != "assistant"
+            if long and self._exceeds(text):
+                raise RequestError(
+                    f"a {message.role} message of {len(text)} characters has more than "
+                    f"{self._context} tokens, the context of the model; shorten it"
+                )
+
+    def _begins_too_long(self, text: str) -> bool:
+        begin = text.strip()[: _PER_TOKEN * self._context]
+        return len(self._tokenizer.encode(begin)) > self._context + _CUT
+
+
+def is_long(prompt: Prompt) -> bool:
+    """Whether rendering a prompt takes so long that it needs a thread."""
+    return sum(len(str(message.content)) for message in _messages(prompt)) > _LONG
+
+
+def _messages(prompt: Prompt) -> Sequence[Message]:
+    """The messages of a prompt; none if it is token ids."""
+    given = prompt.messages if isinstance(prompt, Continuation) else prompt
+    if not given or not isinstance(given[0], Message):
+        return ()
+    return [each for each in given if isinstance(each, Message)]
