@@ -120,6 +120,7 @@ class AbsoluteZero(Arena):
             program, given = parse_problem((await t.ask("proposer", prompt)).answer)
         except ValueError as error:
             t.note(str(error))
+            t.metric(gate=0.0)
             return {"proposer": MALFORMED, "solver": 0.0}
         problem, reason = accepted(kind, program, given)
         store, name = t.store("problems", limit=KEPT), f"{program} {given}"

@@ -30,9 +30,9 @@ class Duel(Arena):
     The judge sees the question and both answers, in both orders; if it contradicts itself, the
     duel is a tie. Rewards: +1 to the winner and -1 to the loser, or 0 (zero-sum). Credit compares
     the plays of one question for each seat. In a tenth of the plays the judge also compares the
-    first answer with the same words in random order: ``arena/planted_right`` divided by
-    ``arena/planted`` is the share that it gets right. ``arena/longer_wins`` says whether it merely
-    likes long answers: 0.5 is no preference.
+    first answer with the same words in random order: ``arena/planted_right`` is the share that it
+    gets right. ``arena/longer_wins`` says whether it merely likes long answers: 0.5 is no
+    preference.
 
     Both seats are the policy, so the mean reward stays 0. The number that shows learning is the
     win rate of an adapter against an older one or the base model in the other seat.
@@ -98,7 +98,7 @@ class Duel(Arena):
             spoilt = " ".join(t.rng.sample(words, len(words)))
             if spoilt != one:
                 planted = await t.judge("judge", question, one, spoilt)
-                t.metric(planted=1.0, planted_right=float(planted.score == 1.0))
+                t.metric(planted_right=float(planted.score == 1.0))
         verdict = await t.judge("judge", question, one, other)
         score = 2.0 * verdict.score - 1.0 if verdict.agreed else 0.0
         longer = (len(one) > len(other)) - (len(one) < len(other))

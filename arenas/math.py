@@ -169,13 +169,13 @@ class Math(Arena):
             prompt = f"{problem}\nReason step by step, and put the final answer in \\boxed{{}}."
         said = (await t.ask("player", prompt)).answer
         known = self._known(t.task)
+        unclear = 0.0
         try:
             score = self._reward.score
             [lenient] = await t.run(score, [str(prompt)], [said], [known], timeout_s=self.check_s)
         except RunError:
-            lenient = 0.0
-            t.metric(unclear=1.0)
+            lenient, unclear = 0.0, 1.0
         marked = float(answer_of(said, strict=True) is not None)
         strict = lenient * marked  # a marked answer is the one that is read
-        t.metric(strict=strict, lenient=lenient)
+        t.metric(strict=strict, lenient=lenient, unclear=unclear)
         return {"player": {"correct": strict if self._strict else lenient, "format": marked}}

@@ -143,6 +143,7 @@ class Spice(Arena):
         )
         question = parse_question((await t.ask("challenger", prompt)).answer)
         if question is None:
+            t.metric(gate=0.0)
             return {"challenger": MALFORMED, "solver": 0.0}
         store = t.store("questions", limit=KEPT)
         reason = "it was asked before" if question.text in store else gate(question, passage)

@@ -12,6 +12,7 @@ from legos import Arena, Episode, Table, Task
 
 __all__ = ["KINDS", "LEVELS", "Puzzle", "Zorplex"]
 
+MODES = ("tool_spam", "wrong_format", "success", "wrong_answer")
 SPAM = 2  # calls beyond what the task needs from which on a play counts as tool_spam
 _CALL = re.compile(r"\b(LOOKUP|GETKEY|FETCH|COMPUTE)\[([^\[\]]*)\]")
 _ANSWER = re.compile(r"\[ANSWER\]\s*(-?\d+)")
@@ -124,7 +125,7 @@ class Zorplex(Arena):
             if right
             else "wrong_answer"
         )
-        t.metric(**{mode: 1.0}, calls=calls)
+        t.metric(**{each: float(each == mode) for each in MODES}, calls=calls)
         parts = {"correct": float(right), "format": float(answer is not None)}
         return {"player": {**parts, "extra_calls": float(extra)}}
 

@@ -5,7 +5,7 @@ import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from legos.arena.groups import check_episodes
+from legos.arena.groups import check_episodes, group_names
 from legos.arena.means import step_metrics, with_children
 from legos.data.episode import Episode, Rollout
 from legos.data.names import adapter_name
@@ -40,14 +40,15 @@ def batch_of(
     breaks = 0
     complaints: list[str] = []
     alone = getattr(credit, "singletons", 0)
-    for episode, advantages in zip(played, _assigned(credit, played), strict=True):
+    groups = group_names(played, credit)
+    assigned = _assigned(credit, played)
+    for episode, advantages, group in zip(played, assigned, groups, strict=True):
         for rollout in episode.rollouts:
             if not rollout.policy or not rollout.turns:
                 continue
             reason = _untrainable(rollout)
             why = reason or ""
-            group = f"{episode.arena}/{episode.task.id}"
-            name = f"{group}/{episode.seed}/{rollout.role}"
+            name = f"{episode.arena}/{episode.task.id}/{episode.seed}/{rollout.role}"
             try:
                 if reason is None:
                     given = _per_turn(advantages, rollout, credit)
@@ -76,6 +77,7 @@ def batch_of(
         tokens_discarded=dict(discarded),
         metrics=metrics,
         weights=weights,
+        group_sizes=Counter(groups),
         num_tasks=num_tasks,
         arena=episodes[0].arena if episodes else "",
     )

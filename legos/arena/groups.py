@@ -9,7 +9,7 @@ from legos.data.episode import Episode, Task
 from legos.errors import ArenaError, text_of
 from legos.protocols import CreditAssigner
 
-__all__ = ["check_episodes", "check_tasks"]
+__all__ = ["check_episodes", "check_tasks", "group_names"]
 
 _SHOWN = 200  # maximum number of characters of a task's data in a message
 
@@ -26,6 +26,26 @@ def check_tasks(arena: str, tasks: Iterable[Task]) -> None:
     _check(((None, arena), task) for task in tasks)
 
 
+def group_names(episodes: Sequence[Episode], credit: CreditAssigner) -> list[str]:
+    """[E] name of the group of each episode: its arena, its task, and its scope if it has one.
+
+    Args:
+        episodes: episodes of one batch, children included.
+        credit: the rule that compares them.
+    """
+    named: dict[Hashable, str] = {None: ""}
+    scopes = _scopes(episodes, credit)
+    for scope in scopes:
+        named.setdefault(scope, f"/{episodes[0].seed}.{len(named)}")
+    return [f"{e.arena}/{e.task.id}{named[at]}" for e, at in zip(episodes, scopes, strict=True)]
+
+
+def _scopes(episodes: Sequence[Episode], credit: CreditAssigner) -> Sequence[Hashable]:
+    """[E] keys; a rule compares only episodes with equal ones."""
+    scope = getattr(credit, "scope", None)
+    return scope(episodes) if scope else [None] * len(episodes)
+
+
 def check_episodes(episodes: Sequence[Episode], credit: CreditAssigner) -> None:
     """Check that a credit rule will not compare plays of different tasks that share an id.
 
@@ -36,8 +56,7 @@ def check_episodes(episodes: Sequence[Episode], credit: CreditAssigner) -> None:
     Raises:
         ArenaError: it would; the message gives the id and both data.
     """
-    scope = getattr(credit, "scope", None)
-    scopes = scope(episodes) if scope else [None] * len(episodes)
+    scopes = _scopes(episodes, credit)
     try:
         _check(((at, e.arena), e.task) for at, e in zip(scopes, episodes, strict=True))
     except ArenaError as error:

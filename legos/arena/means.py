@@ -32,6 +32,7 @@ RESERVED = frozenset(
 )
 """Names of numbers that are counted for every arena; an arena's own have other names."""
 
+_COUNTED = ("forfeit", "endpoint_refused", "endpoint_replaced")  # a play without it counts as 0
 _EVERY_PLAY = "arena/illegal"  # a mean over all plays that ended, which every batch reports
 _PART = "reward_part/"  # then the role and the name of the part
 
@@ -62,13 +63,19 @@ def _rewards(played: Sequence[Episode]) -> tuple[Rewards, Mapping[str, Rewards]]
     return trained, by_role
 
 
-def _metric_means(played: Sequence[Episode]) -> dict[str, float]:
-    """Mean of each of the arena's own metrics over all plays; a play without it counts as 0."""
+def _metric_means(played: Sequence[Episode]) -> tuple[dict[str, float], dict[str, float]]:
+    """Mean of each of the plays' own metrics, and the number of plays that it is over.
+
+    These are the plays that logged it; of what is counted for every play, all of them.
+    """
     sums: defaultdict[str, float] = defaultdict(float)
+    counts: Counter[str] = Counter()
     for episode in played:
         for name, value in episode.metrics.items():
             sums[name] += value
-    return {name: value / len(played) for name, value in sums.items()}
+            counts[name] += 1
+    weights = {n: float(len(played) if n in _COUNTED else count) for n, count in counts.items()}
+    return {name: total / weights[name] for name, total in sums.items()}, weights
 
 
 def _part_means(
@@ -109,10 +116,11 @@ def step_metrics(
     for (role, part), mean in _part_means(played, by_role).items():
         metrics[f"{_PART}{role}/{part}"] = mean
         weights[f"{_PART}{role}/{part}"] = float(len(by_role[role]))
-    own = {f"arena/{name}": mean for name, mean in _metric_means(played).items()}
-    own[_EVERY_PLAY] = _illegal_share(played) or 0.0
-    metrics |= own
-    weights |= dict.fromkeys(own, float(len(played)))
+    own, counts = _metric_means(played)
+    metrics |= {f"arena/{name}": mean for name, mean in own.items()}
+    weights |= {f"arena/{name}": count for name, count in counts.items()}
+    metrics[_EVERY_PLAY] = _illegal_share(played) or 0.0
+    weights[_EVERY_PLAY] = float(len(played))
     return metrics | {
         "arena/episodes": float(len(episodes)),
         **{f"arena/{name}": float(count) for name, count in _unfinished(episodes).items()},
@@ -124,7 +132,7 @@ def step_metrics(
 def merged_metrics(batches: Sequence[TrainingBatch]) -> dict[str, float]:
     """Merge the metrics of batches: means are weighted by their number of values, counts added.
 
-    An arena's own metric or reward part that no play of a batch has counts as 0 for its plays.
+    A reward part that no play of a batch has counts as 0 for its plays, as does a count.
     """
     if len(batches) == 1:
         return dict(batches[0].metrics)
@@ -143,7 +151,7 @@ def merged_metrics(batches: Sequence[TrainingBatch]) -> dict[str, float]:
 
 def _over_all_plays(name: str) -> str:
     """A metric that has the number of plays that a mean is over, also where no play has it."""
-    if name.startswith("arena/"):
+    if name.removeprefix("arena/") in _COUNTED:
         return _EVERY_PLAY
     if name.startswith(_PART):
         return f"reward/{name.removeprefix(_PART).rpartition('/')[0]}"
@@ -175,7 +183,7 @@ def play_figures(episodes: Sequence[Episode]) -> dict[str, Any]:
         shown = split or name == "reward"
         figures[f"{name}_mean"] = trained.get(name) if shown else None
         figures[name] = {role: means[name] for role, means in by_role.items()} if shown else None
-    metrics = _metric_means(played)
+    metrics, _ = _metric_means(played)
     forfeited = metrics.pop("forfeit", 0.0) if played else None
     cut = [t.completion.finish_reason == "length" for r in rollouts if r.policy for t in r.turns]
     return figures | {

@@ -59,7 +59,7 @@ class Table(PlayState):
     ) -> None:
         super().__init__(arena, task, seats, seed=seed)
         self._children_seeds = 0
-        self.slot = slot
+        self._slot = self.slot = slot
         self._spawn = spawn
         self._descent = descent
         self._calls = calls
@@ -117,7 +117,7 @@ class Table(PlayState):
         if tools is not None:
             toolbox = Toolbox(tools, role, choices)
             sampling = replace(sampling, tools=toolbox.described)
-            ask = ToolRounds(toolbox, tool_rounds, self.slot, ask)
+            ask = ToolRounds(toolbox, tool_rounds, self._slot, ask)
         reply, reason = await ask(chair, question, sampling, parse)
         if reason is None:
             return reply
@@ -196,7 +196,7 @@ class Table(PlayState):
         turns[-1] = replace(turns[-1], reward=bounded(total, f"the sum after {what}", MAX_REWARD))
 
     def metric(self, **values: float) -> None:
-        """Log metrics of this play; they are averaged over the step's plays.
+        """Log metrics of this play; each is averaged over the plays that log it.
 
         Raises:
             ArenaError: legos itself logs a metric with this name.
@@ -212,7 +212,7 @@ class Table(PlayState):
 
     def note(self, text: str) -> None:
         """Add a text to the replay; no seat sees it."""
-        self.notes.append(text if isinstance(text, str) else text_of(text))
+        self.notes.append(text_of(text))
 
     async def spawn(
         self, arena: Any, tasks: Task | Sequence[Task], n: int = 1, *, train: bool = True
@@ -240,7 +240,7 @@ class Table(PlayState):
                 plays.append((task, mix(self.seed, self._children_seeds)))
         await asyncio.sleep(0)  # a play that catches this error in a loop must not block all others
         descent = self._descent.below(len(plays), child.name)
-        async with self.slot.released(paused=True):
+        async with self._slot.released(paused=True):
             episodes = await self._spawn(child, plays, descent)
         if not train:
             episodes = [episode.untrained() for episode in episodes]
@@ -279,7 +279,7 @@ class Table(PlayState):
         """
         await self.goes_on("run(...)")
         limits = CallLimits(timeout_s=timeout_s, memory_mb=memory_mb, output_mb=output_mb)
-        async with self.slot.released(paused=True):
+        async with self._slot.released(paused=True):
             return await self._calls.call(function, args, limits)
 
     @asynccontextmanager
@@ -326,7 +326,7 @@ class Table(PlayState):
         await self.goes_on("offer(...)")
         offer = Offer(self, timeout_s=timeout_s)
         with host_of(next(iter(self.seats.values()))).offered(offer):
-            async with self.slot.released(paused=True):
+            async with self._slot.released(paused=True):
                 await offer.taken.wait()
             return await offer.rewards()
 
@@ -364,7 +364,7 @@ class Table(PlayState):
         for first, second in ((one, other), (other, one))[: 1 + both_orders]:
             prompt = Message("user", comparison(question, first, second))
             sampling = chair.sampling(self.arena, (), seed=chair.next_seed(), max_tokens=max_tokens)
-            async with self.slot.released(paused=False):
+            async with self._slot.released(paused=False):
                 reply, _ = await self._ask_once(chair.afresh(), prompt, sampling, None)
             replies.append(reply)
         verdict, shown_first = verdict_of(replies)

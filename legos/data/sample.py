@@ -34,7 +34,7 @@ class Sample(Struct, frozen=True, kw_only=True, gc=False):
     reference_logprobs: tuple[float, ...] | None = None  # [A] nats; None: the backend computes them
     restricted: bool = False  # True: log-probabilities are over `legal` only
     temperature: float = 1.0  # temperature of the log-probabilities
-    group: str = ""  # arena and task of the plays that are compared with each other
+    group: str = ""  # arena, task and, if the rule has one, scope of the plays that are compared
     rollout: str = ""  # name of the rollout, equal for all its samples
     role: str = ""
     policy: str = POLICY  # the trained adapter that sampled it
@@ -145,6 +145,8 @@ class TrainingBatch(Struct, frozen=True, kw_only=True):
 
     ``tokens_generated`` equals the samples' chosen tokens plus ``tokens_discarded`` of all reasons.
     ``weights`` has the number of values of each metric that is a mean; other metrics are counts.
+    ``group_sizes`` has, by ``Sample.group``, the number of plays that ended, those without a sample
+    included.
     """
 
     samples: tuple[Sample, ...]
@@ -153,6 +155,7 @@ class TrainingBatch(Struct, frozen=True, kw_only=True):
     tokens_discarded: Mapping[str, int] = field(default_factory=dict[str, int])  # reason -> tokens
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    group_sizes: Mapping[str, int] = field(default_factory=dict[str, int])  # plays that ended
     num_tasks: int = 1  # number of tasks drawn for its plays
     arena: str = ""  # name of the arena that was played; "": unknown
 
@@ -181,7 +184,7 @@ def samples_of_rollout(
     Args:
         rollout: the turns of one trained seat.
         advantages: [number of turns] one advantage per turn, for each of its tokens.
-        group: arena and task of the plays that are compared with each other.
+        group: the name of the plays that are compared with each other.
         name: name of the rollout, the same for all its samples.
 
     Returns:

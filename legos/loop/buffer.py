@@ -328,9 +328,8 @@ class Buffer:
         kept, left_out = self._select(batch)
         self._ledger.filtered.update(left_out)
         if self._min_group_size > 1:
-            plays = Counter(sample.group for sample in _one_of_each_play(kept.samples))
-            small = {group for group, number in plays.items() if number < self._min_group_size}
-            kept = self._only(kept, "small_group", lambda s: s.group not in small)
+            sizes, least = batch.group_sizes, self._min_group_size
+            kept = self._only(kept, "small_group", lambda s: sizes.get(s.group, 0) >= least)
         return kept
 
     def _trainable(self, waiting: Waiting, versions: Mapping[str, int]) -> TrainingBatch:
@@ -381,9 +380,3 @@ class Buffer:
             self._ledger.filtered[reason] += tokens
             self._news["left_out"] += tokens
         return kept
-
-
-def _one_of_each_play(samples: Sequence[Sample]) -> list[Sample]:
-    """One sample of each play: the name of a rollout ends with ``/role``."""
-    plays = {sample.rollout.rpartition("/")[0]: sample for sample in samples}
-    return list(plays.values())

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from legos.arena.table import Table
 from legos.credit import GRPOCredit, HierarchicalCredit
 from legos.credit.overlong import OverlongPenalty
 from legos.data.episode import Task
+from legos.data.sample import TrainingBatch
 from legos.errors import ArenaError
 from legos.protocols import CreditAssigner
 from legos.testing import ScriptedClient
@@ -141,3 +143,36 @@ def test_hierarchical_credit_compares_the_children_of_one_parent_alone(wrapped: 
     assert len(batch.samples) == 2 + 4
     with pytest.raises(ArenaError, match="the id 'p/child' but different data: 1 and -1"):
         asyncio.run(Proposer(credit(), siblings=True).step(concurrency=1))
+
+
+class Family(Listed):
+    """Spawns two plays of a problem whose id all proposals share; one of them is not asked."""
+
+    def __init__(self) -> None:
+        super().__init__([Task(id="q")])
+
+    async def play(self, t: Table) -> Mapping[str, float]:
+        if t.task.id == "q":
+            await t.ask("player", "?")
+            await t.spawn(self, [Task(id="same"), Task(id="same", seed=1)])
+        elif t.task.seed:
+            await t.ask("player", "?")
+        return {"player": t.rng.random()}
+
+
+@pytest.mark.parametrize("penalised", [False, True])
+def test_the_groups_of_samples_are_those_that_the_rule_compares(penalised: bool) -> None:
+    def batch_of(credit: CreditAssigner) -> TrainingBatch:
+        arena = Family()
+        if penalised:
+            credit = OverlongPenalty(credit, limit=100, margin=10)
+        arena.credit_assigner = credit
+        return asyncio.run(arena.step())
+
+    batch = batch_of(HierarchicalCredit())
+    names = Counter(sample.group for sample in batch.samples)
+    parents = [name for name in names if name.startswith("family/same/")]
+    assert (names["family/q"], [names[name] for name in parents]) == (2, [1, 1])
+    # Plays without a sample are plays of the group too.
+    assert batch.group_sizes == {"family/q": 2, **dict.fromkeys(parents, 2)}
+    assert batch_of(GRPOCredit()).group_sizes == {"family/q": 2, "family/same": 4}

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from legos.arena.arena import Arena
-from legos.arena.means import RESERVED, merged_metrics, step_metrics
+from legos.arena.means import RESERVED, merged_metrics, play_figures, step_metrics
 from legos.arena.table import Table
 from legos.credit import GRPOCredit
 from legos.data.episode import Episode, Task
@@ -67,7 +67,7 @@ def test_the_reward_of_a_step_is_the_return_that_credit_is_given_for() -> None:
     assert (found["turn_rewards/writer"], found["turn_rewards/critic"]) == (1.5, 0.0)
 
 
-def test_plays_of_groups_without_a_metric_count_in_its_mean() -> None:
+def test_a_mean_is_over_the_plays_that_logged_it_and_a_share_over_all() -> None:
     def group(**metrics: float) -> TrainingBatch:
         plays = [replace(PLAIN, metrics=metrics), PLAIN, PLAIN, PLAIN]
         found, weights = step_metrics(plays, breaks=0)
@@ -75,10 +75,32 @@ def test_plays_of_groups_without_a_metric_count_in_its_mean() -> None:
             samples=(), episodes=(), tokens_generated=0, metrics=found, weights=weights
         )
 
-    merged = merged_metrics([group(), group(forfeit=1.0), group(), group(depth=8.0)])
+    merged = merged_metrics([group(), group(forfeit=1.0), group(depth=2.0), group(depth=8.0)])
     assert merged["arena/forfeit"] == 1 / 16
-    assert merged["arena/depth"] == 8 / 16
+    assert merged["arena/depth"] == (8 + 2) / 2
     assert merged["arena/episodes"] == 16.0
+
+
+def test_metrics_of_some_plays_are_not_drawn_to_zero() -> None:
+    class Judged(Logging):
+        tasks_per_step = 2
+
+        def tasks(self, rng: random.Random) -> Iterable[Task]:
+            return [Task(id="judged"), Task(id="other")]
+
+        async def play(self, t: Table) -> Mapping[str, float]:
+            await t.ask("player", "?")
+            if t.task.id == "judged":
+                t.metric(own=1.0)
+                await t.judge("player", "?", "a", "b")
+            return {"player": 1.0}
+
+    batch = step(Judged({}))
+    found, weights = batch.metrics, batch.weights
+    assert (found["arena/own"], found["arena/judge_unclear"]) == (1.0, 0.0)
+    assert found["arena/judge_first"] == 1.0  # the answer is "a" in both orders
+    assert (weights["arena/own"], weights["arena/illegal"]) == (2.0, 4.0)
+    assert play_figures(batch.episodes)["metric"]["own"] == 1.0
 
 
 def test_a_seat_that_is_not_trained_is_no_part_of_the_mean() -> None:

@@ -31,7 +31,9 @@ def duels(judge: str, *, number: int = 30) -> list[Episode]:
 
     question = Task(id="q", data="Why?")
     episodes = [played(Duel(), question, answer, seed=seed)[0] for seed in range(number)]
-    differing = [e for e in episodes if len(set(texts(e))) == 2 and "planted" not in e.metrics]
+    differing = [
+        e for e in episodes if len(set(texts(e))) == 2 and "planted_right" not in e.metrics
+    ]
     assert differing, "the answers never differ"
     return differing
 
@@ -70,7 +72,7 @@ def test_planted_answers_measure_the_judge(judge: str) -> None:
 
     question = Task(id="q", data="Why?")
     metrics = [played(Duel(), question, answer, seed=seed)[0].metrics for seed in range(60)]
-    planted = [found["planted_right"] for found in metrics if "planted" in found]
+    planted = [found["planted_right"] for found in metrics if "planted_right" in found]
     assert 1 <= len(planted) <= 20
     assert set(planted) == {float(judge == "good")}
 

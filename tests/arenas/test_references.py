@@ -122,8 +122,8 @@ def test_duel_with_a_judge_that_tosses_a_coin() -> None:
     plays = plays_from(arena, 0, 1000, held_out=False)
     metrics = [episode.metrics for episode in played(arena, player, plays).episodes]
     figures = {
-        "agreement": [m["judge_agreement"] for m in metrics if "planted" not in m],
-        "planted_right": [m["planted_right"] for m in metrics if "planted" in m],
+        "agreement": [m["judge_agreement"] for m in metrics if "planted_right" not in m],
+        "planted_right": [m["planted_right"] for m in metrics if "planted_right" in m],
         "longer_wins": [m["longer_wins"] for m in metrics],
     }
     for name, values in figures.items():

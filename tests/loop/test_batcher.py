@@ -24,10 +24,16 @@ BUDGET = 100
 
 def group(arena: str, tokens: int, *, version: int = 0, plays: int = 1) -> TrainingBatch:
     samples = tuple(
-        make_sample((1, 2), versions=version, group="task", rollout=f"task/{n % plays}/role")
+        make_sample((1, 2), versions=version, group="task", rollout=f"task/{n % 2}/role")
         for n in range(tokens)
     )
-    return TrainingBatch(samples=samples, episodes=(), tokens_generated=tokens, arena=arena)
+    return TrainingBatch(
+        samples=samples,
+        episodes=(),
+        tokens_generated=tokens,
+        arena=arena,
+        group_sizes={"task": plays},
+    )
 
 
 def mixed(
@@ -192,7 +198,8 @@ def test_no_more_than_a_second_share_is_taken_for_its_age() -> None:
     assert asyncio.run(story()) == [100, 200]
 
 
-def test_a_group_with_too_few_plays_is_left_out() -> None:
+def test_a_group_with_too_few_plays_that_ended_is_left_out() -> None:
+    """Also those without a sample count: in these groups two plays have some."""
     ledger = Ledger()
 
     async def story() -> Counter[str]:
