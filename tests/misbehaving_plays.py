@@ -1,16 +1,20 @@
 """Arenas whose code misbehaves: wild numbers, errors without text, plays that do not leave."""
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from inspect import isawaitable
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import numpy as np
 
 from legos.arena.arena import Arena
 from legos.arena.endings import Draw, Forfeit, Void
+from legos.arena.game import Game
 from legos.arena.table import Table
 from legos.credit import GRPOCredit
 from legos.data.episode import Task
@@ -21,6 +25,7 @@ __all__ = [
     "ENDINGS",
     "NUMBERS",
     "STUBBORN",
+    "Coin",
     "Counted",
     "Deaf",
     "Hasty",
@@ -118,30 +123,25 @@ class Wild(Arena):
         await t.ask("player", "?")
         if t.task.id == "tame":
             return {"player": t.rng.random()}
-        match self.place:
-            case "turn":
-                t.reward("player", self.number)
-            case "turns":
-                for _ in range(2):
-                    t.reward("player", 9e5)
-            case "metric":
-                t.metric(own=self.number)
-            case "truth":
-                await t.judge("player", "?", "a", "b", truth=self.number)
-            case "part":
-                return {"player": {"a": self.number}}
-            case "raised":
-                raise self.number
-            case "time":
-                async with asyncio.timeout(5):
-                    await t.run(sum, [1], timeout_s=self.number)
-            case "memory":
-                await t.run(sum, [1], memory_mb=self.number)
-            case "offer":
-                await t.offer(timeout_s=self.number)
-            case _:
-                return {"player": self.number}
-        return {"player": 0.5}
+        number = self.number
+        calls: Mapping[str, Callable[[], Any]] = {
+            "turn": lambda: t.reward("player", number),
+            "turns": lambda: [t.reward("player", 9e5) for _ in range(2)],
+            "metric": lambda: t.metric(own=number),
+            "max_tokens": lambda: t.ask("player", "?", max_tokens=number),
+            "truth": lambda: t.judge("player", "?", "a", "b", truth=number),
+            "time": lambda: t.run(sum, [1], timeout_s=number),
+            "memory": lambda: t.run(sum, [1], memory_mb=number),
+            "offer": lambda: t.offer(timeout_s=number),
+        }
+        if self.place == "raised":
+            raise number
+        if self.place in calls:
+            given = calls[self.place]()
+            if isawaitable(given):
+                await given
+            return {"player": 0.5}
+        return {"player": {"a": number} if self.place == "part" else number}
 
 
 class Counted(asyncio.Semaphore):
@@ -178,6 +178,37 @@ async def look(place: str) -> str:
     return place
 
 
+class Coin(Game):
+    """Counts those that are alive."""
+
+    roles = ("player",)
+    living: ClassVar = WeakSet["Coin"]()
+
+    def __init__(self) -> None:
+        self.living.add(self)
+
+    def start(self, rng: random.Random) -> Any:
+        return ()
+
+    def view(self, state: Any, role: str) -> str:
+        return "?"
+
+    def turn(self, state: Any) -> str | None:
+        return None if state else "player"
+
+    def legal(self, state: Any, role: str) -> tuple[str, ...]:
+        return ("a", "b")
+
+    def prompt(self, state: Any, role: str) -> str:
+        return "?"
+
+    def play(self, state: Any, move: str) -> Any:
+        return (move,)
+
+    def payoff(self, state: Any) -> Any:
+        return {"player": 1.0}
+
+
 class Hasty(Arena):
     """Waits in all ways there are, each cut off after a random time, and then goes on."""
 
@@ -196,6 +227,7 @@ class Hasty(Arena):
             lambda: t.spawn(Hasty, Task(id="child", data="last")),
             lambda: asyncio.gather(*(t.judge("judge", "?", "a", "b") for _ in range(2))),
             lambda: t.ask_all({"player": "?", "judge": "?"}),
+            lambda: t.spawn(Coin, Task(id="coin", data=()), n=3),
         ]
         for _ in range(6):
             wait = t.rng.choice(waits if t.task.data is None else waits[:3])

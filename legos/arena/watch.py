@@ -236,6 +236,7 @@ def _where(task: "asyncio.Task[Any]", arena: Playable) -> str:
 
 
 async def _awaited(played: Awaitable[T]) -> T:
+    """A coroutine around a play; unlike the play, it ends when it is closed."""
     return await played
 
 

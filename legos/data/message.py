@@ -153,8 +153,9 @@ class Sampling(Draws, frozen=True, kw_only=True):
         Raises:
             RecordError: the message names the field, the value and the range.
         """
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise RecordError(f"max_tokens is {self.max_tokens}; expected at least 1")
+        limit = self.max_tokens
+        if limit is not None and (not 1 <= limit < math.inf or limit % 1):
+            raise RecordError(f"max_tokens is {limit}; expected at least 1, a whole number")
         if self.restrict and not self.choices:
             raise RecordError(
                 "restrict=True needs choices; pass the legal answers or restrict=False"

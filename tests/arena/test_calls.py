@@ -29,6 +29,7 @@ from misbehaving import (
     when_written,
 )
 
+from legos.arena import calls
 from legos.arena.arena import Arena
 from legos.arena.calls import MAX_PROCESSES, CallLimits, CallPool
 from legos.arena.registry import find_arena
@@ -206,6 +207,36 @@ def test_what_cannot_be_sent_is_refused(function: Any, args: Any, message: str) 
     [error] = calling((function, *args))
     assert isinstance(error, ArenaError)
     assert message in str(error)
+
+
+def test_a_call_that_is_cancelled_while_its_process_ends_kills_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ending, go_on, killed = threading.Event(), threading.Event(), list[int]()
+    kill = calls._Process.kill
+
+    def let_end(process: Any) -> None:
+        ending.set()
+        go_on.wait(60)
+
+    def counted(process: Any) -> None:
+        killed.append(process.pid)
+        kill(process)
+
+    monkeypatch.setattr(calls._Process, "let_end", let_end)
+    monkeypatch.setattr(calls._Process, "kill", counted)
+
+    async def story() -> None:
+        with closing(CallPool()) as pool:
+            call = asyncio.create_task(pool.call(kill_itself, (), limits()))
+            assert await asyncio.to_thread(ending.wait, 60)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert len(killed) == 1
+            go_on.set()
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize("name", ["timeout_s", "memory_mb", "output_mb"])

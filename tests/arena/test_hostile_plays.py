@@ -5,14 +5,14 @@ import gc
 import json
 import logging
 import random
-from typing import Any, ClassVar
-from weakref import WeakSet
+from typing import Any
 
 import pytest
 from misbehaving_plays import (
     ENDINGS,
     NUMBERS,
     STUBBORN,
+    Coin,
     Counted,
     Deaf,
     Hasty,
@@ -24,7 +24,6 @@ from misbehaving_plays import (
 )
 
 from legos.arena.arena import Arena
-from legos.arena.game import Game
 from legos.arena.stage import MAX_GAMES
 from legos.arena.step import play_all
 from legos.arena.table import Table
@@ -67,8 +66,11 @@ def test_a_number_out_of_bounds_fails_its_play_alone(place: str, number: Any) ->
         ("truth", 1e200, "judge('player', ..., truth=1e+200) is not a finite number"),
         ("truth", float("nan"), "from 0 to 1"),
         ("truth", "1", "truth='1') is not"),
+        ("max_tokens", float("nan"), "max_tokens is nan; expected at least 1, a whole number"),
+        ("max_tokens", 1.5, "max_tokens is 1.5; expected at least 1, a whole number"),
+        ("max_tokens", float("inf"), "max_tokens is inf; expected"),
     ],
-    ids=range(7),
+    ids=range(10),
 )
 def test_other_numbers_are_refused_too(place: str, number: Any, error: str) -> None:
     batch = step(Wild(place, number))
@@ -257,35 +259,6 @@ def test_an_arena_that_spawns_itself_is_bounded(n: int, monkeypatch: pytest.Monk
         step(Nested(n))
 
 
-class _Coin(Game):
-    roles = ("player",)
-    living: ClassVar = WeakSet["_Coin"]()
-
-    def __init__(self) -> None:
-        self.living.add(self)
-
-    def start(self, rng: random.Random) -> Any:
-        return ()
-
-    def view(self, state: Any, role: str) -> str:
-        return "?"
-
-    def turn(self, state: Any) -> str | None:
-        return None if state else "player"
-
-    def legal(self, state: Any, role: str) -> tuple[str, ...]:
-        return ("a", "b")
-
-    def prompt(self, state: Any, role: str) -> str:
-        return "?"
-
-    def play(self, state: Any, move: str) -> Any:
-        return (move,)
-
-    def payoff(self, state: Any) -> Any:
-        return {"player": 1.0}
-
-
 def test_spawned_games_are_freed() -> None:
     class Parent(Arena):
         tasks_per_step = 100
@@ -295,10 +268,10 @@ def test_spawned_games_are_freed() -> None:
             return (Task(id=str(number)) for number in range(100))
 
         async def play(self, t: Table) -> Any:
-            await t.spawn(_Coin, Task(id="coin", data=()))
+            await t.spawn(Coin, Task(id="coin", data=()))
             if t.task.id == "99":
                 gc.collect()
-                living.append(len(_Coin.living))
+                living.append(len(Coin.living))
             return {"player": 1.0}
 
     living: list[int] = []

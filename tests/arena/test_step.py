@@ -107,7 +107,7 @@ def test_numbers_of_a_step_by_hand() -> None:
     assert step(arena).metrics == {
         # Of the plays that count one forfeits (-1), one returns 0 and one 1.
         **{f"{name}{role}": 0.0 for name in REWARDS for role in ("_mean", "/player")},
-        "arena/long": 1 / 3,
+        "arena/long": 1.0,
         "arena/forfeit": 1 / 3,
         "arena/episodes": 4.0,
         "arena/failed": 1.0,

@@ -97,7 +97,7 @@ def test_both_accuracies_are_logged_whichever_is_rewarded(file: Path, strict: bo
     even = [int(e.task.data["question"].split()[0]) % 2 == 0 for e in batch.episodes]
     assert 0 < sum(even) < 12
     for episode, marked in zip(batch.episodes, even, strict=True):
-        assert episode.metrics == {"strict": float(marked), "lenient": 1.0}
+        assert episode.metrics == {"strict": float(marked), "lenient": 1.0, "unclear": 0.0}
         assert episode.parts["player"]["correct"] == float(marked or not strict)
     assert batch.metrics["arena/strict"] == pytest.approx(sum(even) / 12)
     assert batch.metrics["arena/lenient"] == 1.0

@@ -40,7 +40,7 @@ def test_plays_that_ask_a_text_beyond_the_context_tokenize_its_beginning_once(
     assert encoded == [6 * CONTEXT]
 
 
-@pytest.mark.parametrize("piece", ["a", "word ", " ", "\n\n", "日本", "👩‍👩‍👧", "x1 ", "the house "])
+@pytest.mark.parametrize("piece", ["a", "word ", " ", "\n\n", "日本", "👩‍👧", "the house "])
 @pytest.mark.parametrize("length", [601, 700, 2_000])
 def test_no_text_that_fits_is_refused(tokenizer: ChatTokenizer, piece: str, length: int) -> None:
     message = Message("user", (piece * length)[:length])
