@@ -23,7 +23,8 @@ def outcome(*answers: str, puzzle: Puzzle = PUZZLE) -> tuple[float, set[str], li
 
     arena = Zorplex(turns=len(answers))
     episode, prompts = played(arena, Task(id="p", data=puzzle), answer)
-    return episode.rewards["player"], set(episode.metrics) - {"calls"}, prompts
+    counted = {name for name, value in episode.metrics.items() if value and name != "calls"}
+    return episode.rewards["player"], counted, prompts
 
 
 @pytest.mark.parametrize(
