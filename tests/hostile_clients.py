@@ -1,6 +1,7 @@
 """Hostile and honest clients of a server at a port."""
 
 import asyncio
+import base64
 import json
 import os
 import random
@@ -14,6 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import cycle
 from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
 
 from legos.builtin.vocabulary import END, SPECIALS, SYSTEM
 
@@ -74,6 +78,15 @@ def nested(levels: int) -> bytes:
     return b'{"prompt": [1], "metadata": ' + b'{"a":' * levels + b"1" + b"}" * levels + b"}"
 
 
+def slow_pattern() -> dict[str, Any]:
+    """A PEFT adapter with a pattern over which an engine that backtracks never ends."""
+    name = "model.layers.0.self_attn.q_proj"
+    ones = np.ones((2, 2), np.float32)
+    weights = save({f"{name}.lora_A.weight": ones, f"{name}.lora_B.weight": ones})
+    config = {"r": 2, "lora_alpha": 2, "rank_pattern": {r"((\w|\.)*)*x": 1}}
+    return {"weights": base64.b64encode(weights).decode(), "config": config}
+
+
 BOMBS: Sequence[tuple[str, Any, int]] = [
     ("/v1/completions", nested(100_000), 413),
     ("/v1/completions", nested(1_000), 400),
@@ -87,6 +100,7 @@ BOMBS: Sequence[tuple[str, Any, int]] = [
     ("/detokenize", {"tokens": [1] * 200_000}, 400),
     ("/adapters/load?version=1", b"x" * 1_000_000, 400),
     ("/adapters/load?version=1", {"config": {"a": [1] * 600_000}}, 413),
+    ("/adapters/load?version=1&name=x", slow_pattern(), 400),
     ("/v1/completions", {"prompt": [1] * 1_000_000}, 413),
     ("/v1/completions", {"prompt": [1], "n": 128, "max_tokens": 900, "logprobs": 20}, 400),
     ("/v1/chat/completions", {"messages": calling("[" + "1," * 60_000 + "1]")}, 400),

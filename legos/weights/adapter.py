@@ -3,9 +3,8 @@
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,33 @@ from legos.errors import AdapterError
 from legos.weights.tensors import pack_tensors
 
 __all__ = [
+    "BASE_WEIGHT",
+    "MAX_RANK",
+    "MAX_SCALE",
     "Adapter",
     "AdapterInfo",
     "Header",
     "LoraShape",
+    "check_scale",
     "checked_name",
+    "is_base_weight",
+    "is_number",
     "model_name",
     "pack_adapter",
     "shape_of",
 ]
 
+MAX_RANK = 1024
+"""The largest rank that a run can train; more costs memory in every batch, and is a mistake."""
+MAX_SCALE = 1e4
+"""Trained adapters have scales up to some hundreds; larger ones overflow float16."""
+BASE_WEIGHT = ".base_layer.weight"
+"""End of the name of a base weight, after the module."""
 HEADER_ENTRY = "legos"  # key of the safetensors header whose JSON value this kit writes
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_ARRAY_NAME = re.compile(r"(?P<module>.+)\.(?P<part>lora_a|lora_b|m)")
-_IN_LAYER = re.compile(r".*?\b(?:layers|blocks|h)\.(?P<layer>\d+)\.(?P<rest>.+)")
+_ARRAY_NAME = re.compile(r"(?P<module>.+)\.(?P<part>lora_a|lora_b|m|base_layer\.weight)")
+_IN_LAYER = re.compile(r".*?\b(?:layers|blocks|h)\.(?P<layer>[0-9]{1,6})\.(?P<rest>.+)")
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -68,17 +79,17 @@ class LoraShape:
     use_dora: bool = False  # y = m / |W + scale * B A| * (W x + scale * B(A x)), row by row
 
     def __post_init__(self) -> None:
-        """Refuse a scale that is not a finite number.
+        """Refuse a rank and a scale out of range.
 
         Raises:
-            AdapterError: the scale is invalid; the message names it.
+            AdapterError: one is; the message names it.
         """
-        try:
-            usable = isfinite(self.scale)
-        except TypeError:
-            usable = False
-        if not usable:
-            raise AdapterError(f"the adapter's scale is {self.scale!r}; expected a finite number")
+        if not 1 <= self.rank <= MAX_RANK:
+            raise AdapterError(
+                f"the adapter's rank is {self.rank}; expected 1 to {MAX_RANK}, the largest that "
+                "training.lora_rank takes"
+            )
+        check_scale(self.scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +107,8 @@ class Adapter:
 
     ``arrays`` maps ``<module>.lora_a`` [in, rank], ``<module>.lora_b`` [rank, out] and, in DoRA,
     ``<module>.m`` [out] to float32 arrays of the device that made them (any arrays that NumPy can
-    read without a copy).
+    read without a copy). ``<module>.base_layer.weight`` [out, in] is a base weight that the
+    adapter's file holds as well: an engine compares it with its own, and nothing else takes it.
     """
 
     name: str
@@ -109,11 +121,21 @@ class Adapter:
     def digest(self) -> str:
         """BLAKE2 of names, shapes and bytes: equal digests mean equal adapters."""
         state = hashlib.blake2b(digest_size=16)
-        for name in sorted(self.arrays):
+        for name in sorted(self.trained):
             array = np.ascontiguousarray(np.asarray(self.arrays[name], np.float32))
             state.update(f"{name}{array.shape}".encode())
             state.update(array.data)
         return state.hexdigest()
+
+    @property
+    def trained(self) -> Mapping[str, Any]:
+        """The arrays without base weights."""
+        return {k: array for k, array in self.arrays.items() if not is_base_weight(k)}
+
+    def without_base(self) -> "Adapter":
+        """This adapter without base weights; its digest is the same."""
+        trained = self.trained
+        return self if len(trained) == len(self.arrays) else replace(self, arrays=trained)
 
     @property
     def info(self) -> AdapterInfo:
@@ -163,6 +185,31 @@ class Adapter:
         return self
 
 
+def is_base_weight(name: str) -> bool:
+    """Whether an array of an adapter is a weight of its base model."""
+    return name.endswith(BASE_WEIGHT)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of JSON is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_scale(scale: Any) -> float:
+    """Check that a scale is one that a trained adapter can have, and return it.
+
+    Raises:
+        AdapterError: it is not a number, or out of range.
+    """
+    if not is_number(scale) or not 0 < scale <= MAX_SCALE:
+        raise AdapterError(
+            f"the adapter's scale is {scale!r:.50}; expected a number above 0 (0 switches the "
+            "adapter off, and below 0 it does the opposite of what it learned) and at most "
+            f"{MAX_SCALE:g} (more overflows in float16)"
+        )
+    return scale
+
+
 def pack_adapter(adapter: Adapter) -> bytes:
     """An adapter as the bytes of a safetensors file with name, version, digest and scale."""
     return pack_tensors(adapter.arrays, {"format": "mlx", **adapter.header})
@@ -210,6 +257,8 @@ def shape_of(arrays: Mapping[str, Any], scale: float) -> LoraShape:
                 f"array {name} has an unknown name; expected <module>.lora_a, <module>.lora_b or "
                 "<module>.m"
             )
+        if is_base_weight(name):
+            continue
         inside = _IN_LAYER.match(found["module"])
         if inside is not None:
             layers.add(int(inside["layer"]))

@@ -5,30 +5,43 @@
     MoE   X.switch_mlp.M.lora_a [E, r, in]     base_model.model.X.experts.e.M.lora_A.weight [r, in]
           X.switch_mlp.M.lora_b [E, out, r]    base_model.model.X.experts.e.M.lora_B.weight [out, r]
     DoRA  <module>.m [out]                base_model.model.<module>.lora_magnitude_vector [out]
+    base  <module>.base_layer.weight      base_model.model.<module>.base_layer.weight [out, in]
 
     y = W x + scale * B A x, with scale = lora_alpha / r, or lora_alpha / sqrt(r) with rsLoRA;
     with DoRA times m / |W + scale * B A|, row by row
+
+PEFT writes the base weights W of an adapted output head as well; an engine compares them with its
+own.
 
 Source: PEFT's ``LoraConfig`` and checkpoint names; rsLoRA: arXiv:2312.03732; DoRA:
 arXiv:2402.09353.
 """
 
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from legos.data.names import POLICY
 from legos.errors import AdapterError
-from legos.weights.adapter import Adapter, Header, shape_of
+from legos.weights.adapter import (
+    BASE_WEIGHT,
+    Adapter,
+    Header,
+    check_scale,
+    is_base_weight,
+    shape_of,
+)
+from legos.weights.peft_config import CONFIG_FILE, PeftConfig
 from legos.weights.tensors import Floats, pack_tensors, unpack_tensors
 
 __all__ = [
+    "FOREIGN_VERSION",
     "PEFT_WEIGHTS_FILE",
     "PeftFiles",
     "from_peft",
@@ -39,7 +52,6 @@ __all__ = [
     "write_peft",
 ]
 
-CONFIG_FILE = "adapter_config.json"  # mlx-lm's file has the same name
 PEFT_WEIGHTS_FILE = "adapter_model.safetensors"
 FOREIGN_VERSION = 1  # version of an adapter that records none
 
@@ -48,9 +60,11 @@ _MAGNITUDE = "lora_magnitude_vector"
 _TENSOR = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+)\."
     r"(?:lora_(?P<letter>[AB])(?:\.default)?\.weight"
-    r"|lora_magnitude_vector(?:\.default)?(?:\.weight)?)"
+    r"|lora_magnitude_vector(?:\.default)?(?:\.weight)?"
+    r"|(?P<base>base)_layer\.weight)"
 )
-_EXPERT = re.compile(r"(?P<block>.+)\.experts\.(?P<number>\d+)\.(?P<projection>\w+)")
+_MOST_PADDING_BYTES = 1 << 30  # zeros that bring all modules to the largest rank
+_EXPERT = re.compile(r"(?P<block>.+)\.experts\.(?P<number>[0-9]{1,6})\.(?P<projection>\w+)")
 _SWITCH = re.compile(r"(?P<block>.+)\.switch_mlp\.(?P<projection>\w+)")
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # names in block_sparse_moe
 _TO_MIXTRAL = {ours: theirs for theirs, ours in _MIXTRAL.items()}
@@ -80,6 +94,9 @@ def to_peft(adapter: Adapter, *, base_model: str = "") -> PeftFiles:
         array = np.asarray(adapter.arrays[name], np.float32)
         if name.endswith(".m"):
             tensors[f"{_PREFIX}{name.removesuffix('.m')}.{_MAGNITUDE}"] = array
+            continue
+        if is_base_weight(name):
+            tensors[f"{_PREFIX}{name}"] = array
             continue
         module, letter = name.rsplit(".lora_", 1)
         parts = {module: array.T} if array.ndim == 2 else _experts(module, array)
@@ -121,20 +138,27 @@ def from_peft(
     Raises:
         AdapterError: a tensor or setting is not plain LoRA or DoRA; the message names it.
     """
-    _check_config(config)
+    settings = PeftConfig.read(config)
     pairs: dict[str, dict[str, Floats]] = {}
+    arrays: dict[str, Floats] = {}
+    ranks_and_scales: dict[str, tuple[int, float]] = {}
     for key in sorted(tensors):
-        module, letter = _module_and_part(key)
-        pairs.setdefault(module, {})[letter] = np.asarray(tensors[key], np.float32)
+        theirs, part = _module_and_part(key)
+        module = f"model.{theirs}" if theirs.startswith("layers.") else theirs
+        array = np.asarray(tensors[key], np.float32)
+        if part == "base":
+            arrays[f"{module}{BASE_WEIGHT}"] = array
+            continue
+        pairs.setdefault(module, {})[part] = array
+        ranks_and_scales[module] = settings.rank_and_scale(theirs)
     if not pairs:
-        raise AdapterError("the PEFT adapter holds no tensor")
-    ranks_and_scales = {module: _rank_and_scale(config, module) for module in pairs}
+        raise AdapterError("the PEFT adapter holds no tensor of LoRA")
     for module, pair in pairs.items():
         _check_pair(module, pair, ranks_and_scales[module][0])
-        _check_magnitude(module, pair, use_dora=bool(config.get("use_dora")))
+        _check_magnitude(module, pair, use_dora=settings.use_dora)
     ranks, scales = map(set, zip(*ranks_and_scales.values(), strict=True))
     rank, scale = max(ranks), scales.pop() if len(scales) == 1 else 1.0
-    arrays: dict[str, Floats] = {}
+    _check_padding(pairs, rank)
     for module, pair in pairs.items():
         own_rank, own_scale = ranks_and_scales[module]
         factor, missing = own_scale / scale, rank - own_rank
@@ -167,12 +191,12 @@ def read_peft(folder: Path) -> Adapter:
         AdapterError: a file is missing or unreadable, or is not LoRA or DoRA.
     """
     try:
-        config: dict[str, Any] = dict(json.loads((folder / CONFIG_FILE).read_text()))
+        config = msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=dict[str, Any])
         tensors, texts = unpack_tensors((folder / PEFT_WEIGHTS_FILE).read_bytes())
         header = Header.read(texts)
         version = FOREIGN_VERSION if header.version is None else header.version
         adapter = from_peft(tensors, config, name=header.name or POLICY, version=version)
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise AdapterError(f"{folder} cannot be read as a PEFT adapter: {error}") from error
     return adapter.checked(header.digest, f"the file is damaged, export it to {folder} again")
 
@@ -194,44 +218,13 @@ def implied_config(tensors: Mapping[str, Any], scale: float | None) -> dict[str,
     if first is None or not first.shape:
         raise AdapterError("the file has no lora_A tensor")
     rank = int(first.shape[0])
+    scale = check_scale(scale)
     use_dora = any(_MAGNITUDE in name for name in tensors)
     return {"r": rank, "lora_alpha": scale * rank, "use_dora": use_dora}
 
 
-def _check_config(config: Mapping[str, Any]) -> None:
-    """Refuse a configuration that is neither plain LoRA nor DoRA."""
-    kind = config.get("peft_type", "LORA")
-    if kind != "LORA":
-        raise AdapterError(f"peft_type is {kind!r}; expected 'LORA'")
-    for setting in ("r", "lora_alpha"):
-        if not isinstance(config.get(setting), int | float) or config[setting] <= 0:
-            raise AdapterError(
-                f"{CONFIG_FILE} has {setting} {config.get(setting)!r}; expected a number above 0"
-            )
-    for setting in ("lora_bias", "layer_replication", "modules_to_save"):
-        if config.get(setting):
-            raise AdapterError(
-                f"{CONFIG_FILE} sets {setting} to {config[setting]!r}, which this kit does not "
-                "compute; train the adapter without it"
-            )
-    if config.get("bias", "none") != "none":
-        raise AdapterError(f"{CONFIG_FILE} sets bias to {config['bias']!r}; expected 'none'")
-
-
-def _rank_and_scale(config: Mapping[str, Any], module: str) -> tuple[int, float]:
-    """Rank and scale of a module; a pattern of its name replaces the default."""
-
-    def value(patterns: str, default: str) -> Any:
-        known: Mapping[str, Any] = config.get(patterns) or {}
-        named = (v for pattern, v in known.items() if re.fullmatch(rf"(.*\.)?({pattern})", module))
-        return next(named, config[default])
-
-    rank, alpha = int(value("rank_pattern", "r")), float(value("alpha_pattern", "lora_alpha"))
-    return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-
-
 def _module_and_part(key: str) -> tuple[str, str]:
-    """Module and part of a PEFT tensor's name: A, B, or m for DoRA's magnitudes."""
+    """Module and part of a PEFT tensor's name: A, B, m for DoRA's magnitudes, base for W."""
     found = _TENSOR.fullmatch(key)
     if found is None:
         raise AdapterError(
@@ -239,12 +232,12 @@ def _module_and_part(key: str) -> tuple[str, str]:
             f"<module>.lora_B.weight or <module>.{_MAGNITUDE}"
         )
     module = found["module"]
-    if re.search(r"\.experts(\.base_layer)?$", module):
+    if module.endswith((".experts", ".experts.base_layer")):
         raise AdapterError(
             f"tensor {key} adapts all experts fused in one parameter; export it with one pair "
             "per expert (<block>.experts.<number>.<projection>)"
         )
-    return f"model.{module}" if module.startswith("layers.") else module, found["letter"] or "m"
+    return module, found["letter"] or found["base"] or "m"
 
 
 def _check_pair(module: str, pair: Mapping[str, Floats], rank: int) -> None:
@@ -282,6 +275,17 @@ def _check_magnitude(module: str, pair: Mapping[str, Floats], *, use_dora: bool)
         raise AdapterError(f"tensor {name} has shape {have}; expected {want}, as many as outputs")
 
 
+def _check_padding(pairs: Mapping[str, Mapping[str, Floats]], rank: int) -> None:
+    """Refuse ranks so different that zeros would fill the memory; all modules get the largest."""
+    sides = [matrix.shape for pair in pairs.values() for matrix in (pair["A"].T, pair["B"])]
+    padding = 4 * sum(side * (rank - own) for side, own in sides)
+    if padding > _MOST_PADDING_BYTES:
+        raise AdapterError(
+            f"the ranks differ by module up to {rank}, and padding them to one rank would take "
+            f"{padding} bytes; at most {_MOST_PADDING_BYTES} are taken: train with one rank"
+        )
+
+
 def _experts(module: str, array: Floats) -> dict[str, Floats]:
     """Split the stacked matrices [E, x, y] of all experts into one matrix per expert, by name."""
     found = _SWITCH.fullmatch(module)
@@ -313,8 +317,8 @@ def _switched(arrays: Mapping[str, Floats]) -> dict[str, Floats]:
         stack = stacks.setdefault(f"{found['block']}.switch_mlp.{projection}.lora_{letter}", {})
         stack[int(found["number"])] = array.T
     for name, stack in stacks.items():
-        lacking = sorted(set(range(max(stack) + 1)) - stack.keys())
-        if lacking:
-            raise AdapterError(f"{name} has no LoRA for expert {lacking[0]}; adapt all or none")
+        lacking = next(number for number in range(len(stack) + 1) if number not in stack)
+        if lacking < len(stack):
+            raise AdapterError(f"{name} has no LoRA for expert {lacking}; adapt all or none")
         whole[name] = np.stack([stack[number] for number in sorted(stack)])
     return whole

@@ -21,6 +21,9 @@ _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
+_Texts = dict[str, str]
+
+
 class _Tensor(msgspec.Struct, frozen=True):
     """One tensor in the header of a safetensors file."""
 
@@ -63,7 +66,8 @@ def unpack_tensors(data: bytes | bytearray) -> tuple[dict[str, Floats], dict[str
     text = view[_HEADER_SIZE_BYTES : _HEADER_SIZE_BYTES + size]
     try:
         header = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        texts = msgspec.json.decode(header.pop("__metadata__", b"{}"), type=dict[str, str])
+        metadata = header.pop("__metadata__", b"null")  # which mlx-lm writes too
+        texts = msgspec.json.decode(metadata, type=_Texts | None) or _Texts()
         tensors = {name: msgspec.json.decode(raw, type=_Tensor) for name, raw in header.items()}
     except (ValueError, RecursionError) as error:
         raise AdapterError(
@@ -98,4 +102,10 @@ def _floats(name: str, tensor: _Tensor, body: memoryview) -> Floats:
         flat = np.frombuffer(raw, np.float16).astype(np.float32)
     else:  # the upper half of a float32
         flat = (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return flat.reshape(tensor.shape)
+    try:
+        return flat.reshape(tensor.shape)
+    except (ValueError, OverflowError) as error:
+        raise AdapterError(
+            f"tensor {name} has {len(tensor.shape)} axes of up to {max(tensor.shape)}, which are "
+            f"no shape of an array: {error}"
+        ) from error

@@ -91,7 +91,7 @@ class AdapterTable:
                 self._retired.append(live)
             live = LiveAdapter(name, adapter.info, slot=slot, epoch=next(self._epochs))
             self._by_name[name] = live
-        self._show({**self.loaded, name: adapter})
+        self._show({**self.loaded, name: adapter.without_base()})  # whose weights were compared
         return live
 
     def drop(self, name: str) -> None:

@@ -199,6 +199,41 @@ def test_a_body_that_is_no_adapter(
     assert answer.json()["error"]["message"]
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"rank_pattern": {r"((\w|\.)*)*x": 1}, "r": 7}, "r = 7"),
+        ({"rank_pattern": {"(": 4}}, "rank_pattern"),
+        ({"rank_pattern": {"q_proj": None}}, "rank_pattern"),
+        ({"alpha_pattern": {"q_proj": None}}, "alpha_pattern"),
+        ({"r": 4.5}, "r 4.5"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
+        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
+        ({"lora_alpha": -1}, "lora_alpha"),
+        ({"lora_alpha": 1e38}, "lora_alpha"),
+    ],
+)
+def test_a_setting_of_peft_that_is_not_taken_is_named_and_stops_nobody(
+    http: httpx.Client, model: ModelHandle, other: Mapping[str, Any], settings: Any, named: str
+) -> None:
+    peft = to_peft(adapter_of(model, other))
+    config = {**peft.config, **settings}
+    answer = post_json(http, save(dict(peft.tensors)), version=9, config=config)
+    assert answer.status_code == 400, answer.text
+    assert named in answer.json()["error"]["message"]
+    assert http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("scale", [-1.0, 0.0, 1e38])
+def test_a_scale_out_of_range_is_named(
+    http: httpx.Client, other: Mapping[str, Any], scale: float
+) -> None:
+    answer = post_json(http, save(dict(other)), version=9, scale=scale)
+    assert answer.status_code == 400
+    assert "scale is" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("name", ["base", "builtin", "a/b", "..", "a@1", "", "x" * 65])
 def test_a_name_that_cannot_be(http: httpx.Client, other: Mapping[str, Any], name: str) -> None:
     answer = post_json(http, save(dict(other)), version=1, name=name)
