@@ -24,7 +24,10 @@ _OF_PLAYS = ("loop.evaluation_plays", "loop.evaluation_temperature")
 
 
 def evaluate_run(
-    run: str | Path, *, overrides: Mapping[str, object] | None = None
+    run: str | Path,
+    *,
+    adapter: str | None = None,
+    overrides: Mapping[str, object] | None = None,
 ) -> Mapping[str, Any]:
     """Evaluate an adapter of a run on the run's arena.
 
@@ -32,6 +35,7 @@ def evaluate_run(
         run: folder of the run, or its name in runs/, for its newest adapter; ``RUN@STEP``,
             ``RUN@best`` or ``RUN@vN`` for another one. Of a run with several policies, this is the
             adapter of the first, and the others are those of the same step.
+        adapter: what ``named_adapter`` reads, evaluated in place of that adapter.
         overrides: dotted settings that replace those of the run.
 
     Returns:
@@ -48,8 +52,9 @@ def evaluate_run(
     config = resolve(run=folder.config, overrides=overrides).config
     check_options(config)
     first, *others = policies_of(config.arenas)
-    weights = named_adapter(str(run), name=first)
-    beside = map(read_adapter, _beside(folder, weights.version, others))
+    own = named_adapter(str(run), name=first)
+    beside = map(read_adapter, _beside(folder, own.version, others))
+    weights = own if adapter is None else named_adapter(adapter, name=first)
     with loaded(config.model, [weights, *beside], config.generation.limits()) as live:
         handle = live.handle
         client = EngineClient(

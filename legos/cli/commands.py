@@ -147,6 +147,7 @@ def evaluate(
     run: str,
     /,
     *,
+    adapter: str | None = None,
     json: Flag = False,
     play: PlaySettings = None,
     loop: Annotated[
@@ -159,13 +160,14 @@ def evaluate(
 
     Args:
         run: Run folder, or its name in runs/; RUN@STEP, RUN@best or RUN@vN for another adapter.
+        adapter: Evaluate this one on the run's arena: an adapter folder, or another run.
         json: Print one JSON object.
         play: Settings of the arena.
         loop: Settings of evaluation plays.
     """
     from legos.apps.evaluate import evaluate_run
 
-    figures = evaluate_run(run, overrides=dotted({"play": play, "loop": loop}, {}))
+    figures = evaluate_run(run, adapter=adapter, overrides=dotted({"play": play, "loop": loop}, {}))
     known = {name: figure for name, figure in figures.items() if figure is not None}
     show(figures if json else known, json=json)
 

@@ -135,7 +135,8 @@ class TorchBackend:
             AdapterError: the adapter does not fit.
             TrainerError: no policy of that name is trained here.
         """
-        self._call(self._load, policy, adapter.arrays, adapter.version).result()
+        arrays = adapter.at_scale(self._shape.scale).arrays
+        self._call(self._load, policy, arrays, adapter.version).result()
 
     def snapshot(self) -> "Future[Snapshot]":
         """Adapters, EMAs, references and optimisers as they are now.

@@ -265,6 +265,7 @@ class TorchModel:
     def _fitting(self, adapter: Adapter) -> Mapping[str, torch.Tensor]:
         """An adapter's arrays on the device, after a check that they fit."""
         shapes = {name: tuple(array.shape) for name, array in self._first.items()}
+        adapter = adapter if self.lora is None else adapter.at_scale(self.lora.scale)
         check_shapes(adapter.arrays, shapes, name=adapter.name)
         check_finite(adapter.arrays, name=adapter.name)
         return {

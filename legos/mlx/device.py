@@ -180,7 +180,8 @@ class MlxModel:
         check_token_ids(input_ids, self.num_vocabulary)
         if adapter is None:
             return self.worker.call(all_logits, self.tree, list(input_ids)).result()
-        return self.worker.call(logits_under, self.tree, adapter, list(input_ids)).result()
+        own = self._at_own_scale(adapter)
+        return self.worker.call(logits_under, self.tree, own, list(input_ids)).result()
 
     def lora_shape(
         self, *, rank: int, alpha: float, num_layers: int, head: bool, use_dora: bool
@@ -208,7 +209,7 @@ class MlxModel:
         Raises:
             AdapterError: the adapter does not fit the model's LoRA.
         """
-        self.worker.call(set_adapter, self.tree, adapter).result()
+        self.worker.call(set_adapter, self.tree, self._at_own_scale(adapter)).result()
 
     @contextmanager
     def without_lora(self) -> Generator[None]:
@@ -309,6 +310,9 @@ class MlxModel:
     def _make_worker(self, name: str) -> Worker:
         self._workers[name] = InlineWorker() if self._inline else ThreadWorker(name)
         return self._workers[name]
+
+    def _at_own_scale(self, adapter: Adapter) -> Adapter:
+        return adapter if self.lora is None else adapter.at_scale(self.lora.scale)
 
     def _lora_shape(self) -> LoraShape:
         if self.lora is None:

@@ -137,6 +137,19 @@ class Adapter:
         trained = self.trained
         return self if len(trained) == len(self.arrays) else replace(self, arrays=trained)
 
+    def at_scale(self, scale: float) -> "Adapter":
+        """The same adapter for a model whose LoRA has another scale."""
+        factor = self.shape.scale / scale
+        if factor == 1.0:
+            return self
+        arrays = {
+            name: np.asarray(array, np.float32) * np.float32(factor)
+            if name.endswith(".lora_b")
+            else array
+            for name, array in self.arrays.items()
+        }
+        return replace(self, shape=replace(self.shape, scale=scale), arrays=arrays)
+
     @property
     def info(self) -> AdapterInfo:
         """Name, version and digest."""

@@ -3,14 +3,19 @@
 import json
 from pathlib import Path
 
+import msgspec
+
+from legos.data.names import POLICY
 from legos.errors import AdapterError
-from legos.weights.adapter import Adapter, LoraShape
-from legos.weights.peft import CONFIG_FILE, PEFT_WEIGHTS_FILE, read_peft
+from legos.weights.adapter import Adapter
+from legos.weights.mlx_config import MlxConfig, Record
+from legos.weights.peft import CONFIG_FILE, FOREIGN_VERSION, PEFT_WEIGHTS_FILE, read_peft
 from legos.weights.tensors import pack_tensors, unpack_tensors
 
 __all__ = ["is_adapter_folder", "read_adapter", "write_adapter"]
 
 WEIGHTS_FILE = "adapters.safetensors"
+PICKLE_FILE = "adapter_model.bin"
 
 
 def write_adapter(adapter: Adapter, folder: Path) -> None:
@@ -42,6 +47,8 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
 def read_adapter(folder: Path) -> Adapter:
     """Read an adapter folder, mlx-lm's or PEFT's, and verify its digest where it has one.
 
+    An adapter of another program gets the name ``policy`` and version 1.
+
     Raises:
         AdapterError: a file is missing, unreadable, or does not match the recorded digest.
     """
@@ -49,49 +56,42 @@ def read_adapter(folder: Path) -> Adapter:
         return read_peft(folder)
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
-            raise AdapterError(
-                f"{folder} is no adapter folder: {name} is missing; "
-                "give one that a run has written, such as runs/nim-1/adapters/v100"
-            )
+            raise AdapterError(_missing(folder, name))
     try:
-        config = json.loads((folder / CONFIG_FILE).read_text())
+        config = msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=MlxConfig)
         arrays, _ = unpack_tensors((folder / WEIGHTS_FILE).read_bytes())
-        parameters = config["lora_parameters"]
-        shape = LoraShape(
-            rank=parameters["rank"],
-            scale=parameters["scale"],
-            num_layers=config["num_layers"],
-            modules=tuple(parameters["keys"]),
-            use_dora=_is_dora(config["fine_tune_type"]),
-        )
-        record = config["legos"]
-        adapter = Adapter(
-            name=record["name"],
-            version=record["version"],
-            shape=shape,
-            arrays=arrays,
-            base_model=record.get("base_model"),
-        )
-        digest = record["digest"]
-    except KeyError as error:
+        shape, record = config.shape_of(arrays), config.legos
+    except (OSError, ValueError, RecursionError) as error:
         raise AdapterError(
-            f"{folder} cannot be read as an adapter: {CONFIG_FILE} lacks {error}; "
-            "was it written by another program?"
+            f"{folder} cannot be read as an adapter: {error}; take another one of the run, or "
+            "write it again"
         ) from error
-    except (OSError, TypeError, ValueError) as error:
-        raise AdapterError(
-            f"{folder} cannot be read as an adapter: {error}; take another one of the run"
-        ) from error
-    return adapter.checked(digest, f"the file is damaged, take another one than {folder}")
+    if record is None:
+        record = Record(POLICY, FOREIGN_VERSION, digest=None, base_model=config.model)
+    adapter = Adapter(
+        name=record.name,
+        version=record.version,
+        shape=shape,
+        arrays=arrays,
+        base_model=record.base_model,
+    )
+    return adapter.checked(record.digest, f"the file is damaged, take another one than {folder}")
 
 
 def is_adapter_folder(folder: Path) -> bool:
     """Whether a folder holds at least one file of an adapter."""
-    return any((folder / name).is_file() for name in (CONFIG_FILE, WEIGHTS_FILE, PEFT_WEIGHTS_FILE))
+    files = (CONFIG_FILE, WEIGHTS_FILE, PEFT_WEIGHTS_FILE, PICKLE_FILE)
+    return any((folder / name).is_file() for name in files)
 
 
-def _is_dora(fine_tune_type: str) -> bool:
-    """Whether mlx-lm's ``fine_tune_type`` is DoRA and not LoRA."""
-    if fine_tune_type not in ("lora", "dora"):
-        raise AdapterError(f"its fine_tune_type is {fine_tune_type!r}; expected 'lora' or 'dora'")
-    return fine_tune_type == "dora"
+def _missing(folder: Path, name: str) -> str:
+    """The error of a folder without a file."""
+    if (folder / PICKLE_FILE).is_file():
+        return (
+            f"{folder} has its weights in {PICKLE_FILE}, a pickle, which can run any code and is "
+            f"not read; load it with PEFT and save it again, which writes {PEFT_WEIGHTS_FILE}"
+        )
+    return (
+        f"{folder} is no adapter folder: {name} is missing; "
+        "give one that a run has written, such as runs/nim-1/adapters/v100"
+    )

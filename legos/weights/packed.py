@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from legos.data.names import POLICY
 from legos.errors import AdapterError
 from legos.weights.adapter import Adapter, Header, checked_name, shape_of
+from legos.weights.mlx_config import MlxConfig
 from legos.weights.peft import from_peft, implied_config, is_peft
 from legos.weights.tensors import unpack_tensors
 
@@ -30,7 +33,8 @@ def unpack_adapter(
         name: name of the adapter; None: the recorded name, or the policy's.
         version: version of the adapter; None: the recorded version.
         scale: LoRA's multiplier; None: the recorded one.
-        config: content of PEFT's adapter_config.json; None: derived from the scale.
+        config: content of adapter_config.json, PEFT's or mlx-lm's by the tensors' names; None:
+            derived from the scale.
         default_scale: LoRA's multiplier if the file records none either.
 
     Raises:
@@ -42,8 +46,10 @@ def unpack_adapter(
     version = header.version if version is None else version
     if version is None or not 0 <= version <= MAX_VERSION:
         raise AdapterError(f"version is {version}; expected a number of optimiser steps")
-    scale = next((s for s in (scale, header.scale, default_scale) if s is not None), None)
-    if is_peft(arrays):
+    peft = is_peft(arrays)
+    stated = None if config is None or peft else _mlx_scale(config, arrays)
+    scale = next((s for s in (scale, stated, header.scale, default_scale) if s is not None), None)
+    if peft:
         config = config or implied_config(arrays, scale)
         adapter = from_peft(arrays, config, name=name, version=version)
     elif scale is None:
@@ -51,3 +57,11 @@ def unpack_adapter(
     else:
         adapter = Adapter(name=name, version=version, shape=shape_of(arrays, scale), arrays=arrays)
     return adapter.checked(header.digest, "it was damaged in transit, send it again")
+
+
+def _mlx_scale(config: Mapping[str, Any], arrays: Mapping[str, Any]) -> float:
+    """The scale of mlx-lm's configuration, after a check that it is that of the arrays."""
+    try:
+        return msgspec.convert(config, MlxConfig).shape_of(arrays).scale
+    except msgspec.ValidationError as error:
+        raise AdapterError(f"config is no adapter_config.json of mlx-lm: {error}") from error

@@ -144,7 +144,8 @@ class MlxBackend:
             AdapterError: the adapter does not fit.
             TrainerError: no policy of that name is trained here.
         """
-        self._worker.call(self._load, policy, adapter.arrays, adapter.version).result()
+        arrays = adapter.at_scale(self._shape.scale).arrays
+        self._worker.call(self._load, policy, arrays, adapter.version).result()
 
     def snapshot(self) -> "Future[Snapshot]":
         """Adapters, EMAs, references and optimisers as they are now, without a copy.
