@@ -302,6 +302,20 @@ class Clients:
             for _, writer in pairs:
                 writer.transport.abort()
 
+    async def uploading(self) -> None:
+        """An upload that never ends; others as large beside it are refused by their heads."""
+        head = request("/adapters/load?version=1&name=x", b"", "application/octet-stream")
+        head = head.replace(b"Content-Length: 0", b"Content-Length: %d" % 2**30)
+        _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(head + b"x" * 1_000_000)
+        await writer.drain()
+        await asyncio.sleep(0.5)
+        for _ in range(8):
+            with suppress(TimeoutError):  # where the first has not arrived
+                async with asyncio.timeout(2):
+                    await self.one_answer("upload 429", head)
+        writer.transport.abort()
+
     async def large(self) -> None:
         with suppress(ConnectionError):  # reset while it still sends
             said = await self.exchange(b"GET /health HTTP/1.1\r\nX: " + b"x" * 3_000_000)
@@ -332,6 +346,7 @@ class Clients:
             self.large_chats: 1,
             self.choosing: 1,
             self.half_bodies: 1,
+            self.uploading: 1,
         }
         await self._together(crowd, seconds)
 

@@ -284,7 +284,10 @@ def test_resume_as_another_run_is_refused(
 def test_eval_prints_json_or_lines(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[tuple[str, object]] = []
 
-    def evaluate_run(run: str, *, overrides: Mapping[str, object]) -> Mapping[str, object]:
+    def evaluate_run(
+        run: str, *, adapter: str | None, overrides: Mapping[str, object]
+    ) -> Mapping[str, object]:
+        assert adapter is None
         asked.append((run, overrides))
         return {
             "arena": "nim",

@@ -127,6 +127,7 @@ def check_answers(clients: Clients) -> None:
     told = {"honest", "half", "score", "bomb", "slow", "chat", "choices", "ended", "smuggled"}
     assert kinds >= told
     assert clients.statuses["half body", 200]
+    assert clients.statuses["upload 429", 429]
 
 
 def test_hostile_clients_harm_nobody(

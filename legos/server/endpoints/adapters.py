@@ -72,7 +72,8 @@ def adapter_router(service: Service) -> APIRouter:
                 400, f"adapter {name!r} is loaded already; set load_inplace to replace it"
             )
         upload = AdapterUpload(name=name, path=body.lora_path)
-        await desk.make_live(request, await desk.read(adapter_of, upload, bytearray(), service))
+        with desk.counted(name):
+            await desk.make_live(request, await desk.read(adapter_of, upload, bytearray(), service))
         return f"Success: LoRA adapter '{name}' added successfully."
 
     @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
@@ -90,6 +91,7 @@ class _Desk:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._coming: list[str] = []  # names of adapters that are being loaded
+        self._num_bytes = 0  # of the bodies of all uploads that have not been loaded yet
         # Its own threads, because the others may all tokenize long texts.
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="legos-adapter")
 
@@ -103,16 +105,54 @@ class _Desk:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in (JSON, BYTES):
             raise Problem(415, f"content-type is {kind!r}; expected {JSON} or {BYTES}")
-        body = bytearray()  # grows with what arrives, whatever length the head states
-        async for chunk in request.stream():
-            body += chunk
+        with self.counted(query.name), self._buffered(request) as take:
+            body = bytearray()  # grows with what arrives, whatever length the head states
+            async for chunk in request.stream():
+                take(len(chunk))
+                body += chunk
 
-        def parse() -> Adapter:
-            upload, weights = read_json_upload(body) if kind == JSON else (AdapterUpload(), body)
-            upload = upload.model_copy(update=query.model_dump(exclude_none=True))
-            return adapter_of(upload, weights, self._service)
+            def parse() -> Adapter:
+                upload, weights = (
+                    read_json_upload(body) if kind == JSON else (AdapterUpload(), body)
+                )
+                upload = upload.model_copy(update=query.model_dump(exclude_none=True))
+                return adapter_of(upload, weights, self._service)
 
-        return await self.make_live(request, await self.read(parse))
+            return await self.make_live(request, await self.read(parse))
+
+    @contextmanager
+    def _buffered(self, request: Request) -> Generator[Callable[[int], None]]:
+        """Within the block, a body is in memory, whose bytes are counted as they arrive.
+
+        The bodies of all uploads together may be as large as that of one.
+
+        Raises:
+            Problem: 429, if by its head or by what has arrived the body would exceed this.
+        """
+        most, counted = self._service.options.max_adapter_bytes, 0
+
+        def check(num_bytes: int) -> None:
+            if self._num_bytes + num_bytes > most:
+                self._service.metrics.refused.labels("uploads").inc()
+                raise Problem(
+                    429,
+                    f"the uploads that are being received and loaded have {self._num_bytes} bytes, "
+                    f"and {num_bytes} more would exceed {most}; send this one again later",
+                    code="uploads_full",
+                    headers={"retry-after": "1", "connection": "close"},
+                )
+
+        def take(num_bytes: int) -> None:
+            nonlocal counted
+            check(num_bytes)
+            counted += num_bytes
+            self._num_bytes += num_bytes
+
+        check(int(request.headers.get("content-length", 0)))
+        try:
+            yield take
+        finally:
+            self._num_bytes -= counted
 
     async def read(self, make: Callable[..., Adapter], *args: Any) -> Adapter:
         """Make an adapter of a body or a folder on a thread."""
@@ -130,7 +170,7 @@ class _Desk:
         adapter.check_base(service.model)
         before = service.engine.adapters().get(name)
         started = time.perf_counter()
-        with self._counted(name):
+        with self.counted(name):
             info = await self._wait(request, service.engine.load_adapter(adapter))
         service.metrics.swaps.labels(name).inc()
         service.metrics.swap_s.observe(time.perf_counter() - started)
@@ -141,12 +181,15 @@ class _Desk:
         return LoadedAdapter(warning=warning, **asdict(info))
 
     @contextmanager
-    def _counted(self, name: str) -> Generator[None]:
-        """Within the block, a name counts as a loaded adapter.
+    def counted(self, name: str | None) -> Generator[None]:
+        """Within the block, a name counts as a loaded adapter; None: it is not known yet.
 
         Raises:
             Problem: 409, if this exceeds the maximum number of adapters.
         """
+        if name is None:
+            yield
+            return
         most = self._service.options.max_adapters
         if len({*self._service.engine.adapters(), *self._coming, name}) > most:
             raise Problem(
@@ -154,7 +197,7 @@ class _Desk:
                 f"{most} adapters are live, which is all that --max-adapters allows; drop one "
                 "with DELETE /adapters/NAME, or load this one under the name of another",
                 code="too_many_adapters",
-                headers={"x-should-retry": "false"},
+                headers={"x-should-retry": "false", "connection": "close"},
             )
         self._coming.append(name)
         try:

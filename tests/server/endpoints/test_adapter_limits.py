@@ -1,7 +1,10 @@
 """How many adapters are live, who waits for whom, and what errors and lists say."""
 
 import base64
+import select
+import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -61,6 +64,72 @@ def test_two_new_adapters_at_once_are_not_more_than_allowed(fake: Any) -> None:
         finally:
             go_on.set_result(AdapterInfo(name="a", version=1, digest=""))
         assert first.result(timeout=20).status_code == 200
+
+
+class Upload:
+    """An upload whose head and body are sent in parts."""
+
+    def __init__(self, server: Any, query: str, length: int | None) -> None:
+        port = int(server.url.rsplit(":", 1)[1])
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+        size = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+        self.send(
+            f"POST /adapters/load?version=1{query} HTTP/1.1\r\nHost: x\r\n{size}\r\n"
+            "Connection: close\r\n"
+            "Content-Type: application/octet-stream\r\n\r\n".encode()
+        )
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def answer(self) -> tuple[int, bytes]:
+        said = b""
+        with self.socket:
+            while piece := self.socket.recv(1 << 16):
+                said += piece
+        return int(said.split()[1]), said
+
+
+def test_a_new_name_too_many_is_refused_before_its_body_comes(fake: Any) -> None:
+    with fake(FakeEngine(), max_adapters=1) as server, server.http() as http:
+        assert load(http, "a").status_code == 200
+        status, said = Upload(server, "&name=b", 10**9).answer()
+        assert status == 409
+        assert b"--max-adapters" in said
+        path = {"lora_name": "b", "lora_path": "is never read"}
+        assert http.post("/v1/load_lora_adapter", json=path).status_code == 409
+        assert load(http, "a").status_code == 200
+
+
+def test_uploads_at_once_take_no_more_memory_than_one_may(
+    fake: Any, eventually: Callable[..., bool]
+) -> None:
+    most, data = 5000, small()
+    with fake(FakeEngine(), max_adapter_bytes=most) as server, server.http() as http:
+        first = Upload(server, "", most)
+        first.send(data)
+        refused = Upload(server, "", most - len(data) + 1)  # by its head, without a body
+        if not eventually(lambda: readable(refused.socket), seconds=2):
+            refused.socket.close()  # its head came before the body of the first
+            refused = Upload(server, "", most - len(data) + 1)
+        status, said = refused.answer()
+        assert status == 429
+        assert b"retry-after: 1" in said.lower()
+        assert f"have {len(data)} bytes".encode() in said
+        chunked = Upload(server, "", None)
+        chunked.send(b"1300\r\n" + b"x" * 0x1300 + b"\r\n")  # alone it would fit
+        assert chunked.answer()[0] == 429
+        assert load(http, "mine").status_code == 200
+        first.socket.close()
+        assert eventually(lambda: load(http, "policy").status_code == 200)
+        whole = Upload(server, "", most)
+        whole.send(bytes(most))
+        assert whole.answer()[0] == 400  # no adapter, but received as a whole
+        assert 'legos_refused_total{limit="uploads"}' in http.get("/metrics").text
+
+
+def readable(one: socket.socket) -> bool:
+    return bool(select.select([one], [], [], 0)[0])
 
 
 def test_an_adapter_is_loaded_while_all_other_threads_tokenize(
