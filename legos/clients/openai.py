@@ -272,7 +272,8 @@ class OpenAIClient:
         now = asyncio.get_running_loop().time()
         if known is not None and 0 <= now - known[1] < RESOLVED_FOR_S:
             return known[0]
-        found = [re.fullmatch(rf"{re.escape(name)}@(\d+)", model) for model in await self.models()]
+        named = re.compile(rf"{re.escape(name)}@([0-9]{{1,18}})")
+        found = map(named.fullmatch, await self.models())
         versions = [int(match[1]) for match in found if match]
         if not versions:
             raise AdapterError(

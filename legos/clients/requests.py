@@ -43,7 +43,7 @@ def split_adapter(adapter: str) -> tuple[str, int | None]:
     name, found, version = adapter.partition("@")
     if not found:
         return name, None
-    if not version.isdigit():
+    if not (version.isascii() and version.isdigit() and len(version) < 19):
         raise RequestError(
             f"adapter {adapter!r} asks for version {version!r}; expected a number, as in policy@12"
         )

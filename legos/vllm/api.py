@@ -17,7 +17,7 @@ __all__ = ["VllmApi"]
 T = TypeVar("T")
 REQUEST_S = 120.0  # maximum time of one request
 _LORA = b"vllm:lora_requests_info"  # a metric that only servers with LoRA have
-_SLOTS = re.compile(r'^vllm:lora_requests_info\{[^}]*max_lora="(\d+)"', re.MULTILINE)
+_SLOTS = re.compile(r'^vllm:lora_requests_info\{[^}]*max_lora="([0-9]{1,9})"', re.MULTILINE)
 _FLAGS = (  # text of vLLM's refusal -> what mends it
     (r"max_lora_rank|lora rank", "start the server with a larger --max-lora-rank"),
     (r"lora is not enabled|enable.lora", "start the server with --enable-lora"),

@@ -165,7 +165,13 @@ def _drawn(choice: _Choice, query: Query) -> Drawn:
 
 
 def _by_token(top: Mapping[str, float]) -> dict[int, float]:
-    return {int(name.removeprefix(_TOKEN)): value for name, value in top.items()}
+    try:
+        return {int(name.removeprefix(_TOKEN)): value for name, value in top.items()}
+    except ValueError as error:
+        raise EndpointError(
+            f"the vLLM server's answer names the tokens {list(top)!r:.200}; expected their ids, "
+            f"as {_TOKEN}7"
+        ) from error
 
 
 def generated_of(drawn: Drawn, request: Request, *, version: int) -> Generated:

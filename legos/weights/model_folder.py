@@ -2,12 +2,14 @@
 
 import json
 import logging
+import math
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from legos.errors import ModelError
+from legos.weights.adapter import is_number
 from legos.weights.folder import is_adapter_folder
 
 __all__ = ["WAY_OUT", "context_length", "fingerprint", "quantised_by", "resolve_folder"]
@@ -49,7 +51,7 @@ def resolve_folder(model: str, *, refused: Mapping[str, str] | None = None) -> P
         raise ModelError(f"{folder} is no model folder: model*.safetensors is missing; {WAY_OUT}")
     try:
         config = json.loads((folder / "config.json").read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{folder}/config.json is not JSON: {error}; {WAY_OUT}") from error
     if not isinstance(config, dict):
         raise ModelError(f"{folder}/config.json is no JSON object; {WAY_OUT}")
@@ -60,10 +62,21 @@ def resolve_folder(model: str, *, refused: Mapping[str, str] | None = None) -> P
 
 
 def context_length(folder: Path) -> int:
-    """The maximum number of tokens in the model's context, from its configuration."""
+    """The maximum number of tokens in the model's context, from its configuration.
+
+    Raises:
+        ModelError: the configuration has something else there than a number.
+    """
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    text: dict[str, Any] = {**config, **(config.get("text_config") or {})}
-    found = [int(text[name]) for name in _CONTEXTS if text.get(name)]
+    inner = config.get("text_config")
+    text: dict[str, Any] = {**config, **(inner if isinstance(inner, dict) else {})}
+    given = {name: text[name] for name in _CONTEXTS if text.get(name)}
+    for name, value in given.items():
+        if not is_number(value) or not 1 <= value < math.inf:
+            raise ModelError(
+                f"{folder}/config.json has {name} {value!r:.100}; expected a number of tokens"
+            )
+    found = [int(value) for value in given.values()]
     if not found:
         logger.warning(
             "%s/config.json has none of %s; the context is limited to %d tokens: add "
@@ -79,8 +92,11 @@ def quantised_by(config: Mapping[str, Any]) -> str | None:
     """What quantised the weights, by a ``config.json``: ``mlx``, or the hub's name of another."""
     if "quantization" in config:
         return "mlx"
-    found: dict[str, Any] = config.get("quantization_config") or {}
-    return str(found["quant_method"]) if "quant_method" in found else None
+    found = config.get("quantization_config")
+    if not isinstance(found, dict):
+        return None
+    method = cast("dict[str, Any]", found).get("quant_method")
+    return None if method is None else str(method)
 
 
 def fingerprint(folder: Path) -> dict[str, tuple[int, int]]:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from legos.clients.openai import OpenAIClient
+from legos.clients.requests import split_adapter
 from legos.data.message import Completion, Filters, Message, Sampling
 from legos.errors import AdapterError, EndpointError, RequestError
 from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving
@@ -309,3 +310,10 @@ def test_a_stream_is_read_piece_by_piece() -> None:
         script.reply = lambda asked: HttpAnswer(b'data: {"error": {"message": "died"}}\n\n')
         with pytest.raises(EndpointError, match="died"):
             asyncio.run(read(url))
+
+
+@pytest.mark.parametrize("version", ["\u00b2", "\u0661", "9" * 5000, "", "-1"])
+def test_a_version_that_is_no_number_is_refused(version: str) -> None:
+    with pytest.raises(RequestError, match="expected a number, as in policy@12"):
+        split_adapter(f"policy@{version}")
+    assert split_adapter("policy@12") == ("policy", 12)

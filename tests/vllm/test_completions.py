@@ -39,6 +39,14 @@ def drawn(*ids: int, reason: Any = "length") -> Drawn:
     return Drawn(token_ids=ids, logprobs=logprobs, others=(), finish_reason=reason)
 
 
+def test_a_token_that_has_no_id_is_named() -> None:
+    """As vLLM answers without --return-tokens-as-token-ids."""
+    tops = {"token_logprobs": [-1.0], "top_logprobs": [{"token_id:5": -1.0, " a": -2.0}]}
+    body = answer(choice(0, 5, logprobs=tops))
+    with pytest.raises(EndpointError, match=r"names the tokens \['token_id:5', ' a'\]"):
+        drawn_of(body, Query(adapter="policy", max_tokens=1, num_alternatives=1), 1)
+
+
 def test_answers_come_back_in_the_order_of_the_prompts_and_an_aborted_one_has_no_tokens() -> None:
     body = answer(choice(1, 6, 7), choice(0, 5, reason="length"), choice(2, 9, reason="abort"))
     found = drawn_of(body, Query(adapter="policy", max_tokens=2), 3)

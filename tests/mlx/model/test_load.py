@@ -60,6 +60,13 @@ def test_the_context_has_several_names(tmp_path: Path, config: object, context: 
     assert context_length(tmp_path) == context
 
 
+@pytest.mark.parametrize("value", ["long", [4096], True, -1, float("inf"), float("nan")])
+def test_a_context_that_is_no_number_is_named(tmp_path: Path, value: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"n_ctx": value}))
+    with pytest.raises(ModelError, match=r"has n_ctx .*; expected a number of tokens"):
+        context_length(tmp_path)
+
+
 def test_an_unknown_context_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     (tmp_path / "config.json").write_text("{}")
