@@ -80,7 +80,7 @@ class TrainingConfig(ObjectiveSettings):
     it."""
     lora_layers: int = knob(16, unit="layers", ge=1)
     """Number of transformer blocks with LoRA, counted from the last one."""
-    lora_alpha: float = knob(32.0, gt=0)
+    lora_alpha: float = knob(32.0, gt=0, le=1e4)
     """The output of LoRA is multiplied by lora_alpha / lora_rank, so a learning rate found at one
     rank holds at others."""
     lora_head: bool | None = knob(None)
