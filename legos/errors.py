@@ -19,6 +19,7 @@
     └── TrainerError (RuntimeError)       the trainer failed; the run stops
 
     DeviceError (EngineError, TrainerError)   the device failed again; a new process may go on
+    Stopped (Exception)                       no error: the run was asked to end
 
 Each also derives from a builtin error, so ``except ValueError`` works for callers who do not know
 the tree. A message names the object, the value, what was expected, and the next step.
@@ -46,6 +47,7 @@ __all__ = [
     "RequestError",
     "RewardError",
     "RunError",
+    "Stopped",
     "TrainerError",
     "did_you_mean",
     "text_of",
@@ -132,6 +134,10 @@ class DeviceError(EngineError, TrainerError):
     """
 
     run: Path | None = None
+
+
+class Stopped(Exception):  # noqa: N818 - a message, not an error
+    """Raised by what waits or computes for a run that was asked to end."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ from legos.data.message import Completion, Message, Prompt, Sampling
 from legos.data.names import POLICY, adapter_name
 from legos.data.request import Request, Result
 from legos.data.sample import Sample
-from legos.data.step import PassResult, Update
+from legos.data.step import PassResult, Stop, Update, never
 from legos.losses.objective import Objective
 from legos.weights.adapter import Adapter, AdapterInfo
 
@@ -245,6 +245,7 @@ class Backend(Protocol):
         objective: Objective,
         *,
         policy: str = POLICY,
+        stop: Stop = never,
     ) -> "Future[PassResult]":
         """Compute loss and gradients of a step's samples, without changing the policy.
 
@@ -256,6 +257,7 @@ class Backend(Protocol):
             weights: [S] the weight of each sample's tokens in the loss of the step.
             objective: the loss to minimise.
             policy: name of the policy; each has its own LoRA arrays, optimiser and version.
+            stop: asked between two passes; once it returns True, the future raises ``Stopped``.
         """
         ...
 

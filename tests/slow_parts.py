@@ -10,7 +10,7 @@ from typing import Any
 from legos.data.episode import Episode
 from legos.data.message import Completion, Prompt, Sampling
 from legos.data.names import POLICY
-from legos.data.step import PassResult, Update
+from legos.data.step import PassResult, Stop, Update, never
 from legos.errors import CheckpointError, EngineError, RequestError, TrainerError
 from legos.losses.objective import Objective
 from legos.protocols import Snapshot
@@ -106,11 +106,19 @@ class SlowBackend(FakeBackend):
         self._nature = nature
 
     def forward_backward(
-        self, samples: Any, weights: Any, objective: Objective, *, policy: str = POLICY
+        self,
+        samples: Any,
+        weights: Any,
+        objective: Objective,
+        *,
+        policy: str = POLICY,
+        stop: Stop = never,
     ) -> "Future[PassResult]":
         versions = {version for sample in samples for version in sample.versions}
         assert max(versions) <= self.version, "a token of a version that does not exist yet"
-        call = partial(super().forward_backward, samples, weights, objective, policy=policy)
+        call = partial(
+            super().forward_backward, samples, weights, objective, policy=policy, stop=stop
+        )
         return self._later(call, TrainerError)
 
     def optim_step(self, update: Update, *, policy: str = POLICY) -> "Future[int]":

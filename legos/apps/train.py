@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, closing, contextmanager, nullcontext
 from operator import attrgetter
 from pathlib import Path
@@ -234,7 +234,12 @@ def _go(
 
     async def go(out: Trackers) -> None:
         loop = asyncio.get_running_loop()
-        signals.on_stop(lambda: asyncio.run_coroutine_threadsafe(run.stop(), loop))
+
+        def stop() -> "Future[None]":
+            run.interrupt()
+            return asyncio.run_coroutine_threadsafe(run.stop(), loop)
+
+        signals.on_stop(stop)
         try:
             async with served, shown_while(run, out.console, trainer.engine_figures):
                 with watch:

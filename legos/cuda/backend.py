@@ -24,7 +24,7 @@ from legos.cuda.shares import begin
 from legos.data.names import POLICY
 from legos.data.packing import StepSamples, check_token_ids, per_sample
 from legos.data.sample import Sample
-from legos.data.step import BackendConfig, PassResult, Update
+from legos.data.step import BackendConfig, PassResult, Stop, Update, never
 from legos.errors import AdapterError, CheckpointError, TrainerError
 from legos.losses.objective import Objective
 from legos.protocols import Snapshot
@@ -102,10 +102,11 @@ class TorchBackend:
         objective: Objective,
         *,
         policy: str = POLICY,
+        stop: Stop = never,
     ) -> "Future[PassResult]":
         """Compute loss and gradients of a step's samples, without changing the policy."""
         step = StepSamples(samples=samples, weights=weights)
-        return self._call(self._forward_backward, step, objective, policy)
+        return self._call(self._forward_backward, step, objective, policy, stop)
 
     def optim_step(self, update: Update, *, policy: str = POLICY) -> "Future[int]":
         """Apply the gradients of the policy's last ``forward_backward``; returns the new version.
@@ -203,7 +204,9 @@ class TorchBackend:
         install(self._modules, policy.arrays)
         return policy
 
-    def _forward_backward(self, step: StepSamples, objective: Objective, name: str) -> PassResult:
+    def _forward_backward(
+        self, step: StepSamples, objective: Objective, name: str, stop: Stop
+    ) -> PassResult:
         if not step.samples:
             raise TrainerError("an optimiser step needs at least one sample; none came")
         policy = self._use(name, step.samples)
@@ -213,7 +216,7 @@ class TorchBackend:
             others["reference"] = policy.reference.lora()
         if objective.ema_kl_coef:
             others["ema"] = Lora(arrays=policy.ema)
-        found = self._fitting(lambda: self._of_step(step, objective, others, policy))
+        found = self._fitting(lambda: self._of_step(step, objective, others, policy, stop))
         assert policy.pending is not None, "a step that was computed has gradients"
         on_gpu = self._model.device.type == "cuda"
         return PassResult(
@@ -225,11 +228,17 @@ class TorchBackend:
         )
 
     def _of_step(
-        self, step: StepSamples, objective: Objective, others: Others, policy: _Policy
+        self,
+        step: StepSamples,
+        objective: Objective,
+        others: Others,
+        policy: _Policy,
+        stop: Stop,
     ) -> Found:
+        policy.pending = None
         for array in policy.arrays.values():
             array.grad = None
-        found = self._gradients.of_step(step, objective, others)
+        found = self._gradients.of_step(step, objective, others, stop)
         policy.pending = {
             name: torch.zeros_like(array) if array.grad is None else array.grad
             for name, array in policy.arrays.items()

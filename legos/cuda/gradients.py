@@ -27,6 +27,8 @@ from legos.cuda.passes import Pass, pass_batch, plan_passes
 from legos.data.batch import Batch
 from legos.data.chunks import chunks_of
 from legos.data.packing import StepRows, StepSamples, step_rows
+from legos.data.step import Stop, never
+from legos.errors import Stopped
 from legos.losses.metrics import SUMS
 from legos.losses.objective import Objective
 from legos.losses.total import BatchArrays, Terms, token_loss, token_terms
@@ -62,7 +64,7 @@ class StepGradients:
         modules: Modules,
         *,
         max_tokens: int,
-        rounds: Callable[[int], int] | None = None,
+        most: Callable[[int], int] | None = None,
     ) -> None:
         """Make the computation of a model's steps.
 
@@ -70,19 +72,25 @@ class StepGradients:
             model: the model.
             modules: its modules with LoRA.
             max_tokens: maximum number of padded tokens of a pass.
-            rounds: given the number of passes of a step here, returns the largest one of all
-                processes that make passes together; None: this process is alone.
+            most: given a number, returns the largest one of all processes that make passes
+                together; None: this process is alone.
         """
         self.max_tokens = max_tokens
-        self._rounds = rounds or (lambda passes: passes)
+        self._most = most or (lambda number: number)
         self._model = model
         self._modules = modules
         self._xp = TorchArrays(model.device)
         logits = CHUNK_LOGITS[model.device.type]
         self._num_positions = max(MIN_POSITIONS, logits // model.num_vocabulary)
 
-    def of_step(self, step: StepSamples, objective: Objective, others: Others) -> Found:
-        """Compute a step; ``.grad`` of the installed LoRA arrays gets the gradients added."""
+    def of_step(
+        self, step: StepSamples, objective: Objective, others: Others, stop: Stop = never
+    ) -> Found:
+        """Compute a step; ``.grad`` of the installed LoRA arrays gets the gradients added.
+
+        Raises:
+            Stopped: ``stop`` returned True before a pass, here or in another process.
+        """
 
         def of_pass(batch: Batch, one: Pass) -> tuple[Tensor, Tensor, Tensor]:
             terms = self._terms(one, batch, objective, others)
@@ -91,7 +99,7 @@ class StepGradients:
             loss.backward()
             return loss.detach(), sums.detach(), terms["logprob"].detach()
 
-        return self._of_passes(step, of_pass)
+        return self._of_passes(step, of_pass, stop)
 
     def logprobs(self, step: StepSamples) -> NDArray[np.float32]:
         """[N] log-probabilities (nats) of the chosen tokens, sample by sample, without gradient."""
@@ -107,6 +115,7 @@ class StepGradients:
         self,
         step: StepSamples,
         of_pass: Callable[[Batch, Pass], tuple[Tensor, Tensor, Tensor]],
+        stop: Stop = never,
     ) -> Found:
         """The sum of loss and sums over the passes, and the log-probabilities of all samples."""
         rows = step_rows(step.samples)
@@ -114,6 +123,7 @@ class StepGradients:
         loss, sums, logprobs = 0.0, np.zeros(len(SUMS)), np.zeros(ends[-1], np.float32)
         plan = self._plan(rows)
         for one in plan:
+            self._check(stop)
             batch, members = pass_batch(step, rows, one)
             value, counted, logprob = of_pass(batch, one)
             loss += value.item()
@@ -121,9 +131,14 @@ class StepGradients:
             for index, row, mask in zip(members, logprob.cpu().numpy(), batch.mask, strict=True):
                 logprobs[ends[index] - mask.sum() : ends[index]] = row[mask]
         idle = StepSamples(samples=step.samples, weights=[0.0] * len(step.samples))
-        for _ in range(self._rounds(len(plan)) - len(plan)):  # the others need this one's shards
+        for _ in range(self._most(len(plan)) - len(plan)):  # the others need this one's shards
+            self._check(stop)
             of_pass(pass_batch(idle, rows, plan[-1])[0], plan[-1])
         return Found(loss=loss, sums=sums, logprobs=logprobs)
+
+    def _check(self, stop: Stop) -> None:
+        if self._most(stop()):
+            raise Stopped
 
     def _plan(self, rows: StepRows) -> Sequence[Pass]:
         flash = self._model.whole.config._attn_implementation == "flash_attention_2"

@@ -7,7 +7,9 @@ LoRA arrays that are installed, so the others hold no state that could differ.
 import heapq
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -20,7 +22,8 @@ from legos.cuda.lora import Modules, insert_lora
 from legos.cuda.model import CausalModel
 from legos.cuda.ranks import END, Ranks
 from legos.data.packing import StepSamples, per_sample, step_rows
-from legos.errors import TrainerError
+from legos.data.step import Stop, never
+from legos.errors import Stopped, TrainerError
 from legos.losses.metrics import SUMS
 from legos.losses.objective import Objective
 from legos.weights.adapter import LoraShape
@@ -60,11 +63,11 @@ class _Share:
     ranks: Ranks
 
     def of_step(
-        self, step: StepSamples, objective: Objective, others: Others
+        self, step: StepSamples, objective: Objective, others: Others, stop: Stop = never
     ) -> list[Found | None]:
         """The results of all shares; the gradients of the installed arrays are their sum."""
         part, counts = self._part(step)
-        found = self.gradients.of_step(part, objective, others)
+        found = self.gradients.of_step(part, objective, others, stop)
         leaves = [array for module in self.modules.values() for array in module.pair]
         for leaf in leaves:
             if leaf.grad is None:
@@ -97,12 +100,15 @@ class SharedGradients:
         self._modules = own.modules
         self._ranks = own.ranks
 
-    def of_step(self, step: StepSamples, objective: Objective, others: Others) -> Found:
+    def of_step(
+        self, step: StepSamples, objective: Objective, others: Others, stop: Stop = never
+    ) -> Found:
         """Compute a step; ``.grad`` of the installed LoRA arrays gets the gradients of all."""
         known = {name: _to_numpy(lora) for name, lora in others.items()}
         self._ranks.tell("of_step", _installed(self._modules), step, objective, known)
         own = self._own
-        return _joined(step, _guarded(self._ranks, lambda: own.of_step(step, objective, others)))
+        compute = partial(own.of_step, step, objective, others, stop)
+        return _joined(step, _guarded(self._ranks, compute))
 
     def logprobs(self, step: StepSamples) -> NDArray[np.float32]:
         """[N] log-probabilities (nats) of the chosen tokens, sample by sample, without gradient."""
@@ -156,7 +162,8 @@ def follow(model: CausalModel, ranks: Ranks) -> None:
         "of_step": follower.of_step,
     }
     while (order := ranks.told())[0] != END:
-        _guarded(ranks, lambda order=order: orders[order[0]](*order[1:]))
+        with suppress(Stopped):
+            _guarded(ranks, lambda order=order: orders[order[0]](*order[1:]))
 
 
 class _Follower:
@@ -228,8 +235,8 @@ def _begun(
     model.check_packing()
     if checkpointing:
         model.checkpoint_layers()
-    rounds = None if ranks is None else ranks.most
-    return StepGradients(model, modules, max_tokens=max_tokens, rounds=rounds)
+    most = None if ranks is None else ranks.most
+    return StepGradients(model, modules, max_tokens=max_tokens, most=most)
 
 
 def _joined(step: StepSamples, parts: Sequence[Found | None]) -> Found:

@@ -11,9 +11,24 @@ from numpy.typing import NDArray
 from legos.data.names import POLICY
 from legos.errors import ConfigError
 
-__all__ = ["MICRO_BATCH_TOKENS", "BackendConfig", "MeasuredStep", "PassResult", "Update"]
+__all__ = [
+    "MICRO_BATCH_TOKENS",
+    "BackendConfig",
+    "MeasuredStep",
+    "PassResult",
+    "Stop",
+    "Update",
+    "never",
+]
 
 MICRO_BATCH_TOKENS = 4096
+Stop = Callable[[], bool]
+"""Whether a computation of several passes is to end before the next one; asked on any thread."""
+
+
+def never() -> bool:
+    """The ``Stop`` of what always computes all of its passes."""
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

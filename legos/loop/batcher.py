@@ -27,16 +27,13 @@ from typing import Any
 from legos.arena.step import warn_of
 from legos.data.sample import TrainingBatch
 from legos.data.shares import Shares
+from legos.errors import Stopped
 from legos.loop.buffer import Amount, Buffer, Waiting
 from legos.loop.deficits import Deficits
 
-__all__ = ["Admission", "Batcher", "Stopped"]
+__all__ = ["Admission", "Batcher"]
 
 PATIENCE = 4.0
-
-
-class Stopped(Exception):  # noqa: N818 - a message, not an error
-    """Raised to all callers that wait at the batcher when the run is asked to end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +52,8 @@ class Batcher:
         buffers: name of each arena -> its groups that wait.
         alternates: whether play waits while the trainer computes, within the staleness limit; it
             ends by itself when the trainer waits for some play for long.
+        stopping: whether the run was asked to end, so that a step ends between two passes. Any
+            thread may set it before ``end`` is called, also while the event loop is busy.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Batcher:
                 gives its tasks.
         """
         self.buffers = {buffer.arena: buffer for buffer in buffers}
-        self.alternates = False
+        self.alternates = self.stopping = False
         self._min_samples = min_samples
         self._limit = staleness_limit
         self._deficits = Deficits(shares, self.buffers) if shares else None
@@ -211,6 +210,7 @@ class Batcher:
     async def end(self, reason: Exception) -> None:
         """Wake all waiting callers: players stop, the trainer gets ``reason``."""
         self._ending = self._ending or reason
+        self.stopping = self.stopping or isinstance(reason, Stopped)
         await self._wake()
 
     async def ends_within(self, seconds: float) -> bool:

@@ -5,8 +5,9 @@
 
 Each arena has a player and a buffer; the batcher fills the trainer's steps from the buffers.
 
-To end the loop, ``Batcher.end`` wakes all waiting callers; the trainer finishes the running device
-call and updates the ledger; then the players' unfinished plays are cancelled.
+To end the loop, ``Batcher.end`` wakes all waiting callers; a step that is being computed ends after
+the current pass, and its groups go back to the buffers; then the players' unfinished plays are
+cancelled.
 """
 
 import asyncio
@@ -17,9 +18,9 @@ from legos.arena.arena import Arena
 from legos.arena.step import play_each
 from legos.data.sample import TrainingBatch
 from legos.data.shares import Portion
-from legos.errors import ConfigError, TrainerError
+from legos.errors import ConfigError, Stopped, TrainerError
 from legos.loop.alternation import Alternation
-from legos.loop.batcher import Batcher, Stopped
+from legos.loop.batcher import Batcher
 from legos.loop.buffer import Buffer
 from legos.loop.failures import MAX_FAILED_SHARE
 from legos.loop.mix import Mix, mix_of
@@ -233,7 +234,9 @@ async def _one_step(
     """
     batches = await batcher.take(trainer.versions, progress=trainer.progress)
     try:
-        metrics = await trainer.train(batches, queued=lambda: batcher.num_tokens)
+        metrics = await trainer.train(
+            batches, queued=lambda: batcher.num_tokens, stop=lambda: batcher.stopping
+        )
     except Exception:
         batcher.put_back()
         raise
@@ -256,7 +259,7 @@ async def _whole_step(
     after_step: AfterStep,
     alternation: Alternation | None,
 ) -> None:
-    """Make one step; a cancellation waits until the step has finished or failed."""
+    """Make one step; a cancellation waits until it has finished, failed or stopped."""
     step = asyncio.ensure_future(_one_step(trainer, batcher, publisher, after_step, alternation))
     try:
         await asyncio.shield(step)

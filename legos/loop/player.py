@@ -17,7 +17,8 @@ from legos.arena.cursor import PlannedGroup
 from legos.arena.stage import Stage, stage_of
 from legos.arena.step import finish_group, play_each, required_credit
 from legos.data.episode import Episode, Task
-from legos.loop.batcher import Admission, Batcher, Stopped
+from legos.errors import Stopped
+from legos.loop.batcher import Admission, Batcher
 from legos.loop.pace import EngineFigures, Pace, Slots
 from legos.loop.trainer import References
 

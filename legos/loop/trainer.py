@@ -18,7 +18,7 @@ from legos.data.names import POLICY
 from legos.data.sample import Sample, TrainingBatch
 from legos.data.select import KEEP_ALL, Selection, only
 from legos.data.shares import Portion
-from legos.data.step import PassResult, Update
+from legos.data.step import PassResult, Stop, Update, never
 from legos.errors import TrainerError
 from legos.loop.alarm_log import AlarmLog
 from legos.loop.by_arena import play_metrics
@@ -178,15 +178,17 @@ class PolicyTrainer:
         return self._account(_Step([kept], kept.samples, parts), started, queued=0)
 
     async def train(
-        self, batches: Sequence[TrainingBatch], *, queued: Callable[[], int]
+        self, batches: Sequence[TrainingBatch], *, queued: Callable[[], int], stop: Stop = never
     ) -> Metrics:
         """Make one optimiser step on batches whose tokens the ledger already counts.
 
         Args:
             batches: batches from the buffer.
             queued: returns the number of tokens in the buffer; called after the step.
+            stop: whether to end before the next pass of the step; asked on any thread.
 
         Raises:
+            Stopped: ``stop`` returned True; nothing has changed.
             TrainerError: there are no samples, or one is of a policy that is not trained here.
         """
         started = time.perf_counter()
@@ -198,7 +200,7 @@ class PolicyTrainer:
         samples = await asyncio.wrap_future(self._gather(scaled, self.version))
         routed = self._routed(samples, self.ledger.filtered)
         passes = [
-            await asyncio.wrap_future(self._forward_backward(*each, objective))
+            await asyncio.wrap_future(self._forward_backward(*each, objective, stop))
             for each in routed.items()
         ]
         parts = self._judged(routed, passes)
@@ -255,14 +257,14 @@ class PolicyTrainer:
         return {name: of_policy for name, of_policy in routed.items() if of_policy}
 
     def _forward_backward(
-        self, policy: str, samples: Sequence[Sample], objective: Objective
+        self, policy: str, samples: Sequence[Sample], objective: Objective, stop: Stop = never
     ) -> "Future[PassResult]":
         """Start the forward and backward pass over the samples of a policy."""
         settings = self.settings
         weights = normalisation_weights(
             samples, settings.normalisation, constant_length=settings.constant_length
         )
-        return self.backend.forward_backward(samples, weights, objective, policy=policy)
+        return self.backend.forward_backward(samples, weights, objective, policy=policy, stop=stop)
 
     def _objective(self) -> tuple[Objective, Callable[[str], float]]:
         """This step's objective, with the largest entropy bonus, and an arena's share of it."""

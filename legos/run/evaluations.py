@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from legos.data.episode import Episode
 from legos.data.names import evaluated_name
-from legos.errors import ConfigError
-from legos.loop.batcher import Stopped
+from legos.errors import ConfigError, Stopped
 from legos.loop.evaluation import flat_figures
 from legos.loop.ledger import Ledger
 from legos.protocols import Publisher, Tracker

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from legos.loop.batcher import Stopped
+from legos.errors import Stopped
 from legos.protocols import Publisher
 from legos.publish.engine import EnginePublisher
 from legos.weights.adapter import Adapter, AdapterInfo

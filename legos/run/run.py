@@ -15,10 +15,9 @@ from typing import Any
 from legos.arena.arena import Arena
 from legos.arena.step import play_each
 from legos.data.sample import TrainingBatch
-from legos.errors import CheckpointError, EngineError
+from legos.errors import CheckpointError, EngineError, Stopped
 from legos.files.lines import report_steps
 from legos.loop.alternation import Alternation
-from legos.loop.batcher import Stopped
 from legos.loop.evaluation import flat_figures
 from legos.loop.failures import MAX_FAILED_SHARE
 from legos.loop.loop import batcher_of, training_loop
@@ -238,8 +237,16 @@ class Run:
             raise failure
         return self.finished
 
+    def interrupt(self) -> None:
+        """Let a step that is computed end between two passes; from any thread, before ``stop``.
+
+        The groups of the step are trained on after the run is resumed.
+        """
+        self._batcher.stopping = True
+
     async def stop(self) -> None:
         """Ask the run to end; ``go`` then writes a checkpoint and returns."""
+        self.interrupt()
         self._leave.ask()
         self._evaluations.stop()
         await self._batcher.end(Stopped())

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from legos.data.batch import normalisation_weights
 from legos.data.names import POLICY
 from legos.data.sample import Sample
-from legos.data.step import PassResult, Update
-from legos.errors import CheckpointError
+from legos.data.step import PassResult, Stop, Update, never
+from legos.errors import CheckpointError, Stopped
 from legos.losses.metrics import SUMS, skip_reason, step_metrics
 from legos.losses.objective import Objective
 from legos.protocols import Backend, Snapshot
@@ -104,12 +104,16 @@ class FakeBackend:
         objective: Objective,
         *,
         policy: str = POLICY,
+        stop: Stop = never,
     ) -> "Future[PassResult]":
         """Record a step; its result has no loss, or makes the trainer skip the step."""
+        found: Future[PassResult] = Future()
+        if stop():
+            found.set_exception(Stopped())
+            return found
         if self._keep:
             self.steps.append((samples, weights, objective))
             self._digest(f"{samples} {weights} {objective}")
-        found: Future[PassResult] = Future()
         result = self._passed(samples)
         if self._pass_s is None:
             found.set_result(result)

@@ -20,8 +20,8 @@ from legos.data.limits import EngineLimits, TrainingSize
 from legos.data.names import POLICY
 from legos.data.request import Generated, Request
 from legos.data.sample import Sample
-from legos.data.step import BackendConfig, PassResult, Update
-from legos.errors import AdapterError, CheckpointError, RequestError, TrainerError
+from legos.data.step import BackendConfig, PassResult, Stop, Update, never
+from legos.errors import AdapterError, CheckpointError, RequestError, Stopped, TrainerError
 from legos.losses.objective import Objective
 from legos.losses.positions import Positions, chosen_logprobs, position_logprobs
 from legos.losses.softmax import log_softmax
@@ -212,8 +212,11 @@ class TableBackend:
         objective: Objective,
         *,
         policy: str = POLICY,
+        stop: Stop = never,
     ) -> PassResult:
         """Loss, sums and gradients of a step; the future raises for unrestricted samples."""
+        if stop():
+            raise Stopped
         batch = _batch_of(samples, weights)
         arrays, contexts = BatchArrays(np, batch), _contexts(batch)
         logits, ema, reference = (

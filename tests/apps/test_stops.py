@@ -9,13 +9,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
-from short_runs import NIM
+from short_runs import FEW, NIM
 
 from legos.cli import main
+from legos.mlx.train.prefix_sharing.backward import PassGradients
 from legos.run.checkpoint import checkpoints, newest_whole, read_state
 from legos.track.jsonl import read_steps
+from legos.weights.folder import read_adapter
 
 ROOT = Path(__file__).parents[2]
 LEGOS = (sys.executable, "-m", "legos")
@@ -204,6 +207,37 @@ def test_a_play_that_never_returns_to_the_loop_is_shown_and_ended_by_a_second_si
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(30) == 130
     assert process.stderr.read().endswith("without a checkpoint of the last steps\n")
+
+
+@pytest.mark.parametrize("threads", [(), ("--deterministic",)])
+def test_a_signal_ends_a_step_between_two_passes_and_the_run_goes_on_exactly(
+    threads: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a thread of its own, and on that of the event loop, which cannot be told meanwhile."""
+    monkeypatch.chdir(tmp_path)
+    exact = ("--training.staleness-limit", "0", "--loop.step-concurrency", "1")
+    command = [*("train", *FEW, *exact, *threads, "--training.micro-batch-tokens", "64")]
+    compute, passes = PassGradients._of_pass, [0]
+
+    def with_signal(*arguments: Any) -> Any:
+        passes[0] += 1
+        if len(steps_done()) == 2 and passes[0] < 1000:
+            passes[0] = 1000
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)  # until the thread of the signals has received it
+        return compute(*arguments)
+
+    assert main([*command, "--steps", "4", "--out", "whole"]) == 0
+    monkeypatch.setattr(PassGradients, "_of_pass", with_signal)
+    assert main([*command, "--steps", "4", "--out", "run"]) == 130
+    assert passes[0] == 1000, "the pass after the signal was computed too"
+    assert steps_done() == [1, 2]
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--resume", "run"]) == 0
+    assert steps_done() == [1, 2, 3, 4]
+    runs = [read_adapter(Path(run, "adapters", "v4")).digest for run in ("whole", "run")]
+    assert runs[0] == runs[1]
 
 
 @pytest.mark.slow

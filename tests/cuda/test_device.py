@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backend_steps import check_stops
 from pydantic import ValidationError
 from safetensors.numpy import load_file, save_file
 from tiny_models import write_any_model
@@ -17,7 +18,7 @@ from legos.config.schema import RunConfig
 from legos.data.step import BackendConfig, Update
 from legos.errors import AdapterError, ModelError, TrainerError
 from legos.losses.objective import Objective
-from legos.testing import make_sample
+from legos.testing import make_sample, random_samples
 from legos.wiring.model import apply_lora, disable_lora, load_model
 
 pytestmark = pytest.mark.skipif(  # torch itself is imported by the first test, not by every worker
@@ -159,3 +160,11 @@ def test_settings_that_torch_does_not_support_are_refused(
     given = {"device": "torch", "server": ("http://localhost:8000",), **settings}
     with pytest.raises(ValidationError, match=message):
         RunConfig.model_validate(given)
+
+
+def test_a_step_can_be_stopped_before_each_pass() -> None:
+    model = load()
+    apply_lora(model)
+    backend = model.make_backend(BackendConfig(micro_batch_tokens=8))
+    samples = random_samples(np.random.default_rng(0), num_samples=12, vocab=40, max_length=9)
+    assert check_stops(backend, samples, Objective(kl_coef=0.1)) > 4

@@ -62,15 +62,13 @@ class Backend(FakeBackend):
         self._processor = processor
 
     def forward_backward(
-        self, samples: Any, weights: Any, objective: Objective, *, policy: str = POLICY
+        self, samples: Any, weights: Any, objective: Objective, **options: Any
     ) -> "Future[PassResult]":
         found: Future[PassResult] = Future()
 
         async def later() -> None:
             await self._processor.compute("trainer", 0.6)
-            passed = super(Backend, self).forward_backward(
-                samples, weights, objective, policy=policy
-            )
+            passed = super(Backend, self).forward_backward(samples, weights, objective, **options)
             found.set_result(passed.result())
 
         self._running = asyncio.ensure_future(later())

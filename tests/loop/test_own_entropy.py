@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -26,11 +27,10 @@ class Recorder(FakeBackend):
         samples: Sequence[Sample],
         weights: Sequence[float],
         objective: Objective,
-        *,
-        policy: str = "policy",
+        **options: Any,
     ) -> "Future[PassResult]":
         self.coefs.append({s.group: objective.entropy_coef * s.entropy_scale for s in samples})
-        return super().forward_backward(samples, weights, objective, policy=policy)
+        return super().forward_backward(samples, weights, objective, **options)
 
 
 def trained(portions: Mapping[str, Portion], usual: float) -> list[dict[str, float]]:

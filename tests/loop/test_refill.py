@@ -184,8 +184,7 @@ class Failing(FakeBackend):
         samples: Sequence[Sample],
         weights: Sequence[float],
         objective: Objective,
-        *,
-        policy: str = POLICY,
+        **_: Any,
     ) -> "Future[PassResult]":
         raise TrainerError("no memory")
 
@@ -213,8 +212,7 @@ class Narrow(FakeBackend):
         samples: Sequence[Sample],
         weights: Sequence[float],
         objective: Objective,
-        *,
-        policy: str = POLICY,
+        **_: Any,
     ) -> "Future[PassResult]":
         result = super().forward_backward(samples, weights, objective).result()
         future: Future[PassResult] = Future()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from legos.loop.batcher import Stopped
+from legos.errors import Stopped
 from legos.protocols import Publisher
 from legos.publish.engine import EnginePublisher
 from legos.run.leaving import LEAVE_S, Leave, LeavingPublisher

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from legos.data.names import POLICY
 from legos.data.packing import StepSamples, check_token_ids, per_sample
 from legos.data.sample import Sample
-from legos.data.step import BackendConfig, PassResult, Update
+from legos.data.step import BackendConfig, PassResult, Stop, Update, never
 from legos.errors import AdapterError, CheckpointError, TrainerError
 from legos.losses.objective import Objective
 from legos.mlx.model.faults import recovered
@@ -111,10 +111,11 @@ class MlxBackend:
         objective: Objective,
         *,
         policy: str = POLICY,
+        stop: Stop = never,
     ) -> "Future[PassResult]":
         """Compute loss and gradients of a step's samples, without changing the policy."""
         step = StepSamples(samples=samples, weights=weights)
-        return self._worker.call(self._forward_backward, step, objective, policy)
+        return self._worker.call(self._forward_backward, step, objective, policy, stop)
 
     def optim_step(self, update: Update, *, policy: str = POLICY) -> "Future[int]":
         """Apply the gradients of the policy's last ``forward_backward``; returns the new version.
@@ -204,7 +205,9 @@ class MlxBackend:
             set_lora_arrays(self._model, policy.adapter.arrays)
         return policy
 
-    def _forward_backward(self, step: StepSamples, objective: Objective, name: str) -> PassResult:
+    def _forward_backward(
+        self, step: StepSamples, objective: Objective, name: str, stop: Stop
+    ) -> PassResult:
         if not step.samples:
             raise TrainerError("an optimiser step needs at least one sample; none came")
         self._check(step.samples)
@@ -214,7 +217,9 @@ class MlxBackend:
 
         def compute() -> tuple[Found, float]:
             with self.spans, self._ordered(step, objective, policy, reference):
-                found = self._gradients.of_step(step, objective, policy.ema, reference=reference)
+                found = self._gradients.of_step(
+                    step, objective, policy.ema, reference=reference, stop=stop
+                )
                 norm = _norm(found.gradients)
                 mx.synchronize()  # an error of the pass must come before its gradients are used
                 return found, norm

@@ -10,7 +10,7 @@ import logging
 import pickle
 import zlib
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from legos.data.packing import StepSamples
 from legos.data.step import BackendConfig
-from legos.errors import LegosError, ModelError, TrainerError
+from legos.errors import LegosError, ModelError, Stopped, TrainerError
 from legos.losses.objective import Objective
 from legos.mlx.model.faults import is_fault
 from legos.mlx.model.load import load_tree
@@ -154,7 +154,10 @@ def follow(folder: Path, group: Group) -> None:
                 _, lora, samples, objective, ema, reference = order
                 assert gradients is not None, "the first process begins before it orders a step"
                 set_lora_arrays(tree, _to_mlx(lora))
-                gradients.of_step(samples, objective, _to_mlx(ema), reference=_to_mlx(reference))
+                with suppress(Stopped):
+                    gradients.of_step(
+                        samples, objective, _to_mlx(ema), reference=_to_mlx(reference)
+                    )
     except RuntimeError as error:
         if isinstance(error, LegosError) or is_fault(error):
             raise

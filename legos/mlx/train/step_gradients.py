@@ -13,14 +13,21 @@ from numpy.typing import NDArray
 
 from legos.data.packing import StepRows, StepSamples, step_rows
 from legos.data.sample import Sample
-from legos.errors import TrainerError
+from legos.data.step import Stop, never
+from legos.errors import Stopped, TrainerError
 from legos.losses.objective import Objective
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.train.gradient_check import check_gradients
 from legos.mlx.train.memory import MemoryPlan, plan_memory
 from legos.mlx.train.packing import probe_samples
 from legos.mlx.train.parallel import sum_over_processes
-from legos.mlx.train.prefix_sharing.backward import Found, PassGradients, Policy, Runner
+from legos.mlx.train.prefix_sharing.backward import (
+    Found,
+    PassGradients,
+    Policy,
+    Runner,
+    do_nothing,
+)
 from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes
 from legos.mlx.train.prefix_sharing.trie import Trie, token_trie
 from legos.mlx.train.reference import other_lora
@@ -96,6 +103,7 @@ class StepGradients:
         ema: Arrays,
         *,
         reference: Lora | None = None,
+        stop: Stop = never,
     ) -> Found:
         """Compute loss, sums and gradients of a whole step.
 
@@ -105,9 +113,11 @@ class StepGradients:
             ema: LoRA arrays of the policy's EMA, used where ``ema_kl_coef`` is not 0.
             reference: LoRA of the reference, used where ``kl_coef`` is not 0 and a sample has no
                 reference log-probabilities; None: the base model.
+            stop: asked before each pass; all processes of a group end where one of them stops.
 
         Raises:
             TrainerError: no sample fits into memory.
+            Stopped: ``stop`` returned True.
         """
         unknown = any(sample.reference_logprobs is None for sample in step.samples)
 
@@ -126,7 +136,10 @@ class StepGradients:
         rows, trie, work = prepared(step)
         longest = max(range(len(rows.tokens)), key=lambda row: len(rows.tokens[row]))
 
+        check = _check(stop) if self._group is None else do_nothing
+
         def probe(num_tokens: int) -> None:
+            check()
             vocabulary = self._runner.forward.num_vocabulary
             alike = probe_samples(
                 step.samples, rows, longest, num_tokens, num_vocabulary=vocabulary
@@ -139,9 +152,12 @@ class StepGradients:
         if limit is not None and len(rows.tokens[longest]) > limit:
             _, trie, work = prepared(self._fitting(step, limit, plan))
         budget = plan.holding(mx.get_active_memory()).max_tokens(self._max_tokens)
-        passes = self._own(trie, budget)
+        passes, rounds = self._own(trie, budget)
+        agreed = check if self._group is None else _check(lambda: self._one_stops(stop))
         mx.reset_peak_memory()
-        found = work.of_passes(passes)
+        found = work.of_passes(passes, before_pass=agreed, before_prefix=check)
+        if len(passes) < rounds:
+            agreed()  # with the processes that have one more pass
         self.memory = self._corrected(plan, passes)
         return found if self._group is None else _sum_of(found, self._group)
 
@@ -234,18 +250,34 @@ class StepGradients:
         assert self._group is not None, "one process agrees with itself"
         return int(np.array(mx.distributed.all_min(mx.array(number), group=self._group)))
 
-    def _own(self, trie: Trie, budget: int) -> list[Pass]:
-        """The passes that this process computes."""
+    def _one_stops(self, stop: Stop) -> bool:
+        """Whether a process of the group stops; all of them ask before each pass."""
+        return self._smallest(not stop()) == 0
+
+    def _own(self, trie: Trie, budget: int) -> tuple[list[Pass], int]:
+        """The passes that this process computes, and the largest number of a process."""
         if self._group is None:
-            return plan_passes(trie, max_tokens=budget)
+            passes = plan_passes(trie, max_tokens=budget)
+            return passes, len(passes)
         rank, size = self._group.rank(), self._group.size()
         same = self._smallest(min(budget, -(-trie.num_tokens // size)))
-        return plan_passes(trie, max_tokens=same)[rank::size]
+        passes = plan_passes(trie, max_tokens=same)
+        return passes[rank::size], -(-len(passes) // size)
 
 
 def chunk_positions(num_vocabulary: int) -> int:
     """Number of logit positions whose logits are in memory at once."""
     return max(MIN_PLACES, CHUNK_LOGITS // num_vocabulary)
+
+
+def _check(stop: Stop) -> Callable[[], None]:
+    """A function that raises ``Stopped`` once ``stop`` returns True."""
+
+    def check() -> None:
+        if stop():
+            raise Stopped
+
+    return check
 
 
 def _sum_of(found: Found, group: mx.distributed.Group) -> Found:

@@ -8,6 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from backend_steps import check_stops
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3_5
 from mlx_lm.models.gated_delta import gated_delta_update
@@ -22,7 +23,7 @@ from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.worker import InlineWorker, ThreadWorker
 from legos.mlx.train.backend import MlxBackend
-from legos.testing import make_sample, optimiser_step
+from legos.testing import make_sample, optimiser_step, random_samples
 from legos.testing.backend import Stepped
 from legos.weights.adapter import LoraShape
 
@@ -347,3 +348,12 @@ def test_log_probabilities_of_a_device_that_fails_late_are_computed_again(
             failing_at(1, patch, late=True)
             (found,) = backend.logprobs(samples, reference=reference).result()
         np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_step_can_be_stopped_before_each_pass(tmp_path: Path) -> None:
+    """Also before the prefixes that several passes continue, and that have a pass of their own."""
+    _, backend = make_backend(write_any_model(tmp_path / "model"), micro_batch_tokens=8)
+    samples = random_samples(np.random.default_rng(0), num_samples=6, vocab=40, max_length=9)
+    for end in range(20, 24):
+        samples.append(make_sample((*range(2, 18), end, end + 1), positions=(16, 17)))
+    assert check_stops(backend, samples, Objective(kl_coef=0.1)) > 4

@@ -25,7 +25,11 @@ from legos.mlx.train.prefix_sharing.kv import Outputs, run_pass
 from legos.mlx.train.prefix_sharing.plan import Pass, pass_of_carried
 from legos.mlx.train.prefix_sharing.trie import Trie
 
-__all__ = ["Found", "PassGradients", "Policy", "Runner"]
+__all__ = ["Found", "PassGradients", "Policy", "Runner", "do_nothing"]
+
+
+def do_nothing() -> None:
+    """What is called between computations where nothing is asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,20 +93,32 @@ class PassGradients:
         self._others = others
         self._ends = np.cumsum([len(sample.positions) for sample in step.samples])
 
-    def of_passes(self, passes: Sequence[Pass]) -> Found:
+    def of_passes(
+        self,
+        passes: Sequence[Pass],
+        *,
+        before_pass: Callable[[], None] = do_nothing,
+        before_prefix: Callable[[], None] = do_nothing,
+    ) -> Found:
         """Compute some passes.
 
         A prefix that several passes continue is computed before them, without gradient. Each pass
         gives the cotangent of the prefix's outputs; one backward pass through the prefix then takes
         the sum of the cotangents of all passes.
+
+        Args:
+            passes: the passes.
+            before_pass: called before each; may raise an error, after which nothing has changed.
+            before_prefix: the same before each computation of a carried prefix.
         """
         carried = sorted({number for one in passes for number in one.carried})
-        self._carry(carried)
+        self._carry(carried, before_prefix)
         loss, sums = 0.0, np.zeros(len(SUMS))
         gradients: Any = tree_map(mx.zeros_like, self._runner.model.trainable_parameters())
         logprobs = np.zeros(self._ends[-1], np.float32)
         cotangents: dict[int, Any] = {}
         for one in passes:
+            before_pass()
             batch, indices = pass_batch(self._step, self._rows, self._trie, one)
             value, counted, logprob, found, back = self._of_pass(one, batch)
             gradients = tree_map(mx.add, gradients, found)
@@ -112,6 +128,7 @@ class PassGradients:
             sums += np.array(counted, np.float64)
             self._put(logprobs, batch, indices, logprob)
         for number in reversed(carried):
+            before_prefix()
             one = pass_of_carried(self._trie, number)
             found, back = self._back(one, cotangents.pop(number))
             gradients = tree_map(mx.add, gradients, found)
@@ -143,11 +160,12 @@ class PassGradients:
         places = (starts[:, None] + np.arange(batch.mask.shape[1]))[batch.mask]
         logprobs[places] = np.array(found)[batch.mask]
 
-    def _carry(self, carried: Sequence[int]) -> None:
+    def _carry(self, carried: Sequence[int], before: Callable[[], None] = do_nothing) -> None:
         """Compute the outputs of carried segments, parents first, under every policy."""
         for policy in (self._policy, *self._others.values()):
             with policy.within():
                 for number in carried:
+                    before()
                     one = pass_of_carried(self._trie, number)
                     policy.outputs[number] = self._outputs(one, _given(one, policy))
                     mx.eval(policy.outputs[number])
