@@ -1,30 +1,22 @@
-"""``legos runs``: list runs, describe one, and compute one of its steps again."""
+"""``legos runs``: list runs and describe one."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from legos.config.resolve import read_config, settings_of
 from legos.config.toml import read_sources
-from legos.errors import AdapterError, CheckpointError, LegosError
+from legos.errors import LegosError
 from legos.files.lines import has_figures_alone
-from legos.run.checkpoint import checkpoint_at, checkpoint_steps, checkpoints, read_state
+from legos.run.checkpoint import checkpoint_steps, checkpoints, read_state
 from legos.run.ending import standing
 from legos.run.find import find_run
 from legos.run.folder import RUNS, RunFolder
-from legos.track.jsonl import read_steps
-from legos.weights.folder import read_adapter
-from legos.wiring.replay import Replayed, StoredStep, replay_steps
 
-__all__ = ["describe_run", "in_brief", "list_runs", "replay_run"]
+__all__ = ["describe_run", "in_brief", "list_runs"]
 
-Value = float | int | None
 _JUDGED_BY = ("exploitability", "joint_value", "reward_mean")  # the first that was evaluated
-# Beginnings of metrics that a replay does not reproduce: token accounts, time, memory.
-_NOT_COMPARED = ("tokens_", "filtered/", "discarded/", "step_s", "memory/")
 
 
 def list_runs(parent: Path = RUNS) -> dict[str, dict[str, Any]]:
@@ -92,105 +84,9 @@ def describe_run(run: str) -> dict[str, Any]:
         "checkpoints": _numbers(list(checkpoint_steps(folder.checkpoints))),
         "best_checkpoint": _best(folder),
         "adapters": _numbers(folder.adapter_versions),
-        "batches": _numbers(folder.batch_steps),
         "size_mib": sum(p.stat().st_size for p in folder.path.rglob("*") if p.is_file()) / 2**20,
         "settings": changed,
     }
-
-
-def replay_run(run: str, step: int) -> dict[str, Any]:
-    """Compute a stored step again, and compare the result with the run's records.
-
-    Starts from the newest checkpoint before the step and trains on the stored samples of every step
-    from there. On the same device and library versions, nothing differs.
-
-    Args:
-        run: folder of the run, or its name in runs/.
-        step: number of the optimiser step, from 1.
-
-    Returns:
-        The step of the checkpoint, each metric that differs as [recorded, computed], the largest
-        difference, and whether the adapter's bytes are equal; ``exact``: nothing differs.
-
-    Raises:
-        CheckpointError: the run is not found, or has no samples of the step or of one before it.
-    """
-    folder = find_run(run)
-    start, checkpoint = _start(folder, step)
-    records = [folder.read_batches(number) for number in range(start + 1, step + 1)]
-    try:
-        steps = [StoredStep(num_steps=r["num_steps"], batches=r["batches"]) for r in records]
-        replayed = replay_steps(read_config(folder.config), checkpoint, steps)
-        digest = records[-1]["digest"]
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"the samples kept in {folder.batches} cannot be read: {error!r}; were they written "
-            "by another version?"
-        ) from error
-    differing = _differing(_recorded(folder, step), replayed.metrics)
-    gaps = [abs(b - a) for a, b in differing.values() if a is not None and b is not None]
-    same_bytes = replayed.adapter.digest == digest
-    return {
-        "step": step,
-        "from_step": start,
-        "samples": sum(len(batch["samples"]) for batch in steps[-1].batches),
-        "exact": same_bytes and not differing,
-        "largest_metric_difference": max(gaps, default=0.0),
-        "metrics_that_differ": differing,
-        "adapter_bytes_equal": same_bytes,
-        "adapter_recorded": digest,
-        "adapter_computed": replayed.adapter.digest,
-        "largest_adapter_difference": 0.0 if same_bytes else _distance(folder, replayed),
-    }
-
-
-def _start(folder: RunFolder, step: int) -> tuple[int, Path | None]:
-    """The newest valid checkpoint before a step, with its step; (0, None): the model itself."""
-    if step < 1:
-        raise CheckpointError(f"step is {step}; the first step of a run has number 1")
-    folder.read_batches(step)  # raises here if the run has no samples of the step
-    for number in reversed(checkpoint_steps(folder.checkpoints)):
-        if number < step:
-            try:
-                return number, checkpoint_at(folder.checkpoints, number)
-            except CheckpointError:  # damaged; an older one works too
-                continue
-    if read_config(folder.config).fork_from is not None:
-        raise CheckpointError(
-            f"{folder.path} is a fork and keeps no checkpoint before step {step}; take a later "
-            "step, or keep more of them with --loop.keep-checkpoints"
-        )
-    return 0, None
-
-
-def _recorded(folder: RunFolder, step: int) -> Mapping[str, Value]:
-    lines = read_steps(folder.metrics) if folder.metrics.exists() else []
-    for line in lines:
-        if line.get("step") == step:
-            return line
-    raise CheckpointError(f"{folder.metrics} has no line of step {step}")
-
-
-def _differing(
-    recorded: Mapping[str, Value], computed: Mapping[str, Value]
-) -> dict[str, list[Value]]:
-    """Metrics that are not equal bit for bit, as [recorded, computed]."""
-    pairs = {
-        name: [recorded.get(name), value if value is not None and np.isfinite(value) else None]
-        for name, value in computed.items()
-        if not name.startswith(_NOT_COMPARED)
-    }
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _distance(folder: RunFolder, replayed: Replayed) -> float | None:
-    """Largest difference between the two adapters; None where the run does not keep its own."""
-    try:
-        kept = read_adapter(folder.adapter_folder(f"v{replayed.adapter.version}"))
-    except (AdapterError, CheckpointError):
-        return None
-    computed = {name: np.asarray(array) for name, array in replayed.adapter.arrays.items()}
-    return max(float(np.abs(kept.arrays[name] - array).max()) for name, array in computed.items())
 
 
 def _summary(folder: RunFolder) -> dict[str, Any]:

@@ -296,7 +296,6 @@ def _run_settings(config: RunConfig) -> RunSettings:
         keep_checkpoints=loop.keep_checkpoints,
         keep_best=loop.keep_best,
         pause_on_battery=loop.pause_on_battery,
-        keep_batches=loop.keep_batches,
         max_failed_share=loop.max_failed_share,
         evaluate_every=loop.evaluate_every,
         evaluation_alone=loop.evaluation_alone,

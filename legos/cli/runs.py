@@ -1,4 +1,4 @@
-"""``legos runs``: list runs, show one, replay one of its steps."""
+"""``legos runs``: list runs and show one."""
 
 from pathlib import Path
 
@@ -8,8 +8,7 @@ from legos.cli.output import Flag, show, show_table
 
 __all__ = ["runs"]
 
-DIFFERS = 1
-runs = App(name="runs", help="List runs, show one, or compute one of its steps again.")
+runs = App(name="runs", help="List runs, or show one.")
 
 
 @runs.default
@@ -44,19 +43,3 @@ def describe(run: str, /, *, json: Flag = False) -> None:
     from legos.apps.runs import describe_run
 
     show(describe_run(run), json=json)
-
-
-@runs.command
-def replay(run: str, step: int, /, *, json: Flag = False) -> int:
-    """Compute a step again from disk; exit code 1 if it differs from the recorded step.
-
-    Args:
-        run: Run folder, or its name in runs/, trained with --loop.keep-batches.
-        step: Number of the optimiser step, from 1.
-        json: Print one JSON object.
-    """
-    from legos.apps.runs import replay_run
-
-    report = replay_run(run, step)
-    show(report, json=json)
-    return 0 if report["exact"] else DIFFERS

@@ -179,8 +179,6 @@ class LoopConfig(Settings):
     keep_best: str | None = knob(None)
     """Also keep the checkpoint with the best value of this figure of the evaluation, such as
     optimal_move_rate, or -exploitability where less is better; none: keep no such one."""
-    keep_batches: bool = knob(False)
-    """Keep the samples of every step, so that `legos runs replay` can compute the step again."""
     evaluate_every: int = knob(50, unit="optimiser steps", ge=0)
     """Steps between evaluations; 0: only the first and the last."""
     evaluation_plays: int = knob(64, unit="episodes", ge=1)

@@ -8,18 +8,14 @@ failure.txt         the error that ended the run, if one did
 adapters/vN/        adapters in mlx-lm's format; those of further policies in adapters/NAME/vN
 checkpoints/        the state that a resumed run needs
 stalls.txt          stacks of all threads and tasks, where the event loop has stalled
-batches/            the samples of every step, if they are kept
 """
 
-import gzip
 import json
 import re
 import shutil
-import zlib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from legos.data.episode import Episode
 from legos.errors import ArenaError, CheckpointError, ConfigError, RecordError, RequestError
@@ -45,7 +41,6 @@ BEST = "best"
 CONFIG = "config.toml"
 FAILS_AGAIN = (ArenaError, ConfigError, RecordError, RequestError)  # would fail again unchanged
 _ADAPTER = re.compile(r"v(\d+)")
-_BATCHES = re.compile(r"step-(\d+)\.json\.gz")
 
 
 class RunFolder:
@@ -61,7 +56,6 @@ class RunFolder:
         self.failure = path / "failure.txt"
         self.adapters = path / "adapters"
         self.checkpoints = path / "checkpoints"
-        self.batches = path / "batches"
 
     @property
     def has_steps(self) -> bool:
@@ -155,7 +149,7 @@ class RunFolder:
         """
         with refusals_named(self.path):
             adapters = (self.adapters, *(path for path in self.adapters.glob("*") if path.is_dir()))
-            for parent in (self.path, *adapters, self.checkpoints, self.batches):
+            for parent in (self.path, *adapters, self.checkpoints):
                 clear_unfinished(parent)
 
     def rewind(
@@ -185,9 +179,6 @@ class RunFolder:
                 for number, path in numbered(place.parent, _ADAPTER).items():
                     if number > version:
                         shutil.rmtree(path)
-            for number, path in self._batch_files().items():
-                if number > step:
-                    path.unlink()
         return rewind_lines(self.metrics, step, evaluated=newest)
 
     def write_adapter(self, adapter: Adapter, *, parent: str = "") -> Path:
@@ -270,42 +261,6 @@ class RunFolder:
             raise CheckpointError(f"{at!r} is no step of {self.path}; give a number, or {BEST}")
         return checkpoint_at(self.checkpoints, int(at))
 
-    def write_batches(self, step: int, record: Mapping[str, Any]) -> None:
-        """Store the batches of a step, as JSON values.
-
-        Raises:
-            CheckpointError: the file cannot be written.
-        """
-        data = gzip.compress(json.dumps(record).encode(), compresslevel=1, mtime=0)
-        write_file(self.batches / f"step-{step:06d}.json.gz", data)
-
-    def read_batches(self, step: int) -> dict[str, Any]:
-        """Read what ``write_batches`` stored.
-
-        Raises:
-            CheckpointError: the file does not exist or is damaged.
-        """
-        path = self._batch_files().get(step)
-        if path is None:
-            kept = self.batch_steps
-            raise CheckpointError(
-                f"{self.path} keeps no samples of step {step}; "
-                + (
-                    f"it has those of {len(kept)} steps, {kept[0]} to {kept[-1]}"
-                    if kept
-                    else "train with --loop.keep-batches to have them"
-                )
-            )
-        try:
-            return json.loads(gzip.decompress(path.read_bytes()))
-        except (OSError, EOFError, ValueError, zlib.error) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}; take another step") from error
-
-    @property
-    def batch_steps(self) -> list[int]:
-        """The steps whose samples are kept."""
-        return sorted(self._batch_files())
-
     @property
     def adapter_versions(self) -> list[int]:
         """The versions of the adapters that are kept."""
@@ -327,12 +282,8 @@ class RunFolder:
     @property
     def _parts(self) -> tuple[Path, ...]:
         files = (self.config, self.metrics, self.evaluations, self.episodes)
-        folders = (self.adapters, self.checkpoints, self.batches, self.path / "wandb")
+        folders = (self.adapters, self.checkpoints, self.path / "wandb")
         return *files, self.stalls, self.failure, *folders
-
-    def _batch_files(self) -> dict[int, Path]:
-        """Files of kept samples by step."""
-        return numbered(self.batches, _BATCHES)
 
     def _best_step(self) -> int:
         """The step of the best evaluation, if the run keeps it."""

@@ -34,7 +34,7 @@ from legos.run.leaving import Leave, LeavingPublisher
 from legos.run.power import mains_power
 from legos.run.speed import Speed
 from legos.run.state import RunState
-from legos.run.stored import batches_to_json, kept_episodes
+from legos.run.stored import kept_episodes
 from legos.weights.adapter import Adapter
 
 __all__ = ["Run", "RunSettings"]
@@ -55,7 +55,6 @@ class RunSettings:
     checkpoint_seconds: float = math.inf  # maximum time between two, checked after each step
     keep_checkpoints: int
     max_failed_share: float = MAX_FAILED_SHARE  # the run ends if more of the newest plays fail
-    keep_batches: bool = False  # whether each step's samples stay in the folder
     pause_on_battery: bool = False  # whether to wait between steps while on battery
     keep_best: str | None = None  # figure whose best checkpoint is kept; "-x": lower x is better
     evaluate_every: int  # optimiser steps; 0: only before the first and after the last
@@ -296,8 +295,6 @@ class Run:
             await self._evaluations.start(step, adapters, out, keep=keep)
         self._trainer.alarms.evaluated = flat_figures(self._evaluations.last)
         self._state.log(metrics, out.steps)
-        if settings.keep_batches:
-            self._folder.write_batches(step, self._record(batches))
         episodes = [episode for batch in batches for episode in batch.episodes]
         if settings.episodes_kept:
             self._folder.add_episodes(step, kept_episodes(episodes, settings.episodes_kept))
@@ -307,16 +304,6 @@ class Run:
             await self._save()
         if settings.pause_on_battery and not last:
             await mains_power(self._batcher)
-
-    def _record(self, batches: Sequence[TrainingBatch]) -> dict[str, Any]:
-        """The batches of this step and the version and digest of the resulting adapter."""
-        info = self._trainer.adapters[0].info
-        return {
-            "num_steps": self._trainer.num_steps,
-            "version": info.version,
-            "digest": info.digest,
-            "batches": batches_to_json(batches),
-        }
 
     async def _close(self, elsewhere: int) -> None:
         """Record the tokens of unfinished plays, and write a checkpoint.

@@ -1,27 +1,24 @@
-"""``legos runs``: what is told of runs, and steps that are computed again from the disk."""
+"""``legos runs``: what is told of runs."""
 
-import gzip
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from short_runs import NIM
 
-from legos.apps.runs import describe_run, in_brief, list_runs, replay_run
+from legos.apps.runs import describe_run, in_brief, list_runs
 from legos.cli import main
 from legos.config.resolve import resolve
-from legos.errors import CheckpointError
 from legos.run.ending import failure_kept
 from legos.run.folder import RunFolder
 from legos.run.lock import hold
-from legos.track.jsonl import read_metrics, read_steps
+from legos.track.jsonl import read_metrics
 
 SMALL = (
     *NIM,
     *("--loop.checkpoint-every", "2", "--loop.evaluate-every", "2", "--deterministic"),
-    *("--loop.keep-batches", "--loop.keep-checkpoints", "2"),
+    *("--loop.keep-checkpoints", "2"),
 )
 OBJECTIVE = ("--training.kl-coef", "0.1", "--training.ema-kl-coef", "0.2")
 
@@ -38,94 +35,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(root: Path) -> Path:
     return root / "runs" / "nim"
-
-
-@pytest.fixture
-def copy(run: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(run, tmp_path / "copy")
-
-
-def change_batch(run: Path, step: int, change: Any) -> None:
-    file = run / "batches" / f"step-{step:06d}.json.gz"
-    record = json.loads(gzip.decompress(file.read_bytes()))
-    change(record)
-    file.write_bytes(gzip.compress(json.dumps(record).encode()))
-
-
-@pytest.mark.parametrize(("step", "start"), [(5, 4), (4, 0), (1, 0)])
-def test_every_step_is_computed_again_to_the_bit(step: int, start: int, run: Path) -> None:
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    report = replay_run(str(run), step)
-    assert report["from_step"] == start
-    assert report["metrics_that_differ"] == {}
-    assert report["adapter_bytes_equal"]
-    assert report["exact"]
-    assert report["samples"] == read_steps(run / "metrics.jsonl")[step - 1]["samples_per_step"]
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-
-
-def test_a_step_of_other_samples_is_told_apart(
-    copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def turn(record: Any) -> None:
-        sample = record["batches"][0]["samples"][0]
-        sample[4] = [2.0 - advantage for advantage in sample[4]]
-
-    change_batch(copy, 5, turn)
-    capsys.readouterr()
-    assert main(["runs", "replay", str(copy), "5", "--json"]) == 1
-    report = json.loads(capsys.readouterr().out)
-    assert not report["exact"]
-    assert not report["adapter_bytes_equal"]
-    assert report["largest_adapter_difference"] > 0
-    recorded, computed = report["metrics_that_differ"]["advantage_mean"]
-    assert recorded == read_steps(copy / "metrics.jsonl")[4]["advantage_mean"] != computed
-    assert report["largest_metric_difference"] >= abs(recorded - computed)
-
-
-def test_a_damaged_checkpoint_means_an_older_start(copy: Path) -> None:
-    (copy / "checkpoints" / "step-000004" / "adapter.safetensors").write_bytes(b"")
-    report = replay_run(str(copy), 5)
-    assert (report["from_step"], report["exact"]) == (0, True)
-
-
-def test_a_resumed_run_replays_as_an_undisturbed_one(copy: Path) -> None:
-    shutil.rmtree(copy / "checkpoints" / "step-000005")
-    assert main(["train", "--resume", str(copy), "--steps", "6"]) == 0
-    assert sorted(path.name for path in (copy / "batches").iterdir())[-1] == "step-000006.json.gz"
-    for step in (5, 6):
-        assert replay_run(str(copy), step)["exact"]
-
-
-def test_what_cannot_be_replayed_is_named(copy: Path, root: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="step is 0; the first step of a run has number 1"):
-        replay_run(str(copy), 0)
-    with pytest.raises(
-        CheckpointError, match="no samples of step 9; it has those of 5 steps, 1 to 5"
-    ):
-        replay_run(str(copy), 9)
-    file = copy / "batches" / "step-000005.json.gz"
-    file.write_bytes(file.read_bytes()[:40])
-    with pytest.raises(CheckpointError, match=r"step-000005\.json\.gz cannot be read"):
-        replay_run(str(copy), 5)
-    change_batch(copy, 2, lambda record: record.pop("num_steps"))
-    with pytest.raises(CheckpointError, match="were they written by another version"):
-        replay_run(str(copy), 4)
-    (copy / "batches" / "step-000003.json.gz").unlink()
-    with pytest.raises(CheckpointError, match="keeps no samples of step 3"):
-        replay_run(str(copy), 4)
-
-
-def test_a_fork_replays_from_where_it_began(run: Path, tmp_path: Path) -> None:
-    fork = tmp_path / "fork"
-    arguments = ["--fork-from", f"{run}@4", "--out", str(fork), "--steps", "6"]
-    assert main(["train", *arguments]) == 0
-    report = replay_run(str(fork), 5)
-    assert (report["from_step"], report["exact"]) == (4, True)
-    for step in (4, 5):
-        shutil.rmtree(fork / "checkpoints" / f"step-{step:06d}", ignore_errors=True)
-    with pytest.raises(CheckpointError, match="is a fork and keeps no checkpoint before step 5"):
-        replay_run(str(fork), 5)
 
 
 def test_runs_are_listed_with_their_last_figures(
@@ -223,7 +132,6 @@ def test_one_run_is_shown_with_all_that_it_keeps(
     told = describe_run(str(run))
     assert told["checkpoints"] == "4, 5"
     assert told["adapters"] == "0, 2, 4, 5"
-    assert told["batches"] == "1 to 5"
     assert told["best_checkpoint"] is None
     assert told["settings"]["play.tasks_per_step"] == "8 (command line)"
     assert told["settings"]["play.options.largest"] == "5 (command line)"

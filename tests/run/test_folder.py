@@ -302,7 +302,6 @@ def test_plays_are_written_whole_and_rewound(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         folder.add_episodes(step, [make_episode({"first": 1.0, "second": -1.0})] * 2)
         folder.write_adapter(adapter(step))
-        folder.write_batches(step, {"batches": [step]})
     with folder.episodes.open("a") as file:
         file.write('{"step": 3, "are')
     (folder.adapters / ".v4.12-ab.unfinished").mkdir()
@@ -312,8 +311,6 @@ def test_plays_are_written_whole_and_rewound(tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == [1, 1, 2, 2]
     assert lines[0]["rewards"] == {"first": 1.0, "second": -1.0}
     assert sorted(path.name for path in folder.adapters.iterdir()) == ["v1", "v2"]
-    assert folder.batch_steps == [1, 2]
-    assert folder.read_batches(2) == {"batches": [2]}
 
 
 def test_a_full_disk_leaves_no_piece_of_a_play(tmp_path: Path) -> None:
