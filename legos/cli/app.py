@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from cyclopts import App, CycloptsError
-from cyclopts.exceptions import UnusedCliTokensError
+from cyclopts.exceptions import UnknownOptionError, UnusedCliTokensError
 
 from legos.cli import commands
 from legos.cli.arenas import arenas
@@ -16,12 +16,21 @@ from legos.cli.help import EVERYTHING, BriefHelp
 from legos.cli.output import results_alone
 from legos.cli.play import play, watch
 from legos.cli.runs import runs
-from legos.errors import LegosError
+from legos.errors import ConfigError, LegosError
 
 __all__ = ["app", "run"]
 
 OK, REFUSED = 0, 2
 _DEBUG, _JSON = "--debug", "--json"
+_ALSO_CALLED = {  # what other programs call a setting -> the last part of its option
+    "alpha": "lora-alpha",
+    "batch-size": "tasks-per-step",
+    "beta": "kl-coef",
+    "epochs": "steps",
+    "iters": "steps",
+    "lr": "learning-rate",
+    "rank": "lora-rank",
+}
 
 
 def _make_app(*, brief: bool) -> App:
@@ -75,6 +84,7 @@ def run(arguments: Sequence[str]) -> int:
         sys.path.append(here)  # --arena module:Class finds modules as python -m does
     program = _make_app(brief=False) if EVERYTHING in arguments else app
     try:
+        _check_encoding(arguments)
         with results_alone() if _JSON in arguments else nullcontext():
             result = program(
                 ["--help" if word == EVERYTHING else word for word in arguments if word != _DEBUG],
@@ -84,16 +94,43 @@ def run(arguments: Sequence[str]) -> int:
     except (CycloptsError, LegosError) as error:
         if debug:
             raise
-        notes: list[str] = getattr(error, "__notes__", [])
-        sys.stderr.write("\n".join([f"error: {_message(error)}", *notes]) + "\n")
+        notes = [note for note in getattr(error, "__notes__", []) if note != str(error)]
+        sys.stderr.write("\n".join([f"error: {_message(error, arguments)}", *notes]) + "\n")
         return REFUSED
     return result if isinstance(result, int) else OK
 
 
-def _message(error: Exception) -> str:
+def _check_encoding(arguments: Sequence[str]) -> None:
+    """Refuse arguments that no file of a run could hold.
+
+    Raises:
+        ConfigError: an argument is not in the encoding of the terminal.
+    """
+    for word in arguments:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"argument {word!r} is not text in UTF-8; rename the file, or set the encoding of "
+                "the terminal to UTF-8"
+            ) from None
+
+
+def _message(error: Exception, arguments: Sequence[str]) -> str:
+    if isinstance(error, UnknownOptionError):
+        word = error.token.keyword or error.token.value
+        last = word.lstrip("-").rpartition(".")[2].replace("_", "-")
+        known = (name for argument in error.argument_collection for name in argument.names)
+        wanted = (last, _ALSO_CALLED.get(last))
+        found = next((n for n in known if n.lstrip("-").rpartition(".")[2] in wanted), None)
+        return f"Unknown option: {word}. Did you mean {found}?" if found else f"{error}"
     if not isinstance(error, UnusedCliTokensError) or not error.unused_tokens:
         return f"{error}"
+    word = error.unused_tokens[0]
+    before = arguments[arguments.index(word) - 1] if word in arguments[1:] else ""
+    if before.startswith("--"):
+        return f"{before} takes no value: it is on where it is given; leave {word!r} out"
     return (
-        f"{error.unused_tokens[0]!r} is not expected here; options have names, for instance "
+        f"{word!r} is not expected here; options have names, for instance "
         "`legos train --arena nim`; --help lists them"
     )

@@ -42,7 +42,9 @@ def results_alone() -> Generator[None]:
             results = out
         else:
             out.flush()
-            results = stack.enter_context(os.fdopen(os.dup(stdout), "w", encoding=out.encoding))
+            results = stack.enter_context(
+                os.fdopen(os.dup(stdout), "w", encoding=out.encoding, errors=out.errors)
+            )
             os.dup2(stderr, stdout)
             stack.callback(os.dup2, results.fileno(), stdout)
             stack.callback(out.flush)

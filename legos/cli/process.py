@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 
 __all__ = ["main"]
 
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is not None:
         return _run(arguments)
+    _accept_any_text()
     code = _run(sys.argv[1:])
     if code in (INTERRUPTED, TERMINATED):  # maybe in a device call that never returns
         end = threading.Timer(LAST_CALL_S, os._exit, (code,))
@@ -39,6 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _accept_any_text() -> None:
+    """Let no character that the terminal cannot show or did not encode end a run."""
+    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
+        if isinstance(stream, TextIOWrapper):  # None where the stream is closed
+            stream.reconfigure(errors=errors)
 
 
 def _run(arguments: Sequence[str]) -> int:
