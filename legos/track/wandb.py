@@ -17,6 +17,7 @@ WandbMode = Literal["auto", "online", "offline"]
 
 EVALUATED_STEP = "eval/step"
 
+FLUSH_S = 1.0  # a process that is killed loses at most what it logged in this time
 _HOME = "https://api.wandb.ai"
 
 
@@ -55,7 +56,12 @@ class WandbTracker:
                 dir=folder,
                 mode=choose_mode(mode),
                 config=dict(config or {}),
-                settings=wandb.Settings(silent=True, console="off", disable_git=True),
+                settings=wandb.Settings(
+                    silent=True,
+                    console="off",
+                    disable_git=True,
+                    x_transaction_log_flush_interval=FLUSH_S,
+                ),
             )
         except wandb.Error as error:
             raise ConfigError(
@@ -67,15 +73,18 @@ class WandbTracker:
     def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
         """Log the metrics of one step, without those that are None.
 
-        W&B ignores what comes for an earlier step than the newest one. Figures of an evaluation
-        that come late are therefore logged with the newest step; ``eval/step`` is the step that
-        they belong to, and the horizontal axis of their curves.
+        W&B ignores what comes for an earlier step than the newest one, and a step is written once
+        it is committed. Figures of an evaluation that come late are therefore logged with the next
+        step; ``eval/step`` is the step that they belong to, and the horizontal axis of their
+        curves.
         """
         values = {name: value for name, value in metrics.items() if value is not None}
         if any(name.startswith("eval/") for name in values):
             values[EVALUATED_STEP] = step
-        late = has_figures_alone(metrics)
-        self._run.log(values, step=max(step, self._run.step) if late else step)
+        if has_figures_alone(metrics):
+            self._run.log(values, step=max(step, self._run.step))
+        else:
+            self._run.log(values, step=step, commit=True)
 
     def close(self) -> None:
         """Write all pending data and end the run."""

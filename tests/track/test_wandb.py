@@ -1,7 +1,9 @@
 """Weights & Biases, for real, in offline mode; and how its mode is chosen."""
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,34 @@ def test_an_offline_run_is_written_under_the_run_folder_and_goes_on(tmp_path: Pa
         assert piece in written
     assert b"exploitability" not in written
     assert all(piece in written for piece in (b"eval/step", b"0.875", b"0.125"))
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from legos.track.wandb import WandbTracker
+
+tracker = WandbTracker(Path(sys.argv[1]), project="p", mode="offline")
+for step in (1, 2, 3):
+    tracker.log({"loss": 100.5 + step}, step=step)
+print("logged", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_the_file_of_a_run_that_is_killed_has_its_last_step(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(run)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "logged\n"
+        deadline = time.monotonic() + 12  # by itself, W&B writes after 15 s
+        while True:
+            [file] = run.glob("wandb/offline-run-*/*.wandb")
+            if b"103.5" in file.read_bytes() or time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGKILL)
+    assert all(loss in file.read_bytes() for loss in (b"101.5", b"102.5", b"103.5"))
