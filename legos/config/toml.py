@@ -55,7 +55,7 @@ def read_sources(text: str) -> dict[str, str]:
     """Dotted name -> source, from the comments of a text of ``write_toml``."""
     sources: dict[str, str] = {}
     table = ""
-    for line in uncommented(text).splitlines():
+    for line in uncommented(text).split("\n"):
         setting, comment, source = line.rpartition("  # ")
         if line.startswith("["):
             table = line.strip("[]") + "."

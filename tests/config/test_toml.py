@@ -36,10 +36,11 @@ def test_none_is_text_and_sources_are_comments() -> None:
 
 
 def test_what_was_not_chosen_is_a_comment_that_can_be_read_again() -> None:
-    values = {"a": 1, "t.b": 2, "t.c": "#: 3"}
+    values = {"a": 1, "t.b": 2, "t.c": "#: 3", "t.d": "one\u2028line\x0c\x85"}
     written = write_toml(values, dict.fromkeys(values, "here"), not_chosen={"a", "t.b"})
-    assert tomllib.loads(written) == {"t": {"c": "#: 3"}}
-    assert tomllib.loads(uncommented(written)) == {"a": 1, "t": {"b": 2, "c": "#: 3"}}
+    rest = {"c": "#: 3", "d": values["t.d"]}
+    assert tomllib.loads(written) == {"t": rest}
+    assert tomllib.loads(uncommented(written)) == {"a": 1, "t": {**rest, "b": 2}}
     assert read_sources(written) == dict.fromkeys(values, "here")
 
 
