@@ -1,15 +1,15 @@
 """``legos runs``: list runs and describe one."""
 
-import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from legos.config.resolve import read_config, settings_of
 from legos.config.toml import read_sources
-from legos.errors import LegosError
-from legos.files.lines import has_figures_alone
-from legos.run.checkpoint import checkpoint_steps, checkpoints, read_state
+from legos.errors import CheckpointError, LegosError
+from legos.files.lines import has_figures_alone, parse_line
+from legos.run.checkpoint import checkpoint_steps, newest_whole, read_state
 from legos.run.ending import standing
 from legos.run.find import find_run
 from legos.run.folder import RUNS, RunFolder
@@ -71,7 +71,7 @@ def describe_run(run: str) -> dict[str, Any]:
         ConfigError: its settings cannot be read.
     """
     folder = find_run(run)
-    sources = read_sources(folder.config.read_text(encoding="utf-8"))
+    sources = read_sources(folder.settings.read_text(encoding="utf-8"))
     values = settings_of(read_config(folder.config))
     changed = {
         name: f"{values[name]} ({source})"
@@ -91,7 +91,7 @@ def describe_run(run: str) -> dict[str, Any]:
 
 def _summary(folder: RunFolder) -> dict[str, Any]:
     try:
-        config = read_config(folder.config)
+        config = read_config(folder.settings)
     except LegosError as error:
         return {"problem": f"{error}"}
     metrics, figures = _last(folder.metrics), _last(folder.evaluations)
@@ -120,23 +120,24 @@ def _last_part(name: str) -> str:
 
 
 def _last(path: Path) -> dict[str, Any]:
-    """The last complete line of metrics in a file; {} where there is none."""
+    """The last intact line of metrics in a file; {} where there is none."""
     try:
-        data = path.read_bytes()
-        for line in reversed(data[: data.rfind(b"\n") + 1].splitlines()):
-            values = json.loads(line)
-            if not has_figures_alone(values):
-                return values
-    except (OSError, ValueError, AttributeError):
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError:
         return {}
+    for line in reversed(lines):
+        values = parse_line(line) or {}
+        if isinstance(values.get("step"), int) and not has_figures_alone(values):
+            return values
     return {}
 
 
 def _best(folder: RunFolder) -> int | None:
-    """Step of the best evaluation, from the newest checkpoint."""
-    found = checkpoints(folder.checkpoints)
-    best = read_state(found[-1]).get("best") if found else None
-    return best[1] if best else None
+    """Step of the best evaluation, from the newest intact checkpoint."""
+    with suppress(CheckpointError):  # there is none
+        best = read_state(newest_whole(folder.checkpoints))["best"]
+        return best[1] if best else None
+    return None
 
 
 def _numbers(numbers: list[int]) -> str:

@@ -2,13 +2,15 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from legos.apps.played_again import differences
 from legos.apps.transcript import ending, heading, turns_of
-from legos.errors import CheckpointError
+from legos.errors import CheckpointError, LegosError
+from legos.files.lines import NewLines
 from legos.run.find import find_run
 from legos.run.folder import RunFolder
 from legos.run.lock import is_held
@@ -31,15 +33,16 @@ def watch(run: str, *, last: int, thinking: bool, say: Callable[[str], object]) 
         CheckpointError: the run is not found.
     """
     folder = find_run(run)
-    known = _stored(folder.episodes)
-    for number, episode in [*enumerate(known, start=1)][len(known) - min(last, len(known)) :]:
-        _show(number, episode, thinking=thinking, say=say)
+    lines = NewLines(folder.episodes)
+    known = lines.read()
+    for each in known[max(0, len(known) - last) :]:
+        _show(folder.episodes, *each, thinking=thinking, say=say)
     if not known:
         waits = "; waiting for the first step, or for an evaluation by play"
         over = ", and no process runs it"
         say(f"{folder.path} has no play yet{waits if is_held(folder.path) else over}")
-    for number, episode in _added(folder, len(known)):
-        _show(number, episode, thinking=thinking, say=say)
+    for each in _added(folder, lines):
+        _show(folder.episodes, *each, thinking=thinking, say=say)
 
 
 def replay(
@@ -70,61 +73,63 @@ def replay(
     """
     folder = find_run(run)
     path = folder.episodes
-    known = _stored(path)
+    known = NewLines(path).read()
     at = number - 1 if number > 0 else len(known) + number
     if not 0 <= at < len(known) or number == 0:
         raise CheckpointError(
             f"{path} has no play {number}; it has {len(known)}, counted from 1 (--episode -1 is "
             "the newest)"
         )
-    say(f"{at + 1}: {heading(known[at])}")
-    for turn in turns_of(known[at], thinking=thinking, sampled=True):
+    with _named(path, at + 1):
+        episode: dict[str, Any] = json.loads(known[at][1])
+        texts = [*turns_of(episode, thinking=thinking, sampled=True), ending(episode)]
+        say(f"{at + 1}: {heading(episode)}")
+    for text in texts[:-1]:
         pause()
-        say(turn)
-    say(ending(known[at]))
+        say(text)
+    say(texts[-1])
     if not again:
         return True
-    found = differences(folder, known[at])
+    with _named(path, at + 1):
+        found = differences(folder, episode)
     same = "played again from its seeds: the same prompts, moves and rewards"
     say(f"played again from its seeds, it differs in {', '.join(found)}" if found else same)
     return not found
 
 
 def _show(
-    number: int, episode: dict[str, Any], *, thinking: bool, say: Callable[[str], object]
+    path: Path, number: int, line: bytes, *, thinking: bool, say: Callable[[str], object]
 ) -> None:
-    turns = turns_of(episode, thinking=thinking)
-    say("\n".join(["", f"{number}: {heading(episode)}", *turns, ending(episode)]))
+    with _named(path, number):
+        episode: dict[str, Any] = json.loads(line)
+        turns = turns_of(episode, thinking=thinking)
+        text = "\n".join(["", f"{number}: {heading(episode)}", *turns, ending(episode)])
+    say(text)
 
 
-def _stored(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a file of episodes; it need not exist yet.
+@contextmanager
+def _named(path: Path, number: int) -> Generator[None]:
+    """Within the block, a line is read that may be damaged.
 
     Raises:
-        CheckpointError: a line is damaged.
+        CheckpointError: it is; with its number.
     """
-    data = path.read_bytes() if path.exists() else b""
-    episodes: list[dict[str, Any]] = []
-    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
-        try:
-            episodes.append(json.loads(line))
-        except ValueError as error:
-            raise CheckpointError(
-                f"{path} line {number} is no JSON; --resume of the run removes damaged lines"
-            ) from error
-    return episodes
+    try:
+        yield
+    except LegosError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} line {number} is no play: {error!r}; --resume of the run removes lines that "
+            "are no JSON"
+        ) from error
 
 
-def _added(folder: RunFolder, seen: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The plays after the first ``seen``, with their numbers, until the run's process ends."""
-    path, size = folder.episodes, -1
+def _added(folder: RunFolder, lines: NewLines) -> Iterator[tuple[int, bytes]]:
+    """The lines that are added, with their numbers, until the run's process ends."""
     while True:
         held = is_held(folder.path)  # before the look, so that the last lines are seen
-        now = path.stat().st_size if path.exists() else 0
-        if now != size:
-            episodes, size = _stored(path), now
-            yield from enumerate(episodes[seen:], start=seen + 1)
-            seen = len(episodes)
+        yield from lines.read()
         if not held:
             return
         time.sleep(LOOK_S)

@@ -17,8 +17,10 @@ __all__ = ["check_writable", "clear_unfinished", "refusals_named", "write_file",
 
 _REFUSALS = (OSError, RuntimeError, SafetensorError)  # MLX and safetensors raise their own errors
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 _NO_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.ENOTTY)  # the volume cannot flush this
 _ALLOW = "let this user write there, or choose another --out"
+_MOVE = "move away what is there, or choose another --out"
 _MAKE_ROOM = "free some space or choose another --out"
 
 
@@ -95,8 +97,9 @@ def refusals_named(path: Path) -> Generator[None]:
     except _REFUSALS as error:
         if isinstance(error, LegosError):
             raise
-        not_allowed = isinstance(error, OSError) and error.errno in _NOT_ALLOWED
-        advice = _ALLOW if not_allowed else _MAKE_ROOM
+        number = error.errno if isinstance(error, OSError) else None
+        advice = _ALLOW if number in _NOT_ALLOWED else _MAKE_ROOM
+        advice = _MOVE if number in _IN_THE_WAY else advice
         raise CheckpointError(f"{path} cannot be written: {error}; {advice}") from error
 
 

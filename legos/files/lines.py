@@ -1,4 +1,4 @@
-"""Truncate a run's JSON lines to the step from which a resumed run continues."""
+"""JSON lines of a run: read them while they grow, and truncate them to a step."""
 
 import json
 import logging
@@ -9,9 +9,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from legos.errors import CheckpointError
 from legos.files.atomic import refusals_named, write_file
 
-__all__ = ["has_figures_alone", "has_step_lines", "report_steps", "rewind_lines"]
+__all__ = [
+    "NewLines",
+    "has_figures_alone",
+    "has_step_lines",
+    "parse_line",
+    "report_steps",
+    "rewind_lines",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +32,55 @@ class _Line(NamedTuple):
     data: bytes
 
 
+class NewLines:
+    """Reads what is new in a file of lines that another process appends to.
+
+    Attributes:
+        seen: number of complete lines so far.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Begin before the first line; the file need not exist yet."""
+        self._path = path
+        self._offset = self.seen = 0
+
+    def read(self) -> list[tuple[int, bytes]]:
+        """The complete lines since the last call, with their numbers from 1.
+
+        Of a file that a resumed run has truncated, the lines that are left count as seen.
+
+        Raises:
+            CheckpointError: the file cannot be read.
+        """
+        try:
+            with self._path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._offset = self.seen = 0
+                    self._take(file.read())
+                    return []
+                file.seek(self._offset)
+                return self._take(file.read())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise CheckpointError(f"cannot read {self._path}: {error.strerror}") from error
+
+    def _take(self, data: bytes) -> list[tuple[int, bytes]]:
+        *lines, rest = data.split(b"\n")
+        before, self.seen = self.seen, self.seen + len(lines)
+        self._offset += len(data) - len(rest)
+        return list(enumerate(lines, start=before + 1))
+
+
+def parse_line(data: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line; None: the line is damaged."""
+    try:
+        found: object = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+
+
 def has_figures_alone(values: Mapping[str, Any]) -> bool:
     """Whether a line of metrics has only figures of an evaluation, and none of a step."""
     names = values.keys() - {"step"}
@@ -32,7 +89,7 @@ def has_figures_alone(values: Mapping[str, Any]) -> bool:
 
 def has_step_lines(path: Path) -> bool:
     """Whether a file of metrics has more than figures of evaluations; damaged lines count."""
-    if not path.exists():
+    if not path.is_file():
         return False
     with path.open("rb") as file:
         return any(not _line(data).figures for data in file)
@@ -121,11 +178,7 @@ def _lines(path: Path) -> Iterator[_Line]:
 
 
 def _line(data: bytes) -> _Line:
-    try:
-        found: object = json.loads(data)
-    except (ValueError, RecursionError):
-        found = None
-    values = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    values = parse_line(data) or {}
     step = values.get("step")
     figures = has_figures_alone(values) or values.get("evaluation") is True
     return _Line(step if isinstance(step, int) else None, figures, data)

@@ -140,7 +140,7 @@ def _problem(folder: Path) -> str | None:
         for name, digest in cast("dict[str, str]", listed).items():
             if _digest(folder / name) != digest:
                 return f"{name} does not match its digest"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return str(error)
     return None
 

@@ -6,10 +6,9 @@ import os
 from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
-from typing import cast
 
 from legos.errors import CheckpointError
-from legos.files.lines import has_figures_alone
+from legos.files.lines import has_figures_alone, parse_line
 
 __all__ = ["JsonlTracker", "append_whole", "read_metrics", "read_steps"]
 
@@ -73,7 +72,7 @@ def read_metrics(path: Path) -> list[dict[str, float | int | None]]:
         data = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    lines = data[: data.rfind(b"\n") + 1].splitlines()
+    lines = data.split(b"\n")[:-1]  # without an incomplete last line
     return [_parse(line, path, number) for number, line in enumerate(lines, start=1)]
 
 
@@ -97,13 +96,12 @@ def _append(file: FileIO, data: bytes, path: Path) -> None:
 
 
 def _parse(line: bytes, path: Path, number: int) -> dict[str, float | int | None]:
-    try:
-        values = json.loads(line)
-    except ValueError:
-        values = None
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} line {number} is not a JSON object; move the file away")
-    return cast("dict[str, float | int | None]", values)
+    values = parse_line(line)
+    if values is None:
+        raise CheckpointError(
+            f"{path} line {number} is not a JSON object; --resume of the run removes damaged lines"
+        )
+    return values
 
 
 def _finite(value: float | int | None) -> float | int | None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legos.errors import CheckpointError
-from legos.files.lines import has_step_lines, report_steps, rewind_lines
+from legos.files.lines import NewLines, has_step_lines, report_steps, rewind_lines
 
 
 def line(step: int) -> bytes:
@@ -117,3 +117,33 @@ def test_steps_that_are_made_again_or_are_missing_are_named(
     with caplog.at_level(logging.WARNING):
         report_steps(Path("m.jsonl"), 50, kept=set(kept), again=set(again))
     assert caplog.messages == messages
+
+
+def test_only_what_is_new_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "episodes.jsonl"
+    lines = NewLines(path)
+    assert lines.read() == []
+    path.write_bytes(b"a\nb\xe2\x80\xa8b\r\nhal")  # one line has U+2028, which breaks none
+    assert lines.read() == [(1, b"a"), (2, b"b\xe2\x80\xa8b\r")]
+    sizes: list[int] = []
+    take = NewLines._take
+    monkeypatch.setattr(NewLines, "_take", lambda s, data: sizes.append(len(data)) or take(s, data))
+    with path.open("ab") as file:
+        file.write(b"f\nc\n")
+    assert lines.read() == [(3, b"half"), (4, b"c")]
+    assert sizes == [len(b"half\nc\n")]
+
+
+def test_lines_that_a_resumed_run_removed_are_counted_again(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    path.write_bytes(b"a\nb\nc\n")
+    lines = NewLines(path)
+    assert len(lines.read()) == 3
+    path.write_bytes(b"a\n")
+    assert lines.read() == []
+    path.write_bytes(b"a\nB\n")
+    assert lines.read() == [(2, b"B")]
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(CheckpointError, match=r"cannot read .*episodes\.jsonl: Is a directory"):
+        lines.read()
