@@ -49,7 +49,7 @@ def evaluate_run(
         ConfigError: an override is not valid, or has no effect in this arena.
     """
     folder = find_run(split_place(str(run))[0])
-    config = resolve(run=folder.config, overrides=overrides).config
+    config = resolve(run=folder.settings, overrides=overrides).config
     check_options(config)
     first, *others = policies_of(config.arenas)
     own = named_adapter(str(run), name=first)

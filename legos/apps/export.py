@@ -38,7 +38,7 @@ def export(run: str, *, to: Path, form: ExportFormat = "peft") -> Mapping[str, A
     """
     source = find_run(split_place(run)[0])
     weights = named_adapter(run)
-    model = read_config(source.config).model
+    model = read_config(source.settings).model
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise CheckpointError(f"{to} exists already; choose another --to, or remove it")
     report: dict[str, Any] = {

@@ -92,7 +92,7 @@ def differences(run: RunFolder, stored: Stored) -> list[str]:
         ConfigError: the task is not found in the arena.
         ArenaError: the arena is not found.
     """
-    config = read_config(run.config)
+    config = read_config(run.settings)
     client = _Recorded(stored)
     arenas = make_mix(config, client).arenas
     arena = arenas.get(stored["arena"]) or next(iter(arenas.values()))

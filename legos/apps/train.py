@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, closing, contextmanager, nullcontext
 from operator import attrgetter
 from pathlib import Path
@@ -142,11 +142,11 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 run.resume(checkpoint)
             elif config.fork_from is not None:
                 _fork(run, config, config.fork_from)
-            if resumed is not None:
-                _keep_settings(folder, resolved)
             if run.finished:
                 _report_finished(run, folder, config)
             else:
+                if resumed is not None:
+                    _keep_settings(folder, resolved, run.step)
                 _announce(resolved, folder, trainer, run)
                 served = _served(config, trainer, shared)
                 with failure_kept(folder):
@@ -197,9 +197,14 @@ def _folder(resolved: ResolvedConfig, resumed: RunFolder | None, name: str) -> G
         raise
 
 
-def _keep_settings(folder: RunFolder, resolved: ResolvedConfig) -> None:
+def _keep_settings(folder: RunFolder, resolved: ResolvedConfig, step: int) -> None:
     """Write the settings of a resumed run into its folder, if they have changed."""
     config = resolved.config
+    if config.loop.steps < step:
+        raise ConfigError(
+            f"loop.steps is {config.loop.steps} but {folder.path} has done {step} steps; it is the "
+            f"length of the whole run: give a larger one, such as --steps {2 * step}"
+        )
     if read_config(folder.config).replace(out=config.out) != config:
         folder.write_config(resolved.toml())
 
@@ -208,7 +213,7 @@ def _fork(run: Run, config: RunConfig, start: str) -> None:
     """Start from a checkpoint of another run, ``RUN@STEP``."""
     name, step = split_place(start)
     parent = find_run(name)
-    before = read_config(parent.config)
+    before = read_config(parent.settings)
 
     def of_play(settings: RunConfig, *names: str) -> list[object]:
         return [getattr(one.play, name) for one in settings.arenas.values() for name in names]
@@ -234,12 +239,7 @@ def _go(
 
     async def go(out: Trackers) -> None:
         loop = asyncio.get_running_loop()
-
-        def stop() -> "Future[None]":
-            run.interrupt()
-            return asyncio.run_coroutine_threadsafe(run.stop(), loop)
-
-        signals.on_stop(stop)
+        signals.on_stop(lambda: run.stop_soon(loop))
         try:
             async with served, shown_while(run, out.console, trainer.engine_figures):
                 with watch:

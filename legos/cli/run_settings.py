@@ -111,8 +111,9 @@ def _changed(
     Raises:
         ConfigError: a setting of ``keep`` changes; with the source of its new value.
     """
-    resolved = resolve(run=run.config, files=files, overrides=overrides, recommend=advice)
-    former = read_config(run.config)
+    settings = run.settings
+    resolved = resolve(run=settings, files=files, overrides=overrides, recommend=advice)
+    former = read_config(settings)
     old, new = settings_of(former), settings_of(resolved.config)
     before, after = former.mix, resolved.config.mix
     if list(before) != list(after):
@@ -126,9 +127,9 @@ def _changed(
                 f"{name} is {new[name]!r} ({resolved.sources[name]}) but {what} has "
                 f"{old[name]!r}; leave it out, or start a new run"
             )
-    origins = read_sources(run.config.read_text(encoding="utf-8"))
+    origins = read_sources(settings.read_text(encoding="utf-8"))
     sources = {
-        name: inherit(origins.get(name, source)) if source == f"file {run.config}" else source
+        name: inherit(origins.get(name, source)) if source == f"file {settings}" else source
         for name, source in resolved.sources.items()
     }
     return replace(resolved, sources=sources)

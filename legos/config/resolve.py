@@ -28,6 +28,7 @@ __all__ = [
     "read_config",
     "resolve",
     "settings_of",
+    "values_in",
 ]
 
 Recommend = Callable[[str, str], Mapping[str, object]]
@@ -163,6 +164,15 @@ def read_config(path: Path) -> RunConfig:
         ConfigError: see ``resolve``.
     """
     return resolve(run=path).config
+
+
+def values_in(path: Path) -> Mapping[str, object]:
+    """Dotted name -> value of each line of a ``config.toml``, its comments included.
+
+    Raises:
+        ConfigError: it cannot be read, or names a setting that does not exist.
+    """
+    return _read_layer(path, whole=True).values
 
 
 def _read_layer(path: Path, *, whole: bool = False) -> _Layer:

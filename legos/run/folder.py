@@ -28,7 +28,8 @@ from legos.files.atomic import (
 )
 from legos.files.lines import has_step_lines, rewind_lines
 from legos.run.checkpoint import checkpoint_at, checkpoints, newest_whole, numbered, read_state
-from legos.run.lock import check_unheld, hold
+from legos.run.lock import check_unheld, check_unmoved, hold
+from legos.run.settings import CONFIG, checked_settings, sealed
 from legos.run.stored import episode_to_json
 from legos.track.jsonl import append_whole, read_metrics
 from legos.weights.adapter import Adapter
@@ -38,7 +39,6 @@ __all__ = ["CONFIG", "FAILS_AGAIN", "RUNS", "RunFolder"]
 
 RUNS = Path("runs")  # default folder of runs
 BEST = "best"
-CONFIG = "config.toml"
 FAILS_AGAIN = (ArenaError, ConfigError, RecordError, RequestError)  # would fail again unchanged
 _ADAPTER = re.compile(r"v(\d+)")
 
@@ -56,6 +56,16 @@ class RunFolder:
         self.failure = path / "failure.txt"
         self.adapters = path / "adapters"
         self.checkpoints = path / "checkpoints"
+        self._settings: bytes | None = None  # what this process wrote or read as config.toml
+
+    @property
+    def settings(self) -> Path:
+        """``config.toml``, after a check that it records how the run was trained.
+
+        Raises:
+            CheckpointError: it was cut or edited; the message says what differs.
+        """
+        return checked_settings(self.path, checkpoints(self.checkpoints))
 
     @property
     def has_steps(self) -> bool:
@@ -102,7 +112,7 @@ class RunFolder:
                 self._refuse_parts(left_behind=left_behind)
                 try:
                     self._forget()
-                    write_file(self.config, config)
+                    self.write_config(config)
                     yield
                 except BaseException as error:
                     again = isinstance(error, FAILS_AGAIN) and not self.has_steps
@@ -127,6 +137,7 @@ class RunFolder:
         """
         with hold(self.path):
             self.tidy()
+            self._settings = self.settings.read_bytes()
             if self._came_to_nothing:
                 self._forget(but=self.config)
                 yield None
@@ -134,12 +145,19 @@ class RunFolder:
                 yield newest_whole(self.checkpoints)
 
     def write_config(self, config: str) -> None:
-        """Replace the settings by those that the resumed run uses.
+        """Write the settings, or replace them by those that the resumed run uses.
 
         Raises:
             CheckpointError: the file cannot be written; the old settings stay.
         """
-        write_file(self.config, config)
+        content = sealed(config)
+        write_file(self.config, content)
+        self._settings = content
+
+    def copy_settings(self, checkpoint: Path) -> None:
+        """Write a copy of the settings into the folder of a checkpoint that is being written."""
+        if self._settings is not None:
+            (checkpoint / CONFIG).write_bytes(self._settings)
 
     def tidy(self) -> None:
         """Remove files that a killed process left unfinished; only for the lock's holder.
@@ -189,8 +207,9 @@ class RunFolder:
             parent: subfolder of ``adapters``; the name of any policy but the first.
 
         Raises:
-            CheckpointError: the files cannot be written.
+            CheckpointError: the files cannot be written, or the run folder was moved.
         """
+        check_unmoved(self.path)
         place = self.adapters / parent / f"v{adapter.version}"
         if not place.exists():
             write_folder(place, lambda folder: write_adapter(adapter, folder))
@@ -274,6 +293,7 @@ class RunFolder:
         Raises:
             CheckpointError: the file cannot be written.
         """
+        check_unmoved(self.path)
         of = {"step": step, **({"evaluation": True} if evaluation else {})}
         made = ({**of, **episode_to_json(one)} for one in episodes)
         lines = (json.dumps(each, separators=(",", ":")) + "\n" for each in made)

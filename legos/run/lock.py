@@ -13,10 +13,11 @@ from pathlib import Path
 from legos.errors import CheckpointError
 from legos.files.atomic import refusals_named
 
-__all__ = ["check_unheld", "hold", "is_held"]
+__all__ = ["check_unheld", "check_unmoved", "hold", "is_held"]
 
 logger = logging.getLogger(__name__)
 LOCK = ".lock"
+_held: dict[Path, int] = {}  # lock file -> its descriptor, of the locks of this process
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
@@ -47,6 +48,7 @@ def hold(folder: Path) -> Generator[bool]:
             os.close(descriptor)
             raise
     held = [descriptor]
+    _held[path] = descriptor
 
     def release_in_child() -> None:
         while held:
@@ -56,6 +58,7 @@ def hold(folder: Path) -> Generator[bool]:
     try:
         yield left_behind
     finally:
+        _held.pop(path, None)
         if held:
             held.clear()
             with suppress(OSError):
@@ -85,6 +88,37 @@ def check_unheld(folder: Path) -> bool:
         return True
     finally:
         os.close(descriptor)
+
+
+def check_unmoved(folder: Path) -> None:
+    """Check that a folder which this process has locked is still at its path.
+
+    Raises:
+        CheckpointError: it was moved or removed; the message says where it is.
+    """
+    path = folder / LOCK
+    descriptor = _held.get(path)
+    if descriptor is None or _stands_at(path, descriptor):
+        return
+    place = _path_of(descriptor)
+    if place is None or not place.exists():
+        raise CheckpointError(
+            f"{folder} was removed while the run wrote in it; start a new run with another --out"
+        )
+    raise CheckpointError(
+        f"{folder} was moved to {place.parent} while the run wrote in it; go on from its newest "
+        f"checkpoint with --resume {place.parent}"
+    )
+
+
+def _path_of(descriptor: int) -> Path | None:
+    """Where an open file is now; None where the system does not say."""
+    try:
+        if get_path := getattr(fcntl, "F_GETPATH", None):
+            return Path(os.fsdecode(fcntl.fcntl(descriptor, get_path, bytes(1024)).rstrip(b"\0")))
+        return Path(f"/proc/self/fd/{descriptor}").readlink()
+    except OSError:
+        return None
 
 
 def is_held(folder: Path) -> bool:

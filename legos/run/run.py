@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -236,16 +236,16 @@ class Run:
             raise failure
         return self.finished
 
-    def interrupt(self) -> None:
-        """Let a step that is computed end between two passes; from any thread, before ``stop``.
+    def stop_soon(self, loop: asyncio.AbstractEventLoop) -> "Future[None]":
+        """Ask the run to end from any thread, also while a step is computed on the loop's own.
 
-        The groups of the step are trained on after the run is resumed.
+        The step ends between two passes, and its groups are trained on after a resume.
         """
         self._batcher.stopping = True
+        return asyncio.run_coroutine_threadsafe(self.stop(), loop)
 
     async def stop(self) -> None:
         """Ask the run to end; ``go`` then writes a checkpoint and returns."""
-        self.interrupt()
         self._leave.ask()
         self._evaluations.stop()
         await self._batcher.end(Stopped())
@@ -353,6 +353,7 @@ class Run:
 
         def fill(place: Path) -> dict[str, Any]:
             snapshot(place)
+            folder.copy_settings(place)
             return values()
 
         def write() -> None:

@@ -21,6 +21,7 @@ from legos.errors import (
 )
 from legos.run.find import find_adapter, fresh_folder
 from legos.run.folder import RunFolder
+from legos.run.settings import sealed
 from legos.testing import make_episode
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.folder import read_adapter
@@ -41,7 +42,7 @@ def begun(path: Path) -> RunFolder:
 
 def test_a_new_run_has_its_settings(tmp_path: Path) -> None:
     folder = begun(tmp_path / "deep" / "run")
-    assert folder.config.read_text() == "seed = 1\n"
+    assert folder.config.read_bytes() == sealed("seed = 1\n")
     assert [path.name for path in folder.path.iterdir()] == ["config.toml"]
 
 
@@ -143,7 +144,7 @@ def test_a_run_that_was_begun_and_ended_since_the_check_stays(
         folder.new_run("seed = 2\n"),
     ):
         pytest.fail("the run was begun")
-    assert folder.config.read_text() == "seed = 1\n"
+    assert folder.config.read_bytes() == sealed("seed = 1\n")
 
 
 KILLED = """
@@ -173,7 +174,7 @@ def test_what_a_killed_run_left_before_its_first_checkpoint_is_no_hindrance(tmp_
     folder = RunFolder(tmp_path / "run")
     folder.check_free()
     with folder.new_run("seed = 2"):
-        assert folder.config.read_text() == "seed = 2"
+        assert folder.config.read_bytes() == sealed("seed = 2")
         assert {path.name for path in folder.path.iterdir()} == {".lock", "config.toml"}
     kill_in(tmp_path / "other")
     with RunFolder(tmp_path / "other").resumed_run() as checkpoint:
@@ -194,7 +195,7 @@ def test_a_killed_run_with_a_checkpoint_or_a_step_stays(tmp_path: Path) -> None:
         ):
             pytest.fail("the run was begun")
         assert (run / part).exists()
-        assert (run / "config.toml").read_text() == "seed = 1"
+        assert (run / "config.toml").read_bytes() == sealed("seed = 1")
 
 
 def test_a_folder_in_use_is_not_touched(tmp_path: Path) -> None:
@@ -212,7 +213,7 @@ def test_a_folder_in_use_is_not_touched(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="no whole checkpoint"):
             folder.checkpoint()
         assert half.exists()
-        assert folder.config.read_text() == "seed = 1"
+        assert folder.config.read_bytes() == sealed("seed = 1")
 
 
 @pytest.mark.parametrize("error", [ArenaError("no cards"), EngineError("the engine died")])

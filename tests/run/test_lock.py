@@ -1,6 +1,7 @@
 """The lock on a run folder: one process at a time, released by whatever ends it."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from legos.errors import CheckpointError
-from legos.run.lock import check_unheld, hold
+from legos.run.lock import check_unheld, check_unmoved, hold
 
 HOLD = """
 import sys, time
@@ -134,3 +135,19 @@ def test_a_process_that_was_forked_does_not_keep_the_lock(tmp_path: Path) -> Non
         finally:
             os.kill(worker, signal.SIGKILL)
             process.kill()
+
+
+def test_a_folder_that_is_moved_or_removed_meanwhile_is_said(tmp_path: Path) -> None:
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    check_unmoved(run)
+    with hold(run):
+        check_unmoved(run)
+        run.rename(moved)
+        with pytest.raises(CheckpointError, match=f"run was moved to {moved} while .*{moved}$"):
+            check_unmoved(run)
+        moved.rename(run)
+        check_unmoved(run)
+        shutil.rmtree(run)
+        with pytest.raises(CheckpointError, match="run was removed while the run wrote in it"):
+            check_unmoved(run)
+    check_unmoved(run)

@@ -1,0 +1,85 @@
+"""Settings of a resumed run: what is refused, and what is kept."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from short_runs import NIM
+
+from legos.cli import main
+from legos.track.jsonl import JsonlTracker, read_steps
+
+
+def train(folder: Path, *options: str, steps: int) -> None:
+    assert main(["train", "--out", str(folder), "--steps", str(steps), *NIM, *options]) == 0
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_a_length_that_is_passed_is_not_remembered(
+    evaluated: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    train(run, "--loop.checkpoint-every", "2", steps=3)
+    if not evaluated:
+        shutil.rmtree(run / "checkpoints" / "step-000003")
+    before = (run / "config.toml").read_bytes()
+    capsys.readouterr()
+    code = main(["train", "--resume", str(run), "--steps", "1"])
+    told = capsys.readouterr()
+    if evaluated:
+        assert code == 0
+        assert f"nothing to do: the run in {run} has done 3 steps of 1; continue" in told.out
+    else:
+        assert code == 2
+        assert f"loop.steps is 1 but {run} has done 2 steps; it is the length" in told.err
+        assert "give a larger one, such as --steps 4" in told.err
+    assert (run / "config.toml").read_bytes() == before
+
+
+def test_settings_that_were_edited_are_refused_until_they_are_brought_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    train(run, steps=2)
+    config = run / "config.toml"
+    whole = config.read_bytes()
+    config.write_bytes(whole[: whole.index(b"\n[play")])  # cut at a line
+    before = files(run)
+    for command in (["--resume", str(run)], ["--fork-from", str(run)]):
+        assert main(["train", *command, "--steps", "4"]) == 2
+        told = capsys.readouterr().err
+        assert "config.toml was cut or edited: " in told
+        assert "play.tasks_per_step is missing, and 8 in step-000002" in told
+        assert files(run) == before
+    copy = told.partition("\n  cp ")[2].partition("\n")[0].split()
+    shutil.copyfile(*copy)
+    assert config.read_bytes() == whole
+    assert main(["train", "--resume", str(run), "--steps", "3"]) == 0
+
+
+def test_a_run_that_is_moved_meanwhile_says_where_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    log = JsonlTracker.log
+
+    def move(self: JsonlTracker, metrics: Any, *, step: int) -> None:
+        log(self, metrics, step=step)
+        if step == 2 and run.exists():
+            run.rename(moved)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JsonlTracker, "log", move)
+        command = ["train", "--out", str(run), "--steps", "4", *NIM]
+        assert main([*command, "--loop.checkpoint-every", "1"]) == 2
+    told = capsys.readouterr().err
+    assert f"error: {run} was moved to {moved} while the run wrote in it; " in told
+    assert f"--resume {moved}\n" in told
+    assert not run.exists()
+    assert main(["train", "--resume", str(moved)]) == 0
+    assert [line["step"] for line in read_steps(moved / "metrics.jsonl")] == [1, 2, 3, 4]
