@@ -32,7 +32,7 @@ SIZE = {  # smaller games and fewer plays than the defaults, so that a run takes
 
 def main(given: argparse.Namespace) -> None:
     """Run what is missing in the file, then print a table for each game."""
-    lines = given.file.read_text().splitlines() if given.file.exists() else []
+    lines = given.file.read_text().split("\n")[:-1] if given.file.exists() else []
     done = {row["options"]: row for row in map(json.loads, lines)}
     runs = {pair: [] for pair in product(given.games, ENGINES)}
     for seed, (game, name) in product(given.seeds, runs):

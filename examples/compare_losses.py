@@ -30,7 +30,7 @@ def train(game: str, options: str) -> dict:
         command = (sys.executable, "-m", "legos", "train", *options.split(), "--out", f"{out}/run")
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         texts = (Path(out, f"run/{name}.jsonl").read_text() for name in ("evaluations", "metrics"))
-        evaluations, steps = ([json.loads(line) for line in text.splitlines()] for text in texts)
+        evaluations, steps = ([*map(json.loads, text.split("\n")[:-1])] for text in texts)
     return {
         "curve": [(each["step"], round(each[f"eval/{GAMES[game][0]}"], 5)) for each in evaluations],
         "clipped": round(mean(step["clip_fraction"] for step in steps if "loss" in step), 5),
@@ -52,7 +52,7 @@ def summary(game: str, runs: list[dict]) -> str:
 
 def main(given: argparse.Namespace) -> None:
     """Run what is missing in the file, then print a table for each game."""
-    lines = given.file.read_text().splitlines() if given.file.exists() else []
+    lines = given.file.read_text().split("\n")[:-1] if given.file.exists() else []
     done = {row["options"]: row for row in map(json.loads, lines)}
     runs = {pair: [] for pair in product(given.games, given.losses)}
     for seed, (game, loss) in product(given.seeds, runs):

@@ -22,7 +22,8 @@ FIGURES = ("optimal_move_rate", "exploitability", "illegal_probability", "vs_ran
 
 def read(run: Path) -> list[dict[str, float]]:
     """One object per evaluation, in order."""
-    return [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
+    with (run / "evaluations.jsonl").open() as file:
+        return [json.loads(line) for line in file]
 
 
 def main(runs: list[Path], picture: Path, figures: Sequence[str] = FIGURES) -> None:

@@ -59,7 +59,8 @@ def draw(game: str, curves: dict[str, np.ndarray], picture: Path) -> None:
 
 def main(file: Path, folder: Path, by: str) -> None:
     """Draw the file's games into the folder, one panel for each value of a field."""
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    with file.open() as lines:
+        rows = [json.loads(line) for line in lines]
     for game in dict.fromkeys(row["game"] for row in rows):
         mine = [row for row in rows if row["game"] == game]
         curves = {

@@ -22,9 +22,10 @@ def find_run(text: str | Path, parent: Path = RUNS, *, purpose: str = "") -> Run
         purpose: inserted into the error message, to say what the run is needed for.
 
     Raises:
-        CheckpointError: neither place holds a run, or it has lost its settings.
+        CheckpointError: neither place holds a run, or can be looked at, or it lost its settings.
     """
     for path in (Path(text), parent / text):
+        _check_readable(path)
         if (path / CONFIG).is_file():
             return RunFolder(path)
         if kept := newest_copy(checkpoints(RunFolder(path).checkpoints)):
@@ -48,10 +49,23 @@ def find_adapter(text: str, parent: Path = RUNS) -> Path:
     Raises:
         CheckpointError: there is no such run, or it has no such adapter.
     """
+    _check_readable(Path(text))
     if is_adapter_folder(Path(text)):
         return Path(text)
     run, at = split_place(text)
     return find_run(run, parent, purpose=" and no adapter").adapter_folder(at)
+
+
+def _check_readable(path: Path) -> None:
+    """Refuse a path at which the system can look for nothing.
+
+    Raises:
+        CheckpointError: its name is too long, or this user may not look there.
+    """
+    try:
+        path.exists()
+    except OSError as error:
+        raise CheckpointError(f"cannot look for a run at {path}: {error.strerror}") from error
 
 
 def split_place(text: str) -> tuple[str, str | None]:

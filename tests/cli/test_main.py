@@ -207,6 +207,8 @@ def test_a_runs_settings_leave_another_arena_its_own(trained: Trained, tmp_path:
         ),
         (["train", "--steps", "3", "--loop.steps", "4"], "--steps and --loop.steps are the same"),
         (["train", "--config", "none.toml"], "cannot read the configuration none.toml"),
+        (["train", "--resume", "x" * 300], "cannot look for a run at xxx"),
+        (["arenas", "new", "x" * 300], "x.py cannot be written: [Errno 36] File name too long"),
         (["train", "--resume", "nowhere"], "nowhere holds no run to resume"),
         (["eval"], "requires an argument"),
     ],
