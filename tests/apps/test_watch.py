@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -400,18 +397,3 @@ def test_a_task_that_the_arena_does_not_have_is_named(
     told = capsys.readouterr().err
     assert "task 't1' of arena 'sums' is not found in arena 'countdown' of the run" in told
     assert "name it with --episode N" in told
-
-
-def test_a_terminal_that_cannot_show_a_play_shows_the_rest(run: RunFolder) -> None:
-    run.add_episodes(1, [replace(episode(1), notes=("a snowman \u2603",))])
-    for options in ([], ["--episode", "1"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "legos", "watch", str(run.path), *options],
-            env={**os.environ, "PYTHONIOENCODING": "ascii"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "a snowman \\u2603\nrewards: ann +1" in done.stdout
