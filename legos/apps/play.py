@@ -24,7 +24,7 @@ from legos.data.limits import EngineLimits
 from legos.data.names import BASE, POLICY
 from legos.errors import ArenaError, ConfigError, did_you_mean
 from legos.exact.bots import OptimalBot, RandomBot
-from legos.exact.figures import GameTree, Policy, optimal_policy
+from legos.exact.figures import GameTree, Policy
 from legos.protocols import Client, Seat
 from legos.run.stored import episode_to_json
 from legos.wiring.arena import make_arena
@@ -193,13 +193,16 @@ def _optimal_policy(arena: Arena) -> Policy:
     Raises:
         ArenaError: the arena is no game, or an optimal policy of it cannot be computed.
     """
-    policy = optimal_policy(GameTree(arena.game)) if isinstance(arena, GameArena) else None
-    if policy is None:
-        raise ArenaError(
-            f"no optimal player of arena {arena.name!r} can be computed; seat another one, such as "
-            f"--seat {arena.roles[-1]}={RANDOM}"
-        )
-    return policy
+    reason = "it is no game with states"
+    if isinstance(arena, GameArena):
+        tree = GameTree(arena.game)
+        if tree.optimal is not None:
+            return tree.optimal
+        reason = tree.unsolved
+    raise ArenaError(
+        f"no optimal player of arena {arena.name!r} can be computed: {reason}; seat another one, "
+        f"such as --seat {arena.roles[-1]}={RANDOM}"
+    )
 
 
 class _Nobody:

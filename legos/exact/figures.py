@@ -4,7 +4,6 @@ Win rates and self-play rewards can be high while a policy is easy to exploit; e
 it. Every function takes a ``GameTree``, which enumerates all states once and should be reused.
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -17,7 +16,6 @@ from legos.errors import ArenaError
 from legos.exact.graph import DecisionPoint, FloatArray, write_out
 from legos.exact.solve import (
     SAME,
-    cfr_plus,
     expected,
     joint_optimum,
     minimax,
@@ -43,14 +41,13 @@ __all__ = [
     "uniform_policy",
 ]
 
-logger = logging.getLogger(__name__)
-
 Policy = Mapping[tuple[str, str], Mapping[str, float]]
 """(role, view) -> move -> probability; a legal move that is not listed has probability 0."""
 
-TARGET = 1e-4
-"""Exploitability, in the unit of payoffs, below which a policy counts as optimal."""
+TARGET = 1e-6
+"""Exploitability, in parts of the largest payoff, below which a policy counts as optimal."""
 
+DEFINED = "optimal play is defined for two roles whose payoffs sum to 0, and for equal payoffs"
 MAX_PLANS = 10_000
 """Maximum number of plans to try for the best joint policy of a cooperative game."""
 
@@ -106,20 +103,36 @@ class GameTree:
     @cached_property
     def optimal(self) -> Policy | None:
         """The result of ``optimal_policy``, computed at the first use."""
+        found = self._solution
+        return None if isinstance(found, str) else self.policy(found)
+
+    @property
+    def unsolved(self) -> str | None:
+        """Why there is no optimal policy; None: there is one."""
+        return self._solution if isinstance(self._solution, str) else None
+
+    @cached_property
+    def _solution(self) -> FloatArray | str:
+        """[P] an optimal policy, or why there is none."""
         graph = self.graph
         if self.inducible:
-            return self.policy(minimax(graph)[0])
+            return minimax(graph)[0]
         if graph.cooperative:
             joint = joint_optimum(graph, max_plans=MAX_PLANS)
-            return None if joint is None else self.policy(joint)
+            return f"it has more than {MAX_PLANS:,} joint plans to try" if joint is None else joint
         if not graph.duel:
-            return None
-        max_rounds = min(20_000, 50_000_000 // len(graph.parent))
-        found = cfr_plus(graph, target=TARGET, max_rounds=max_rounds)
-        if found is None:
-            logger.warning("%s: no optimal policy in %d rounds of CFR+", self.game.name, max_rounds)
-            return None
-        return self.policy(found)
+            payoffs = "sum to 0" if graph.zero_sum else "neither sum to 0 nor are equal"
+            return f"it has {len(graph.roles)} roles, whose payoffs {payoffs}; {DEFINED}"
+        from legos.exact.sequence_form import equilibrium  # imports scipy, which takes a second
+
+        try:
+            found = equilibrium(graph)
+        except ArenaError as error:
+            return str(error)
+        lost = nash_conv_of(graph, found) / len(graph.roles)
+        if lost > TARGET * np.abs(graph.payoffs).max():
+            return f"the solution that was found has an exploitability of {lost:.1e}"
+        return found
 
     @property
     def inducible(self) -> bool:
@@ -178,13 +191,12 @@ def optimal_policy(game: GameTree) -> Policy | None:
     """An optimal policy of a game that is two-player zero-sum or cooperative.
 
     With perfect information it is uniform over the optimal moves of every decision point, computed
-    by backward induction. Otherwise it is, in a zero-sum game, an equilibrium with exploitability
-    below 1e-4, by CFR+; in a cooperative game (equal payoffs, or one role) the best joint policy,
-    by trying all plans.
+    by backward induction. Otherwise it is, in a zero-sum game, an equilibrium, by linear programs;
+    in a cooperative game (equal payoffs, or one role) the best joint policy, by trying all plans.
 
     Returns:
-        None if the game is neither, if CFR+ did not reach the target (logged), or if there are more
-        than 10,000 plans to try.
+        None if there is none, for the reason ``GameTree.unsolved``: the game is neither, the solver
+        failed, or there are more than 10,000 plans to try.
     """
     return game.optimal
 

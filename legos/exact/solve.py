@@ -14,7 +14,6 @@ from legos.exact.layers import IntArray
 
 __all__ = [
     "best_response",
-    "cfr_plus",
     "expected",
     "joint_optimum",
     "minimax",
@@ -150,53 +149,6 @@ def joint_optimum(graph: GameGraph, *, max_plans: int) -> FloatArray | None:
         if value > best:
             best, found = value, answer
     return found
-
-
-def cfr_plus(graph: GameGraph, *, target: float, max_rounds: int) -> FloatArray | None:
-    """An approximate equilibrium of a two-player zero-sum game by regret matching (CFR+).
-
-    The roles are updated in turns; negative regrets are set to 0; the result is the average policy,
-    in which round t has weight t.
-
-    Args:
-        graph: the game.
-        target: stop when the exploitability of the average (NashConv / 2) is below this.
-        max_rounds: maximum number of rounds.
-
-    Returns:
-        [P] policy, or None if the target was not reached.
-
-    Source: Tammelin, Solving large imperfect information games using CFR+, arXiv:1407.5042.
-    """
-    regret = np.zeros(len(graph.point_of_slot))
-    average = np.zeros_like(regret)
-    even = policy = normalised(graph, regret)
-    for t in range(1, max_rounds + 1):
-        for role in _roles(graph):
-            mine = graph.role_of_slot == role
-            worth = _counterfactual(graph, policy, role)
-            mean = _per_point(graph, policy * worth)[graph.point_of_slot]
-            regret = np.where(mine, np.maximum(regret + worth - mean, 0.0), regret)
-            policy = np.where(mine, normalised(graph, regret), policy)
-            coming = _at_points(graph, reach(graph, np.where(mine, policy, even)))
-            average += np.where(mine, t * coming[graph.point_of_slot] * policy, 0.0)
-        if t % 50 == 0 or t == max_rounds:
-            result = normalised(graph, average)
-            if nash_conv_of(graph, result) / 2 < target:
-                return result
-    return None
-
-
-def _counterfactual(graph: GameGraph, policy: FloatArray, role: int) -> FloatArray:
-    """[P] counterfactual value of each move of a role: value times the others' reach."""
-    mine = graph.role_of_slot == role
-    weight = reach(graph, np.where(mine, 1.0, policy))
-    value = graph.payoffs[:, role].copy()
-    for edges in reversed(graph.layers[0]):
-        _carry_up(graph, edges, policy, value)
-    own = graph.edge_role == role
-    gain = weight[graph.parent[own]] * value[graph.child[own]]
-    return _sums(graph.slot[own], gain, len(policy))
 
 
 def _carry_up(graph: GameGraph, edges: IntArray, policy: FloatArray, value: FloatArray) -> None:

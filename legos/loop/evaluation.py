@@ -56,7 +56,7 @@ class ArenaEvaluation:
         temperature: float | None = None,
         concurrency: int = 256,
     ) -> None:
-        """Enumerate the states of the arena's game, if it lists its starts and is not too large.
+        """Enumerate and solve the arena's game, if it lists its starts and is not too large.
 
         Args:
             arena: the arena to evaluate on.
@@ -80,6 +80,8 @@ class ArenaEvaluation:
         if isinstance(arena, GameArena) and arena.game.starts() is not None:
             try:
                 self._tree = GameTree(arena.game)
+                if (reason := self._tree.unsolved) is not None:
+                    logger.warning("%s: no figures of optimal play: %s", arena.name, reason)
             except GameSizeError as error:
                 logger.warning("evaluated by play, not exactly: %s", error)
             except ArenaError as error:

@@ -78,10 +78,12 @@ def game_findings(
     wrong = [name for name in given if not isclose(given[name], known[name], abs_tol=CLOSE)]
     bad = "; ".join(f"{name} is {given[name]:g}, computed {known[name]:g}" for name in wrong)
     good = ", ".join(f"{name} {value:.6g}" for name, value in known.items())
+    if taken := ", ".join(name for name in arena.game.reference() if name not in known):
+        good += f"; not computed, and taken as given: {taken}"
     findings = [finding("reference", not wrong, good, bad)]
-    if best is not None:
-        findings.append(_optimal(arena, tree, best, plays))
-    return findings
+    if best is None:
+        return [*findings, finding("optimal player", None, f"not computed: {tree.unsolved}")]
+    return [*findings, _optimal(arena, tree, best, plays)]
 
 
 def _views(game: Game, plays: Sequence[tuple[Task, int]]) -> Finding:

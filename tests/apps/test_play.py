@@ -153,6 +153,10 @@ def test_the_end_of_the_input_ends_the_plays() -> None:
         (["nmi"], "no arena is called 'nmi'; did you mean 'nim'?"),
         (["nim", "--play.options.largst", "9"], "takes no option 'largst'"),
         (["talk.py:Talk", "--against", "optimal"], "no optimal player of arena 'talk' can be com"),
+        (
+            ["goofspiel", "--play.options.seats", "3", "--against", "optimal"],
+            "no optimal player of arena 'goofspiel' can be computed: it has 3 roles",
+        ),
         (["nim", "--against", "http://"], "base_url 'http:"),
     ],
 )

@@ -3,10 +3,11 @@
 import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from hidden_games import Hidden
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -16,82 +17,10 @@ from legos.exact.figures import (
     Policy,
     decision_points,
     expected_payoffs,
-    exploitability,
     nash_conv,
-    optimal_policy,
     outcome_shares,
 )
 from legos.exact.solve import best_response
-
-
-class Hidden(Game):
-    """A random game: private cards, chance in play, moves that some do not see, moves at once.
-
-    State: (cards, moves so far as (seat, move)); chance has the seat -1.
-    """
-
-    def __init__(self, seed: int, num_roles: int, *, zero_sum: bool, depth: int = 3) -> None:
-        self.seed, self.zero_sum, self.depth = seed, zero_sum, depth
-        self.roles = tuple("abc"[:num_roles])
-
-    def _dice(self, *about: object) -> random.Random:
-        return random.Random(repr((self.seed, *about)))
-
-    def starts(self) -> Sequence[tuple[Any, float]]:
-        deals = list(itertools.product("JQ", repeat=len(self.roles)))
-        weights = [self._dice("deal", deal).uniform(0.1, 1.0) for deal in deals]
-        return [((d, ()), w / sum(weights)) for d, w in zip(deals, weights, strict=True)]
-
-    def chance(self, state: Any) -> Sequence[tuple[Any, float]]:
-        cards, moves = state
-        dice = self._dice("chance", moves)
-        if len(moves) + 1 >= self.depth or dice.random() < 0.7:
-            return ()
-        share = dice.uniform(0.1, 0.9)
-        return [
-            ((cards, (*moves, (-1, drawn))), chance)
-            for drawn, chance in (("u", share), ("v", 1 - share))
-        ]
-
-    def turn(self, state: Any) -> str | Sequence[str] | None:
-        _, moves = state
-        dice = self._dice("turn", moves)
-        moved = any(seat >= 0 for seat, _ in moves)
-        if len(moves) >= self.depth or (moved and dice.random() < 0.2):
-            return None
-        if dice.random() < 0.3:
-            return dice.sample(self.roles, 2)
-        return dice.choice(self.roles)
-
-    def view(self, state: Any, role: str) -> str:
-        cards, moves = state
-        seat = self.roles.index(role)
-        seen = [
-            (who, move)
-            for i, (who, move) in enumerate(moves)
-            if who == seat or self._dice("seen", i, seat).random() < 0.5
-        ]
-        return f"{cards[seat]} {seen}"
-
-    def legal(self, state: Any, role: str) -> Sequence[str]:
-        return "xyz"[: self._dice("legal", role, self.view(state, role)).choice((1, 2, 2, 3))]
-
-    def play(self, state: Any, move: str) -> Any:
-        role = self.turn(state)
-        assert isinstance(role, str)
-        return state[0], (*state[1], (self.roles.index(role), move))
-
-    def play_all(self, state: Any, moves: Mapping[str, str]) -> Any:
-        made = tuple((self.roles.index(role), move) for role, move in moves.items())
-        return state[0], (*state[1], *made)
-
-    def payoff(self, state: Any) -> Mapping[str, float]:
-        dice = self._dice("payoff", state)
-        values = [float(dice.randint(-3, 3)) for _ in self.roles]
-        if self.zero_sum:
-            values[-1] = -sum(values[:-1])
-        return dict(zip(self.roles, values, strict=True))
-
 
 games = st.builds(Hidden, st.integers(0, 10**6), st.integers(2, 3), zero_sum=st.booleans())
 duels = st.builds(Hidden, st.integers(0, 10**6), st.just(2), zero_sum=st.just(True))
@@ -202,13 +131,3 @@ def test_zero_sum_payoffs_cancel_and_shares_sum_to_one(game: Hidden, a: int, b: 
     assert (ours.win, ours.draw, ours.loss) == pytest.approx((yours.loss, yours.draw, yours.win))
     mirror = outcome_shares(tree, mine, mine)
     assert mirror.win == pytest.approx(mirror.loss)
-
-
-@settings(light, max_examples=15)
-@given(duels)
-def test_the_optimal_policy_cannot_be_exploited(game: Hidden) -> None:
-    tree = GameTree(game)
-    best = optimal_policy(tree)
-    assert best is not None
-    assert exploitability(tree, best) < 1e-3
-    assert optimal_policy(tree) is best

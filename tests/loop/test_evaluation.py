@@ -83,6 +83,12 @@ def test_a_game_with_too_many_states_is_evaluated_by_play(
     assert "evaluated by play, not exactly: game 'goofspiel' has more than 20" in caplog.text
 
 
+def test_a_game_without_optimal_play_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    client = ScriptedClient([])
+    ArenaEvaluation(GameArena(Goofspiel(seats=3), client), Answering())
+    assert "goofspiel: no figures of optimal play: it has 3 roles, whose payoffs sum" in caplog.text
+
+
 @pytest.mark.parametrize(("plays", "num_tasks"), [(10, 3), (64, 1), (2, 3)])
 def test_a_list_of_tasks_is_played_over_and_over(plays: int, num_tasks: int) -> None:
     arena = Quiz(plain, num_tasks=num_tasks)

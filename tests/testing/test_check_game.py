@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 import pytest
 from talks import found
 
+from arenas.goofspiel import Goofspiel
 from arenas.nim import Nim
+from arenas.tinyhanabi import TinyHanabi
 from legos import GameArena
 from legos.errors import ArenaError
 from legos.exact.figures import GameTree
@@ -21,6 +23,14 @@ def test_a_wrong_reference_is_found() -> None:
     finding = found(GameArena(Wrong(), ScriptedClient([])), "reference")
     assert finding.passed is False
     assert "value is 0.1, computed 0.5238" in finding.text
+
+
+def test_what_is_not_computed_is_named() -> None:
+    three = found(GameArena(Goofspiel(seats=3), ScriptedClient([])), "optimal player")
+    assert three.passed is None
+    assert three.text.startswith("not computed: it has 3 roles, whose payoffs sum to 0; optimal")
+    hanabi = found(GameArena(TinyHanabi(), ScriptedClient([])), "reference")
+    assert hanabi.text.endswith("; not computed, and taken as given: safe_value")
 
 
 def test_a_view_that_hides_what_optimal_play_needs_is_no_excuse() -> None:
