@@ -56,7 +56,7 @@ class Duel(Arena):
 
         Args:
             client: client of all seats.
-            data: a .jsonl or .parquet file or a data set of the hub; empty: ten questions.
+            data: a .jsonl, .json or .parquet file or a data set of the hub; empty: ten questions.
             question: its field with the question.
             kwargs: settings of every arena.
         """

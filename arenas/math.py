@@ -1,18 +1,37 @@
 """Maths problems of a file, with known answers."""
 
+import logging
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from legos import Arena, RunError, Table, Task, hold_out, read_tasks
 
 __all__ = ["Math", "MathReward", "answer_of"]
 
+logger = logging.getLogger(__name__)
+
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 _SAID = re.compile(r"the (?:final )?answer is:?\s*(.+)", re.IGNORECASE)
+_MINUS = "\u2212"
+_SENTENCE_END = re.compile(r"\.(?:\s|$)")
+
+_WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}(?:\^\{?\d\}?)?")
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{(-?\d+)\}\s*\{(\d+)\}")
+_MARKS = re.compile(r"\\?[$%]|\\[,;:! ]|[*_`~]|\^?\{?\\circ\}?|°|(?<=[a-z])\^\{?\d\}?|^\s*\w\s*=")
+_THOUSANDS = re.compile(r"(?<=\d)[, ](?=\d{3}(?!\d))")
+_VALUE = re.compile(r"[-+]?\s?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d{1,3}|\s?/\s?\d+)?(?![\w/^])", re.I)
+_UNITS = re.compile(r"(?:[^\W\d_]{2,}|[\s.,;:!?'\"()-])*")
+_NO_UNIT = re.compile(  # words that change the value
+    r"\b(?:pi|sqrt|sin|cos|tan|log|ln|exp|mod|or|and|not|to|plus|minus|times|over|half|third|dozen"
+    r"|hundreds?|thousands?|millions?|billions?|pairs?)\b",
+    re.I,
+)
 
 
 def answer_of(text: str, *, strict: bool = False) -> str | None:
@@ -29,8 +48,8 @@ def answer_of(text: str, *, strict: bool = False) -> str | None:
     if strict:
         return None
     if said := _SAID.findall(text):
-        return said[-1].strip().rstrip(".")
-    numbers = _NUMBER.findall(text)
+        return _SENTENCE_END.split(said[-1].strip())[0]
+    numbers = _NUMBER.findall(text.replace(_MINUS, "-").replace("{,}", ","))
     return numbers[-1] if numbers else None
 
 
@@ -45,20 +64,52 @@ def _boxed(text: str) -> str | None:
     return None
 
 
-def _same_number(one: str, other: str) -> bool:
-    """Whether two texts are the same number."""
+def _number(text: str) -> Fraction | None:
+    """The only number of an answer, without marks, units and words; None: it is something else."""
+    text = _WRAPPED.sub(_unwrapped, text.replace(_MINUS, "-").replace("{,}", ","))
+    text = _THOUSANDS.sub("", _MARKS.sub(" ", _FRACTION.sub(r"\1/\2", text)))
+    values, words = _VALUE.findall(text), _VALUE.sub(" ", text)
+    if len(values) != 1 or not _UNITS.fullmatch(words) or _NO_UNIT.search(words):
+        return None
     try:
-        first, second = (Fraction(re.sub(r"[$,\s%]", "", text)) for text in (one, other))
+        return Fraction("".join(values[0].split()).rstrip("."))
     except (ValueError, ZeroDivisionError):
-        return one.strip() == other.strip()
-    return first == second
+        return None
+
+
+def _unwrapped(found: re.Match[str]) -> str:
+    """The text in a command of LaTeX; a unit of one letter, such as m, goes."""
+    inner = found[1].strip()
+    return " " if len(inner) == 1 and inner.isalpha() else f" {inner} "
+
+
+def _same(one: str, other: str) -> bool | None:
+    """Whether two answers are the same number or text; None: they are expressions to compare."""
+    first, second = _number(one), _number(other)
+    if first is not None and second is not None:
+        percents = [bool(re.search(r"%|percent", text)) for text in (one, other)]
+        if percents[0] == percents[1] or first == second:
+            return first == second
+        return first == 100 * second if percents[0] else 100 * first == second
+    return True if one.strip() == other.strip() else None
+
+
+@cache
+def _say_what_is_missing() -> None:
+    """Say once that expressions are not compared."""
+    if find_spec("math_verify") is None:
+        logger.warning(
+            "math-verify is not installed, so only answers that are numbers are compared by value, "
+            "others by their text; install it with: uv pip install 'legos[math]'"
+        )
 
 
 class MathReward:
     """1 for a completion whose answer equals the reference, otherwise 0.
 
-    Equal numbers and equal texts are equal; otherwise math-verify compares expressions. It may
-    hang, so call ``score`` through ``Table.run``.
+    Equal numbers are equal, whatever marks, units and words stand around them, and equal texts;
+    otherwise math-verify compares expressions. It may hang, so call ``score`` through
+    ``Table.run``.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
@@ -76,10 +127,9 @@ class MathReward:
         found = answer_of(completion, strict=self.strict)
         if found is None:
             return False
-        if _same_number(found, answer):
-            return True
-        if _NUMBER.fullmatch(found) and _NUMBER.fullmatch(answer):
-            return False  # math-verify takes seconds to load, and has nothing to add
+        same = _same(found, answer)
+        if same is not None:  # math-verify takes seconds to load, and has nothing to add
+            return same
         return self._equal(found, answer)
 
     @staticmethod
@@ -128,7 +178,7 @@ class Math(Arena):
 
         Args:
             client: client of the seat.
-            data: a .jsonl or .parquet file, or a name of the hub.
+            data: a .jsonl, .json or .parquet file, or a name of the hub.
             question: field with the problem, or with a whole prompt as token ids.
             answer: field with the answer, or with a solution that ends with it.
             group_size: field with the number of plays of a row, for rows that have their own.
@@ -138,9 +188,16 @@ class Math(Arena):
             kwargs: settings of every arena.
         """
         super().__init__(client, **kwargs)
+        _say_what_is_missing()
         rows = read_tasks(
             data, fields=(answer,), prompt=question, group_size=group_size, limit=limit
         )
+        for row in rows:
+            known: object = row.data[answer]
+            if not isinstance(known, str | int | float):
+                raise TypeError(
+                    f"{row.id}: {answer!r} is {known!r:.80}; expected a text or a number"
+                )
         self._trained, self._held_out = hold_out(rows, held_out)
         self._question, self._answer = question, answer
         self._reward, self._strict = MathReward(), strict

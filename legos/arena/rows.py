@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -30,9 +30,9 @@ def read_tasks(
     """The rows of a data set as tasks; a task's id is the row's place, its data is the row.
 
     Args:
-        source: a file of JSON lines (``.jsonl``), a ``.parquet`` file, or a name of the hub,
-            ``NAME`` or ``NAME:CONFIG``.
-        fields: fields that every row must have.
+        source: a file of JSON lines (``.jsonl``), a ``.json`` file with a list of objects or with
+            JSON lines, a ``.parquet`` file, or a name of the hub, ``NAME`` or ``NAME:CONFIG``.
+        fields: fields that every row must have, with a value.
         prompt: field that every row must have, a text or token ids for ``Table.ask``.
         group_size: field with the number of plays of the row, for rows that have their own.
         split: split of a data set of the hub.
@@ -43,12 +43,10 @@ def read_tasks(
             message gives its file and line.
     """
     path = Path(source)
-    if path.suffix == ".jsonl":
-        rows = _json_lines(path)
-    elif path.suffix == ".parquet":
-        rows = _parquet(path)
-    else:
-        rows = _hub(str(source), split)
+    read = READERS.get(path.suffix.lower())
+    if read is None and path.is_file():
+        raise ArenaError(f"{path} is not a file of rows; expected {', '.join(READERS)}")
+    rows = _hub(str(source), split) if read is None else read(path)
     tasks: list[Task] = []
     needed = fields if prompt is None else (prompt, *fields)
     for place, row in islice(rows, limit):
@@ -62,6 +60,10 @@ def read_tasks(
                 f"{place}: {prompt!r} is {shown(row[prompt])}; expected a text, or token ids: "
                 "whole numbers from 0, at least one"
             )
+        for field in fields:
+            if row[field] is None or row[field] != row[field]:  # not even equal to itself
+                value = "null" if row[field] is None else "NaN"
+                raise ArenaError(f"{place}: {field!r} is {value}; give a value, or remove the row")
         size = row.get(group_size) if group_size is not None else None
         if size is not None and (type(size) is not int or size < 1):
             raise ArenaError(
@@ -106,11 +108,32 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         raise ArenaError(f"{path} cannot be read: {error.strerror}") from error
 
 
+def _json(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The objects of a list, or of JSON lines."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ArenaError(f"{path} cannot be read: {error.strerror}") from error
+    if not text.lstrip().startswith(b"["):
+        yield from _json_lines(path)
+        return
+    try:
+        rows: list[object] = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ArenaError(f"{path} is no JSON: {error}") from error
+    for number, row in enumerate(rows, start=1):
+        yield f"{path}:{number}", _object(row, f"{path}, row {number}")
+
+
 def _row(line: bytes, place: str) -> Mapping[str, Any]:
     try:
         row: object = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ArenaError(f"{place}: the row is no JSON: {error}") from error
+    return _object(row, place)
+
+
+def _object(row: object, place: str) -> Mapping[str, Any]:
     if not isinstance(row, dict):
         raise ArenaError(f"{place}: the row is {row!r:.80}; expected a JSON object")
     return cast("Mapping[str, Any]", row)
@@ -130,6 +153,15 @@ def _parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         raise ArenaError(f"{path}: row {number + 1} cannot be read: {error}") from error
 
 
+READERS: Mapping[str, Callable[[Path], Iterator[tuple[str, Mapping[str, Any]]]]] = {
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json,
+    ".parquet": _parquet,
+}
+"""Ending of a file, in small letters -> reads its rows, each with its place."""
+
+
 def _hub(name: str, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     datasets = _package("datasets", f"reading {name!r} from the hub")
     repository, _, config = name.partition(":")
@@ -137,8 +169,8 @@ def _hub(name: str, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         rows = datasets.load_dataset(repository, config or None, split=split)
     except Exception as error:  # the library raises whatever its parts do
         raise ArenaError(
-            f"data set {name!r} cannot be loaded: {error}; expected a .jsonl or .parquet file, or "
-            "a name of the hub such as openai/gsm8k:main"
+            f"data set {name!r} cannot be loaded: {error}; expected a .jsonl, .json or .parquet "
+            "file, or a name of the hub such as openai/gsm8k:main"
         ) from error
     for number, row in enumerate(rows):
         yield f"{name}/{split}:{number}", row

@@ -51,6 +51,8 @@ def test_parquet_gives_the_same_rows(tmp_path: Path) -> None:
         ("[1]", "sums.jsonl:2: the row is [1]; expected a JSON object"),
         ('{"question": "?"}', "sums.jsonl:2: the row has no 'answer'; it has question"),
         ("{}", "sums.jsonl:2: the row has no 'question'; it has no field"),
+        ('{"question": "?", "answer": null}', "sums.jsonl:2: 'answer' is null; give a value"),
+        ('{"question": "?", "answer": NaN}', "sums.jsonl:2: 'answer' is NaN; give a value"),
     ],
 )
 def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, line: str, message: str) -> None:
@@ -59,6 +61,37 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, line: str, me
     with pytest.raises(ArenaError) as raised:
         read_tasks(path, fields=("question", "answer"))
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["sums.JSONL", "sums.ndjson", "lines.json", "list.json"])
+def test_files_of_other_endings_are_read_and_not_looked_for_on_the_hub(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    rows = "\n".join(map(json.dumps, ROWS))
+    path.write_text(json.dumps(ROWS, indent=1) if name == "list.json" else rows)
+    tasks = read_tasks(path, fields=("question", "answer"))
+    assert [task.data for task in tasks] == ROWS
+    assert [task.id for task in tasks[:2]] == [f"{path}:1", f"{path}:2"]
+
+
+def test_a_list_of_rows_is_checked_as_lines_are(tmp_path: Path) -> None:
+    path = tmp_path / "list.json"
+    path.write_text('[{"q": "?"}, 7]')
+    with pytest.raises(
+        ArenaError, match=r"list\.json, row 2: the row is 7; expected a JSON object"
+    ):
+        read_tasks(path)
+    path.write_text('[{"q": "?"}')
+    with pytest.raises(ArenaError, match=r"list\.json is no JSON: Expecting ',' delimiter"):
+        read_tasks(path)
+
+
+def test_a_file_that_holds_no_rows_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "sums.csv"
+    path.write_text("question,answer\n")
+    with pytest.raises(ArenaError, match=r"sums\.csv is not a file of rows; expected \.jsonl, "):
+        read_tasks(path)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

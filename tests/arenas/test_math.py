@@ -3,15 +3,18 @@
 import asyncio
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from misbehaving import hang
 
+from arenas import math
 from arenas.math import Math, MathReward, answer_of
 from legos import GRPOCredit
 from legos.data.sample import TrainingBatch
+from legos.errors import ArenaError
 from legos.testing import Asked, ScriptedClient
 
 
@@ -49,6 +52,97 @@ def test_answers_are_found_in_their_forms(
 )
 def test_rewards(completion: str, answer: str, reward: float) -> None:
     assert MathReward().score(["?"], [completion], [answer]) == [reward]
+
+
+RIGHT = [
+    (r"\boxed{\$18}", "18"),
+    (r"\boxed{18\%}", "18"),
+    (r"\boxed{50\%}", "0.5"),
+    (r"\boxed{\text{18}}", "18"),
+    (r"\boxed{18\text{ dollars}}", "18"),
+    (r"\boxed{18 \text{ cm}^2}", "18"),
+    (r"\boxed{5\,\mathrm{m}}", "5"),
+    (r"\boxed{1{,}000}", "1000"),
+    (r"\boxed{1\,000}", "1,000"),
+    (r"\boxed{-18}", "\u221218"),
+    ("The answer is \u221218.", "-18"),
+    ("it makes \u221218", "-18"),
+    ("#### 42 apples", "42"),
+    ("#### 42", "42 apples"),
+    ("The answer is 18 dollars.", "18"),
+    ("The answer is 18. I am sure of it", "18"),
+    ("**18**", "18"),
+    ("The answer is **18**.", "18"),
+    ("The answer is **18.**", "18"),
+    (r"\boxed{\mathbf{18}}", "18"),
+    (r"\boxed{x = 18}", "18"),
+    (r"\boxed{\dfrac{1}{2}}", "0.5"),
+    (r"\boxed{90^\circ}", "90"),
+    (r"\boxed{18.}", "18"),
+    (r"\boxed{The total is 18 apples}", "18"),
+]
+WRONG = [
+    (r"\boxed{2x}", "2"),
+    (r"\boxed{2 x}", "2"),
+    (r"\boxed{2\pi}", "2"),
+    (r"\boxed{2 pi}", "2"),
+    (r"\boxed{\sqrt{2}}", "2"),
+    (r"\boxed{x^2}", "2"),
+    (r"\boxed{10^3}", "10"),
+    (r"\boxed{1, 2}", "12"),
+    (r"\boxed{3 or 4}", "3"),
+    (r"\boxed{2 million}", "2"),
+    (r"\boxed{not 18}", "18"),
+    (r"\boxed{18\%}", "0.5"),
+    (r"\boxed{1/0}", "1"),
+    (r"\boxed{1e999999999}", "1"),
+    (r"\boxed{f(18)}", "18"),
+    (r"\boxed{18-x}", "18"),
+    ("#### -42 apples", "42"),
+]
+
+
+@pytest.fixture(params=["with math-verify", "without"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "without":
+        monkeypatch.setitem(sys.modules, "math_verify", None)
+    else:
+        pytest.importorskip("math_verify")
+
+
+@pytest.mark.usefixtures("library")
+def test_marks_units_and_words_do_not_matter() -> None:
+    said, known = zip(*RIGHT, strict=True)
+    got = MathReward().score([""] * len(said), said, known)
+    assert [pair for pair, reward in zip(RIGHT, got, strict=True) if reward != 1.0] == []
+
+
+@pytest.mark.usefixtures("library")
+def test_what_is_no_plain_number_is_not_taken_for_one() -> None:
+    said, known = zip(*WRONG, strict=True)
+    got = MathReward().score([""] * len(said), said, known)
+    assert [pair for pair, reward in zip(WRONG, got, strict=True) if reward != 0.0] == []
+
+
+def test_a_missing_library_is_named_once(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(math, "find_spec", lambda name: None)
+    math._say_what_is_missing.cache_clear()
+    for _ in range(2):
+        Math(ScriptedClient(solve), data=str(file))
+    assert caplog.text.count("math-verify is not installed") == 1
+    math._say_what_is_missing.cache_clear()
+
+
+@pytest.mark.parametrize("answer", ["null", "NaN", '["18"]', "{}"])
+def test_a_row_without_an_answer_is_refused_with_its_line(tmp_path: Path, answer: str) -> None:
+    path = tmp_path / "sums.jsonl"
+    path.write_text(
+        f'{{"question": "?", "answer": "18"}}\n{{"question": "?", "answer": {answer}}}\n'
+    )
+    with pytest.raises((ArenaError, TypeError), match=r"sums\.jsonl:2: 'answer' is "):
+        Math(ScriptedClient(solve), data=str(path))
 
 
 def test_strict_rewards_need_a_marked_answer() -> None:
@@ -124,7 +218,7 @@ def test_numbers_are_compared_without_math_verify(monkeypatch: pytest.MonkeyPatc
     said = ["it is 7", "\\boxed{-1,200.50}", "\\boxed{1/2}", "\\boxed{50%}", "\\boxed{x + 1}"]
     known = ["8", "1200.5", "3/4", "0.5", "1 + x"]
     assert MathReward().score([""] * 5, said, known) == [0.0, 0.0, 0.0, 1.0, 1.0]
-    assert asked == [("50%", "0.5"), ("x + 1", "1 + x")]
+    assert asked == [("x + 1", "1 + x")]
 
 
 class Hanging:
