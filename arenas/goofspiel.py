@@ -58,6 +58,13 @@ class Goofspiel(Game):
             raise ValueError(f"seats is {seats}; expected at least 2")
         self.cards = "123456789"[:cards]
         self.roles = tuple(f"seat{number}" for number in range(1, seats + 1))
+        self.rules = (
+            f"Goofspiel: every player has the cards 1 to {cards}. Prizes with the same numbers are "
+            "turned up one by one in random order. All players bid one of their cards at the same "
+            "time; the highest bid wins the points of the prize, and equal highest bids win "
+            "nothing. Each card is bid once. The most points at the end win. The position shows "
+            "the prize, the prizes that are left, and the points and cards of you and your rivals."
+        )
 
     def starts(self) -> Sequence[tuple[State, float]]:
         """Full hands, and no prize turned up."""

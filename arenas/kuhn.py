@@ -32,6 +32,12 @@ class Kuhn(Game):
     """
 
     roles = ("first", "second")
+    rules = (
+        "Kuhn poker: the cards are J, Q and K, from low to high. Both players put 1 chip in the "
+        "pot and get one card, which the other does not see. 'p' passes: it checks, or folds "
+        "against a bet. 'b' bets 1 more chip, or calls a bet. Whoever folds loses the pot; "
+        "otherwise the higher card wins it. The position shows your card and the moves so far."
+    )
     utility = "zero_sum"
     # Entropy and the pull towards a slow average keep the two seats from chasing each other.
     recommended: Mapping[str, object] = {

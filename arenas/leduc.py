@@ -35,6 +35,14 @@ class Leduc(Game):
     """
 
     roles = ("first", "second")
+    rules = (
+        "Leduc poker: the cards are two J, two Q and two K, from low to high. Both players put 1 "
+        "chip in the pot and get one card, which the other does not see. In two rounds of bets, "
+        "'c' checks, or calls a raise; 'r' raises, by 2 chips in the first round and by 4 in the "
+        "second, at most twice in a round; 'f' folds and loses the pot. After the first round a "
+        "card is turned up on the board. A pair with the board wins the pot, else the higher card. "
+        "The position shows your card, the board and the moves so far; '/' separates the rounds."
+    )
     utility = "zero_sum"
     forfeit_reward = -13.0  # the largest loss
     # Entropy and KL are in proportion to the stakes. The exploitability falls only after some 240

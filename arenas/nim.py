@@ -24,6 +24,10 @@ class Nim(Game):
     """
 
     roles = ("first", "second")
+    rules = (
+        "Nim: there is one pile of stones. Two players in turn take 1, 2 or 3 of them. Whoever "
+        "takes the last stone wins. A move is the number of stones to take."
+    )
     utility = "zero_sum"
     # Much entropy at first, so that large piles are still explored once small ones are solved.
     recommended: Mapping[str, object] = {

@@ -57,6 +57,13 @@ class Pig(Game):
         if faces < 2:
             raise ValueError(f"faces is {faces}; expected at least 2")
         self.goal, self.faces = goal, faces
+        self.rules = (
+            f"Pig: two players in turn collect points with a die that has the faces 1 to {faces}. "
+            "'r' rolls again: any face but 1 is added to the total of your turn, and a 1 ends the "
+            "turn with 1 point in place of the total. 'h' holds: it adds the total to your points "
+            f"and ends the turn. Whoever first reaches {goal} points, with the total, wins. The "
+            "position shows the total of the turn, your points and those of your rival."
+        )
 
     def starts(self) -> Sequence[tuple[State, float]]:
         """The first seat rolls."""

@@ -32,6 +32,12 @@ class TicTacToe(Game):
 
     name = "tictactoe"
     roles = ("x", "o")
+    rules = (
+        "Tic-tac-toe: two players in turn take a free cell of a board of three by three. Three in "
+        "a row, a column or a diagonal win; a full board without them is a draw. The cells have "
+        "the numbers 1 to 9, row by row. '+' marks your cells and '-' those of the rival. A move "
+        "is the number of a free cell."
+    )
     utility = "zero_sum"
     # The KL to the EMA keeps the seats from answering only each other's latest mistakes.
     recommended: Mapping[str, object] = {

@@ -34,6 +34,14 @@ class TinyHanabi(Game):
     """
 
     roles = ("first", "second")
+    rules = (
+        "Tiny Hanabi: both partners get a card, 1 or 2, which the other does not see. The first "
+        "says a, b or c; the second hears it and says a, b or c. Both get the same points. If the "
+        "first says b: 8 if the second says b too, else 4. If it says a or c: 10 if the second "
+        "says a with equal cards, or c with different ones (but with the first's c, not if the "
+        "first has 2 and the second 1), else 0. The position shows your card and what your partner "
+        "has said, '-' for nothing yet."
+    )
     utility = "identical"
     # Rewards go up to 10. With less entropy at first, both seats settle on ``b`` within 20 steps.
     recommended: Mapping[str, object] = {

@@ -18,6 +18,7 @@ class Race(Game):
     """Two runners add 1 or 2 in turn; whoever says 10 wins."""
 
     roles = ("ann", "bob")
+    rules = "In turn, add 1 or 2 to a number that begins below 10. Whoever makes it 10 wins."
 
     def starts(self):
         return [((count, 0), 1 / 10) for count in range(10)]

@@ -44,6 +44,7 @@ class OpenSpielGame(Game):
         self._kind: Any = self._game.get_type()
         if self._kind.dynamics == pyspiel.GameType.Dynamics.MEAN_FIELD:
             raise ValueError(f"{self.source} is a mean-field game, which has no seats to play")
+        self.rules = f"The game is {self._kind.long_name}."
         self.roles = tuple(f"p{seat}" for seat in range(self._game.num_players()))
         self._at = lru_cache(maxsize=REMEMBERED)(self._made)
 

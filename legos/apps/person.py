@@ -58,6 +58,7 @@ class Person:
         """Take the role, and the terminal at which the person sits."""
         self._role = role
         self._terminal = terminal
+        self._told: set[str] = set()  # system messages that were shown
 
     async def complete(
         self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
@@ -68,7 +69,10 @@ class Person:
             Void: the input has ended.
         """
         asked = prompt.messages if isinstance(prompt, Continuation) else messages_or_ids(prompt)[0]
-        text = "\n".join(message.content for message in _unread(asked))
+        unread = _unread(asked)
+        new = [each for each in unread if each.role != "system" or each.content not in self._told]
+        self._told |= {each.content for each in new if each.role == "system"}
+        text = "\n".join(each.content for each in new)
         question = f"\nYou are {self._role}.\n{text}"
         return Completion(
             text=await self._terminal.answer(question, sampling.choices), adapter=adapter

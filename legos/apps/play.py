@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any, TextIO
 from urllib.parse import urldefrag
 
@@ -16,6 +17,7 @@ from legos.arena.arena import Arena, GameArena
 from legos.arena.cursor import plays_from
 from legos.arena.matchmaker import Cast
 from legos.arena.step import play_all
+from legos.builtin import is_builtin
 from legos.clients.engine import EngineClient
 from legos.clients.openai import OpenAIClient
 from legos.config.schema import GenerationConfig, PlayConfig
@@ -28,6 +30,7 @@ from legos.exact.figures import GameTree, Policy
 from legos.protocols import Client, Seat
 from legos.run.stored import episode_to_json
 from legos.wiring.arena import make_arena
+from legos.wiring.serving import base_of
 
 __all__ = ["Players", "play"]
 
@@ -104,17 +107,31 @@ def play(
     free = [role for role, seat in arena.seats(planned[0][0]).items() if seat.policy is not None]
     who = players.of(arena.roles, free)
     terminal = Terminal(sys.stdin if source is None else source, say)
-    with asyncio.Runner() as runner, _cast(arena, players, who, terminal, runner) as cast:
+    with (
+        asyncio.Runner() as runner,
+        _cast(arena, players, who, terminal, runner, settings=settings) as cast,
+    ):
         arena.matchmaker = cast
-        failed = False
+        episodes: list[Episode] = []
         for planned_play in planned:
             [episode] = runner.run(play_all(arena, [planned_play], asyncio.Semaphore(1)))
             for text in _told(episode, who, thinking=thinking):
                 say(text)
-            failed = failed or episode.error is not None
+            episodes.append(episode)
             if episode.void and ME in who.values():
                 break
-    return FAILED if failed else 0
+    if len(episodes) > 1:
+        for text in _summary(episodes, who):
+            say(text)
+    return FAILED if any(episode.error for episode in episodes) else 0
+
+
+def _tell_rules(arena: Arena, settings: PlayConfig, model: str, *, elsewhere: bool) -> None:
+    """State the rules of a game to a model that does not know it, as training does."""
+    if settings.rules is None and isinstance(arena, GameArena) and not is_builtin(model):
+        arena.state_rules()
+        if settings.restrict_choices is None and not elsewhere:  # other servers cannot restrict
+            arena.restrict_choices = True
 
 
 def _told(episode: Episode, who: Mapping[str, str], *, thinking: bool) -> Iterator[str]:
@@ -131,6 +148,18 @@ def _told(episode: Episode, who: Mapping[str, str], *, thinking: bool) -> Iterat
     yield ending(stored)
 
 
+def _summary(episodes: Sequence[Episode], who: Mapping[str, str]) -> Iterator[str]:
+    """The number of plays by how they ended, and the rewards of each role."""
+    ended = [episode for episode in episodes if not episode.error and not episode.void]
+    failed = sum(bool(episode.error) for episode in episodes)
+    yield f"\n{len(episodes)} plays: {len(ended)} ended, {failed} failed"
+    for role in ended[0].rewards if ended else ():
+        rewards = [episode.rewards[role] for episode in ended]
+        above, below = sum(reward > 0 for reward in rewards), sum(reward < 0 for reward in rewards)
+        signs = f"{above} above 0, {len(rewards) - above - below} at 0, {below} below 0"
+        yield f"{role} ({who.get(role, 'its own')}): mean reward {fmean(rewards):+.3g}; {signs}"
+
+
 @contextmanager
 def _cast(
     arena: Arena,
@@ -138,6 +167,8 @@ def _cast(
     who: Mapping[str, str],
     terminal: Terminal,
     runner: asyncio.Runner,
+    *,
+    settings: PlayConfig,
 ) -> Generator[Cast]:
     """Within the block, the players of the roles can be asked; the rest ask the model."""
     named = {role: one for role, one in who.items() if not one.startswith(URLS)}
@@ -146,6 +177,8 @@ def _cast(
         for number, (role, one) in enumerate(named.items())
         if one not in (ME, RANDOM, OPTIMAL, BASE)
     }
+    model = base_of(players.model, [*adapters.values()])
+    _tell_rules(arena, settings, model, elsewhere=len(named) < len(who))
     best: Policy = _optimal_policy(arena) if OPTIMAL in named.values() else {}
     seated: dict[str, tuple[str, Client, str]] = {}  # role -> name, client, adapter
 

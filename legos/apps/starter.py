@@ -20,6 +20,7 @@ class {title}(Game):
     """Both say heads or tails at the same time; the first wins if they agree, else the second."""
 
     roles = ("first", "second")
+    rules = "Both say heads or tails at once. If they agree, the first wins, otherwise the second."
 
     def starts(self):
         """The start states with their probabilities; a state is any hashable value."""

@@ -1,5 +1,6 @@
 """The base class of arenas, and the arena that plays a ``Game``."""
 
+import logging
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -24,6 +25,9 @@ from legos.protocols import Client, CreditAssigner, Curriculum, Matchmaker, Seat
 
 __all__ = ["Arena", "GameArena"]
 
+logger = logging.getLogger(__name__)
+
+FORM = "The legal moves stand after 'Moves:'. Answer with one of them and nothing else."
 SEATING = 0  # random stream of a play from which its seats are drawn
 
 
@@ -303,6 +307,16 @@ class GameArena(Arena):
     def pure_game(self) -> Game | None:
         """The game; None if a subclass has its own ``play``, which is then called."""
         return self.game if type(self).play is GameArena.play else None
+
+    def state_rules(self) -> None:
+        """State the rules and the form of an answer in the system message of every role."""
+        if not self.game.rules:
+            logger.warning(
+                "game %r has no rules to state; write them for the model: rules = '...'", self.name
+            )
+        form = FORM if type(self.game).prompt is Game.prompt else "Answer with your move alone."
+        text = f"{self.game.rules}\n{form}".strip()
+        self.system = {**dict.fromkeys(self.roles, text), **self.system}
 
     def reference(self) -> Mapping[str, float]:
         """Those of the game."""

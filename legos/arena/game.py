@@ -48,6 +48,9 @@ class Game(ABC):
         name: name in the command line and the logs; the class name in lower case unless set.
         forfeit_reward: reward of a seat for an illegal move, in the unit of ``payoff``; the play
             then ends and every other seat gets 0.
+        rules: the rules in words, for models that do not know the game: what a move means, how a
+            play goes on, and what is won. They are stated where ``play.rules`` is on, as it is for
+            every model but the built-in one.
         utility: "zero_sum" if the payoffs of every end sum to 0, "identical" if all roles get the
             same; ``legos arenas check`` checks it. None: it is not declared.
         recommended: training settings for this game with the built-in model; by default an entropy
@@ -57,6 +60,7 @@ class Game(ABC):
     roles: tuple[str, ...] = ()
     name: str = "game"
     forfeit_reward: float = -1.5
+    rules: str = ""
     utility: Utility | None = None
     recommended: Mapping[str, object] = {"training.entropy_coef": 0.3}
 

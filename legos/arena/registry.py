@@ -9,18 +9,21 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 
-from legos.arena.arena import Arena
+from legos.arena.arena import Arena, GameArena
 from legos.arena.game import Game
-from legos.builtin import BUILTIN
+from legos.builtin import BUILTIN, is_builtin
 from legos.errors import ArenaError, did_you_mean
 
-__all__ = ["GROUP", "advice", "find_arena", "is_arena_file", "known_arenas"]
+__all__ = ["GROUP", "TOLD", "advice", "find_arena", "is_arena_file", "known_arenas"]
 
 GROUP = "legos.arenas"
 """Entry-point group: a package that lists its arenas here can be named without its module."""
 
 WORLDS = "legos.worlds"
 """Entry-point group: scheme -> function that makes the class of the arena SCHEME:NAME."""
+
+TOLD: Mapping[str, object] = {"play.rules": True, "play.restrict_choices": True}
+"""Settings of games for models that do not know them."""
 
 _FILE = "legos_arena_file_"  # before the path, in the name of a module from a file
 
@@ -56,12 +59,15 @@ def advice(name: str, model: str) -> Mapping[str, object]:
     """Settings that an arena recommends for a model, under dotted names.
 
     Settings of play suit any model; the others were tuned on the built-in model, and are left out
-    for other models, since its learning rates are too high for large models.
+    for other models, since its learning rates are too high for large models. Those do not know the
+    games either, so that they are told the rules, and sample only legal moves.
     """
-    recommended: Mapping[str, object] = getattr(find_arena(name), "recommended", {})
+    kind = find_arena(name)
+    recommended: Mapping[str, object] = getattr(kind, "recommended", {})
+    told = TOLD if issubclass(kind, Game | GameArena) and not is_builtin(model) else {}
     if model == BUILTIN:
         return recommended
-    return {key: value for key, value in recommended.items() if key.startswith("play.")}
+    return {**told, **{key: v for key, v in recommended.items() if key.startswith("play.")}}
 
 
 def known_arenas() -> Mapping[str, type]:

@@ -1,12 +1,13 @@
 """The model that ships with legos: a small character-level model in the format of the hub."""
 
+import filecmp
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
 from legos.errors import ModelError
 
-__all__ = ["BUILTIN", "EXAMPLE", "RECOMMENDED", "builtin_path"]
+__all__ = ["BUILTIN", "EXAMPLE", "RECOMMENDED", "builtin_path", "is_builtin"]
 
 BUILTIN = "builtin"  # name of the model in settings and commands
 
@@ -38,3 +39,11 @@ def builtin_path() -> Path:
             "install legos unpacked, as pip and uv do"
         )
     return folder
+
+
+def is_builtin(model: str) -> bool:
+    """Whether a model is the built-in one, by name or as a folder of its own with its tokenizer."""
+    if model == BUILTIN:
+        return True
+    own, other = (folder / "tokenizer.json" for folder in (builtin_path(), Path(model)))
+    return other.is_file() and filecmp.cmp(own, other, shallow=False)

@@ -4,7 +4,7 @@ import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property, lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -228,7 +228,8 @@ class ChatTokenizer:
 
         No text in messages or tools can end a message: a control token spelled out in it is broken
         by a space, except thinking tags in what an assistant says. A conversation that goes on
-        keeps its tokens, where the chat template allows it.
+        keeps its tokens, where the chat template allows it. Where the template refuses a system
+        message, its text begins the first question.
 
         Args:
             prompt: the messages.
@@ -301,6 +302,10 @@ class ChatTokenizer:
                 )
         except Exception as error:  # templates raise their own errors through the renderer
             roles = ", ".join(message["role"] for message in said)
+            if roles.startswith("system, user"):
+                text = f"{said[0]['content']}\n\n{said[1]['content']}"
+                with suppress(ModelError):
+                    return self._apply([{"role": "user", "content": text}, *said[2:]], options)
             raise ModelError(
                 f"the model's chat template refuses messages of roles {roles}: {error}"
             ) from error
@@ -359,13 +364,9 @@ def _end_ids(folder: Path, tokenizer: Any) -> list[int]:
             continue
         try:
             config: Any = json.loads(file.read_text(encoding="utf-8"))
-            for named in (config.get("eos_token_id"), _text(config).get("eos_token_id")):
+            for part in (config, config.get("text_config") or {}):  # of a wrapped text model
+                named = part.get("eos_token_id")
                 ends.update([named] if isinstance(named, int) else named or [])
         except (ValueError, AttributeError, TypeError) as error:
             raise ModelError(f"cannot read {file}: {error}") from error
     return sorted(ends)
-
-
-def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration of a wrapped text model; empty where there is none."""
-    return config.get("text_config") or {}

@@ -81,7 +81,7 @@ else:
     LoopOptions = _options("loop", LoopConfig)
     TrackOptions = _options("track", TrackConfig)
     EvaluationPlayOptions = _options(
-        "play", PlayConfig, "options", "illegal", "restrict_choices", "concurrency"
+        "play", PlayConfig, "options", "illegal", "rules", "restrict_choices", "concurrency"
     )
     EvaluationLoopOptions = _options(
         "loop", LoopConfig, "evaluation_plays", "evaluation_temperature"

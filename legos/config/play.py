@@ -41,6 +41,9 @@ class PlayConfig(Settings):
     illegal: IllegalMove | None = knob(None)
     """What an illegal move leads to: its role loses (forfeit), is asked again with the reason
     (retry), or plays a random legal move (random); none: the arena's own choice."""
+    rules: bool | None = knob(None)
+    """State the rules of a game, and the form of an answer, in a system message; none: no. Games
+    recommend it for every model but the built-in one, which was trained on their bare positions."""
     restrict_choices: bool | None = knob(None)
     """Sample only legal moves; none: the arena's own choice."""
     continue_tokens: bool | None = knob(None)

@@ -127,7 +127,7 @@ class ArenaEvaluation:
         policy: dict[tuple[str, str], dict[str, float]] = {}
         illegal: dict[tuple[str, str], float] = {}
         for name, points in points_of.items():
-            prompts = [([Message("user", point.prompt)], point.legal) for point in points]
+            prompts = [(self._question(point), point.legal) for point in points]
             found = await self._scorer.score(prompts, adapter=(adapters or {}).get(name, name))
             for point, scores in zip(points, found, strict=True):
                 chances = [math.exp(score) for score in scores]
@@ -139,6 +139,12 @@ class ArenaEvaluation:
                     for move, chance in zip(point.legal, chances, strict=True)
                 }
         return evaluate(self._tree, policy, illegal)
+
+    def _question(self, point: DecisionPoint) -> list[Message]:
+        """The messages with which a role is asked for a move."""
+        system = self._arena.system.get(point.role)
+        first = [] if system is None else [Message("system", system)]
+        return [*first, Message("user", point.prompt)]
 
     def _policies_by_role(self) -> dict[str, str]:
         """Role -> name of the policy that plays it."""

@@ -45,8 +45,8 @@ def make_arena(
     Raises:
         ArenaError: the arena is not found, its constructor does not take an option, or an
             attribute is invalid.
-        ConfigError: the arena does not use the requested credit rule, or has no levels for the
-            requested curriculum.
+        ConfigError: the arena does not use the requested credit rule, has no levels for the
+            requested curriculum, or no rules to state.
     """
     play = play or PlayConfig()
     kind = find_arena(name)
@@ -82,6 +82,13 @@ def make_arena(
         value = getattr(play, field)
         if value is not None:
             setattr(arena, field, value)
+    if play.rules:
+        if not isinstance(arena, GameArena):
+            raise ConfigError(
+                f"play.rules is true but arena {name!r} is no game, and writes its own prompts; "
+                "leave play.rules out"
+            )
+        arena.state_rules()
     if play.curriculum is not None:
         _follow(arena, play)
     if play.overlong_margin is not None:

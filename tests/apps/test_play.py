@@ -136,6 +136,28 @@ def test_the_built_in_model_plays_without_an_adapter() -> None:
     assert "(first: random, second: base)" in told
 
 
+def test_several_plays_end_with_a_summary() -> None:
+    players = Players(seats={"first": "random", "second": "optimal"})
+    code, told = played("nim", players=players, plays=20)
+    assert code == 0
+    *_, plays, first, second = told.splitlines()
+    wins = told.count("rewards: first +1")
+    assert plays == "20 plays: 20 ended, 0 failed"
+    mean = (2 * wins - 20) / 20
+    assert first == (
+        f"first (random): mean reward {mean:+.3g}; {wins} above 0, 0 at 0, {20 - wins} below 0"
+    )
+    assert second.startswith(f"second (optimal): mean reward {-mean:+.3g}; {20 - wins} above 0")
+
+
+def test_rules_are_told_to_a_person_once_and_optimal_play_reads_the_position() -> None:
+    players = Players(seats={}, against="optimal")
+    code, told = played("nim", "1\n2\n3\n1\n", players=players, settings=PlayConfig(rules=True))
+    assert code == 0
+    assert told.count("You are first.") == 4
+    assert told.count("Whoever takes the last stone wins.") == 1
+
+
 def test_the_end_of_the_input_ends_the_plays() -> None:
     code, told = played("nim", "", players=Players(seats={}, against="random"), plays=3)
     assert code == 0

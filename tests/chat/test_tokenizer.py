@@ -111,6 +111,18 @@ def test_a_template_that_refuses_is_named(tmp_path: Path) -> None:
         tokenizer.render([Message("system", "S"), Message("user", "Q")])
 
 
+def test_a_system_message_that_is_refused_begins_the_first_question(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{% if m['role'] == 'system' %}"
+        "{{ raise_exception('System role not supported') }}{% endif %}"
+        "{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
+    )
+    tokenizer = load_tokenizer(copy_with(tmp_path, chat_template=template))
+    chat = [Message("system", "Rules."), Message("user", "Q"), Message("assistant", "A")]
+    ids = tokenizer.render([*chat, Message("user", "R")])
+    assert tokenizer.decode(ids) == "user: Rules.\n\nQ\nassistant: A\nuser: R\n"
+
+
 @pytest.mark.parametrize(
     ("content", "ends"),
     [
