@@ -315,10 +315,7 @@ class ChatTokenizer:
 
 
 def _is_long(chat: Sequence[Message]) -> bool:
-    characters = 0
-    for message in chat:
-        characters += len(message.content)
-    return characters > _REMEMBERED_CHARACTERS
+    return sum(len(message.content) for message in chat) > _REMEMBERED_CHARACTERS
 
 
 def _auto_tokenizer() -> Any:
