@@ -3,17 +3,19 @@
     legos serve --model MODEL                                   # generates on one device
     uv run python examples/gsm8k.py --model MODEL --server http://localhost:8000
 
-Torch trains on this process's device (extra `torch`), and the server, `legos serve` or vLLM,
-generates on its own. Without --server, MLX does both in this process. --data takes any file of rows
-with a question and an answer.
+Torch trains on this process's device (extra `torch`), and the server generates on its own. Without
+--server, MLX does both in this process. --data takes a file of rows with a question and an answer.
 """
 
 import argparse
 import asyncio
+import sys
+from contextlib import closing
 from pathlib import Path
 
 from arenas.math import Math
 from legos import GRPOCredit, Trainer, TrainingConfig, evaluate, load_model
+from legos.errors import LegosError
 
 SHOWN = ("reward_mean", "loss", "kl_divergence", "entropy", "clip_fraction", "staleness_max")
 SAMPLES = 8  # of each problem; GRPO compares them with each other
@@ -45,13 +47,16 @@ async def main(args: argparse.Namespace, trainer: Trainer) -> None:
         if step % args.sync_every == 0:
             await trainer.publish_weights()
         if step % args.log_every == 0:
-            print(f"step {step}:", {name: metrics.get(name) for name in SHOWN}, flush=True)
+            shown = ", ".join(f"{name} {metrics.get(name) or 0.0:.4g}" for name in SHOWN)
+            print(f"step {step}: {shown}", flush=True)
         if step % args.checkpoint_every == 0:
             folder = Path(args.out) / f"step-{step}"
             folder.mkdir(parents=True)
             trainer.save(folder)
     await trainer.publish_weights()  # the newest, whatever --sync-every is
-    print("held out", await evaluate(arena, trainer))
+    held_out = await evaluate(arena, trainer)
+    parts = ", ".join(f"{name} {mean:.4g}" for name, mean in held_out["reward_part"].items())
+    print(f"held out: {held_out['plays']} plays, {parts}")
 
 
 if __name__ == "__main__":
@@ -68,8 +73,8 @@ if __name__ == "__main__":
     parser.add_argument("--log-every", type=int, default=1)
     parser.add_argument("--checkpoint-every", type=int, default=50)
     arguments = parser.parse_args()
-    trained = make_trainer(arguments)
     try:
-        asyncio.run(main(arguments, trained))
-    finally:
-        trained.close()
+        with closing(make_trainer(arguments)) as trained:
+            asyncio.run(main(arguments, trained))
+    except LegosError as error:
+        sys.exit(f"error: {error}")

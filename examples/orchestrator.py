@@ -20,7 +20,6 @@ from typing import Any
 import legos
 from legos.data.sample import TrainingBatch
 
-TOOL_S = 0.3
 BUFFER = ("rollouts", "tokens", "deficit_tokens")
 FIGURES = ("optimal_move_rate", "exploitability", "reward_mean")
 
@@ -34,19 +33,20 @@ class Sums(legos.Arena):
         """Two numbers each."""
         while True:
             pair = rng.randint(0, 3), rng.randint(0, 3)
-            yield legos.Task(id=f"{pair[0]}+{pair[1]}", data=pair)
+            yield legos.Task(id=f"{pair[0]} + {pair[1]}", data=pair)
 
     async def play(self, t: legos.Table) -> Mapping[str, float]:
         """One answer."""
-        left, right = t.task.data
-        reply = await t.ask("player", f"{left} + {right} = ?", choices=tuple("0123456"))
-        await asyncio.sleep(TOOL_S)
-        return {"player": float(reply.move == str(left + right))}
+        reply = await t.ask("player", f"{t.task.id} = ?", choices=tuple("0123456"))
+        await asyncio.sleep(0.3)  # the tool
+        return {"player": float(reply.move == str(sum(t.task.data)))}
 
 
 async def main(steps: int) -> None:
     """Train on all, and print what each got and what was learned."""
-    config = legos.TrainingConfig(learning_rate=3e-3, staleness_limit=2, entropy_coef=0.2)
+    config = legos.TrainingConfig(
+        learning_rate=3e-3, warmup_steps=10, staleness_limit=2, entropy_coef=0.2
+    )
     trainer = legos.Trainer(model=legos.load_model("builtin"), config=config)
     nim, kuhn = (legos.make_arena(name, trainer.client()) for name in ("nim", "kuhn"))
     sums = Sums(trainer.client(), credit_assigner=legos.GRPOCredit())

@@ -10,6 +10,8 @@ the same inside of one process, and many times as fast.
 
 import argparse
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 from legos import (
     GRPOCredit,
@@ -25,6 +27,12 @@ from legos import (
 )
 
 
+def told(figures: Mapping[str, Any]) -> str:
+    """The figures that show learning, as text."""
+    names = ("optimal_move_rate", "exploitability", "illegal_probability")
+    return ", ".join(f"{name} {figures[name]:.4f}" for name in names)
+
+
 async def main(url: str, steps: int) -> None:
     """Train by self-play over HTTP and print what changed."""
     model = load_model("builtin")
@@ -35,13 +43,14 @@ async def main(url: str, steps: int) -> None:
         entropy_coef=0.5,
         min_samples_per_step=64,
         staleness_limit=1,
+        warmup_steps=10,
     )
     trainer = Trainer(model=model, config=config)
     async with OpenAIClient(base_url=f"{url}/v1") as client:
         arena = make_arena("nim", client)
         arena.credit_assigner = GRPOCredit(deviation=False)
         arena.tasks_per_step, arena.group_size = 8, 8
-        print("before", await evaluate(arena, trainer))
+        print("before:", told(await evaluate(arena, trainer)))
 
         # Played and trained at the same time; the loop publishes to the server that is asked ...
         await training_loop(arena, trainer, steps - 2, episode_concurrency=64)
@@ -51,7 +60,7 @@ async def main(url: str, steps: int) -> None:
         metrics = trainer.train_step(batch)
         live = await trainer.publish_weights(url)
         print(f"step {metrics['step']}: loss {metrics['loss']:.4f}, live: {live}")
-        print("after", await evaluate(arena, trainer))
+        print("after:", told(await evaluate(arena, trainer)))
     trainer.close()
 
 

@@ -40,17 +40,28 @@ class Race(Game):
         return {role: 1.0 if role == last else -1.0 for role in self.roles}
 
 
+def told(figures):
+    """The figures that show learning, as text."""
+    names = ("optimal_move_rate", "exploitability", "illegal_probability")
+    return ", ".join(f"{name} {figures[name]:.4f}" for name in names)
+
+
 async def main(steps: int) -> None:
     """Train on the game and print its exact figures before and after."""
     config = TrainingConfig(
-        learning_rate=3e-3, kl_coef=0.0, entropy_coef=0.3, lora_rank=16, staleness_limit=1
+        learning_rate=3e-3,
+        warmup_steps=10,
+        kl_coef=0.0,
+        entropy_coef=0.3,
+        lora_rank=16,
+        staleness_limit=1,
     )
     trainer = Trainer(model=load_model(), config=config)
     arena = GameArena(Race, trainer.client(), credit_assigner=GRPOCredit(deviation=False))
     arena.tasks_per_step = 64
-    print("before", await evaluate(arena, trainer))
+    print("before:", told(await evaluate(arena, trainer)))
     await train(arena, trainer, steps, episode_concurrency=64)
-    print("after", await evaluate(arena, trainer))
+    print("after:", told(await evaluate(arena, trainer)))
     trainer.close()
 
 

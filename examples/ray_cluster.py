@@ -17,10 +17,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from random import Random
+from typing import TYPE_CHECKING
 
 from legos import Arena, Table, Task
 from legos.cli import main
-from legos.ray.scoring import ScoringWorkers
+
+if TYPE_CHECKING:
+    from legos.ray.scoring import ScoringWorkers
 
 
 class ShareOfB:
@@ -39,8 +42,10 @@ class Letters(Arena):
     tasks_per_step, group_size, max_tokens = 8, 8, 8
 
     @cached_property
-    def workers(self) -> ScoringWorkers:
+    def workers(self) -> "ScoringWorkers":
         """Two processes in the cluster, which all players share."""
+        from legos.ray.scoring import ScoringWorkers  # needs Ray, whose absence `main` reports
+
         return ScoringWorkers(ShareOfB(), name="share-of-b", workers=2)
 
     def tasks(self, rng: Random) -> Iterator[Task]:

@@ -8,6 +8,8 @@ last lines show that the model without LoRA is still the one it was loaded as.
 
 import argparse
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +28,12 @@ from legos import (
 )
 
 
+def told(figures: Mapping[str, Any]) -> str:
+    """The figures that show learning, as text."""
+    names = ("optimal_move_rate", "exploitability", "illegal_probability")
+    return ", ".join(f"{name} {figures[name]:.4f}" for name in names)
+
+
 async def main(steps: int) -> None:
     """Train by self-play and print what changed."""
     model = load_model("builtin")  # or a folder, or "mlx-community/Qwen2.5-1.5B-Instruct-4bit"
@@ -38,11 +46,12 @@ async def main(steps: int) -> None:
         entropy_coef=0.5,
         min_samples_per_step=256,
         staleness_limit=1,
+        warmup_steps=10,
     )
     trainer = Trainer(model=model, config=config)
     arena = make_arena("nim", trainer.client())
     arena.credit_assigner = GRPOCredit(deviation=False)
-    print("before", await evaluate(arena, trainer))
+    print("before:", told(await evaluate(arena, trainer)))
 
     # Played and trained at the same time, at most one optimiser step apart ...
     await training_loop(arena, trainer, steps - 2, episode_concurrency=256)
@@ -52,7 +61,7 @@ async def main(steps: int) -> None:
     metrics = trainer.train_step(batch)
     live = await trainer.publish_weights()
     print(f"step {metrics['step']}: loss {metrics['loss']:.4f}, live: {live}")
-    print("after", await evaluate(arena, trainer))
+    print("after:", told(await evaluate(arena, trainer)))
 
     with disable_lora(model):
         print("the reference is unchanged:", np.array_equal(model(prompt)[-1], before))

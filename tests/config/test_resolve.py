@@ -188,8 +188,10 @@ def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
 
 def test_the_settings_of_the_maths_example() -> None:
     path = Path(__file__).parents[2] / "examples" / "gsm8k.toml"
-    config = resolve(files=[path], overrides={"server": ("http://localhost:8000",)}).config
-    assert (config.arena, config.device, config.play.group_size) == ("math", "torch", 8)
+    config = resolve(files=[path]).config  # as it ships
+    assert (config.arena, config.device, config.play.group_size) == ("math", "mlx", 8)
     assert (config.training.clip_range, config.training.clip_range_high) == (0.2, 0.28)
+    apart = {"device": "torch", "server": ("http://localhost:8000",)}
+    assert resolve(files=[path], overrides=apart).config.device == "torch"
     with pytest.raises(ConfigError, match="device is torch but server is empty"):
-        resolve(files=[path])
+        resolve(files=[path], overrides={"device": "torch"})
