@@ -3,10 +3,12 @@
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from legos.apps.adapters import loaded, named_adapter
+from legos.apps.seated import load_seated
 from legos.clients.engine import EngineClient
 from legos.config.resolve import resolve
 from legos.errors import ConfigError
@@ -17,6 +19,7 @@ from legos.weights.folder import read_adapter
 from legos.wiring.arena import make_mix, policies_of
 from legos.wiring.evaluate import evaluation_of
 from legos.wiring.options import check_options
+from legos.wiring.serving import put_on
 
 __all__ = ["evaluate_run"]
 
@@ -63,7 +66,9 @@ def evaluate_run(
             tool_format=lambda: handle.tool_format,
             context=handle.context,
         )
-        evaluation = evaluation_of(config, make_mix(config, client), client)
+        mix = make_mix(config, client)
+        load_seated(mix.portions, partial(put_on, live.engine, model=live.name))
+        evaluation = evaluation_of(config, mix, client)
         unread = [name for name in _OF_PLAYS if name in (overrides or {})]
         if evaluation.exact and unread:
             raise ConfigError(

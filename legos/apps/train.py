@@ -19,6 +19,7 @@ from legos.apps.adapters import resume_command
 from legos.apps.comparison import comparison
 from legos.apps.progress import Trackers, shown_while, trackers
 from legos.apps.restart import restart, watched
+from legos.apps.seated import load_seated
 from legos.apps.shared_engine import SharedEngine
 from legos.apps.signals import StopSignals
 from legos.builtin import BUILTIN
@@ -116,6 +117,7 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
     with closing(made) as trainer:
         client = trainer.client()
         mix = make_mix(config, client)
+        load_seated(mix.portions, trainer.generation.load_adapter)
         evaluation = evaluation_of(config, mix, client)
         shared = None
         if config.loop.serve_port is not None:

@@ -64,10 +64,11 @@ def advice(name: str, model: str) -> Mapping[str, object]:
     """
     kind = find_arena(name)
     recommended: Mapping[str, object] = getattr(kind, "recommended", {})
-    told = TOLD if issubclass(kind, Game | GameArena) and not is_builtin(model) else {}
     if model == BUILTIN:
         return recommended
-    return {**told, **{key: v for key, v in recommended.items() if key.startswith("play.")}}
+    of_play = {key: value for key, value in recommended.items() if key.startswith("play.")}
+    knows = is_builtin(model) or not issubclass(kind, Game | GameArena)
+    return of_play if knows else {**TOLD, **of_play}
 
 
 def known_arenas() -> Mapping[str, type]:

@@ -361,7 +361,8 @@ def _end_ids(folder: Path, tokenizer: Any) -> list[int]:
             continue
         try:
             config: Any = json.loads(file.read_text(encoding="utf-8"))
-            for part in (config, config.get("text_config") or {}):  # of a wrapped text model
+            parts: list[Any] = [config, config.get("text_config") or {}]  # of a wrapped text model
+            for part in parts:
                 named = part.get("eos_token_id")
                 ends.update([named] if isinstance(named, int) else named or [])
         except (ValueError, AttributeError, TypeError) as error:

@@ -165,11 +165,18 @@ def test_the_programs_of_the_page_on_seats_train(
     monkeypatch.chdir(tmp_path)
     Path("duel.py").write_text(duel)
     options = ["--steps", "2", "--training.min-samples-per-step", "16"]
-    for rival in ("bot", "base"):
-        arguments = ["train", "--arena", "duel.py:Duel", "--out", f"runs/{rival}", *options]
+    for run, rival in (("bot", "bot"), ("base", "base"), ("older", "bot@2")):
+        arguments = ["train", "--arena", "duel.py:Duel", "--out", f"runs/{run}", *options]
         assert main([*arguments, "--play.options.rival", rival]) == 0
-        plays = list(map(json.loads, Path(f"runs/{rival}/episodes.jsonl").read_text().splitlines()))
+        plays = list(map(json.loads, Path(f"runs/{run}/episodes.jsonl").read_text().splitlines()))
         assert {seat["seat"] for play in plays for seat in play["seats"]} == {"policy", rival}
+        assert {play["failure"] for play in plays} == {None}
+    capsys.readouterr()
+    assert main(["eval", "older", "--json", "--loop.evaluation-plays", "4"]) == 0
+    assert json.loads(capsys.readouterr().out)["plays"] == 4
+    arguments = ["train", "--arena", "duel.py:Duel", "--play.options.rival"]
+    assert main([*arguments, "bot@7"]) == 2
+    assert "bot" in capsys.readouterr().err
     adapter = "runs/duel-1/adapters/v500"
     assert script.count(adapter) == 1
     Path("script.py").write_text(script.replace(adapter, "runs/bot/adapters/v2"))
