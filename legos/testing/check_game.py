@@ -77,7 +77,7 @@ def game_findings(
     given = {name: value for name, value in arena.game.reference().items() if name in known}
     wrong = [name for name in given if not isclose(given[name], known[name], abs_tol=CLOSE)]
     bad = "; ".join(f"{name} is {given[name]:g}, computed {known[name]:g}" for name in wrong)
-    good = ", ".join(f"{name} {value:.6g}" for name, value in known.items())
+    good = ", ".join(f"{name} {round(value, 7) + 0.0:.6g}" for name, value in known.items())
     if taken := ", ".join(name for name in arena.game.reference() if name not in known):
         good += f"; not computed, and taken as given: {taken}"
     findings = [finding("reference", not wrong, good, bad)]
