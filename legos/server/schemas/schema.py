@@ -2,9 +2,9 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 __all__ = ["ONE_ERROR", "Body", "Ids", "Schema", "Text"]
 
@@ -27,6 +27,15 @@ class Schema(BaseModel):
 
 
 class Body(Schema):
-    """A request body or a part of one; unknown fields are refused."""
+    """A request body or a part of one; unknown fields are refused, unless they are null."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        """Drop fields that are null: clients write out what they leave open."""
+        if not isinstance(given, dict):
+            return given
+        fields = cast("dict[str, Any]", given)
+        return {name: value for name, value in fields.items() if value is not None}
