@@ -3,7 +3,6 @@
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse
 
@@ -42,7 +41,7 @@ _ERRORS = (
     UnicodeEncodeError,
     Exception,
 )
-_PROBLEMS = (400, 401, 404, 413, 429, 503, 504)
+_PROBLEMS = (400, 401, 403, 404, 413, 429, 503, 504)
 
 
 def make_app(service: Service) -> FastAPI:
@@ -68,8 +67,6 @@ def make_app(service: Service) -> FastAPI:
         return HTMLResponse(docs_page(app.openapi(), str(request.base_url).rstrip("/")))
 
     app.add_middleware(Access, service=service)
-    if hosts := list(service.options.allowed_hosts):
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
     return app
 
 

@@ -28,13 +28,12 @@ class SeatKeys:
         finally:
             del self._seats[key]
 
-    def find(self, authorization: bytes) -> AgentSeat | None:
-        """The seat of a request, by its header ``Authorization``; None: it has no seat's key.
+    def find(self, key: str) -> AgentSeat | None:
+        """The seat that a key opens; None: it is no seat's key.
 
         Raises:
             Problem: 401 for the key of a play that has ended.
         """
-        key = authorization.decode("latin-1").removeprefix("Bearer ")
         if not key.startswith(PREFIX):
             return None
         seat = self._seats.get(key)

@@ -3,7 +3,9 @@
 import asyncio
 import hmac
 import logging
+import re
 import time
+from collections.abc import Sequence
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,6 +26,8 @@ ALWAYS = frozenset({"/health", "/metrics"})  # answered while the server drains
 LOAD = "/adapters/load"
 # Beginnings of the paths that a seat's key opens.
 OF_SEATS = ("/v1/chat/completions", "/v1/models", "/v1/episodes/")
+ONCE = (b"host", b"authorization")  # headers of which a second one is refused
+_HOST = re.compile(rb"(\[[^]]*\]|[^:]*)(?::\d*)?")
 
 
 class Access:
@@ -34,7 +38,7 @@ class Access:
         self._service = service
         self._memory = MemoryRelease()
         key = service.options.api_key
-        self._key = None if key is None else f"Bearer {key}".encode()
+        self._key = None if key is None else key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -44,7 +48,7 @@ class Access:
         started = time.perf_counter()
         exchange = _Exchange(receive, send, self._service.options, self._limit(scope["path"]))
         try:
-            refusal = self._refusal(scope)
+            refusal = self._wrong_headers(scope["headers"]) or self._refusal(scope)
             exchange.seat = scope.get("seat")
             if refusal is None:
                 await self._app(scope, exchange.receive, exchange.send)
@@ -64,9 +68,10 @@ class Access:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if service.draining and path not in ALWAYS:
             return Problem(503, "the server is about to end", headers={"retry-after": "5"})
-        given = headers.get(b"authorization", b"")
+        scheme, _, key = headers.get(b"authorization", b"").strip().partition(b" ")
+        key = key.strip() if scheme.lower() == b"bearer" else b""
         try:
-            seat = scope["seat"] = service.seats.find(given)
+            seat = scope["seat"] = service.seats.find(key.decode("latin-1"))
         except Problem as problem:
             return problem
         if seat is not None:
@@ -74,7 +79,7 @@ class Access:
                 return Problem(
                     403, f"the key of a seat opens {' and '.join(OF_SEATS)}, not {path[:100]}"
                 )
-        elif path not in OPEN and not self._opens(given):
+        elif path not in OPEN and not self._opens(key):
             return Problem(
                 401,
                 "the API key is missing or wrong; send it as Authorization: Bearer KEY",
@@ -87,11 +92,29 @@ class Access:
             return _too_large(self._limit(path))
         return None
 
-    def _opens(self, authorization: bytes) -> bool:
+    def _wrong_headers(self, headers: Sequence[tuple[bytes, bytes]]) -> Problem | None:
+        """The error of headers that could mean two things, or name another host."""
+        names = [name for name, _ in headers]
+        for name in ONCE:
+            if names.count(name) > 1:
+                return Problem(400, f"the request has several {name.decode()} headers; send one")
+        allowed = self._service.options.allowed_hosts
+        host = dict(headers).get(b"host", b"")
+        found = _HOST.fullmatch(host)
+        if not allowed or (found and found[1].decode("latin-1").lower() in allowed):
+            return None
+        return Problem(
+            403,
+            f"the Host header names {host.decode('latin-1')[:100]!r}, and this server answers to "
+            f"{', '.join(allowed)} only; use one of these in the address, or start the server with "
+            "--host and --api-key for others to reach it",
+        )
+
+    def _opens(self, key: bytes) -> bool:
         """Whether the server answers a request that has no seat's key."""
         if self._service.seats_only:
             return False
-        return self._key is None or hmac.compare_digest(authorization, self._key)
+        return self._key is None or hmac.compare_digest(key, self._key)
 
     def _limit(self, path: str) -> int:
         options = self._service.options

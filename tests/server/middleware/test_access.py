@@ -1,7 +1,9 @@
 """Who is let in, how large a body may be, and what a line of the log says."""
 
 import logging
+import socket
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -19,8 +21,9 @@ def test_a_key_is_asked_for(fake: Any) -> None:
             refused = http.get("/v1/models", headers=headers)
             assert refused.status_code == 401
             assert refused.headers["www-authenticate"] == "Bearer"
-        right = {"authorization": "Bearer s3cret"}
-        assert http.get("/v1/models", headers=right).status_code == 200
+        for scheme in ("Bearer", "bearer", "BEARER "):
+            right = {"authorization": f"{scheme} s3cret"}
+            assert http.get("/v1/models", headers=right).status_code == 200
         assert http.get("/health").status_code == 200
         assert http.get("/metrics").status_code == 401
         with (
@@ -30,11 +33,31 @@ def test_a_key_is_asked_for(fake: Any) -> None:
             client.models.list()
 
 
+@pytest.mark.parametrize("name", ["Authorization", "Host"])
+def test_a_header_that_counts_comes_once(fake: Any, name: str) -> None:
+    lines = ["Host: localhost", "Authorization: Bearer s3cret", "Connection: close"]
+    twice = [*lines, next(line for line in lines if line.startswith(name))]
+    sent = "\r\n".join(["GET /v1/models HTTP/1.1", *twice, "", ""]).encode()
+    with fake(FakeEngine(), api_key="s3cret") as server:
+        address = urlsplit(server.url)
+        with socket.create_connection((address.hostname, address.port), timeout=30) as wire:
+            wire.sendall(sent)
+            answer = b"".join(iter(lambda: wire.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert f"several {name.lower()} headers".encode() in answer
+
+
 def test_on_loopback_other_names_are_refused(fake: Any) -> None:
     hosts = ServerOptions.for_host("127.0.0.1", api_key=None).allowed_hosts
     with fake(FakeEngine(), allowed_hosts=hosts) as server, server.http() as http:
-        assert http.get("/health", headers={"host": "evil.example"}).status_code == 400
-        for host in ("localhost:8000", "127.0.0.1", "[::1]:80"):
+        for host in ("evil.example", "evil.example:80", "localhost.evil", "[::1", "a:localhost"):
+            refused = http.get("/health", headers={"host": host})
+            assert refused.status_code == 403
+            error = refused.json()["error"]
+            assert error["type"] == "permission_error"
+            assert repr(host) in error["message"]
+            assert "answers to 127.0.0.1, ::1, localhost" in error["message"]
+        for host in ("localhost:8000", "LocalHost", "127.0.0.1", "[::1]:80"):
             assert http.get("/health", headers={"host": host}).status_code == 200
 
 
