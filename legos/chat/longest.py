@@ -6,7 +6,7 @@ from typing import Any
 
 from legos.errors import ModelError
 
-__all__ = ["longest_token"]
+__all__ = ["BYTE_LETTERS", "longest_token"]
 
 _COMPOSED = 4  # code points that Unicode composes into one at most (U+1F82)
 _KEEPING = {"NFC", "NFD", "NFKC", "NFKD", "Prepend", "ByteLevel", "Lowercase"}
@@ -54,7 +54,7 @@ def _has_bytes(model: Mapping[str, Any], *, bytewise: bool) -> bool:
     """Whether the vocabulary can spell any text, so that nothing of it is dropped."""
     names: list[str] = [f"<0x{byte:02X}>" for byte in range(256)]
     if bytewise:
-        names = [_BYTES[byte] for byte in range(256)]
+        names = BYTE_LETTERS
     elif not model.get("byte_fallback"):
         return False
     return all(name in model["vocab"] for name in names)
@@ -67,7 +67,7 @@ def _byte_letters() -> list[str]:
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
-_BYTES = _byte_letters()
+BYTE_LETTERS = _byte_letters()
 
 
 def _keeps(rule: Mapping[str, Any]) -> bool:

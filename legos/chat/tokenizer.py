@@ -140,6 +140,10 @@ class ChatTokenizer:
                 text += self._plain([guard, *run], controls=False)[len(guard_text) :]
         return without_channels(text) if self._channels else text
 
+    def piece(self, token: int) -> str:
+        """The name of a token in the vocabulary."""
+        return str(self._tokenizer.convert_ids_to_tokens(token) or "")
+
     def _plain(self, ids: Sequence[int], *, controls: bool) -> str:
         with self._lock:
             return self._tokenizer.decode(
