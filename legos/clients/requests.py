@@ -122,6 +122,7 @@ def _extensions(sampling: Sampling, dialect: Dialect, *, chat: bool) -> dict[str
         extra["raw_logprobs"] = True
     if number := sampling.num_alternatives:
         extra |= {"logprobs": True, "top_logprobs": number} if chat else {"logprobs": number}
+        extra["logprobs_mode"] = "raw" if sampling.raw_alternatives else "sampled"
     return extra
 
 

@@ -62,6 +62,7 @@ class _Query(Struct, frozen=True, kw_only=True):
     json_schema: str | None
     num_alternatives: int
     raw_logprobs: bool
+    raw_alternatives: bool
 
 
 class LegosServer:
@@ -108,6 +109,7 @@ class LegosServer:
             json_schema=request.json_schema,
             num_alternatives=request.num_alternatives,
             raw_logprobs=request.raw_logprobs,
+            raw_alternatives=request.raw_alternatives,
         )
         return await self._lists.ask(query, (request.prompt_ids, request.seed))
 
@@ -238,6 +240,7 @@ def _body(query: _Query, asked: Sequence[tuple[_Row, int]]) -> dict[str, Any]:
         body["stop"] = query.stop
     if query.num_alternatives:
         body["logprobs"] = query.num_alternatives
+        body["logprobs_mode"] = "raw" if query.raw_alternatives else "sampled"
     if query.raw_logprobs:
         body["raw_logprobs"] = True
     return body

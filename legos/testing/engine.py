@@ -158,7 +158,8 @@ class FakeEngine:
         count = len(token_ids)
         versions = self.versions()
         version = versions.get(request.adapter, max(versions.values(), default=0))
-        others = [(other, LOGPROB - 1 - other) for other in range(request.num_alternatives - 1)]
+        top = 2 * LOGPROB if request.raw_alternatives else LOGPROB
+        others = [(other, top - 1 - other) for other in range(request.num_alternatives - 1)]
         listed = token_ids if request.num_alternatives else ()
         return Generated(
             token_ids=token_ids,
@@ -166,7 +167,7 @@ class FakeEngine:
             versions=(version,) * count,
             finish_reason=reason,
             raw_logprobs=(2 * LOGPROB,) * count if request.raw_logprobs else (),
-            alternatives=tuple(((token, LOGPROB), *others) for token in listed),
+            alternatives=tuple(((token, top), *others) for token in listed),
         )
 
     def _stream(

@@ -74,10 +74,13 @@ def query_of(request: Request) -> Query:
     Raises:
         RequestError: vLLM cannot do what is asked.
     """
-    if request.raw_logprobs and (request.temperature != 1.0 or request.filters is not None):
+    raw = request.raw_logprobs or (request.raw_alternatives and request.num_alternatives)
+    limited = request.restrict or request.json_schema is not None
+    if raw and (request.temperature != 1.0 or request.filters is not None or limited):
         raise RequestError(
-            f"raw_logprobs at temperature {request.temperature:g} needs two log-probabilities of "
-            "each token, and a vLLM server reports one; leave it out, or sample at temperature 1"
+            f"raw log-probabilities at temperature {request.temperature:g}, with filters or with "
+            "legal answers need two numbers for each token, and a vLLM server reports one, of the "
+            "distribution sampled from; ask for that (logprobs_mode sampled, raw_logprobs false)"
         )
     return Query(
         adapter=request.adapter,

@@ -72,11 +72,12 @@ def ask(client: EngineClient, sampling: Sampling, count: int = 6) -> list[Comple
         Sampling(max_tokens=30),
         Sampling(max_tokens=30, temperature=0.7, stop=("2",), num_alternatives=3),
         Sampling(max_tokens=20, ignore_end=True, raw_logprobs=True),
+        Sampling(max_tokens=20, temperature=0.0, num_alternatives=2, raw_alternatives=True),
         Sampling(choices=MOVES, max_tokens=None),
         Sampling(choices=WORDS, max_tokens=None, restrict=True),
         Sampling(max_tokens=70),
     ],
-    ids=["free", "stopped", "raw", "moves", "words", "long"],
+    ids=["free", "stopped", "raw", "greedy", "moves", "words", "long"],
 )
 def test_answers_are_those_of_the_engine_in_this_process(both: Both, sampling: Sampling) -> None:
     found = ask(both.there.client(), sampling)

@@ -33,6 +33,7 @@ requests = st.builds(
     filters=st.none() | st.builds(Filters, top_k=ids, logit_bias=st.just(((3, 0.5),))),
     num_alternatives=ids,
     raw_logprobs=st.booleans(),
+    raw_alternatives=st.booleans(),
 )
 sampled = {
     "token_ids": tokens,

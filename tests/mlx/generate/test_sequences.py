@@ -127,6 +127,7 @@ MIXED = [
     ask(seed=3, filters=Filters(min_p=0.3), raw_logprobs=True),
     ask(seed=4, num_alternatives=3),
     ask(seed=5, num_alternatives=5, raw_logprobs=True, temperature=0.5),
+    ask(seed=5, num_alternatives=2, raw_alternatives=True, temperature=0.0),
     ask(seed=6, grammar=Only((10, 11), (20,), (30, 31, 32))),
     ask(seed=7, grammar=Only((10, 11), (20,)), filters=FILTERED, num_alternatives=4),
     ask(seed=8, temperature=0.0, filters=Filters(logit_bias=((44, 90.0),), presence_penalty=99.0)),
@@ -165,6 +166,26 @@ def test_what_is_recorded_is_what_the_model_says(room: Room) -> None:
         assert [t for t, _ in found.alternatives[place]] == likely.tolist()
         assert [p for _, p in found.alternatives[place]] == pytest.approx(share, abs=1e-4)
         assert found.logprobs[place] == dict(found.alternatives[place])[token]
+
+
+@pytest.mark.parametrize("model", ["llama", "wide"])
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+def test_alternatives_of_the_model_itself(room: Room, model: str, temperature: float) -> None:
+    own = {"num_alternatives": 5, "raw_alternatives": True, "temperature": temperature}
+    one = room(model)
+    for _ in range(2):  # the second time from cached distributions, if these would do
+        found, plain = one.ask([ask(seed=5, raw_logprobs=True, **own), ask(seed=5, **own)])
+        assert found.alternatives == plain.alternatives
+        tokens = mx.array([[5, 6, 7]])
+        logits = np.array(one.tree(tokens)[0, -1].astype(mx.float32), np.float64)
+        raw = logits - np.log(np.exp(logits).sum())
+        likely = np.argsort(-logits)[:5]
+        assert [t for t, _ in found.alternatives[0]] == likely.tolist()
+        assert [p for _, p in found.alternatives[0]] == pytest.approx(raw[likely], abs=1e-4)
+        if temperature == 0.0:
+            assert set(found.logprobs) == {0.0}
+            tops = [others[0] for others in found.alternatives]
+            assert tops == list(zip(found.token_ids, found.raw_logprobs, strict=True))
 
 
 def test_penalties_tell_the_prompt_from_the_completion() -> None:

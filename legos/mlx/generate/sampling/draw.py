@@ -38,6 +38,7 @@ __all__ = [
     "logprobs_of",
     "namespace",
     "raw_logprobs",
+    "raw_table",
     "table",
 ]
 
@@ -197,10 +198,16 @@ def raw_logprobs(
         tokens: [A] token ids.
     """
     asked, place = np.unique(rows, return_inverse=True)
-    some = take(xp, logits, asked.tolist())
+    found = raw_table(xp, logits, asked.tolist())
+    return np.array(found[xp.array(place), xp.array(np.array(tokens))])
+
+
+@np.errstate(invalid="ignore", divide="ignore")
+def raw_table(xp: Any, logits: Any, rows: Sequence[int]) -> Any:
+    """[R, V] log-probabilities of the model's own distributions at temperature 1, of some rows."""
+    some = take(xp, logits, rows)
     top = xp.max(some, axis=1, keepdims=True)
-    norm = (top + xp.log(xp.sum(exponentials(xp, some, top), axis=1, keepdims=True)))[:, 0]
-    return np.array(some[xp.array(place), xp.array(np.array(tokens))] - norm[xp.array(place)])
+    return some - (top + xp.log(xp.sum(exponentials(xp, some, top), axis=1, keepdims=True)))
 
 
 def alternatives(xp: Any, logprobs: Any, count: int) -> list[Alternatives]:
@@ -208,7 +215,7 @@ def alternatives(xp: Any, logprobs: Any, count: int) -> list[Alternatives]:
 
     Args:
         xp: array namespace.
-        logprobs: [R, V] from ``logprobs_of``.
+        logprobs: [R, V] from ``logprobs_of`` or ``raw_table``.
         count: number of tokens; a row in which fewer tokens can be drawn has fewer.
     """
     size = logprobs.shape[1]

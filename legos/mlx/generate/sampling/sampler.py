@@ -32,6 +32,7 @@ from legos.mlx.generate.sampling.draw import (
     logprobs_of,
     namespace,
     raw_logprobs,
+    raw_table,
     table,
 )
 from legos.mlx.generate.sequences import UNBENT, SequenceState
@@ -110,7 +111,7 @@ class Sampler:
                 last = sequence.setting
                 if (tokens, last) not in known:
                     return False
-            if sequence.request.raw_logprobs:
+            if sequence.request.raw_logprobs or sequence.request.raw_alternatives:
                 return False
         return True
 
@@ -192,17 +193,27 @@ class Sampler:
 
     def _record_alternatives(self, draws: Draws) -> None:
         """Record the most probable tokens for the sequences that request alternatives."""
-        made = draws.made
-        asking = [(n, m) for n, m in enumerate(draws.sequences) if m.request.num_alternatives]
-        if asking and made is not None:
-            count = max(sequence.request.num_alternatives for _, sequence in asking)
-            numbers = draws.which[[number for number, _ in asking]]
-            rows, place = np.unique(numbers, return_inverse=True)
-            if isinstance(made, CumulativeTable):
-                found = alternatives(np, made.logprobs[rows], count)
+        if draws.made is None:
+            return
+        asking: dict[bool, list[int]] = {}
+        for number, sequence in enumerate(draws.sequences):
+            if sequence.request.num_alternatives:
+                raw = sequence.request.raw_alternatives and sequence.setting != UNBENT
+                asking.setdefault(raw, []).append(number)
+        for raw, numbers in asking.items():
+            sequences = [draws.sequences[number] for number in numbers]
+            count = max(sequence.request.num_alternatives for sequence in sequences)
+            rows, place = np.unique(draws.which[numbers], return_inverse=True)
+            if raw:
+                found = alternatives(
+                    self._xp, raw_table(self._xp, draws.logits, rows.tolist()), count
+                )
+            elif isinstance(draws.made, CumulativeTable):
+                found = alternatives(np, draws.made.logprobs[rows], count)
             else:
-                found = alternatives(self._xp, logprobs_of(self._xp, made, rows.tolist()), count)
-            for (_, sequence), row in zip(asking, place, strict=True):
+                logprobs = logprobs_of(self._xp, draws.made, rows.tolist())
+                found = alternatives(self._xp, logprobs, count)
+            for sequence, row in zip(sequences, place, strict=True):
                 sequence.alternatives.append(found[row][: sequence.request.num_alternatives])
 
     def _finish(self, draws: Draws, drawn: Drawn) -> Drawn:
