@@ -3,15 +3,16 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 from starlette.types import Receive
 
 from legos.chat.longest import longest_token
+from legos.chat.token_bytes import TokenBytes
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.data.message import Completion, Prompt, Sampling
@@ -54,7 +55,7 @@ class Service:
         metrics: counters and histograms for Prometheus.
         started: start time, in seconds since 1970.
         draining: True once the server rejects new requests.
-        token_text: the text of one token; an incomplete character becomes U+FFFD.
+        token_bytes: the bytes of the tokens.
     """
 
     source: Source  # client that answers the requests, such as an ``EngineClient``
@@ -75,16 +76,13 @@ class Service:
         self.metrics = Metrics(self.engine)
         self.started = int(time.time())
         self.draining = False
-        self.token_text: Callable[[int], str] = cache(self._decode_token)
+        self.token_bytes = TokenBytes(self.tokenizer)
         self._running = 0
         self._choices: Counter[tuple[str, ...]] = Counter()  # requests that hold them
         self._choice_bytes = 0
         self._deadlines: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-
-    def _decode_token(self, token: int) -> str:
-        return self.tokenizer.decode((token,), controls=True)
 
     def adapter_of(self, model: str | None, adapter: str | None) -> str:
         """The adapter that a request is answered with.

@@ -15,7 +15,7 @@ from legos.data.message import Completion, Continuation
 from legos.data.request import Progress
 from legos.server.endpoints.chat_message import Manner, ReplyReader
 from legos.server.endpoints.generation import Asked, Fields, respond
-from legos.server.endpoints.token_fields import chat_logprobs, token_fields
+from legos.server.endpoints.token_fields import TokenReport, token_fields
 from legos.server.middleware.bodies import JsonRoute
 from legos.server.problems import Problem
 from legos.server.schemas.answers import ChatAnswer
@@ -124,7 +124,7 @@ async def _asked(service: Service, body: ChatBody, seat: AgentSeat | None) -> tu
         )
     sampling = body.sampling(
         max_tokens=None if body.choices else service.context - len(prompt),
-        alternatives=(body.top_logprobs or 0) if body.logprobs else 0,
+        alternatives=(body.top_logprobs or 0) if body.logprobs else None,
         json_schema=call_schema(tools) if forced else None,
     )
     manner = Manner(
@@ -166,7 +166,7 @@ class _ChatReply:
     def __init__(self, service: Service, body: ChatBody, manner: Manner) -> None:
         self._reader = ReplyReader(service.tokenizer, manner)
         self._body = body
-        self._text_of = service.token_text
+        self._report = TokenReport(service.token_bytes, raw=body.raw)
         self._begun = False
 
     def whole(self, completion: Completion) -> Fields:
@@ -199,5 +199,5 @@ class _ChatReply:
 
     def _tokens(self, sampled: Progress | Completion) -> Fields:
         body = self._body
-        logprobs = chat_logprobs(sampled, self._text_of, raw=body.raw) if body.logprobs else None
+        logprobs = self._report.chat(sampled) if body.logprobs else None
         return {"logprobs": logprobs, **token_fields(sampled, body)}

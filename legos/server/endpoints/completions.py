@@ -12,7 +12,7 @@ from legos.chat.incremental import TextStream
 from legos.data.message import Completion
 from legos.data.request import Progress
 from legos.server.endpoints.generation import Asked, Fields, respond
-from legos.server.endpoints.token_fields import text_logprobs, token_fields
+from legos.server.endpoints.token_fields import TokenReport, token_fields
 from legos.server.middleware.bodies import JsonRoute
 from legos.server.problems import Problem
 from legos.server.schemas.answers import CompletionAnswer
@@ -63,7 +63,7 @@ async def _asked(service: Service, body: CompletionBody) -> Asked:
     prompts = await _prompts(service, body)
     service.check_prompts(prompts, param="prompt")
     sampling = body.sampling(
-        max_tokens=None if body.choices else DEFAULT_TOKENS, alternatives=body.logprobs or 0
+        max_tokens=None if body.choices else DEFAULT_TOKENS, alternatives=body.logprobs
     )
     samplings = [
         msgspec.structs.replace(sampling, seed=seed) for seed in _seeds(body, len(prompts))
@@ -118,9 +118,8 @@ class _TextReply:
     def __init__(self, service: Service, body: CompletionBody, prompt: tuple[int, ...]) -> None:
         self._text = TextStream(service.tokenizer.decode, body.stops)
         self._body = body
-        self._text_of = service.token_text
+        self._report = TokenReport(service.token_bytes, raw=body.raw)
         self._prompt: Fields = {"prompt_token_ids": prompt} if body.return_token_ids else {}
-        self._offset = 0  # characters before the next token
 
     def whole(self, completion: Completion) -> Fields:
         """The whole text."""
@@ -142,8 +141,6 @@ class _TextReply:
             yield {"text": text, "finish_reason": news.finish_reason, **prompt}
 
     def _tokens(self, sampled: Progress | Completion) -> Fields:
-        body, logprobs = self._body, None
-        if body.logprobs is not None:
-            logprobs = text_logprobs(sampled, self._text_of, raw=body.raw, offset=self._offset)
-            self._offset += sum(map(len, logprobs["tokens"]))
+        body = self._body
+        logprobs = None if body.logprobs is None else self._report.text(sampled)
         return {"logprobs": logprobs, **token_fields(sampled, body)}

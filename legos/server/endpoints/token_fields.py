@@ -1,60 +1,89 @@
 """The tokens of an answer in the format of OpenAI's API: log-probabilities, texts and ids."""
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from codecs import getincrementaldecoder
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from legos.chat.token_bytes import TokenBytes, printed
 from legos.data.message import Completion, Tokens
 from legos.server.schemas.sampling import SamplingFields
 
-__all__ = ["TokenText", "chat_logprobs", "text_logprobs", "token_fields"]
-
-_BROKEN = "\ufffd"
+__all__ = ["TokenReport", "token_fields"]
 
 
-TokenText = Callable[[int], str]
-"""Token id -> its text; an incomplete character becomes the replacement character."""
+class TokenReport:
+    """The field ``logprobs`` of one choice, as a whole or for one piece of a stream after another.
 
-
-def chat_logprobs(sampled: Tokens, text_of: TokenText, *, raw: bool) -> dict[str, Any]:
-    """The field ``logprobs`` of one choice of a chat.
-
-    Args:
-        sampled: the tokens.
-        text_of: the text of a token.
-        raw: report the log-probabilities of the model itself.
+    Log-probabilities are the model's own, or with ``logprobs_mode`` "sampled" those of the
+    distribution that was sampled from; those of the tokens are there under both.
     """
-    content: list[msgspec.Raw] = []  # in pieces, because one call holds the interpreter's lock
-    for index, (token, logprob) in enumerate(_pairs(sampled, raw=raw)):
-        others = sampled.alternatives[index] if sampled.alternatives else ()
-        entry = _entry(token, logprob, text_of)
-        entry["top_logprobs"] = [_entry(other, value, text_of) for other, value in others]
-        content.append(msgspec.Raw(msgspec.json.encode(entry)))
-    return {"content": content, "refusal": None}
 
+    def __init__(self, known: TokenBytes, *, raw: bool) -> None:
+        """Begin before the first token.
 
-def text_logprobs(sampled: Tokens, text_of: TokenText, *, raw: bool, offset: int) -> dict[str, Any]:
-    """The field ``logprobs`` of one choice of a completion.
+        Args:
+            known: the bytes of tokens.
+            raw: report the log-probabilities of the model itself.
+        """
+        self._known = known
+        self._raw = raw
+        self._first = True  # no token with bytes has come
+        self._whole = getincrementaldecoder("utf-8")(errors="replace")
+        self._offset = 0  # whole characters so far
 
-    Args:
-        sampled: the tokens.
-        text_of: the text of a token.
-        raw: report the log-probabilities of the model itself.
-        offset: number of characters before the first token.
-    """
-    tokens = [text_of(token) for token in sampled.token_ids]
-    return {
-        "tokens": tokens,
-        "token_logprobs": [logprob for _, logprob in _pairs(sampled, raw=raw)],
-        "top_logprobs": [
-            {text_of(token): logprob for token, logprob in reversed(others)}
-            for others in sampled.alternatives
-        ]
-        or None,
-        "text_offset": list(accumulate(map(len, tokens), initial=offset))[:-1],
-    }
+    def chat(self, sampled: Tokens) -> dict[str, Any]:
+        """The field in the form of a chat."""
+        content: list[msgspec.Raw] = []  # in pieces, because one call holds the interpreter's lock
+        for token, logprob, own, others, first in self._each(sampled):
+            entry = self._entry(token, logprob, first) | {"sampled_logprob": own}
+            entry["top_logprobs"] = [self._entry(other, value, first) for other, value in others]
+            content.append(msgspec.Raw(msgspec.json.encode(entry)))
+        return {"content": content, "refusal": None}
+
+    def text(self, sampled: Tokens) -> dict[str, Any]:
+        """The field in the form of a completion; an offset is that of the token's first character.
+
+        An offset counts from the beginning of the answer, stop texts included.
+        """
+        tokens: list[str] = []
+        offsets: list[int] = []
+        tops: list[dict[str, float]] = []
+        for token, _, _, others, first in self._each(sampled):
+            tokens.append(self._printed(token, first)[0])
+            offsets.append(self._offset)
+            self._offset += len(self._whole.decode(self._known.of(token, first) or b""))
+            top: dict[str, float] = {}
+            for other, value in others:  # the most probable first; others may print alike
+                text = self._printed(other, first)[0]
+                top[f"token_id:{other}" if text in top else text] = value
+            tops.append(top)
+        return {
+            "tokens": tokens,
+            "token_logprobs": sampled.raw_logprobs if self._raw else sampled.logprobs,
+            "sampled_logprobs": sampled.logprobs,
+            "top_logprobs": tops if sampled.alternatives else None,
+            "text_offset": offsets,
+        }
+
+    def _each(
+        self, sampled: Tokens
+    ) -> Iterator[tuple[int, float, float, Sequence[tuple[int, float]], bool]]:
+        """Each token, its two log-probabilities, its alternatives, and whether it is the first."""
+        logprobs = sampled.raw_logprobs if self._raw else sampled.logprobs
+        others = sampled.alternatives or ((),) * len(sampled.token_ids)
+        for one in zip(sampled.token_ids, logprobs, sampled.logprobs, others, strict=True):
+            yield *one, self._first
+            self._first &= self._known.of(one[0], self._first) is None
+
+    def _printed(self, token: int, first: bool) -> tuple[str, bytes | None]:
+        known = self._known.of(token, first)
+        return self._known.name(token) if known is None else printed(known), known
+
+    def _entry(self, token: int, logprob: float, first: bool) -> dict[str, Any]:
+        text, known = self._printed(token, first)
+        return {"token": text, "logprob": logprob, "bytes": None if known is None else list(known)}
 
 
 def token_fields(sampled: Tokens, body: SamplingFields) -> dict[str, Any]:
@@ -70,17 +99,6 @@ def token_fields(sampled: Tokens, body: SamplingFields) -> dict[str, Any]:
         fields["legal"] = sampled.legal
     if sampled.alternatives:
         fields["alternatives"] = sampled.alternatives
-    if body.raw_logprobs or body.raw:
+    if body.raw_logprobs:
         fields["raw_logprobs"] = sampled.raw_logprobs
     return fields
-
-
-def _pairs(sampled: Tokens, *, raw: bool) -> Sequence[tuple[int, float]]:
-    logprobs = sampled.raw_logprobs if raw else sampled.logprobs
-    return list(zip(sampled.token_ids, logprobs, strict=True))
-
-
-def _entry(token: int, logprob: float, text_of: TokenText) -> dict[str, Any]:
-    text = text_of(token)
-    known = _BROKEN not in text
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if known else None}

@@ -107,8 +107,9 @@ class SamplingFields(ModelFields):
         description="Also answer with prompt_token_ids, token_ids, token_logprobs and versions.",
     )
     logprobs_mode: Literal["sampled", "raw"] = Field(
-        "sampled",
-        description="Log-probabilities of the distribution sampled from, or of the model itself.",
+        "raw",
+        description="The distribution of logprobs and alternatives: raw, that of the model itself "
+        "at temperature 1, or sampled, that which was sampled from.",
     )
     raw_logprobs: bool = Field(False, description="Also answer with raw_logprobs of every token.")
     choices: Annotated[list[Text], ONE_ERROR] | None = Field(
@@ -132,7 +133,7 @@ class SamplingFields(ModelFields):
 
     @property
     def raw(self) -> bool:
-        """Whether log-probabilities are those of the model itself."""
+        """Whether reported log-probabilities are those of the model itself."""
         return self.logprobs_mode == "raw"
 
     @property
@@ -145,13 +146,14 @@ class SamplingFields(ModelFields):
         return secrets.randbits(63) if self.seed is None else self.seed % MAX_SEED
 
     def sampling(
-        self, *, max_tokens: int | None, alternatives: int, json_schema: str | None = None
+        self, *, max_tokens: int | None, alternatives: int | None, json_schema: str | None = None
     ) -> Sampling:
         """Sampling settings of the first answer.
 
         Args:
             max_tokens: default for max_tokens; None if the choices limit the length.
-            alternatives: number of most probable tokens to report at each position.
+            alternatives: number of most probable tokens to report at each position; None: also no
+                log-probabilities.
             json_schema: schema of the answer, if the endpoint requires one.
 
         Raises:
@@ -159,14 +161,6 @@ class SamplingFields(ModelFields):
         """
         temperature = 1.0 if self.temperature is None else self.temperature
         check_choices(self.choices or ())
-        filters = self._filters()
-        if self.raw and alternatives and (filters or temperature != 1.0):
-            raise Problem(
-                400,
-                "logprobs_mode raw has no alternatives where temperature or filters change the "
-                "distribution; ask for 0 of them",
-                param="logprobs_mode",
-            )
         if json_schema is None and self.response_format is not None:
             json_schema = self.response_format.schema_text()
         if json_schema is not None and len(json_schema) > MOST_SCHEMA_CHARACTERS:
@@ -187,10 +181,11 @@ class SamplingFields(ModelFields):
             restrict=self.restrict,
             stop_ids=tuple(self.stop_token_ids or ()),
             ignore_end=self.ignore_eos,
-            filters=filters,
+            filters=self._filters(),
             json_schema=json_schema,
-            num_alternatives=alternatives,
-            raw_logprobs=self.raw_logprobs or self.raw,
+            num_alternatives=alternatives or 0,
+            raw_logprobs=self.raw_logprobs or (self.raw and alternatives is not None),
+            raw_alternatives=self.raw,
         )
 
     def _filters(self) -> Filters | None:
