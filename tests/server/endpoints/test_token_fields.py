@@ -98,10 +98,12 @@ def test_the_bytes_of_a_family_are_its_text(
     assert offsets[-1] == len(joined) - 1
 
 
-def test_alternatives_that_print_alike_are_all_there(tokenizer: ChatTokenizer) -> None:
+def test_alternatives_that_print_alike_are_all_there(
+    tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = (tokenizer.encode(c)[0] for c in "ab")
     alike = TokenBytes(tokenizer)
-    alike.of = lambda token, first=False: b"x"  # as <0x78> and x of a tokenizer with bytes
+    monkeypatch.setattr(alike, "of", lambda *_: b"x")  # as <0x78> and x of a tokenizer with bytes
     found = TokenReport(alike, raw=False).text(
         Tokens(
             token_ids=(first,),
