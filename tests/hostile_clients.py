@@ -258,6 +258,14 @@ class Clients:
         writer.transport.abort()
         await asyncio.sleep(0.1)
 
+    async def unread(self) -> None:
+        """A large stream of which nothing is read."""
+        body = {"prompt": [1, 20], "max_tokens": 400, "n": 8, "ignore_eos": True, "logprobs": 20}
+        _, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1024)
+        writer.write(request("/v1/completions", {**body, "stream": True}))
+        await asyncio.sleep(5)
+        writer.transport.abort()
+
     async def slow(self) -> None:
         """A head that comes byte by byte is cut off."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -340,6 +348,7 @@ class Clients:
             self.bombing: 1,
             self.smuggling: 1,
             self.cancelling: 4,
+            self.unread: 4,
             self.slow: 30,
             self.flooding: 1,
             self.large: 1,

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import cache, lru_cache, partial
 from itertools import islice
 from typing import Any
@@ -18,6 +18,7 @@ from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.clients.called import Called
+from legos.clients.news import News
 from legos.clients.shared import Shared
 from legos.data.choices import ChoiceNode, choice_tree, tree_bytes
 from legos.data.message import (
@@ -91,7 +92,7 @@ class EngineClient:
         self._next = 0
         self._outbox: list[tuple[int, Request]] = []
         self._waiting: dict[int, asyncio.Future[Generated] | Called] = {}
-        self._news: dict[int, asyncio.Queue[Progress | None]] = {}
+        self._news: dict[int, News] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._receive = self._deliver  # one object: the engine compares receivers
 
@@ -166,23 +167,15 @@ class EngineClient:
         started = time.perf_counter()
         request = await self._prepared(prompt, sampling, adapter, stream=True)
         number, future = self._ask(request)
-        news = self._news[number] = asyncio.Queue()
-
-        def wake(_: object) -> None:
-            news.put_nowait(None)
-
+        news = self._news[number] = News(future)
         try:
-            future.add_done_callback(wake)
-            while not (future.done() and news.empty()):
-                parts = [await news.get()]
-                while not news.empty():
-                    parts.append(news.get_nowait())
-                if progress := [part for part in parts if part is not None]:
-                    yield Progress.joined(progress)
+            async with aclosing(news.read()) as parts:
+                async for part in parts:
+                    yield part
             yield self._completion(request, future.result(), sampling, started)
         finally:
             self._news.pop(number, None)
-            future.remove_done_callback(wake)
+            news.close()
             if not future.done():
                 self.cancel(number)
 
@@ -352,7 +345,7 @@ class EngineClient:
                 break
             if isinstance(result, Progress):
                 if number in self._news:
-                    self._news[number].put_nowait(result)
+                    self._news[number].put(result)
                 continue
             answer = self._waiting.pop(number, None)
             if answer is None or answer.done():

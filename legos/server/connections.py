@@ -64,6 +64,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None  # for the head, the next probe, or a close
         self._unparsed = 0  # bytes since the parser last finished a head or a piece of a body
         self._refused = False
+        self._unread: asyncio.TimerHandle | None = None  # while written data waits for the client
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as uvicorn's
         """Accept the connection, or answer 503 if all others are in use."""
@@ -78,6 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._stop_waiting()
+        self._stop_unread()
         self._shared.sending.pop(self, None)
         super().connection_lost(exc)
 
@@ -144,6 +146,16 @@ class BoundedProtocol(HttpToolsProtocol):
         elif not self._in_request():
             self._shared.idle[self] = None
 
+    def pause_writing(self) -> None:
+        """Limit the time in which the client must read what has been written."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(self._shared.options.body_pause_s, self._left_unread)
+
+    def resume_writing(self) -> None:
+        """Write more: the client has read."""
+        self._stop_unread()
+        super().resume_writing()
+
     def timeout_keep_alive_handler(self) -> None:
         """Close a connection that sent no request within the keep-alive time."""
         self.abort()
@@ -164,6 +176,15 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _left_unread(self) -> None:
+        self._shared.refuse("unread")
+        self.abort()
+
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _set_timer(self, seconds: float, do: Callable[..., None], *given: Any) -> None:
         if self._timer is not None:

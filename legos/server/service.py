@@ -29,6 +29,7 @@ __all__ = ["LONG", "Sampler", "Service", "Source", "encode_texts", "together"]
 
 CHOICE_BYTES = 1 << 18  # of all different choices; a byte may take about 400 bytes in a tree
 LONG = 4096  # characters; longer texts are tokenized on a thread
+MOST_ALTERNATIVES = 1 << 21  # of all requests together; one takes about 120 bytes
 PIECE = 1 << 14  # characters of a text that are counted at once
 T = TypeVar("T")
 
@@ -80,6 +81,7 @@ class Service:
         self._running = 0
         self._choices: Counter[tuple[str, ...]] = Counter()  # requests that hold them
         self._choice_bytes = 0
+        self._alternatives = 0  # that requests may have, those that wait included
         self._deadlines: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -178,37 +180,50 @@ class Service:
             )
 
     @contextmanager
-    def admitted(self, count: int, choices: tuple[str, ...] = ()) -> Generator[None]:
+    def admitted(
+        self, count: int, choices: tuple[str, ...] = (), *, alternatives: int = 0
+    ) -> Generator[None]:
         """Count this many completions as running within the block.
 
         Args:
             count: number of completions.
             choices: their legal answers, whose tree takes memory; equal ones share it.
+            alternatives: how many they have at most.
 
         Raises:
             Problem: 429, if more completions than allowed would run and wait, or if they would have
-                more bytes of different choices than allowed.
+                more bytes of different choices, or more alternatives, than allowed.
         """
         options = self.options
         if self._running + count > options.max_running + options.max_queue:
-            self.metrics.refused.labels("queue").inc()
             waiting = max(self._running - options.max_running, 0)
-            raise Problem(
-                429,
+            raise self._full(
                 f"{self._running} completions are requested already, {waiting} of them wait, and "
                 f"{count} more would exceed the {options.max_running} that may run and the "
-                f"{options.max_queue} that may wait; ask again later",
-                code="queue_full",
-                headers={"retry-after": "1"},
+                f"{options.max_queue} that may wait"
+            )
+        if alternatives and self._alternatives + alternatives > MOST_ALTERNATIVES:
+            raise self._full(
+                f"the requests that run and wait may have {self._alternatives} alternatives, and "
+                f"{alternatives} more (answers times max_tokens times top_logprobs) would exceed "
+                f"{MOST_ALTERNATIVES}; give a smaller max_tokens"
             )
         with self._held(choices):
             self._running += count
+            self._alternatives += alternatives
             self.metrics.running.set(self._running)
             try:
                 yield
             finally:
                 self._running -= count
+                self._alternatives -= alternatives
                 self.metrics.running.set(self._running)
+
+    def _full(self, reason: str) -> Problem:
+        self.metrics.refused.labels("queue").inc()
+        return Problem(
+            429, f"{reason}; ask again later", code="queue_full", headers={"retry-after": "1"}
+        )
 
     @contextmanager
     def _held(self, choices: tuple[str, ...]) -> Generator[None]:
@@ -216,13 +231,9 @@ class Service:
         size = sum(len(choice.encode()) for choice in choices)
         new = choices not in self._choices
         if new and self._choice_bytes + size > CHOICE_BYTES:
-            self.metrics.refused.labels("queue").inc()
-            raise Problem(
-                429,
+            raise self._full(
                 f"the requests that run and wait have {self._choice_bytes} bytes of choices, and "
-                f"{size} more would exceed {CHOICE_BYTES}; ask again later",
-                code="queue_full",
-                headers={"retry-after": "1"},
+                f"{size} more would exceed {CHOICE_BYTES}"
             )
         self._choice_bytes += size * new
         self._choices[choices] += 1

@@ -15,6 +15,7 @@ from legos.chat.incremental import TextStream
 from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.clients.engine import EngineClient
+from legos.clients.news import MOST_PARTS
 from legos.data.message import Completion, Filters, Sampling
 from legos.data.request import Progress
 from legos.errors import RequestError
@@ -46,6 +47,26 @@ def test_a_stream_tells_all_tokens_and_then_the_whole(tokenizer: ChatTokenizer) 
         assert len(told) == 3
     assert not client._waiting
     assert not client._news
+
+
+def test_a_reader_far_behind_gets_the_rest_at_the_end(tokenizer: ChatTokenizer) -> None:
+    async def ask() -> list[Progress | Completion]:
+        engine = FakeEngine(lambda _: [5, 6, 7, 8] * 500)
+        client = EngineClient(engine, tokenizer)
+        sampling = Sampling(max_tokens=2000, num_alternatives=1)
+        async with aclosing(client.stream([5], sampling)) as stream:
+            first = await anext(stream)  # all tokens have been delivered by now
+            (news,) = client._news.values()
+            assert isinstance(first, Progress)
+            assert len(first.token_ids) + news._parts.qsize() <= MOST_PARTS + 1
+            return [first, *[part async for part in stream]]
+
+    *parts, whole = asyncio.run(ask())
+    assert max(len(part.token_ids) for part in parts) <= MOST_PARTS
+    for field in ("token_ids", "logprobs", "versions", "alternatives"):
+        told = [x for part in parts for x in getattr(part, field)]
+        assert tuple(told) == getattr(whole, field)
+        assert len(told) == 2000
 
 
 def test_a_slow_consumer_gets_several_tokens_at_once(tokenizer: ChatTokenizer) -> None:

@@ -215,3 +215,23 @@ def test_a_body_that_stops_coming_is_not_waited_for(fake: Any) -> None:
                 said = read_all(slow)
                 assert said.startswith(b"HTTP/1.1 408 "), said
                 assert b"the rest of the body did not come" in said
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_not_read_is_not_kept(
+    fake: Any, eventually: Eventually, *, stream: bool
+) -> None:
+    """The answer has 20 MB, more than the system buffers."""
+    asked = {"prompt": [5], "max_tokens": 1000, "n": 20, "logprobs": 20, "stream": stream}
+    with fake(FakeEngine(lambda _: [5] * 1000), body_pause_s=1.0) as server:
+        with connected(server) as silent:
+            silent.sendall(post(json.dumps(asked).encode()))
+            running = server.service.metrics.running._value
+            assert eventually(lambda: running.get() == 20 or not stream)
+            refused = server.service.metrics.refused.labels("unread")._value
+            assert eventually(lambda: refused.get() == 1, seconds=60)
+            assert eventually(lambda: running.get() == 0)
+            assert b"[DONE]" not in read_all(silent)
+        with connected(server) as other:
+            other.sendall(HEALTH)
+            assert other.recv(1 << 16).startswith(b"HTTP/1.1 200")

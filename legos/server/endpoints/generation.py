@@ -49,6 +49,12 @@ class Asked(Struct, frozen=True, kw_only=True):
         ]
 
     @property
+    def num_alternatives(self) -> int:
+        """How many alternatives all answers have at most."""
+        tokens = sum(one.num_alternatives * _most_tokens(one) for one in self.samplings)
+        return tokens * self.num_answers
+
+    @property
     def choices(self) -> tuple[str, ...]:
         """The legal answers, which are the same for all prompts; empty: any answer is legal."""
         return self.samplings[0].choices
@@ -64,6 +70,13 @@ class Reply(Protocol):
     def events(self, news: Progress | Completion) -> Iterable[Fields]:
         """The fields of each event for new tokens, or for the end of the answer."""
         ...
+
+
+def _most_tokens(sampling: Sampling) -> int:
+    """Length of an answer at most; without a limit, that of the longest choice and its end."""
+    if sampling.max_tokens is not None:
+        return sampling.max_tokens
+    return 1 + max(len(choice.encode()) for choice in sampling.choices)
 
 
 async def respond(
@@ -137,8 +150,7 @@ async def respond(
 
 def _check_alternatives(asked: Asked) -> None:
     """Reject a request for more alternatives than memory should hold."""
-    tokens = sum(one.num_alternatives * (one.max_tokens or 0) for one in asked.samplings)
-    total = tokens * asked.num_answers
+    total = asked.num_alternatives
     if total > MOST_ALTERNATIVES:
         raise Problem(
             400,
@@ -152,7 +164,7 @@ def _check_alternatives(asked: Asked) -> None:
 async def _complete_all(service: Service, request: Request, asked: Asked) -> Sequence[Completion]:
     """All answers, in order."""
     each = asked.each
-    with service.admitted(len(each), asked.choices):
+    with service.admitted(len(each), asked.choices, alternatives=asked.num_alternatives):
         work = [asked.source.complete(*one, adapter=asked.adapter) for one in each]
         completions = await service.attend(request.receive, together(work))
     service.metrics.count(completions)
@@ -179,7 +191,7 @@ async def _stream_all(
         return cast("Completion", news)
 
     each = asked.each
-    with service.admitted(len(each), asked.choices):
+    with service.admitted(len(each), asked.choices, alternatives=asked.num_alternatives):
         completions = await together([one(index, *item) for index, item in enumerate(each)])
     service.metrics.count(completions)
     return completions

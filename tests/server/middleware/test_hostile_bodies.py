@@ -6,7 +6,8 @@ import socket
 import time
 import tracemalloc
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
@@ -174,6 +175,34 @@ def test_more_alternatives_than_memory_should_hold_are_refused(served: Any) -> N
         answer = http.post(TEXT, json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
     assert "up to 2560000 alternatives" in answer.json()["error"]["message"]
+
+
+def test_choices_limit_the_alternatives_too(served: Any) -> None:
+    body = {"prompt": [1, 20], "n": 128, "choices": ["x" * 30_000], "logprobs": 20}
+    with served.http() as http:
+        answer = http.post(TEXT, json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
+
+
+def test_alternatives_of_all_requests_together_are_bounded(fake: Any) -> None:
+    engine = FakeEngine(hold=True)
+    body = {"prompt": [5], "n": 26, "max_tokens": 1000, "logprobs": 20}
+    with fake(engine) as server, ExitStack() as stack:
+        clients = [stack.enter_context(server.http()) for _ in range(5)]
+        with ThreadPoolExecutor(5) as pool:
+            asked = [pool.submit(client.post, TEXT, json=body) for client in clients]
+            refused = next(as_completed(asked)).result()
+            plain = pool.submit(clients[0].post, TEXT, json={"prompt": [5], "max_tokens": 1})
+            while len(engine.held) < 4 * 26 + 1:
+                time.sleep(0.01)
+            engine._hold = False
+            server.loop.call_soon_threadsafe(engine.release)
+            statuses = sorted(one.result().status_code for one in asked)
+        assert refused.headers["retry-after"] == "1"
+        assert "alternatives" in refused.json()["error"]["message"]
+        assert statuses == [200] * 4 + [429]
+        assert plain.result().status_code == 200
+        assert clients[1].post(TEXT, json={**body, "max_tokens": 1}).status_code == 200
 
 
 def test_bodies_that_are_larger_than_allowed_marks(fake: Any) -> None:
