@@ -256,7 +256,12 @@ class Score:
             each = [(at, read) for at, (_, found) in enumerate(part) for read in found]
             positions = np.array([at for at, (_, _, ids) in each for _ in ids], np.int32)
             tokens = np.array([token for _, (_, _, ids) in each for token in ids], np.int32)
-            values = iter(np.array(logprobs[mx.array(positions), mx.array(tokens)]))
+            numbers = np.array(logprobs[mx.array(positions), mx.array(tokens)])
+            if not np.isfinite(numbers).all():
+                raise EngineError(
+                    "the model's logits are not numbers; its weights or adapter are bad"
+                )
+            values = iter(numbers)
             for _, (index, number, ids) in each:
                 share = np.logaddexp.reduce([next(values) for _ in ids])
                 self._sums[index][number] += float(share)

@@ -1,6 +1,7 @@
 """Endpoints that sample nothing: ``/tokenize``, ``/detokenize`` and ``/v1/score``."""
 
 import asyncio
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from legos.data.message import Message
+from legos.errors import EngineError
 from legos.server.endpoints.chat import render_prompt
 from legos.server.middleware.bodies import JsonRoute
 from legos.server.problems import Problem
@@ -63,6 +65,8 @@ def text_router(service: Service) -> APIRouter:
         with service.admitted(min(len(body.prompts), most)):
             work = _scores(service, body, adapter)
             scores = await service.attend(request.receive, work)
+            if not all(map(math.isfinite, (score for row in scores for score in row))):
+                raise EngineError("a score is no number; the model's weights or adapter are bad")
             return await _json({"scores": scores}, sum(map(len, scores)))
 
     return router

@@ -289,3 +289,12 @@ def test_scores_at_the_end_are_answered(room: Room) -> None:
     late = one.engine.score(some_prompts(1), end_ids=(END,))
     for scores in (running, waiting, late):
         assert "the engine was closed" in str(scores.exception(timeout=0))
+
+
+def test_weights_that_give_no_numbers_are_an_error(room: Room) -> None:
+    one = room("llama")
+    one.engine.load_adapter(one.adapter(1, size=1e25)).result()
+    scores = one.engine.score(some_prompts(1), end_ids=(END,))
+    one.finish()
+    with pytest.raises(EngineError, match="logits are not numbers"):
+        scores.result()

@@ -1,6 +1,7 @@
 """A score ends with its client and with the server; what cannot be scored is refused."""
 
 import json
+import math
 import socket
 import threading
 import time
@@ -25,6 +26,22 @@ class Scoring(FakeEngine):
     def score(self, *args: Any, **options: Any) -> Any:
         self.scores.append(Future())
         return self.scores[-1]
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_score_that_is_no_number_is_an_error(fake: Any, value: float) -> None:
+    engine = Scoring()
+    engine.score = lambda *_, **__: answered([[-1.0, value]])
+    with fake(engine) as server, server.http() as http:
+        answer = http.post("/v1/score", json=BODY)
+    assert answer.status_code == 503
+    assert "a score is no number" in answer.json()["error"]["message"]
+
+
+def answered(scores: list[list[float]]) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(scores)
+    return future
 
 
 def test_a_client_that_leaves_ends_its_score(fake: Any, eventually: Callable[..., bool]) -> None:
