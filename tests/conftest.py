@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import count
@@ -32,6 +33,14 @@ if WORKERS > 1:  # the threads of matrix products are shared between the process
     threads = max((os.cpu_count() or 1) // WORKERS, 1)
     threadpool_limits(limits=threads, user_api="blas")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", str(threads))  # of the programs that tests start
+
+
+@pytest.fixture
+def dead_port() -> Iterator[int]:
+    """A port on which nothing listens, and which nothing else gets."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

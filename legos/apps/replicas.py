@@ -20,7 +20,7 @@ from legos.data.limits import EngineLimits
 from legos.errors import EngineError
 from legos.server.options import ServerOptions
 from legos.stalls import checking
-from legos.vllm.process import ServerProcess, free_port
+from legos.vllm.process import ServerProcess
 from legos.weights.adapter import Adapter
 from legos.weights.model_folder import resolve_folder
 from legos.wiring.device import check_replicas
@@ -128,10 +128,8 @@ def _command(model: str, limits: EngineLimits, options: ServerOptions, memory: i
 def _replica(
     line: Sequence[str], log: Path, environment: dict[str, str], say: Callable[[str], object]
 ) -> ServerProcess:
-    port = free_port()
     return ServerProcess(
-        [*line, "--port", str(port)],
-        port=port,
+        lambda port: [*line, "--port", str(port)],
         log=log,
         program="a replica",
         environment=lambda: environment,

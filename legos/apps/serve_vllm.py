@@ -15,7 +15,7 @@ from legos.builtin import BUILTIN, EXAMPLE
 from legos.errors import AdapterError, EngineError
 from legos.vllm.api import VllmApi
 from legos.vllm.command import VllmOptions, find_vllm, vllm_command
-from legos.vllm.process import ServerProcess, free_port, vllm_process
+from legos.vllm.process import ServerProcess, vllm_process
 from legos.weights.adapter import Adapter
 from legos.weights.peft import write_peft
 from legos.wiring.model import model_place
@@ -71,8 +71,7 @@ def serve_vllm(
         max_rows=max_rows,
         arguments=arguments,
     )
-    port = port or free_port()
-    command = vllm_command(find_vllm(program), options, host=host, port=port)
+    command = partial(vllm_command, find_vllm(program), options, host=host)
     with tempfile.TemporaryDirectory(prefix="legos-vllm-serve-") as text:
         folder = Path(text)
         for adapter in adapters:

@@ -54,15 +54,15 @@ def find_vllm(program: str | Path | None = None) -> Path:
 
 
 def vllm_command(
-    program: Path, options: VllmOptions, *, host: str = "127.0.0.1", port: int
+    program: Path, options: VllmOptions, port: int, *, host: str = "127.0.0.1"
 ) -> list[str]:
     """Command line of a vLLM server that serves adapters of a run.
 
     Args:
         program: the ``vllm`` program.
         options: what the run needs.
-        host: address to listen on.
         port: port to listen on.
+        host: address to listen on.
 
     Raises:
         ConfigError: vLLM has no room for adapters of this rank.

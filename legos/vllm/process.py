@@ -19,7 +19,7 @@ from legos.errors import EngineError
 from legos.vllm import guardian
 from legos.vllm.command import vllm_environment
 
-__all__ = ["ServerProcess", "free_port", "vllm_process"]
+__all__ = ["Command", "ServerProcess", "hold_port", "vllm_process"]
 
 logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
@@ -29,12 +29,20 @@ SHOWN_LINES = 12  # of the log, in an error
 _ERROR = re.compile(r"\bERROR\b.*\b\w+(Error|Exception): ")
 STOP_S = guardian.GRACE_S + 4.0
 
+Command = Callable[[int], Sequence[str]]
+"""The command line of a server from its port."""
 
-def free_port() -> int:
-    """A port of this machine on which nothing listens now."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return probe.getsockname()[1]
+
+def hold_port(host: str = LOOPBACK) -> socket.socket:
+    """A socket with a free port, which no other program gets until it is closed.
+
+    A server that is told the port can listen there meanwhile: on Linux alone, and if it sets
+    SO_REUSEADDR, as servers do.
+    """
+    held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((host, 0))
+    return held
 
 
 class ServerProcess:
@@ -49,9 +57,9 @@ class ServerProcess:
 
     def __init__(
         self,
-        command: Sequence[str],
+        command: Command,
         *,
-        port: int,
+        port: int = 0,
         log: Path,
         host: str = LOOPBACK,
         program: str = "the server",
@@ -63,7 +71,7 @@ class ServerProcess:
 
         Args:
             command: its command line.
-            port: its port.
+            port: its port; 0: a free one, which nothing else gets until ``close``.
             log: receives its output, after what the file holds.
             host: its address.
             program: its name, for messages.
@@ -71,9 +79,14 @@ class ServerProcess:
             say: receives its progress while it starts, one line at a time.
             start_s: maximum time until it answers, seconds.
         """
+        self._held = hold_port(host) if port == 0 else None
+        if self._held is not None:
+            port = self._held.getsockname()[1]
+            if sys.platform != "linux":  # a server could not listen there
+                self._held.close()
         self.url = f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}"
         self.log = log
-        self._command = list(command)
+        self._command = list(command(port))
         self._program = program
         self._environment = environment
         self._say = say
@@ -146,6 +159,8 @@ class ServerProcess:
         """Stop the server and everything that it started."""
         self._closed.set()
         self._end()
+        if self._held is not None:
+            self._held.close()
 
     def end_of_log(self) -> str:
         """The first error in the newest process's log, and its last lines."""
@@ -178,9 +193,9 @@ class ServerProcess:
 
 
 def vllm_process(
-    command: Sequence[str],
+    command: Command,
     *,
-    port: int,
+    port: int = 0,
     log: Path,
     host: str = LOOPBACK,
     api_key: str | None = None,
@@ -190,7 +205,7 @@ def vllm_process(
 
     Args:
         command: see ``vllm_command``.
-        port: its port.
+        port: its port; 0: a free one.
         log: receives its output.
         host: its address.
         api_key: key that it asks for.
@@ -203,6 +218,6 @@ def vllm_process(
         log=log,
         host=host,
         program="vllm serve",
-        environment=lambda: vllm_environment(os.environ, command) | key,
+        environment=lambda: vllm_environment(os.environ, command(port)) | key,
         say=say,
     )

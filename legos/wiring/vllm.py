@@ -23,7 +23,7 @@ from legos.vllm.check import check_sampler, server_facts
 from legos.vllm.command import VllmOptions, find_vllm, vllm_command
 from legos.vllm.live import LiveAdapters
 from legos.vllm.probe import TOLERANCE, Probe
-from legos.vllm.process import free_port, vllm_process
+from legos.vllm.process import vllm_process
 from legos.vllm.publisher import Upkeep, VllmPublisher
 from legos.vllm.server import VllmServer
 from legos.vllm.upkeep import GivenServer, OwnServer
@@ -102,9 +102,8 @@ def started_vllm(
     )
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="legos-vllm-")))
-        port = free_port()
-        command = vllm_command(find_vllm(program), options, port=port)
-        process = vllm_process(command, port=port, log=folder / "vllm.log", say=say)
+        command = partial(vllm_command, find_vllm(program), options)
+        process = vllm_process(command, log=folder / "vllm.log", say=say)
         stack.callback(process.close)
         process.start()
         process.wait()

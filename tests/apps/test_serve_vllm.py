@@ -1,6 +1,7 @@
 """``legos serve --backend vllm``: what it refuses, and the real server that it starts."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,6 @@ import psutil
 import pytest
 
 from legos.cli import main
-from legos.vllm.process import free_port
 from legos.weights.peft import write_peft
 from legos.wiring.model import apply_lora, load_model
 
@@ -58,11 +58,11 @@ def serves(port: int) -> bool:
     return "policy" in listed.text
 
 
-def read_until(server: "subprocess.Popen[str]", text: str) -> None:
+def read_until(server: "subprocess.Popen[str]", text: str) -> str:
     assert server.stdout is not None
     for line in server.stdout:
         if text in line:
-            return
+            return line
     raise AssertionError(f"{text!r} was not printed")
 
 
@@ -75,13 +75,14 @@ def test_an_adapter_is_served_and_comes_back_when_vllm_is_killed(tmp_path: Path)
     arrays = {name: 0.1 * rng.standard_normal(a.shape) for name, a in base.arrays.items()}
     model.close()
     write_peft(replace(base, version=3, arrays=arrays), tmp_path)
-    port = free_port()
-    line = [sys.executable, "-m", "legos", "serve", "--backend", "vllm", "--port", str(port)]
+    line = [sys.executable, "-m", "legos", "serve", "--backend", "vllm", "--port", "0"]
     line += ["--model", "builtin", "--adapter", str(tmp_path), "--vllm-arguments=--enforce-eager"]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment) as server:
         try:
-            read_until(server, "policy (version 3)")
+            told = re.search(r":(\d+)/v1", read_until(server, "policy (version 3)"))
+            assert told is not None
+            port = int(told[1])
             found = ask(port)
             (guardian,) = psutil.Process(server.pid).children()
             guardian.children()[0].kill()

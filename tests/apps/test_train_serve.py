@@ -3,13 +3,15 @@
 import asyncio
 import json
 import logging
+import re
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +27,6 @@ from legos.cli import main
 from legos.data.request import Request, Result
 from legos.errors import AdapterError, EngineError
 from legos.testing import FakeEngine
-from legos.vllm.process import free_port
 from legos.weights.adapter import Adapter, LoraShape
 
 WINDOW_S = 5.0
@@ -56,25 +57,38 @@ async def newest_version(url: str, *, above: int) -> int:
                 await asyncio.sleep(0.05)
 
 
+@contextmanager
+def training(folder: Path, *options: str) -> Iterator[tuple["subprocess.Popen[bytes]", str, Path]]:
+    """A run that serves its policy, its address, and the file with what it says."""
+    said = folder / "said"
+    command = [sys.executable, "-u", "-m", "legos", "train", "--serve", "0", *options]
+    with (
+        said.open("wb") as output,
+        subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process,
+    ):
+        try:
+            until = time.monotonic() + 60
+            while not (found := re.search(r"http://127\.0\.0\.1:\d+", said.read_text())):
+                assert process.poll() is None, said.read_text()
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            yield process, found[0], said
+        finally:
+            process.kill()
+
+
+LONG = ["--steps", "100000", "--loop.evaluate-every", "0", *SMALL]
+
+
 @pytest.mark.slow
 def test_the_policy_is_served_while_it_is_trained(tmp_path: Path) -> None:
-    port = free_port()
-    command = [sys.executable, "-m", "legos", "train", "--serve", str(port), "--steps", "100000"]
-    process = subprocess.Popen(
-        [*command, "--out", str(tmp_path / "run"), "--loop.evaluate-every", "0", *SMALL],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        url = f"http://127.0.0.1:{port}"
+    with training(tmp_path, "--out", str(tmp_path / "run"), *LONG) as (process, url, said):
         first = asyncio.run(newest_version(url, above=-1))
         assert asyncio.run(newest_version(url, above=first + 1)) > first
         process.terminate()
         ended = time.monotonic()
-        told, _ = process.communicate(timeout=30)
-    finally:
-        process.kill()
+        process.wait(30)
+    told = said.read_text()
     assert process.returncode == 143, told
     assert time.monotonic() - ended < 10
     assert f"the policy is served at {url}/v1" in told
@@ -89,33 +103,25 @@ def test_clients_leave_training_a_quarter_of_its_speed(tmp_path: Path) -> None:
 
     The answers have 64 tokens. With very short ones most time goes to HTTP, and not to the engine.
     """
-    port, metrics = free_port(), tmp_path / "run" / "metrics.jsonl"
-    command = [sys.executable, "-m", "legos", "train", "--serve", str(port), "--steps", "100000"]
-    clients, steps = Clients(port), {"alone": 0, "asked": 0}
+    metrics, steps = tmp_path / "run" / "metrics.jsonl", {"alone": 0, "asked": 0}
 
     def num_steps() -> int:
         return len(metrics.read_text().splitlines()) if metrics.exists() else 0
 
-    with subprocess.Popen(
-        [*command, "--out", str(tmp_path / "run"), "--loop.evaluate-every", "0", *SMALL],
-        stdout=subprocess.DEVNULL,
-    ) as process:
-        try:
-            until = time.monotonic() + 60
-            while num_steps() < 3:  # the first ones compile
-                assert process.poll() is None
-                assert time.monotonic() < until
-                time.sleep(0.1)
-            aside(clients.honest_ones(1.0))
-            for _ in range(2):
-                before = num_steps()
-                time.sleep(WINDOW_S)
-                between = num_steps()
-                aside(clients.honest_ones(WINDOW_S))
-                steps["alone"] += between - before
-                steps["asked"] += num_steps() - between
-        finally:
-            process.kill()
+    with training(tmp_path, "--out", str(tmp_path / "run"), *LONG) as (process, url, _):
+        clients, until = Clients(int(url.rpartition(":")[2])), time.monotonic() + 60
+        while num_steps() < 3:  # the first ones compile
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        aside(clients.honest_ones(1.0))
+        for _ in range(2):
+            before = num_steps()
+            time.sleep(WINDOW_S)
+            between = num_steps()
+            aside(clients.honest_ones(WINDOW_S))
+            steps["alone"] += between - before
+            steps["asked"] += num_steps() - between
     answered = clients.statuses["honest", 200]
     logging.getLogger(__name__).info("steps in %g s: %s; %d answers", WINDOW_S, steps, answered)
     assert answered > 64
@@ -141,19 +147,21 @@ def play_episodes(url: str, ended: threading.Event) -> None:
 
 @pytest.mark.slow
 def test_programs_train_the_policy_with_episodes_of_their_own(tmp_path: Path) -> None:
-    port, ended = free_port(), threading.Event()
-    options = ["--arena", "programs", "--serve", str(port), "--steps", "3", "--out", str(tmp_path)]
+    run, ended = tmp_path / "run", threading.Event()
+    options = ["--arena", "programs", "--steps", "3", "--out", str(run)]
     small = ["--training.min-samples-per-step", "16", "--play.tasks-per-step", "4"]
-    with ThreadPoolExecutor(8) as programs:
+    with (
+        ThreadPoolExecutor(8) as programs,
+        training(tmp_path, *options, *small) as (process, url, said),
+    ):
         for _ in range(8):
-            programs.submit(play_episodes, f"http://127.0.0.1:{port}", ended)
+            programs.submit(play_episodes, url, ended)
         try:
-            command = [sys.executable, "-m", "legos", "train", *options, *small]
-            run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+            process.wait(120)
         finally:
             ended.set()
-    assert run.returncode == 0, run.stdout + run.stderr
-    steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert process.returncode == 0, said.read_text()
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert steps[-1]["step"] == 3
     assert all(step["tokens_trained"] > 0 for step in steps[1:])
 

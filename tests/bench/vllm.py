@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from legos.data.request import Request
 from legos.device import ModelHandle
 from legos.files.atomic import write_folder
 from legos.vllm.command import VllmOptions, vllm_command
-from legos.vllm.process import free_port, vllm_process
+from legos.vllm.process import vllm_process
 from legos.weights.adapter import Adapter
 from legos.weights.peft import write_peft
 from legos.wiring.engines import TokenEngine
@@ -195,8 +196,7 @@ def _started(program: Path, folder: Path, model: ModelHandle, root: Path) -> Gen
         rank=model.lora.rank,
         max_loras=SLOTS,
     )
-    port = free_port()
-    process = vllm_process(vllm_command(program, options, port=port), port=port, log=root / "log")
+    process = vllm_process(partial(vllm_command, program, options), log=root / "log")
     with closing(process):
         process.start()
         process.wait()

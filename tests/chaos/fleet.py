@@ -16,7 +16,7 @@ from chaos.proxy import FaultyProxy
 from legos.builtin import BUILTIN, builtin_path
 from legos.clients.health import healthy
 from legos.vllm.command import VllmOptions, find_vllm, vllm_command, vllm_environment
-from legos.vllm.process import free_port
+from legos.vllm.process import hold_port
 
 __all__ = ["Command", "Fleet", "legos_command", "vllm_server"]
 
@@ -45,7 +45,8 @@ class Fleet:
             command: port -> what starts a server there.
         """
         self.kind, self._place, self._command = kind, place, command
-        self._ports = [free_port() for _ in range(size)]
+        self._held = [hold_port() for _ in range(size)]
+        self._ports = [held.getsockname()[1] for held in self._held]
         self.proxies = [FaultyProxy(port) for port in self._ports]
         self.processes: list[subprocess.Popen[bytes]] = []
         self._stack = ExitStack()
@@ -59,6 +60,8 @@ class Fleet:
         with self._stack as stack:
             for proxy in self.proxies:
                 stack.enter_context(proxy)
+            for held in self._held:
+                stack.enter_context(held)
             stack.callback(self._end)
             for index in range(len(self._ports)):
                 self.processes.append(self._started(index))

@@ -9,7 +9,6 @@ from legos.clients.openai import OpenAIClient
 from legos.data.message import Completion, Message, Sampling
 from legos.errors import EndpointError, RequestError
 from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving
-from legos.vllm.process import free_port
 
 ASK = (Message("user", "hello"),)
 OURS = {"data": [{"id": "policy", "owned_by": "legos"}]}
@@ -111,10 +110,9 @@ def test_an_answer_without_a_text_is_asked_for_again(
         asyncio.run(ask(url, dialect="openai", model="judge", retries=0))
 
 
-def test_a_dead_server_is_named() -> None:
-    port = free_port()
-    with pytest.raises(EndpointError, match=rf"127.0.0.1:{port}/v1.*legos serve"):
-        asyncio.run(ask(f"http://127.0.0.1:{port}", retries=0))
+def test_a_dead_server_is_named(dead_port: int) -> None:
+    with pytest.raises(EndpointError, match=rf"127.0.0.1:{dead_port}/v1.*legos serve"):
+        asyncio.run(ask(f"http://127.0.0.1:{dead_port}", retries=0))
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x/v1", "http://", "http://localhost:80x"])

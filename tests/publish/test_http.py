@@ -9,7 +9,6 @@ import pytest
 from legos.errors import AdapterError, EngineError
 from legos.publish.http import HttpPublisher
 from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving
-from legos.vllm.process import free_port
 from legos.weights.adapter import Adapter, AdapterInfo, LoraShape
 from legos.weights.packed import unpack_adapter
 
@@ -32,7 +31,7 @@ def publish(*urls: str, **options: Any) -> AdapterInfo:
     return asyncio.run(go())
 
 
-def test_a_publisher_names_the_server_that_refuses() -> None:
+def test_a_publisher_names_the_server_that_refuses(dead_port: int) -> None:
     def live(asked: HttpAsked) -> HttpAnswer:
         return HttpAnswer({"version": POLICY.version, "digest": POLICY.digest})
 
@@ -56,14 +55,14 @@ def test_a_publisher_names_the_server_that_refuses() -> None:
             publish(one, three)
         assert three in str(wrong.value)
         with pytest.raises(EngineError, match="no server answers"):
-            publish(f"http://127.0.0.1:{free_port()}", retries=0)
+            publish(f"http://127.0.0.1:{dead_port}", retries=0)
     assert good.asked[0].path == "/adapters/load"
     assert unpack_adapter(good.asked[0].body).info == POLICY.info
     assert good.asked[0].query == "name=policy&version=12"
     assert len(good.asked) == 3
 
 
-def test_an_adapter_is_dropped_on_every_server() -> None:
+def test_an_adapter_is_dropped_on_every_server(dead_port: int) -> None:
     def drop(*urls: str) -> None:
         async def go() -> None:
             publisher = HttpPublisher(urls, retries=0)
@@ -81,5 +80,5 @@ def test_an_adapter_is_dropped_on_every_server() -> None:
         with pytest.raises(AdapterError, match=r"'a name' is not dropped: .*not live"):
             drop(one, two)
         with pytest.raises(EngineError, match="no server answers"):
-            drop(f"http://127.0.0.1:{free_port()}")
+            drop(f"http://127.0.0.1:{dead_port}")
     assert [asked.path for asked in good.asked] == ["/adapters/a name"] * 2

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from legos.builtin import BUILTIN, builtin_path
 from legos.errors import ConfigError
 from legos.vllm.command import VllmOptions, find_vllm, vllm_command
-from legos.vllm.process import ServerProcess, free_port, vllm_process
+from legos.vllm.process import ServerProcess, vllm_process
 
 StartVllm = Callable[..., ServerProcess]
 
@@ -51,9 +52,8 @@ def start_vllm(
             max_loras=max_loras,
             arguments=("--enforce-eager", *arguments),
         )
-        port = free_port()
         log = tmp_path_factory.mktemp("vllm") / "vllm.log"
-        server = vllm_process(vllm_command(vllm_program, options, port=port), port=port, log=log)
+        server = vllm_process(partial(vllm_command, vllm_program, options), log=log)
         started.append(server)
         server.start()
         server.wait()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from legos.vllm.command import (
     vllm_command,
     vllm_environment,
 )
-from legos.vllm.process import ServerProcess, free_port
+from legos.vllm.process import ServerProcess, hold_port
 
 SERVER = """
 import http.server, subprocess, sys
@@ -36,10 +37,11 @@ OWNER = """
 import sys, time
 from pathlib import Path
 from legos.vllm.process import ServerProcess
-server = ServerProcess(sys.argv[3:], port=int(sys.argv[1]), log=Path(sys.argv[2]))
+line = sys.argv[2:]
+server = ServerProcess(lambda port: [*line, str(port)], log=Path(sys.argv[1]))
 server.start()
 server.wait()
-print("ready", flush=True)
+print(server.url, flush=True)
 time.sleep(600)
 """
 OPTIONS = VllmOptions(
@@ -71,8 +73,7 @@ def ends(pid: int, *, within_s: float = 60.0) -> bool:
 
 
 def test_a_server_answers_restarts_and_ends_with_all_that_it_started(tmp_path: Path) -> None:
-    port = free_port()
-    server = ServerProcess(server_command(port), port=port, log=tmp_path / "new" / "log")
+    server = ServerProcess(server_command, log=tmp_path / "new" / "log")
     server.start()
     server.wait()
     first = worker_of(server.log)
@@ -87,25 +88,42 @@ def test_a_server_answers_restarts_and_ends_with_all_that_it_started(tmp_path: P
     server.close()  # nothing is left to do
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a held port cannot be listened on elsewhere")
+def test_nobody_else_gets_the_port_of_a_server_that_is_down(tmp_path: Path) -> None:
+    server = ServerProcess(server_command, log=tmp_path / "log")
+    port = int(server.url.rpartition(":")[2])
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    server.start()
+    server.wait()
+    with socket.create_connection(("127.0.0.1", port)):
+        pass
+    server.close()
+    with hold_port() as held, socket.socket() as other:
+        assert held.getsockname()[1] != port or sys.platform != "linux"
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))
+
+
 def test_a_server_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
-    port, log = free_port(), tmp_path / "log"
-    line = [sys.executable, "-c", OWNER, str(port), str(log), *server_command(port)]
+    log = tmp_path / "log"
+    line = [sys.executable, "-c", OWNER, str(log), sys.executable, "-c", SERVER]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
-        assert owner.stdout.readline() == "ready\n"
+        url = owner.stdout.readline().strip()
         worker = worker_of(log)
         owner.send_signal(signal.SIGKILL)
         owner.wait()
     assert ends(worker)
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
+        httpx.get(f"{url}/health", trust_env=False)
 
 
 def test_a_server_that_ends_shows_the_end_of_its_own_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("of another run\n")
     script = "print('first'); print('ValueError: no such model'); raise SystemExit(3)"
-    server = ServerProcess([sys.executable, "-c", script], port=free_port(), log=log)
+    server = ServerProcess(lambda _: [sys.executable, "-c", script], log=log)
     server.start()
     with pytest.raises(EngineError, match="ended before it answered") as failed:
         server.wait()
@@ -120,14 +138,14 @@ def test_a_server_that_never_answers_is_ended(tmp_path: Path) -> None:
     script = "import time; print('loading', flush=True); time.sleep(600)"
     line = [sys.executable, "-c", script]
     told: list[str] = []
-    server = ServerProcess(
-        line, port=free_port(), log=tmp_path / "log", start_s=0.5, say=told.append
-    )
+    log = tmp_path / "log"
+    server = ServerProcess(lambda _: line, log=log, start_s=0.5, say=told.append)
     server.start()
     with pytest.raises(EngineError, match=r"did not answer within 0\.5 s"):
         server.wait()
     assert not server.running
-    assert told == [f"the server is starting (log: {tmp_path / 'log'})"]
+    assert told == [f"the server is starting (log: {log})"]
+    server.close()
 
 
 def test_the_command_has_room_for_the_adapters_and_reports_the_sampler_s_probabilities() -> None:

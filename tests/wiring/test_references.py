@@ -23,7 +23,7 @@ from legos.errors import ConfigError, EngineError, ModelError, TrainerError
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import mix_of
 from legos.testing import HttpAnswer, ScriptedServer, serving, write_tiny_model
-from legos.vllm.process import ServerProcess, free_port
+from legos.vllm.process import ServerProcess
 from legos.weights.folder import write_adapter
 from legos.wiring.model import apply_lora
 from legos.wiring.references import reference_servers
@@ -56,9 +56,10 @@ def frozen(model: ModelHandle, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def started(folder: Path, *options: str | Path) -> ServerProcess:
     """A real ``legos serve``."""
-    port = free_port()
-    line = [sys.executable, "-m", "legos", "serve", "--port", str(port), *map(str, options)]
-    server = ServerProcess(line, port=port, log=folder / "log", program="legos serve")
+    line = [sys.executable, "-m", "legos", "serve", *map(str, options)]
+    server = ServerProcess(
+        lambda port: [*line, "--port", str(port)], log=folder / "log", program="legos serve"
+    )
     server.start()
     server.wait()
     return server
