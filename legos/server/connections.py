@@ -147,9 +147,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._shared.idle[self] = None
 
     def pause_writing(self) -> None:
-        """Limit the time in which the client must read what has been written."""
+        """Limit the time in which the client reads nothing of what has been written."""
         super().pause_writing()
-        self._unread = self.loop.call_later(self._shared.options.body_pause_s, self._left_unread)
+        self._wait_for_reader()
 
     def resume_writing(self) -> None:
         """Write more: the client has read."""
@@ -177,9 +177,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
 
-    def _left_unread(self) -> None:
-        self._shared.refuse("unread")
-        self.abort()
+    def _wait_for_reader(self, before: int | None = None) -> None:
+        """Look now and again whether the client has read something; close if it has not."""
+        left = self.transport.get_write_buffer_size()  # bytes
+        if before is not None and left >= before:
+            self._shared.refuse("unread")
+            self.abort()
+            return
+        pause_s = self._shared.options.body_pause_s
+        self._unread = self.loop.call_later(pause_s, self._wait_for_reader, left)
 
     def _stop_unread(self) -> None:
         if self._unread is not None:

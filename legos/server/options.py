@@ -21,7 +21,7 @@ class ServerOptions:
     max_adapter_bytes: int = 2**30  # maximum size of a body that loads an adapter
     request_timeout_s: float = 600.0  # seconds to receive a body, and seconds to answer it
     head_timeout_s: float = 10.0  # seconds to receive the head of a request
-    body_pause_s: float = 30.0  # seconds between two pieces of a body, also of one that is read
+    body_pause_s: float = 30.0  # maximum seconds between two pieces that a client sends or reads
     max_head_bytes: int = 64 * 2**10
     max_connections: int = 2048
     max_adapters: int = 64  # adapters that are loaded at the same time

@@ -217,15 +217,21 @@ def test_a_body_that_stops_coming_is_not_waited_for(fake: Any) -> None:
                 assert b"the rest of the body did not come" in said
 
 
+def large(*, stream: bool) -> bytes:
+    """A request whose answer has 20 MB, more than the system buffers."""
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1000, "n": 20}
+    body |= {"logprobs": True, "top_logprobs": 20, "stream": stream}
+    sent = post(json.dumps(body).encode()).replace(b"Host: x", b"Host: x\r\nConnection: close")
+    return sent.replace(b"/v1/completions", b"/v1/chat/completions")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_is_not_read_is_not_kept(
     fake: Any, eventually: Eventually, *, stream: bool
 ) -> None:
-    """The answer has 20 MB, more than the system buffers."""
-    asked = {"prompt": [5], "max_tokens": 1000, "n": 20, "logprobs": 20, "stream": stream}
     with fake(FakeEngine(lambda _: [5] * 1000), body_pause_s=1.0) as server:
         with connected(server) as silent:
-            silent.sendall(post(json.dumps(asked).encode()))
+            silent.sendall(large(stream=stream))
             running = server.service.metrics.running._value
             assert eventually(lambda: running.get() == 20 or not stream)
             refused = server.service.metrics.refused.labels("unread")._value
@@ -235,3 +241,19 @@ def test_an_answer_that_is_not_read_is_not_kept(
         with connected(server) as other:
             other.sendall(HEALTH)
             assert other.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_read_slowly_is_read_to_its_end(fake: Any, *, stream: bool) -> None:
+    with (
+        fake(FakeEngine(lambda _: [5] * 1000), body_pause_s=1.0) as server,
+        connected(server) as slow,
+    ):
+        slow.sendall(large(stream=stream))
+        slow.settimeout(60)
+        said = 0
+        while piece := slow.recv(1 << 18):
+            said += len(piece)
+            time.sleep(0.05)
+        assert said > 10_000_000
+        assert server.service.metrics.refused.labels("unread")._value.get() == 0
