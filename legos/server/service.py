@@ -29,7 +29,7 @@ __all__ = ["LONG", "Sampler", "Service", "Source", "encode_texts", "together"]
 
 CHOICE_BYTES = 1 << 18  # of all different choices; a byte may take about 400 bytes in a tree
 LONG = 4096  # characters; longer texts are tokenized on a thread
-MOST_ALTERNATIVES = 1 << 21  # of all requests together; one takes about 120 bytes
+ALTERNATIVES = 1 << 21  # of all requests together; one takes about 120 bytes
 PIECE = 1 << 14  # characters of a text that are counted at once
 T = TypeVar("T")
 
@@ -202,11 +202,11 @@ class Service:
                 f"{count} more would exceed the {options.max_running} that may run and the "
                 f"{options.max_queue} that may wait"
             )
-        if alternatives and self._alternatives + alternatives > MOST_ALTERNATIVES:
+        if alternatives and self._alternatives + alternatives > ALTERNATIVES:
             raise self._full(
                 f"the requests that run and wait may have {self._alternatives} alternatives, and "
                 f"{alternatives} more (answers times max_tokens times top_logprobs) would exceed "
-                f"{MOST_ALTERNATIVES}; give a smaller max_tokens"
+                f"{ALTERNATIVES}; give a smaller max_tokens"
             )
         with self._held(choices):
             self._running += count

@@ -26,6 +26,7 @@ from safetensors.numpy import save_file
 from legos.apps.served_run import DRAIN_S
 from legos.cli import commands, main
 from legos.clients.engine import _TREES
+from legos.clients.news import MOST_PARTS
 from legos.data.message import MAX_ALTERNATIVES, MAX_BIAS
 from legos.device import ModelHandle
 from legos.errors import AdapterError
@@ -41,7 +42,7 @@ from legos.server.schemas.chat import MOST_ARGUMENTS, ChatBody, ToolFunction
 from legos.server.schemas.completions import CompletionBody
 from legos.server.schemas.episodes import StartBody
 from legos.server.schemas.texts import MOST_TOKENS, ScoreBody, ScoredPrompt, ScoredTokens
-from legos.server.service import CHOICE_BYTES
+from legos.server.service import ALTERNATIVES, CHOICE_BYTES
 from legos.testing import write_tiny_model
 from legos.weights import tensors
 from legos.weights.adapter import Adapter, checked_name
@@ -247,6 +248,7 @@ def test_the_page_has_the_limits_of_connections() -> None:
         "open at the same time": [own.max_connections, 503],
         "the head of a request": [own.head_timeout_s, own.max_head_bytes, 408, 431],
         "its body": [own.body_pause_s, 408],
+        "an answer that the client does not read": [own.body_pause_s],
         "unanswered requests of one connection": [MOST_PIPELINED],
         "idle time between two requests": [IDLE_S],
     }
@@ -320,6 +322,8 @@ def test_the_page_has_the_limits_of_bodies() -> None:
 def test_the_page_has_the_limits_of_choices_that_wait() -> None:
     text = " ".join(PAGE.read_text().split())
     assert f"at most {CHOICE_BYTES:,} bytes (UTF-8) of different `choices`" in text
+    assert f"at most {ALTERNATIVES:,} alternatives together" in text
+    assert f"holds {MOST_PARTS} tokens" in text
     assert f"kept for later requests, up to {_TREES >> 20} MiB" in text
 
 
