@@ -26,6 +26,7 @@ __all__ = ["BUSY", "Clients", "aside", "load", "request"]
 HONEST = 64
 BUSY = 1.5  # programs that want each core, above which times are not those of the clock
 LONGEST_REFUSAL = 10_000  # bytes of an answer without a result, whatever the request held
+CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Nim: 5 left, last one wins.\nMoves: 1 2 3"}]
 
 
@@ -95,7 +96,7 @@ BOMBS: Sequence[tuple[str, Any, int]] = [
     ("/v1/completions", {"prompt": [1], "logit_bias": dict.fromkeys(map(str, range(900)), 1)}, 400),
     ("/v1/completions", {"prompt": [[1]] * 2_000, "n": 128}, 400),
     ("/v1/completions", {"prompt": [1], "choices": [f"{n:1000}" for n in range(1_000)]}, 400),
-    ("/v1/chat/completions", {"messages": [{"role": 1}] * 9_000}, 400),
+    (CHAT, {"messages": [{"role": 1}] * 9_000}, 400),
     ("/tokenize", {"prompt": "word " * 200_000}, 200),
     ("/detokenize", {"tokens": [1] * 200_000}, 400),
     ("/adapters/load?version=1", b"x" * 1_000_000, 400),
@@ -103,26 +104,18 @@ BOMBS: Sequence[tuple[str, Any, int]] = [
     ("/adapters/load?version=1&name=x", slow_pattern(), 400),
     ("/v1/completions", {"prompt": [1] * 1_000_000}, 413),
     ("/v1/completions", {"prompt": [1], "n": 128, "max_tokens": 900, "logprobs": 20}, 400),
-    ("/v1/chat/completions", {"messages": calling("[" + "1," * 60_000 + "1]")}, 400),
-    ("/v1/chat/completions", {"messages": calling("[" * 5_000 + "]" * 5_000)}, 400),
-    ("/v1/chat/completions", {"messages": calling("x" * 300_000)}, 400),
-    ("/v1/chat/completions", {"messages": [*calling("null"), *HI], "max_tokens": 8}, 200),
-    ("/v1/chat/completions", forced(properties=[1], allOf=5, required=[{}]), 400),
-    ("/v1/chat/completions", forced(properties={"a": {"$ref": "#/properties/a"}}), 200),
-    ("/v1/chat/completions", forced(properties={"a": {"$ref": "#"}}), 200),
+    (CHAT, {"messages": calling("[" + "1," * 60_000 + "1]")}, 400),
+    (CHAT, {"messages": calling("[" * 5_000 + "]" * 5_000)}, 400),
+    (CHAT, {"messages": calling("x" * 300_000)}, 400),
+    (CHAT, {"messages": [*calling("null"), *HI], "max_tokens": 8}, 200),
+    (CHAT, forced(properties=[1], allOf=5, required=[{}]), 400),
+    (CHAT, forced(properties={"a": {"$ref": "#/properties/a"}}), 200),
+    (CHAT, forced(properties={"a": {"$ref": "#"}}), 200),
     ("/v1/completions", {"prompt": [1], "model": "x" * 4_000_000}, 404),
     ("/v1/completions", {"prompt": [1], "x" * 4_000_000: 1}, 400),
-    (
-        "/v1/chat/completions",
-        {"messages": HI, "chat_template_kwargs": {"template" + "x" * 4_000_000: 1}},
-        400,
-    ),
+    (CHAT, {"messages": HI, "chat_template_kwargs": {"template" + "x" * 4_000_000: 1}}, 400),
     ("/v1/unload_lora_adapter", {"lora_name": "x" * 4_000_000}, 404),
-    (
-        "/v1/chat/completions",
-        {"messages": HI, "n": 64, "logprobs": True, "top_logprobs": 20, "max_tokens": 32},
-        200,
-    ),
+    (CHAT, {"messages": HI, "n": 64, "logprobs": True, "top_logprobs": 20, "max_tokens": 32}, 200),
 ]
 
 
@@ -155,7 +148,7 @@ class Clients:
         self._bombs = cycle(BOMBS)
         self._long_scores = long_scores()
         large = [{"role": "user", "content": "word " * 700_000}]
-        self._large_chat = request("/v1/chat/completions", {"messages": large})
+        self._large_chat = request(CHAT, {"messages": large})
 
     async def exchange(self, sent: bytes, *, half: bool = False) -> bytes:
         """Send something and read until the server closes."""
@@ -194,7 +187,7 @@ class Clients:
 
     async def half_closing(self) -> None:
         body = {"messages": HI, "max_tokens": 8}
-        await self.one_answer("half", request("/v1/chat/completions", body), half=True)
+        await self.one_answer("half", request(CHAT, body), half=True)
 
     async def scoring(self) -> None:
         prompts = [{"messages": HI, "choices": [str(n) for n in range(30)]}] * 16
@@ -225,11 +218,14 @@ class Clients:
         whole = request("/v1/score", {"prompts": prompts})
         half = request("/adapters/load?version=1", b"x" * 2_000_000)[:1_000_000]
         for sent, seconds in ((whole, 0.3), (half, 0.3), (self._long_scores, 3.0)):
-            _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-            writer.write(sent)
-            await writer.drain()
-            await asyncio.sleep(seconds)
-            writer.transport.abort()
+            await self.abandoned(sent, seconds)
+
+    async def abandoned(self, sent: bytes, seconds: float) -> None:
+        """Send something, read next to nothing, and leave."""
+        _, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1024)
+        writer.write(sent)
+        await asyncio.sleep(seconds)
+        writer.transport.abort()
 
     async def long_scores(self) -> None:
         """Scores that the engine computes until the server ends; all clients wait for an answer."""
@@ -261,10 +257,7 @@ class Clients:
     async def unread(self) -> None:
         """A large stream of which nothing is read."""
         body = {"prompt": [1, 20], "max_tokens": 400, "n": 8, "ignore_eos": True, "logprobs": 20}
-        _, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1024)
-        writer.write(request("/v1/completions", {**body, "stream": True}))
-        await asyncio.sleep(5)
-        writer.transport.abort()
+        await self.abandoned(request("/v1/completions", {**body, "stream": True}), 5.0)
 
     async def slow(self) -> None:
         """A head that comes byte by byte is cut off."""
