@@ -35,6 +35,11 @@ def test_none_is_text_and_sources_are_comments() -> None:
     assert written == 'a = "none"  # x\n\n[t]\nb = 1  # y  z\nc = 2.0\n'
 
 
+def test_a_text_with_other_line_separators_keeps_its_source() -> None:
+    written = write_toml({"play.system": "one\u2028two"}, {"play.system": "here"})
+    assert read_sources(written) == {"play.system": "here"}
+
+
 def test_what_was_not_chosen_is_a_comment_that_can_be_read_again() -> None:
     values = {"a": 1, "t.b": 2, "t.c": "#: 3", "t.d": "one\u2028line\x0c\x85"}
     written = write_toml(values, dict.fromkeys(values, "here"), not_chosen={"a", "t.b"})
