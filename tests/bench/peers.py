@@ -155,7 +155,7 @@ def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            if httpx.get(url, timeout=2).status_code < 500:
+            if httpx.get(url, timeout=2, trust_env=False).status_code < 500:
                 return
         except httpx.HTTPError:
             time.sleep(0.1)

@@ -220,7 +220,9 @@ def _swaps(folder: Path, server: Server, work: Workload) -> dict[str, float]:
 
     def post(url: str) -> float:
         started = time.perf_counter()
-        httpx.post(url, content=data, headers=octets, timeout=60).raise_for_status()
+        httpx.post(
+            url, content=data, headers=octets, timeout=60, trust_env=False
+        ).raise_for_status()
         return time.perf_counter() - started
 
     seconds = work.seconds / 4
@@ -255,7 +257,10 @@ async def _health_waits(url: str, work: Callable[[], object], seconds: float) ->
         while time.perf_counter() < ended:
             await asyncio.to_thread(work)
 
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client, asyncio.TaskGroup() as group:
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client,
+        asyncio.TaskGroup() as group,
+    ):
         group.create_task(ask(client))
         group.create_task(repeat_work())
     return waits
