@@ -38,7 +38,7 @@ _REASONS: Mapping[str | None, FinishReason] = {
 
 class _Listed(Struct):
     id: str
-    owned_by: str = ""
+    owned_by: str | None = None
 
 
 class _Models(Struct):
@@ -47,28 +47,46 @@ class _Models(Struct):
 
 class _Function(Struct):
     name: str
-    arguments: str = ""
+    arguments: Any = ""  # JSON as text, or the object itself
+
+    @property
+    def text(self) -> str:
+        """The arguments as text."""
+        given = "" if self.arguments is None else self.arguments
+        text = given if isinstance(given, str) else msgspec.json.encode(given).decode()
+        return arguments_text(text)
 
 
 class _Call(Struct):
     function: _Function
 
 
+class _Part(Struct):
+    text: str | None = None
+
+
 class _Message(Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
+    content: str | list[_Part] | None = None
+    reasoning_content: Any = None
     reasoning: Any = None  # what newer versions of vLLM call it
     tool_calls: list[_Call] | None = None
 
     @property
+    def text(self) -> str | None:
+        """The content, also where it comes in parts; None: there is none."""
+        if isinstance(self.content, list):
+            return "".join(part.text or "" for part in self.content)
+        return self.content
+
+    @property
     def thinking(self) -> str | None:
         """The thinking that the server split off, under either name."""
-        other = self.reasoning if isinstance(self.reasoning, str) else None
-        return self.reasoning_content or other
+        given = (self.reasoning_content, self.reasoning)
+        return next((text for text in given if text and isinstance(text, str)), None)
 
 
 class _Choice(Struct):
-    index: int = 0
+    index: int | None = 0
     message: _Message | None = None
     text: str | None = None
     finish_reason: str | None = None
@@ -95,7 +113,7 @@ class _Logprobs(Struct):
 
 class _Answer(Struct):
     choices: list[_Choice]
-    model: str = ""
+    model: str | None = None
     prompt_token_ids: tuple[int, ...] | None = None
 
 
@@ -108,12 +126,13 @@ class _TokenIds(Struct):
 
 
 class _Event(Struct):
-    choices: list["_EventChoice"] = []
+    choices: list["_EventChoice"] | None = None
     error: Any = None
 
 
 class _EventChoice(Struct):
     delta: _Message | None = None
+    message: _Message | None = None  # of a server that does not stream
 
 
 def dialect_of(models: bytes) -> tuple[Dialect, tuple[str, ...]]:
@@ -211,7 +230,7 @@ def ids_of(body: bytes) -> tuple[int, ...]:
 
 
 def text_of_event(data: str) -> str:
-    """The new text of one event of a streamed chat.
+    """The new text of one event of a streamed chat, or the text of a whole answer.
 
     Raises:
         EndpointError: the event reports a failure, or cannot be read.
@@ -219,8 +238,9 @@ def text_of_event(data: str) -> str:
     event = decoded(data, _Event)
     if event.error is not None:
         raise EndpointError(f"the answer broke off: {event.error}")
-    delta = event.choices[0].delta if event.choices else None
-    return (delta.content if delta else None) or ""
+    first = event.choices[0] if event.choices else None
+    message = first and (first.delta or first.message)
+    return (message and message.text) or ""
 
 
 def _text(choice: _Choice) -> str:
@@ -231,11 +251,11 @@ def _text(choice: _Choice) -> str:
     """
     message = choice.message
     if message is None or not (message.thinking or message.tool_calls):
-        text = choice.text if message is None else message.content
+        text = choice.text if message is None else message.text
         if text is None and choice.token_ids is None:
             raise EndpointError("the server's answer cannot be read: its text is null")
         return text or ""
-    content = message.content or ""
+    content = message.text or ""
     if not message.thinking:
         return content
     closed = "</think>" if content or message.tool_calls or choice.finish_reason != "length" else ""
@@ -245,12 +265,12 @@ def _text(choice: _Choice) -> str:
 def _calls(choice: _Choice, seed: int) -> tuple[ToolCall, ...]:
     """The tool calls of an answer; servers give them random ids."""
     calls = (choice.message.tool_calls if choice.message else None) or ()
-    named = [ToolCall(one.function.name, arguments_text(one.function.arguments)) for one in calls]
+    named = [ToolCall(call.function.name, call.function.text) for call in calls]
     return with_ids(named, seed)
 
 
-def _check_name(asked: str, answered: str) -> None:
-    """Refuse the answer of another adapter; an empty name is that of a server that gives none."""
+def _check_name(asked: str, answered: str | None) -> None:
+    """Refuse the answer of another adapter; some servers give no name."""
     if answered and split_adapter(asked)[0] != split_adapter(answered)[0]:
         raise AdapterError(f"{asked!r} was asked for but {answered!r} answered")
 

@@ -5,6 +5,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 from legos.chat.continuation import after_answer, extended, probes
 from legos.clients.answers import completion_of, dialect_of, ids_of, scores_of, text_of_event
@@ -121,12 +122,10 @@ class OpenAIClient:
             EndpointError: no server answers, or the answer breaks off.
         """
         path, body = request_of(messages, sampling, await self._target(adapter))
-        async with self._transport.stream(path, {**body, "stream": True}) as answer:
-            async for line in answer.aiter_lines():
-                if line.startswith("data:") and line != "data: [DONE]":
-                    piece = text_of_event(line.removeprefix("data:"))
-                    if piece:
-                        yield piece
+        async with aclosing(self._transport.events(path, {**body, "stream": True})) as events:
+            async for event in events:
+                if piece := text_of_event(event):
+                    yield piece
 
     async def score(
         self, prompts: Sequence[tuple[Sequence[Message], Sequence[str]]], *, adapter: str = POLICY

@@ -2,18 +2,30 @@
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar, cast
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import httpx
 import msgspec
+from httpx_sse import EventSource
 
+from legos.clients.gate import Gate
 from legos.errors import EndpointError, LegosError, NotFoundError, RequestError
 
-__all__ = ["LOOPBACK", "Transport", "api_root", "decoded", "server_name", "server_root"]
+__all__ = [
+    "LOOPBACK",
+    "Transport",
+    "api_root",
+    "decoded",
+    "retry_after",
+    "server_name",
+    "server_root",
+]
 
 T = TypeVar("T")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -49,13 +61,36 @@ def decoded(answer: bytes | str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(answer, type=kind)
     except msgspec.MsgspecError as error:
-        raise EndpointError(f"the server's answer cannot be read: {error}") from error
+        shown = _message(answer.encode() if isinstance(answer, str) else answer)
+        raise EndpointError(
+            f"the server's answer cannot be read: {error}; it is {shown!r}"
+        ) from error
+
+
+class _Pool(NamedTuple):
+    """The connections of one event loop."""
+
+    http: httpx.AsyncClient
+    gate: Gate
+
+
+class _AgainError(Exception):
+    """A request failed, and another attempt may succeed."""
+
+    def __init__(
+        self, failure: LegosError, *, wait_s: float | None = None, busy: bool = False
+    ) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+        self.wait_s = wait_s  # time that the server asks to wait; None: it does not say
+        self.busy = busy  # the server has too many requests
 
 
 class Transport:
     """Sends requests to one server.
 
-    Each event loop has its own pool of connections, made with its first request.
+    Each event loop has its own pool of connections, made with its first request. There are no more
+    requests at once than the server admits (``Gate``).
     """
 
     def __init__(
@@ -95,9 +130,7 @@ class Transport:
         self._max_connections = max_connections
         self._retries = retries
         self._jitter = random.Random()
-        self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = (
-            WeakKeyDictionary()
-        )
+        self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, _Pool] = WeakKeyDictionary()
 
     async def request(
         self,
@@ -112,8 +145,10 @@ class Transport:
         """Send a request and read its answer; retry if it failed and another attempt may succeed.
 
         A request has no effect beyond its answer, and a seed makes a repeated answer the same, so
-        every failure of the network and of the server (429, 5xx, an answer that is cut off or
-        cannot be read) is retried. An answer that took longer than the limit is not.
+        every failure of the network and of the server (5xx, an answer that is cut off or cannot be
+        read) is retried. An answer that took longer than the limit is not. A server that has too
+        many requests (429) is asked again, until the pauses add up to the time limit of an answer.
+        They last as long as the server asks, or else twice as long each time.
 
         Args:
             method: such as "POST".
@@ -130,44 +165,59 @@ class Transport:
         """
         body = content if json is None else msgspec.json.encode(json)
         address = f"{self.url}{path}" if path.startswith("/") else path
-        attempt = 0
+        send = partial(self._attempt, method, address, read, content=body, headers=headers)
+        pool = self._pool()
+        failures = refusals = 0
+        waited_s = 0.0
         while True:
-            wait: str | None = None
-            try:
-                async with self._pool().stream(
-                    method, address, content=body, headers=headers
-                ) as answer:
-                    async with asyncio.timeout(self._timeout_s):
-                        found = await answer.aread()
-                if answer.status_code < 300:
-                    return read(found)
-                failure: LegosError = _refusal(answer.status_code, found, address)
-                again = answer.status_code == 429 or answer.status_code >= 500
-                wait = answer.headers.get("retry-after")
-            except (httpx.HTTPError, TimeoutError) as error:
-                failure, again = self._unreachable(error), not isinstance(error, _TOO_SLOW)
-            except EndpointError as error:
-                failure, again = error, True
-            if attempt == self._retries or not again:
-                raise failure
-            await self._pause(attempt, wait)
-            attempt += 1
+            async with pool.gate.admitted():
+                try:
+                    found = await send()
+                except _AgainError as again:
+                    pause_s = self._pause_s(again, refusals if again.busy else failures)
+                    waited_s += pause_s if again.busy else 0.0
+                    too_long = max(waited_s, again.wait_s or 0.0) > self._timeout_s
+                    if too_long or (failures == self._retries and not again.busy):
+                        raise again.failure from again.__cause__
+                    if again.busy:
+                        pool.gate.refused()
+                    failures, refusals = failures + (not again.busy), refusals + again.busy
+                    if again.busy and pool.gate.limit == 1:  # the others would be refused too
+                        await asyncio.sleep(pause_s)
+                        continue
+                else:
+                    pool.gate.answered()
+                    return found
+            await asyncio.sleep(pause_s)
 
-    @asynccontextmanager
-    async def stream(self, path: str, json: Any) -> AsyncGenerator[httpx.Response]:
-        """Post a request whose answer is read line by line, without retries.
+    async def events(self, path: str, json: Any) -> AsyncGenerator[str]:
+        """Post a request, and yield the data of each event of its answer, without retries.
+
+        A server that does not stream gives its whole answer as one event.
 
         Raises:
             RequestError: the server refuses it (4xx), with the server's own message.
             EndpointError: no server answers, or it fails (5xx).
         """
-        address = f"{self.url}{path}"
+        address, pool = f"{self.url}{path}", self._pool()
         body = msgspec.json.encode(json)
         try:
-            async with self._pool().stream("POST", address, content=body) as answer:
+            async with (
+                pool.gate.admitted(),
+                pool.http.stream("POST", address, content=body) as answer,
+            ):
                 if answer.status_code >= 300:
                     raise _refusal(answer.status_code, await answer.aread(), address)
-                yield answer
+                if "json" in answer.headers.get("content-type", ""):
+                    yield (await answer.aread()).decode(errors="replace")
+                    return
+                answer.headers["content-type"] = "text/event-stream"  # whatever it is called
+                async for event in EventSource(answer).aiter_sse():
+                    data = event.data.strip()
+                    if data == "[DONE]":
+                        return
+                    if data:
+                        yield data
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
@@ -175,13 +225,55 @@ class Transport:
         """Close this event loop's connections."""
         pool = self._pools.pop(asyncio.get_running_loop(), None)
         if pool is not None:
-            await pool.aclose()
+            await pool.http.aclose()
 
-    def _pool(self) -> httpx.AsyncClient:
+    async def _attempt(
+        self,
+        method: str,
+        address: str,
+        read: Callable[[bytes], T],
+        *,
+        content: bytes | None,
+        headers: Mapping[str, str] | None,
+    ) -> T:
+        """Send a request once, and read its answer.
+
+        Raises:
+            _AgainError: it failed, and another attempt may succeed.
+            RequestError: the server refuses it.
+            EndpointError: the answer took too long.
+        """
+        http = self._pool().http
+        try:
+            async with http.stream(method, address, content=content, headers=headers) as answer:
+                async with asyncio.timeout(self._timeout_s):
+                    found = await answer.aread()
+        except _TOO_SLOW as error:
+            raise self._unreachable(error) from error
+        except httpx.HTTPError as error:
+            raise _AgainError(self._unreachable(error)) from error
+        status = answer.status_code
+        if status < 300:
+            try:
+                return read(found)
+            except EndpointError as error:
+                raise _AgainError(error) from error
+        failure = _refusal(status, found, address)
+        busy = status == 429
+        if status < 500 and not (busy and answer.headers.get("x-should-retry") != "false"):
+            raise failure
+        raise _AgainError(failure, wait_s=retry_after(answer), busy=busy)
+
+    def _pool(self) -> _Pool:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop)
         if pool is None:
-            pool = self._pools[loop] = httpx.AsyncClient(
+            pool = self._pools[loop] = _Pool(self._client(), Gate(self._max_connections))
+        return pool
+
+    def _client(self) -> httpx.AsyncClient:
+        try:
+            return httpx.AsyncClient(
                 headers=self._headers,
                 timeout=httpx.Timeout(
                     self._timeout_s, connect=min(10.0, self._timeout_s), pool=None
@@ -194,13 +286,18 @@ class Transport:
                 trust_env=self.url.host not in LOOPBACK,  # no proxy to this machine
                 verify=self.url.scheme == "https",
             )
-        return pool
+        except (ValueError, httpx.InvalidURL) as error:
+            raise RequestError(
+                f"the proxy to {self.url} that the environment names cannot be used: {error}; "
+                "change ALL_PROXY, HTTPS_PROXY or HTTP_PROXY, or list the host in NO_PROXY"
+            ) from error
 
-    async def _pause(self, attempt: int, retry_after: str | None) -> None:
-        """Wait as long as the server asks, or else twice as long each time, with random jitter."""
-        number = retry_after is not None and retry_after.isdecimal()
-        pause = float(retry_after or 0) if number else FIRST_PAUSE_S * 2**attempt
-        await asyncio.sleep(min(pause, LONGEST_PAUSE_S) * self._jitter.uniform(1.0, 1.25))
+    def _pause_s(self, again: _AgainError, attempt: int) -> float:
+        """Seconds before the next attempt, with random jitter."""
+        pause_s = min(FIRST_PAUSE_S * 2 ** min(attempt, 20), LONGEST_PAUSE_S)
+        if again.wait_s is not None:
+            pause_s = max(again.wait_s, FIRST_PAUSE_S)
+        return pause_s * self._jitter.uniform(1.0, 1.25)
 
     def _unreachable(self, error: Exception) -> EndpointError:
         cause = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -218,7 +315,7 @@ class Transport:
 def _refusal(status: int, body: bytes, address: str) -> RequestError | EndpointError:
     """The server's own message as an error of the right kind."""
     message = _message(body) or f"status {status} without a message"
-    if status in (401, 403):
+    if status == 401:
         return RequestError(f"{address} refuses the API key: {message}; give api_key=...")
     refused = NotFoundError if status == 404 else RequestError
     if status in (404, 405) and "{" not in body[:1].decode(errors="replace"):
@@ -226,6 +323,19 @@ def _refusal(status: int, body: bytes, address: str) -> RequestError | EndpointE
     if status < 500:
         return refused(f"{address} refuses the request ({status}): {message}")
     return EndpointError(f"{address} cannot answer ({status}): {message}")
+
+
+def retry_after(answer: httpx.Response) -> float | None:
+    """Seconds that a server asks to wait, also where it gives a date; None: it does not say."""
+    text = answer.headers.get("retry-after", "")
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except ValueError:
+        return None
 
 
 def _message(body: bytes) -> str:

@@ -292,26 +292,6 @@ def test_an_address_alone_means_its_v1(end: str) -> None:
     assert [asked.path for asked in script.asked] == ["/v1/chat/completions"]
 
 
-def test_a_stream_is_read_piece_by_piece() -> None:
-    events = b"".join(
-        b'data: {"choices": [{"delta": {"content": "%s"}}]}\n\n' % piece for piece in (b"a", b"b c")
-    )
-    script = ScriptedServer(
-        lambda asked: HttpAnswer(b": ping\n\n" + events + b"data: [DONE]\n\n"), models=OURS
-    )
-
-    async def read(url: str) -> list[str]:
-        async with OpenAIClient(f"{url}/v1") as client:
-            return [piece async for piece in client.stream(ASK, Sampling())]
-
-    with serving(script) as url:
-        assert asyncio.run(read(url)) == ["a", "b c"]
-        assert script.asked[0].body["stream"] is True
-        script.reply = lambda asked: HttpAnswer(b'data: {"error": {"message": "died"}}\n\n')
-        with pytest.raises(EndpointError, match="died"):
-            asyncio.run(read(url))
-
-
 @pytest.mark.parametrize("version", ["\u00b2", "\u0661", "9" * 5000, "", "-1"])
 def test_a_version_that_is_no_number_is_refused(version: str) -> None:
     with pytest.raises(RequestError, match="expected a number, as in policy@12"):

@@ -1,11 +1,18 @@
 """What is asked again, what is told at once, and what becomes of connections."""
 
 import asyncio
+import os
+import socket
+import threading
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
+import httpx
 import pytest
 
 from legos.clients.openai import OpenAIClient
+from legos.clients.transport import retry_after
 from legos.data.message import Completion, Message, Sampling
 from legos.errors import EndpointError, RequestError
 from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving
@@ -48,8 +55,115 @@ def test_it_gives_up_with_the_servers_words() -> None:
     full = HttpAnswer({"error": {"message": "the queue is full"}}, 429, [("retry-after", "0")])
     script = ScriptedServer(lambda asked: full, models=OURS)
     with serving(script) as url, pytest.raises(RequestError, match="the queue is full"):
-        asyncio.run(ask(url, retries=2))
-    assert len(script.asked) == 3
+        asyncio.run(ask(url, retries=0, timeout_s=1.0))
+    assert len(script.asked) > 1
+
+
+@pytest.mark.parametrize(
+    "headers", [[("retry-after", "3600")], [("retry-after", "0"), ("x-should-retry", "false")]]
+)
+def test_a_busy_server_is_not_asked_again_in_vain(headers: list[tuple[str, str]]) -> None:
+    quota = HttpAnswer({"error": {"message": "no credit is left"}}, 429, headers)
+    script = ScriptedServer(lambda asked: quota, models=OURS)
+    with serving(script) as url, pytest.raises(RequestError, match="no credit is left"):
+        asyncio.run(ask(url))
+    assert len(script.asked) == 1
+
+
+def crowd_at_a_server_for_three(url: str, script: ScriptedServer) -> tuple[int, int]:
+    """Ask many times at once; returns the largest number of requests there, and of refusals."""
+    together = most = refused = 0
+
+    async def reply() -> HttpAnswer:
+        nonlocal together, most, refused
+        if together == 3:
+            refused += 1
+            return HttpAnswer({"error": {"message": "full"}}, 429, [("retry-after", "1")])
+        together += 1
+        most = max(most, together)
+        await asyncio.sleep(0.02)
+        together -= 1
+        return HttpAnswer(ANSWER)
+
+    async def crowd() -> None:
+        async with OpenAIClient(f"{url}/v1", retries=0) as client:
+            await asyncio.gather(*(client.complete(ASK, Sampling(seed=n)) for n in range(60)))
+
+    script.reply = lambda asked: reply()
+    asyncio.run(crowd())
+    return most, refused
+
+
+def test_no_more_requests_are_sent_at_once_than_a_server_admits() -> None:
+    script = ScriptedServer(lambda asked: None, models=OURS)
+    with serving(script) as url:
+        most, refused = crowd_at_a_server_for_three(url, script)
+    assert most == 3
+    assert refused <= 57  # each request that came with the first ones, once
+
+
+def test_a_server_that_answers_nobody_gets_one_request_at_a_time() -> None:
+    busy = True
+
+    def reply(asked: HttpAsked) -> HttpAnswer:
+        full = HttpAnswer({"error": {"message": "full"}}, 429, [("retry-after", "1")])
+        return full if busy else HttpAnswer(ANSWER)
+
+    async def crowd(url: str) -> None:
+        nonlocal busy
+        async with OpenAIClient(f"{url}/v1") as client:
+            asking = [client.complete(ASK, Sampling(seed=n)) for n in range(20)]
+            waiting = asyncio.gather(*asking)
+            await asyncio.sleep(4.0)
+            assert len(script.asked) <= 20 + 4  # and not twenty times a second
+            busy = False
+            await waiting
+
+    script = ScriptedServer(reply, models=OURS)
+    with serving(script) as url:
+        asyncio.run(crowd(url))
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "most"),
+    [
+        ("2", 2.0, 2.0),
+        ("1.5", 1.5, 1.5),
+        (format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True), 3500, 3600),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0, 0.0),
+        ("-3", 0.0, 0.0),
+        ("nan", 0.0, 0.0),
+    ],
+)
+def test_a_pause_is_read_in_every_form(text: str, least: float, most: float) -> None:
+    found = retry_after(httpx.Response(429, headers={"retry-after": text}))
+    assert found is not None
+    assert least <= found <= most
+
+
+def test_a_socks_proxy_is_used_and_another_kind_of_proxy_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [*os.environ]:
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv("ALL_PROXY", f"socks5h://127.0.0.1:{proxy.getsockname()[1]}")
+        greeting: list[bytes] = []
+
+        def listen() -> None:
+            with proxy.accept()[0] as connection:
+                greeting.append(connection.recv(1))
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        with pytest.raises(EndpointError, match="no server answers at http"):
+            asyncio.run(ask("http://judge.invalid", retries=0, dialect="legos"))
+        thread.join()
+    assert greeting == [b"\x05"]  # the version of SOCKS
+    monkeypatch.setenv("ALL_PROXY", "ftp://127.0.0.1")
+    with pytest.raises(RequestError, match=r"proxy to http://judge\.invalid/v1 .*ftp.*NO_PROXY"):
+        asyncio.run(ask("http://judge.invalid", retries=0, dialect="legos"))
 
 
 @pytest.mark.parametrize(
@@ -57,6 +171,7 @@ def test_it_gives_up_with_the_servers_words() -> None:
     [
         (HttpAnswer({"error": {"message": "top_k is -3"}}, 400), RequestError, "top_k is -3"),
         (HttpAnswer({"detail": "no"}, 401), RequestError, "give api_key="),
+        (HttpAnswer({"detail": "not from there"}, 403), RequestError, "the request .403.: not fr"),
         (HttpAnswer(b"not found", 404), RequestError, "is the base_url right"),
         (HttpAnswer({"error": {"message": "'v7' is not live"}}, 404), RequestError, "not live"),
     ],
