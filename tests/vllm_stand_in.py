@@ -42,8 +42,8 @@ class StandIn:
         before: called with each request first; what it returns is the answer.
     """
 
-    def __init__(self, *, slots: int = 4, ignores: bool = False) -> None:
-        self.slots, self.ignores = slots, ignores
+    def __init__(self, *, slots: int = 4, ignores: bool = False, base: str = "tiny") -> None:
+        self.slots, self.ignores, self.base = slots, ignores, base
         self.loaded: dict[str, Adapter] = {}
         self.paths: dict[str, str] = {}
         self.calls: list[tuple[str, str]] = []
@@ -64,8 +64,9 @@ class StandIn:
         return HttpAnswer(f'vllm:lora_requests_info{{max_lora="{self.slots}"}} 1.0'.encode())
 
     def _models(self, asked: HttpAsked) -> HttpAnswer:
-        roots = {"tiny": "/models/tiny", **self.paths}
-        return HttpAnswer({"data": [{"id": name, "root": root} for name, root in roots.items()]})
+        roots = {self.base: f"/models/{self.base}", **self.paths}
+        listed = [{"id": id, "root": root, "owned_by": "vllm"} for id, root in roots.items()]
+        return HttpAnswer({"data": listed})
 
     def _load_lora_adapter(self, asked: HttpAsked) -> HttpAnswer:
         name, path = asked.body["lora_name"], asked.body["lora_path"]
@@ -86,8 +87,12 @@ class StandIn:
 
     def _completions(self, asked: HttpAsked) -> HttpAnswer:
         name = asked.body["model"]
-        if name != "tiny" and name not in self.loaded:
+        if name != self.base and name not in self.loaded:
             return NOT_FOUND
+        if "messages" in asked.body:
+            event = {"choices": [{"delta": {"content": f"{name} answers"}}]}
+            body = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode()
+            return HttpAnswer(body, 200, [("content-type", "text/event-stream")])
         adapter = None if self.ignores else self.loaded.get(name)
         watched = asked.body["logprob_token_ids"]
         values = zip(watched, logprobs(adapter, watched), strict=True)

@@ -84,7 +84,8 @@ def serve_vllm(
             process.start()
             process.wait()
             load = partial(_load, process.url, options.name, adapters, folder, api_key=api_key)
-            asyncio.run(_serve(process, load, say, _message(process.url, options.name, adapters)))
+            message = _message(process.url, options.name, adapters, keyed=api_key is not None)
+            asyncio.run(_serve(process, load, say, message))
 
 
 async def _serve(
@@ -138,7 +139,7 @@ async def _load(
         await server.aclose()
 
 
-def _message(url: str, base: str, adapters: Sequence[Adapter]) -> str:
+def _message(url: str, base: str, adapters: Sequence[Adapter], *, keyed: bool) -> str:
     named = [f"{adapter.name} (version {adapter.version})" for adapter in adapters]
     content = EXAMPLE if base == BUILTIN else "Hello"
     body = {
@@ -146,9 +147,10 @@ def _message(url: str, base: str, adapters: Sequence[Adapter]) -> str:
         "messages": [{"role": "user", "content": content}],
         "max_tokens": 1 if base == BUILTIN else 64,
     }
+    key = '-H "Authorization: Bearer $LEGOS_API_KEY" ' if keyed else ""
     return (
         f"vLLM serves {', '.join([base, *named])} at {url}/v1\n"
-        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' "
         f"-d '{json.dumps(body)}'\n"
         f"uv run legos train --server {url}\n"
     )

@@ -20,7 +20,7 @@ __all__ = ["OpenAIClient"]
 logger = logging.getLogger(__name__)
 PROMPTS_AT_ONCE = 256  # prompts of one request for scores
 REMEMBERED = 1024  # cached renderings of new messages
-RESOLVED_FOR_S = 0.5  # how long vLLM's newest version of a name is cached
+RESOLVED_FOR_S = 0.5  # how long vLLM's newest name of an adapter is cached
 
 
 class OpenAIClient:
@@ -29,8 +29,9 @@ class OpenAIClient:
     Before the first request it asks the server for its kind (``GET /models``):
 
     - ours (``legos serve``): tokens, log-probabilities and versions are the server's own;
-    - vLLM: a seat's adapter ``policy`` is the newest of the served names ``policy@1``,
-      ``policy@2``, ...; the name gives the version, ``base`` is version 0;
+    - vLLM: a seat's adapter ``policy`` is the served name ``policy``, which has no version and is
+      never trained on, or else the newest of ``policy@1``, ``policy@2``, ...; the name gives the
+      version, ``base`` is version 0;
     - any other endpoint: text alone, so such a completion is never trained on. There is one model
       then, and adapters cannot be asked for.
 
@@ -85,7 +86,7 @@ class OpenAIClient:
         self.base_url, self.api_key = base_url, api_key
         self._asking: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         self._after: dict[tuple[Message, ...], tuple[int, ...]] = {}  # new messages -> their tokens
-        self._newest: dict[str, tuple[int, float]] = {}  # name -> newest version, time
+        self._newest: dict[str, tuple[str, float]] = {}  # adapter -> its newest name, time
 
     async def complete(
         self, prompt: Prompt, sampling: Sampling, *, adapter: str = POLICY
@@ -249,9 +250,11 @@ class OpenAIClient:
             return Target(dialect=dialect, adapter=adapter, model=self._own_model())
         if name == BASE:
             version, model = 0, self._own_model()
+        elif adapter == f"{name}@{version}":
+            model = adapter
         else:
-            version = await self._newest_version(name) if version is None else version
-            model = f"{name}@{version}"
+            model = await self._served(adapter)
+            version = split_adapter(model)[1]
         return Target(
             dialect=dialect,
             adapter=adapter,
@@ -265,19 +268,23 @@ class OpenAIClient:
             raise RequestError(f"{self._transport.url} lists no model; give model=NAME")
         return self._model
 
-    async def _newest_version(self, name: str) -> int:
-        """The newest version of an adapter at a vLLM server."""
-        known = self._newest.get(name)
+    async def _served(self, adapter: str) -> str:
+        """The name at a vLLM server of an adapter without a version, or of its newest version."""
+        known = self._newest.get(adapter)
         now = asyncio.get_running_loop().time()
         if known is not None and 0 <= now - known[1] < RESOLVED_FOR_S:
             return known[0]
-        named = re.compile(rf"{re.escape(name)}@([0-9]{{1,18}})")
-        found = map(named.fullmatch, await self.models())
-        versions = [int(match[1]) for match in found if match]
-        if not versions:
+        names = await self.models()
+        named = re.compile(rf"{re.escape(adapter)}@[0-9]{{1,18}}")
+        versions = list(filter(named.fullmatch, names))
+        if adapter in names:
+            found = adapter
+        elif versions:
+            found = max(versions, key=lambda name: split_adapter(name)[1] or 0)
+        else:
             raise AdapterError(
-                f"{self._transport.url} serves no adapter {name}@VERSION; publish one with "
-                "HttpPublisher, or ask for adapter 'base'"
+                f"{self._transport.url} serves no adapter {adapter} or {adapter}@VERSION, only "
+                f"{', '.join(names)}; ask for one of these names, or for 'base'"
             )
-        self._newest[name] = max(versions), now
-        return max(versions)
+        self._newest[adapter] = found, now
+        return found

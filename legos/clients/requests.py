@@ -35,14 +35,15 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def split_adapter(adapter: str) -> tuple[str, int | None]:
-    """Name and version of ``NAME`` or ``NAME@VERSION``.
+    """Name and version of ``NAME``, ``NAME@VERSION``, or a run's ``NAME@VERSION+RUN+DIGEST``.
 
     Raises:
         RequestError: the version is not a number.
     """
-    name, found, version = adapter.partition("@")
+    name, found, rest = adapter.partition("@")
     if not found:
         return name, None
+    version = rest.partition("+")[0]
     if not (version.isascii() and version.isdigit() and len(version) < 19):
         raise RequestError(
             f"adapter {adapter!r} asks for version {version!r}; expected a number, as in policy@12"

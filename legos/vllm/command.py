@@ -85,6 +85,8 @@ def vllm_command(
         # Probabilities of the distribution that was sampled from, and no other sampling settings
         # than those of a request.
         *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
+        # vLLM's default is every web page, and it loads adapters from any folder.
+        *("--allowed-origins", "[]"),
         *options.arguments,
     ]
 

@@ -1,19 +1,24 @@
 """``legos serve --backend vllm``: what it refuses, and the real server that it starts."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import httpx
 import numpy as np
 import psutil
 import pytest
+from published import small_adapter
 
+from legos.apps.serve_vllm import serve_vllm
 from legos.cli import main
 from legos.weights.peft import write_peft
 from legos.wiring.model import apply_lora, load_model
@@ -33,6 +38,62 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(
 ) -> None:
     assert main(["serve", *options]) == 2
     assert message in capsys.readouterr().err
+
+
+PROGRAM = """#!{python}
+import json, os, sys
+sys.path[:] = {path}
+import uvicorn
+from vllm_stand_in import StandIn
+from legos.testing import ScriptedServer
+
+line = sys.argv[1:]
+with open({record!r}, "w") as file:
+    json.dump([line, os.environ.get("VLLM_API_KEY")], file)
+host, port, name = (line[line.index(f"--{{x}}") + 1] for x in ("host", "port", "served-model-name"))
+stand_in = StandIn(base=name)
+uvicorn.run(ScriptedServer(stand_in.reply), host=host, port=int(port), log_level="error")
+"""
+
+
+def test_what_is_served_can_be_asked_with_the_message_and_with_chat(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program, record = tmp_path / "vllm", tmp_path / "record.json"
+    program.write_text(
+        PROGRAM.format(python=sys.executable, path=repr(sys.path), record=str(record))
+    )
+    program.chmod(0o755)
+    said: list[str] = []
+
+    def say(message: str) -> None:
+        said.append(message)
+        if "serves" not in message:
+            return
+        url = message.split()[message.split().index("at") + 1]
+        with ThreadPoolExecutor() as pool:  # beside the loop that watches the server
+            line = ["chat", "--url", url, "--api-key", "k", "--adapter", "nim"]
+            assert pool.submit(main, line).result() == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", StringIO("Hello\n"))
+        serve_vllm(
+            model=None,
+            adapters=[small_adapter(3, name="nim")],
+            host="127.0.0.1",
+            port=0,
+            api_key="k",
+            max_rows=4,
+            program=program,
+            arguments=(),
+            say=say,
+        )
+    assert "nim answers" in capsys.readouterr().out
+    assert '-H "Authorization: Bearer $LEGOS_API_KEY" -H' in said[-1]
+    line, key = json.loads(record.read_text())
+    assert key == "k"
+    assert line[line.index("--allowed-origins") + 1] == "[]"
 
 
 def alive(process: psutil.Process) -> bool:

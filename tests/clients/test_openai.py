@@ -226,7 +226,7 @@ def test_vllm_names_tell_the_version() -> None:
         base = asyncio.run(ask(url, adapter="base"))
         warm = asyncio.run(ask(url, Sampling(temperature=0.5)))
         known = asyncio.run(ask(url, Sampling(temperature=0.5), processed_logprobs=True))
-        with pytest.raises(AdapterError, match="serves no adapter rival@VERSION"):
+        with pytest.raises(AdapterError, match=r"no adapter rival or .*only tiny, policy@9, "):
             asyncio.run(ask(url, adapter="rival"))
     assert [asked.body["model"] for asked in script.asked[:3]] == [
         "policy@10",
@@ -242,6 +242,23 @@ def test_vllm_names_tell_the_version() -> None:
     assert (older.versions, base.versions) == ((8, 8), (0, 0))
     assert not warm.trainable  # its log-probabilities are those of temperature 1
     assert known.logprobs == (-0.5, -2.0)
+
+
+def test_an_adapter_of_vllm_is_asked_for_by_the_name_that_it_has_there() -> None:
+    of_run = "policy@12+ab12+0f3c"
+    script = ScriptedServer(vllm)
+    names = ["tiny", "nim", of_run, "nim@7"]
+    script.models = {"data": [{"id": name, "owned_by": "vllm"} for name in names]}
+    with serving(script) as url:
+        plain = asyncio.run(ask(url, adapter="nim"))
+        pinned = asyncio.run(ask(url, adapter="nim@7"))
+        whole = asyncio.run(ask(url, adapter=of_run))
+        with pytest.raises(AdapterError, match=r"serves no adapter policy or .*policy@12\+ab12"):
+            asyncio.run(ask(url))  # which run's?
+    assert [asked.body["model"] for asked in script.asked] == ["nim", "nim@7", of_run]
+    assert plain.text == "ab"
+    assert not plain.trainable  # nobody knows its version
+    assert (pinned.versions, whole.versions) == ((7, 7), (12, 12))
 
 
 @pytest.mark.parametrize(
