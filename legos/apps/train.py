@@ -155,6 +155,9 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                     _go(run, config, folder, trainer, signals=signals, served=served)
                 got = signals.received
                 by = "" if got is None else f" by {signal.Signals(got).name}"
+                if run.finished:
+                    Console().print(comparison(run.first, run.last, config.title))
+                    trainer.ledger.check_applied()
                 _sum_up(run, folder, config, time.perf_counter() - started, by=by)
         return 0 if signals.received is None else 128 + signals.received
 
@@ -346,7 +349,7 @@ def _announce(resolved: ResolvedConfig, folder: RunFolder, trainer: Trainer, run
 
 
 def _sum_up(run: Run, folder: RunFolder, config: RunConfig, seconds: float, *, by: str) -> None:
-    """Print the evaluation before and after the run, or what stopped it, and what to do next."""
+    """Print what stopped the run, and what to do next."""
     if not run.finished:
         _print(
             f"stopped{by} after {seconds:.0f} s at step {run.step} of {config.loop.steps}, "
@@ -354,7 +357,6 @@ def _sum_up(run: Run, folder: RunFolder, config: RunConfig, seconds: float, *, b
             f"  {resume_command(folder.path)}",
         )
         return
-    Console().print(comparison(run.first, run.last, config.title))
     _print(
         f"done in {seconds:.0f} s; next, try",
         *(f"  {shlex.join(['uv', 'run', 'legos', *hint])}" for hint in _hints(folder, config)),

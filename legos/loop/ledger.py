@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from legos.errors import TrainerError
+from legos.losses.metrics import SKIPPED
 
 __all__ = ["Ledger"]
 
@@ -56,6 +57,22 @@ class Ledger:
                 f"{self.generated} tokens were generated, but {self.trained} trained + "
                 f"{dict(self.filtered)} filtered + {dict(self.discarded)} discarded + {queued} "
                 f"queued make {spent}, with {self.reused} used again"
+            )
+
+    def check_applied(self) -> None:
+        """Refuse to end as if all were well where most steps changed nothing.
+
+        Raises:
+            TrainerError: most tokens were in steps whose update was not applied.
+        """
+        skipped = sum(self.filtered[reason] for reason in SKIPPED)
+        if skipped > self.trained:
+            raise TrainerError(
+                f"{skipped / (skipped + self.trained):.0%} of the tokens were in steps that were "
+                "not applied, so the policy has hardly been trained: too many of their tokens were "
+                "clipped (clip_fraction), or their loss was not finite; see docs/alarms.md, lower "
+                "training.learning_rate or training.staleness_limit, or check that engine and "
+                "trainer have the same model"
             )
 
     def metrics(self, *, queued: int) -> dict[str, int]:

@@ -323,3 +323,15 @@ def test_weights_and_biases_get_the_same_numbers(monkeypatch: pytest.MonkeyPatch
     written = file.read_bytes()
     for line in lines:
         assert str(line["loss"]).encode() in written
+
+
+def test_a_run_whose_steps_changed_nothing_does_not_end_well(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clipped = ["--training.clip-range", "1e-9", "--training.clip-skip-threshold", "1e-6"]
+    assert main(["train", *NIM, *clipped, "--steps", "2", "--out", "run"]) == 2
+    out, err = capsys.readouterr()
+    assert "optimal move rate" in out
+    assert "done in" not in out
+    assert "100% of the tokens were in steps that were not applied" in err
+    assert newest_whole(Path("run") / "checkpoints") is not None
