@@ -38,12 +38,15 @@ class StandIn:
     Attributes:
         loaded: name -> the adapter.
         paths: name -> its folder.
+        base: name of the base model.
+        root: its folder.
         calls: what was loaded and unloaded, in order.
         before: called with each request first; what it returns is the answer.
     """
 
     def __init__(self, *, slots: int = 4, ignores: bool = False, base: str = "tiny") -> None:
-        self.slots, self.ignores, self.base = slots, ignores, base
+        self.slots, self.ignores = slots, ignores
+        self.base, self.root = base, f"/models/{base}"
         self.loaded: dict[str, Adapter] = {}
         self.paths: dict[str, str] = {}
         self.calls: list[tuple[str, str]] = []
@@ -64,7 +67,7 @@ class StandIn:
         return HttpAnswer(f'vllm:lora_requests_info{{max_lora="{self.slots}"}} 1.0'.encode())
 
     def _models(self, asked: HttpAsked) -> HttpAnswer:
-        roots = {self.base: f"/models/{self.base}", **self.paths}
+        roots = {self.base: self.root, **self.paths}
         listed = [{"id": id, "root": root, "owned_by": "vllm"} for id, root in roots.items()]
         return HttpAnswer({"data": listed})
 

@@ -157,6 +157,11 @@ class OpenAIClient:
             scores += await self._transport.request("POST", "/score", scores_of, json=body)
         return scores
 
+    @property
+    def server_model(self) -> str:
+        """What our server calls its model, by its first answer; empty: it is no server of ours."""
+        return self._transport.model
+
     async def models(self) -> tuple[str, ...]:
         """Names of the models and adapters of the server."""
         return (await self._transport.request("GET", "/models", dialect_of))[1]

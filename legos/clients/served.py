@@ -70,11 +70,16 @@ class LegosServer:
 
     The server's tokenizer must be that of the caller: choices, stop texts and JSON schemas travel
     as texts. A server that was started again gets its adapters again, and the requests that found
-    them missing are repeated.
+    them missing are repeated; with another model it is refused.
     """
 
     def __init__(
-        self, url: str, *, api_key: str | None = None, loaded: Loaded | None = None
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        loaded: Loaded | None = None,
+        model: str = "",
     ) -> None:
         """Describe a server; nothing is sent yet.
 
@@ -82,6 +87,7 @@ class LegosServer:
             url: its address.
             api_key: bearer token.
             loaded: what this process has loaded there; None: another process loads the adapters.
+            model: what the server calls its model; empty: as in its first answer.
         """
         self._url, self._loaded = url, loaded
         self._losses: tuple[Mapping[str, int], int] = {}, 0  # of these adapters, so often
@@ -92,6 +98,7 @@ class LegosServer:
             timeout_s=REQUEST_S,
             max_connections=CONNECTIONS,
             retries=RETRIES,
+            model=model,
         )
         self._lists = RequestLists(self._sampled)
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 from weakref import WeakKeyDictionary
 
 import httpx
@@ -15,7 +15,8 @@ import msgspec
 from httpx_sse import EventSource
 
 from legos.clients.gate import Gate
-from legos.errors import EndpointError, LegosError, NotFoundError, RequestError
+from legos.data.names import MODEL_HEADER
+from legos.errors import EndpointError, EngineError, LegosError, NotFoundError, RequestError
 
 __all__ = [
     "LOOPBACK",
@@ -91,6 +92,10 @@ class Transport:
 
     Each event loop has its own pool of connections, made with its first request. There are no more
     requests at once than the server admits (``Gate``).
+
+    Attributes:
+        url: the address to which paths are appended.
+        model: what our server calls its model, of the first answer; empty: nothing yet.
     """
 
     def __init__(
@@ -101,6 +106,7 @@ class Transport:
         timeout_s: float,
         max_connections: int,
         retries: int,
+        model: str | None = None,
     ) -> None:
         """Check the address; nothing is sent yet.
 
@@ -110,6 +116,8 @@ class Transport:
             timeout_s: longest wait for an answer, seconds.
             max_connections: maximum number of simultaneous requests; others wait.
             retries: maximum number of retries of a failed request.
+            model: the ``model`` of another transport; empty: that of the first answer. Every answer
+                must come from it, because the server may be started again. None: any may answer.
 
         Raises:
             RequestError: the address is not an HTTP address.
@@ -129,6 +137,7 @@ class Transport:
         self._timeout_s = timeout_s
         self._max_connections = max_connections
         self._retries = retries
+        self.model, self._keeps_model = model or "", model is not None
         self._jitter = random.Random()
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, _Pool] = WeakKeyDictionary()
 
@@ -162,6 +171,7 @@ class Transport:
         Raises:
             RequestError: the server refuses it (4xx), with the server's own message.
             EndpointError: no server answers, it fails (5xx), or its answer cannot be read.
+            EngineError: another model answers than before.
         """
         body = content if json is None else msgspec.json.encode(json)
         address = f"{self.url}{path}" if path.startswith("/") else path
@@ -252,6 +262,7 @@ class Transport:
             raise self._unreachable(error) from error
         except httpx.HTTPError as error:
             raise _AgainError(self._unreachable(error)) from error
+        self._check_model(answer)
         status = answer.status_code
         if status < 300:
             try:
@@ -263,6 +274,18 @@ class Transport:
         if status < 500 and not (busy and answer.headers.get("x-should-retry") != "false"):
             raise failure
         raise _AgainError(failure, wait_s=retry_after(answer), busy=busy)
+
+    def _check_model(self, answer: httpx.Response) -> None:
+        """Refuse an answer of another model than before; only our server names its own."""
+        found = answer.headers.get(MODEL_HEADER, "")
+        if not found and not answer.is_success:
+            return
+        self.model = self.model or found
+        if self._keeps_model and found.split()[-1:] != self.model.split()[-1:]:
+            raise EngineError(
+                f"{self.url} was {_model(self.model)} and has come back as {_model(found)}; start "
+                "it again with the former model, and resume the run"
+            )
 
     def _pool(self) -> _Pool:
         loop = asyncio.get_running_loop()
@@ -323,6 +346,12 @@ def _refusal(status: int, body: bytes, address: str) -> RequestError | EndpointE
     if status < 500:
         return refused(f"{address} refuses the request ({status}): {message}")
     return EndpointError(f"{address} cannot answer ({status}): {message}")
+
+
+def _model(named: str) -> str:
+    """The model of our server in a message."""
+    name, _, fingerprint = named.partition(" ")
+    return f"model {unquote(name)!r} ({fingerprint})" if named else "another kind of server"
 
 
 def retry_after(answer: httpx.Response) -> float | None:

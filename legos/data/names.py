@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 from functools import lru_cache
 
-__all__ = ["BASE", "LAG", "POLICY", "adapter_name", "arenas_in", "evaluated_name"]
+__all__ = ["BASE", "LAG", "MODEL_HEADER", "POLICY", "adapter_name", "arenas_in", "evaluated_name"]
 
 POLICY = "policy"  # the adapter that is trained, unless another name is given
 BASE = "base"  # the model without an adapter
+MODEL_HEADER = "x-legos-model"  # of our server's answers: name and fingerprint of its base model
 LAG = "lag_versions/"  # of an engine's figures: by how many versions the server named is behind
 
 

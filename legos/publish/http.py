@@ -69,6 +69,7 @@ class HttpPublisher:
                 timeout_s=timeout_s,
                 max_connections=2,
                 retries=retries,
+                model="",
             )
             for url in given
         ]
@@ -83,7 +84,8 @@ class HttpPublisher:
 
         Raises:
             AdapterError: a server rejects it; the adapter that was live there stays.
-            EngineError: a server cannot be reached, or has another adapter live afterwards.
+            EngineError: a server cannot be reached, has another adapter live afterwards, or another
+                model than before.
         """
         async with self._loading, self._carrier.carried(adapter) as content:
             await self._send_all(adapter.info, content)

@@ -65,6 +65,7 @@ class Service:
     _: KW_ONLY
     model: str  # name of the base model
     context: int  # maximum length of prompt plus completion, in tokens
+    fingerprint: str = ""  # of the base model's files; empty: not known
     tools: ToolFormat = PLAIN_TOOLS  # format in which the model writes tool calls
     lora_scale: float | None = None  # LoRA's multiplier for an adapter that does not state one
     options: ServerOptions = field(default_factory=ServerOptions)

@@ -51,6 +51,11 @@ class VllmApi:
         """Name of each model at the server -> its path; the base model comes first."""
         return await self._request("GET", "/v1/models", _models)
 
+    async def base(self) -> str:
+        """Name and path of the base model, for comparison and for messages."""
+        name, path = next(iter((await self.listed()).items()), ("none", ""))
+        return f"{name!r} ({path})"
+
     async def load(self, name: str, place: str, *, base_model: str) -> None:
         """Load an adapter, or find it loaded from the same place.
 

@@ -80,6 +80,7 @@ class VllmPublisher:
         self._probe = probe
         self._names = names
         self._api = VllmApi(server.url, api_key=api_key)
+        self._base = ""  # the server's base model
         self._slots: int | None = None  # adapters that can answer at once; None: not known
         self._adapters: dict[str, Adapter] = {}  # name at the server -> what was loaded
         self._unloaded: deque[str] = deque()  # names whose folders still exist
@@ -96,6 +97,7 @@ class VllmPublisher:
             EngineError: the server does not answer.
         """
         try:
+            self._base = await self._api.base()
             await self._clean_up()
             first = await asyncio.to_thread(self._probe.first_adapter)
             served = self._folders.served(first)
@@ -225,7 +227,9 @@ class VllmPublisher:
         Raises:
             AdapterError: the server refuses it, or computes something else.
             EndpointError: the server fails.
+            EngineError: the server has another base model than before.
         """
+        await self._check_base()
         place = str(self._folders.place(served))
         await self._api.load(served.model, place, base_model=self._live.base_model)
         try:
@@ -234,6 +238,20 @@ class VllmPublisher:
         except AdapterError:
             await self._api.unload(served.model)
             raise
+
+    async def _check_base(self) -> None:
+        """Refuse a server that was started again with another base model.
+
+        Raises:
+            EngineError: it was; the message names both models.
+            EndpointError: the server fails.
+        """
+        found = await self._api.base()
+        if found != self._base:
+            raise EngineError(
+                f"the vLLM server at {self._server.url} had base model {self._base} and has come "
+                f"back with {found}; start it again with the former model, and resume the run"
+            )
 
     async def _logprobs(self, model: str) -> NDArray[np.float64]:
         return await self._api.logprobs(model, self._probe.prompt, self._probe.watched)
@@ -256,7 +274,9 @@ class VllmPublisher:
             try:
                 lost = await self._reload()
             except AdapterError as error:
-                raise EngineError(f"the vLLM server came back changed: {error}") from error
+                raise EngineError(
+                    f"the vLLM server with base model {self._base} came back changed: {error}"
+                ) from error
             except EndpointError as error:
                 failure = error
                 await asyncio.sleep(AGAIN_S)
@@ -271,6 +291,7 @@ class VllmPublisher:
     async def _reload(self) -> int:
         """Load what is live and not loaded, check all of it, and return how many were lost."""
         listed = await self._api.listed()
+        await self._check_base()
         await self._logprobs(self._live.base_model)
         live = list(self._live.loaded())
         for served in live:

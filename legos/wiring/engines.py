@@ -118,15 +118,18 @@ def served_engine(
         ModelError: a server has another model, or another tokenizer.
         EngineError: a server does not answer.
     """
+    models: list[str] = []
     for url in urls:
         client = OpenAIClient(url, api_key=api_key, dialect="legos")
         asyncio.run(check_same_model(client, model, where=url))
+        models.append(client.server_model)
     carrier = InRequests() if adapter_folder is None else SharedFolder(adapter_folder)
     engine = engine_on(
         urls,
         api_key=api_key,
         retries=RETRIES,
         carrier=carrier,
+        models=models,
         num_vocabulary=model.num_vocabulary,
         context=model.context,
     )
@@ -141,6 +144,7 @@ def engine_on(
     num_vocabulary: int,
     context: int,
     carrier: Carrier | None = None,
+    models: Sequence[str] = (),
 ) -> RemoteEngine:
     """The engine of servers that share the work, and get every adapter.
 
@@ -151,12 +155,13 @@ def engine_on(
         num_vocabulary: size of the model's vocabulary.
         context: maximum number of prompt and completion tokens together.
         carrier: brings adapters to the servers; None: over HTTP.
+        models: what each server calls its model; empty: as in its first answer.
     """
     publishers = http_publishers(urls, api_key=api_key, retries=retries, carrier=carrier)
     return RemoteEngine(
         [
-            LegosServer(url, api_key=api_key, loaded=loaded)
-            for url, loaded in zip(urls, publishers, strict=True)
+            LegosServer(url, api_key=api_key, loaded=loaded, model=named)
+            for url, loaded, named in zip(urls, publishers, models or [""] * len(urls), strict=True)
         ],
         Broadcaster(zip(map(server_name, urls), publishers, strict=True)),
         num_vocabulary=num_vocabulary,

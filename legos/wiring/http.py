@@ -1,5 +1,6 @@
 """Make the HTTP application of a model and its engine; importing this takes long."""
 
+from pathlib import Path
 from typing import Protocol
 
 from fastapi import FastAPI
@@ -16,6 +17,7 @@ from legos.server.seat_keys import SeatKeys
 from legos.server.seats import HOST, SeatHost
 from legos.server.service import Service
 from legos.weights.adapter import LoraShape
+from legos.weights.base import fingerprint_of
 
 __all__ = ["Rendering", "app_of", "seat_host"]
 
@@ -24,6 +26,11 @@ NO_LIMIT = 1 << 30  # the plays' own limits apply to the requests of programs in
 
 class Rendering(Protocol):
     """What an application needs of a model besides its engine; a ``ModelHandle`` has it."""
+
+    @property
+    def folder(self) -> Path:
+        """The model's files."""
+        ...
 
     @property
     def tokenizer(self) -> ChatTokenizer:
@@ -75,6 +82,7 @@ def app_of(
         handle.tokenizer,
         model=name,
         context=handle.context,
+        fingerprint=fingerprint_of(handle.folder),
         tools=handle.tool_format,
         lora_scale=scale,
         options=options,

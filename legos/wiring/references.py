@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 
 from legos.builtin import EXAMPLE
+from legos.clients.pool import all_done
 from legos.clients.references import ReferenceServers
 from legos.clients.remote import RemoteEngine, RemoteServer
 from legos.clients.served import LegosServer
@@ -25,6 +27,9 @@ from legos.wiring.engines import kind_of
 from legos.wiring.same_model import tolerance
 
 __all__ = ["reference_servers"]
+
+PATIENCE_S = 180.0  # how long the run waits where no server answers anything
+Tokens = tuple[int, ...]
 
 
 def reference_servers(
@@ -46,7 +51,13 @@ def reference_servers(
     if not urls:
         return None
     servers = [asyncio.run(_server(url, model, adapter=adapter, api_key=api_key)) for url in urls]
-    engine = RemoteEngine(servers, None, num_vocabulary=model.num_vocabulary, context=model.context)
+    engine = RemoteEngine(
+        servers,
+        None,
+        num_vocabulary=model.num_vocabulary,
+        context=model.context,
+        patience_s=PATIENCE_S,
+    )
     with ExitStack() as stack:
         stack.callback(engine.close)
         for url, server in zip(urls, servers, strict=True):
@@ -78,9 +89,9 @@ async def _server(
         )
     api = VllmApi(url, api_key=api_key)
     try:
-        has_lora = await api.has_lora()
+        has_lora, base = await api.has_lora(), await api.base()
     except (EndpointError, RequestError) as error:
-        raise EngineError(f"{url} does not show its metrics: {error}") from error
+        raise EngineError(f"{url} does not show its metrics and models: {error}") from error
     finally:
         await api.aclose()
     if has_lora:
@@ -89,19 +100,73 @@ async def _server(
             "its engine; start one without --enable-lora, or `legos serve`"
         )
     facts = await server_facts(url, api_key=api_key, context=model.context)
-    return VllmServer(url, LiveAdapters(facts.model), api_key=api_key, has_lora=False)
+    server = VllmServer(url, LiveAdapters(facts.model), api_key=api_key, has_lora=False)
+    return _OneModel(server, api, base, model)
+
+
+class _OneModel:
+    """A vLLM server whose model is checked after every answer, because it may be started again."""
+
+    def __init__(self, server: VllmServer, api: VllmApi, base: str, model: ModelHandle) -> None:
+        self.name, self.healthy, self.answer = server.name, server.healthy, server.answer
+        self._server, self._api, self._base = server, api, base
+        self._row, self._tolerance = _fixed_row(model), tolerance(model)
+        self._first: Sequence[float] | None = None  # log-probabilities of a fixed text
+
+    async def score(
+        self,
+        prompts: Sequence[tuple[Tokens, Sequence[Tokens]]],
+        *,
+        end_ids: Sequence[int],
+        adapter: str,
+        by_token: bool = False,
+    ) -> list[list[float]]:
+        """See ``RemoteServer``.
+
+        Raises:
+            EngineError: another model answers than before.
+        """
+        ask = partial(self._server.score, end_ids=end_ids, adapter=adapter)
+        try:
+            scores = await ask(prompts, by_token=by_token)
+            (found,) = await ask(_asked(self._row), by_token=True)
+        except (RequestError, EngineError) as error:
+            if (now := await self._base_now()) != self._base:
+                raise self._changed(now, str(error)) from error
+            raise
+        self._first = self._first or found
+        gap = _gap(found, self._first)
+        if not gap <= self._tolerance:
+            text = f"the log-probabilities of a fixed text differ by {gap:.3g} nats a token"
+            raise self._changed(await self._base_now(), text)
+        return scores
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await all_done([self._server.aclose(), self._api.aclose()])
+
+    async def _base_now(self) -> str:
+        try:
+            return await self._api.base()
+        except (RequestError, EndpointError):
+            return self._base  # not known to be another one
+
+    def _changed(self, now: str, reason: str) -> EngineError:
+        return EngineError(
+            f"training.kl_server {self._api.url} had base model {self._base} and has come back "
+            f"with {now}: {reason}; start it again with the former model, and resume the run"
+        )
 
 
 def _check(
     url: str, server: RemoteServer, engine: RemoteEngine, model: ModelHandle, *, adapter: str
 ) -> None:
-    """Compare the log-probabilities of a fixed text's tokens, and of the vocabulary's last one."""
-    row = (*model.tokenizer.render((Message("user", EXAMPLE),)), model.num_vocabulary - 1)
-    asked = [(row[:1], [row[1:]])]
+    """Compare the log-probabilities of a fixed text."""
+    row = _fixed_row(model)
     try:
         for name in dict.fromkeys((BASE, adapter)):
-            scored = server.score(asked, end_ids=(), adapter=name, by_token=True)
-            (found,) = engine.call(scored).result()
+            scored = server.score(_asked(row), end_ids=(), adapter=name, by_token=True)
+            (found,) = engine.call(scored).result(timeout=PATIENCE_S)
             if name == BASE:
                 _compare(url, found, row, model)
     except RequestError as error:
@@ -111,13 +176,32 @@ def _check(
         ) from error
     except EndpointError as error:
         raise EngineError(str(error)) from error
+    except TimeoutError as error:
+        raise EngineError(
+            f"training.kl_server {url!r} has not scored a fixed text within {PATIENCE_S:g} s; "
+            "start it again"
+        ) from error
 
 
-def _compare(url: str, found: Sequence[float], row: Sequence[int], model: ModelHandle) -> None:
+def _fixed_row(model: ModelHandle) -> Tokens:
+    """A fixed text's tokens, and the vocabulary's last one."""
+    return (*model.tokenizer.render((Message("user", EXAMPLE),)), model.num_vocabulary - 1)
+
+
+def _asked(row: Tokens) -> list[tuple[Tokens, list[Tokens]]]:
+    return [(row[:1], [row[1:]])]
+
+
+def _gap(one: Sequence[float], other: Sequence[float]) -> float:
+    """Mean difference of log-probabilities, nats."""
+    return float(np.abs(np.subtract(one, other)).mean())
+
+
+def _compare(url: str, found: Sequence[float], row: Tokens, model: ModelHandle) -> None:
     with model.without_lora():
         logits = model(row)[:-1].astype(np.float64)
     own = log_softmax(np, logits)[np.arange(len(row) - 1), list(row[1:])]
-    gap = float(np.abs(np.asarray(found) - own).mean())
+    gap = _gap(found, own.tolist())
     if not gap <= tolerance(model):
         raise ModelError(
             f"training.kl_server {url!r} has another model than the trainer ({model.folder}): the "

@@ -16,6 +16,7 @@ __all__ = ["Description"]
 class Description:
     """A model without its weights; implements ``legos.wiring.http.Rendering``."""
 
+    folder: Path  # the model's files
     tokenizer: ChatTokenizer
     context: int  # maximum number of prompt and completion tokens together
     tool_format: ToolFormat
@@ -30,6 +31,7 @@ class Description:
         """
         tokenizer = load_tokenizer(folder)
         return cls(
+            folder=folder,
             tokenizer=tokenizer,
             context=context_length(folder),
             tool_format=(tokenizer.knows_tools and tool_format_of(folder)) or PLAIN_TOOLS,

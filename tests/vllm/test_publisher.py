@@ -295,3 +295,24 @@ def test_a_server_that_stays_away_ends_the_run_with_the_cause(tmp_path: Path) ->
             await live.recovery.after(ConnectionError("later"), live.recovery.epoch)
 
     tell(server, tmp_path, story, wait_s=0.2)
+
+
+@pytest.mark.parametrize(("base", "root"), [("other", "/models/tiny"), ("tiny", "/models/other")])
+def test_a_server_that_comes_back_with_another_model_ends_the_run_and_names_both(
+    base: str, root: str, tmp_path: Path
+) -> None:
+    server = StandIn()
+    named = rf"base model 'tiny' \(/models/tiny\) and has come back with '{base}' \({root}\)"
+
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        await publisher.publish(small_adapter(1))
+        server.restart()
+        server.base, server.root = base, root
+        with pytest.raises(EngineError, match=named):  # where nobody has noticed it before
+            await publisher.publish(small_adapter(2))
+        assert not server.loaded
+        with pytest.raises(EngineError, match=named):
+            await live.recovery.after(ConnectionError("404: policy@1"), live.recovery.epoch)
+        assert live.newest["policy"].version == 1
+
+    tell(server, tmp_path, story)

@@ -6,13 +6,14 @@ import logging
 import re
 import time
 from collections.abc import Sequence
+from urllib.parse import quote
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from legos.arena.endpoint import AgentSeat
+from legos.data.names import MODEL_HEADER
 from legos.server.memory import MemoryRelease
-from legos.server.options import ServerOptions
 from legos.server.problems import Problem
 from legos.server.seat_keys import play_ended
 from legos.server.service import Service
@@ -24,6 +25,7 @@ logger = logging.getLogger("legos.server")
 OPEN = frozenset({"/health", "/docs", "/openapi.json"})  # paths that need no API key
 ALWAYS = frozenset({"/health", "/metrics"})  # answered while the server drains
 LOAD = "/adapters/load"
+_MODEL = MODEL_HEADER.encode()
 # Beginnings of the paths that a seat's key opens.
 OF_SEATS = ("/v1/chat/completions", "/v1/models", "/v1/episodes/")
 ONCE = (b"host", b"authorization")  # headers of which a second one is refused
@@ -46,7 +48,7 @@ class Access:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        exchange = _Exchange(receive, send, self._service.options, self._limit(scope["path"]))
+        exchange = _Exchange(receive, send, self._service, self._limit(scope["path"]))
         try:
             refusal = self._wrong_headers(scope["headers"]) or self._refusal(scope)
             exchange.seat = scope.get("seat")
@@ -147,8 +149,9 @@ class _Exchange:
         seat: the seat of a running play that the request belongs to, or None.
     """
 
-    def __init__(self, receive: Receive, send: Send, options: ServerOptions, limit: int) -> None:
-        self._receive, self._send = receive, send
+    def __init__(self, receive: Receive, send: Send, service: Service, limit: int) -> None:
+        self._receive, self._send, options = receive, send, service.options
+        self._model = f"{quote(service.model)} {service.fingerprint}".encode()
         self._limit = limit  # bytes
         self._pause_s = options.body_pause_s
         self._now = asyncio.get_running_loop().time
@@ -165,6 +168,7 @@ class _Exchange:
         """Send a part of the response."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), (_MODEL, self._model)]
         elif self.status is not None and self.status >= 400:
             self._error += message.get("body", b"")
         await self._send(message)

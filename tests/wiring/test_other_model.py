@@ -1,0 +1,165 @@
+"""A server that comes back with another model at the same address ends the run, and names both."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from reference_parity import mixed_samples
+
+from legos import GRPOCredit, Trainer, TrainingConfig, load_model, make_arena
+from legos.config.schema import GenerationConfig
+from legos.device import ModelHandle
+from legos.errors import EngineError
+from legos.loop.loop import synchronous_training_loop
+from legos.losses.softmax import log_softmax
+from legos.server.options import ServerOptions
+from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving, write_tiny_model
+from legos.weights.base import fingerprint_of
+from legos.wiring.http import app_of
+from legos.wiring.model import apply_lora
+from legos.wiring.references import reference_servers
+
+
+class Address:
+    """An ASGI application that passes requests to one of several, as if servers were restarted."""
+
+    def __init__(self, *apps: Any) -> None:
+        self.apps = list(apps)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.apps[0](scope, receive, send)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two models of the same shape with different weights."""
+    folder = tmp_path_factory.mktemp("models")
+    return [write_tiny_model(folder / name, seed=n) for n, name in enumerate(("first", "other"))]
+
+
+@contextmanager
+def two_servers(folders: list[Path]) -> Iterator[tuple[str, Address]]:
+    with ExitStack() as stack:
+        apps: list[Any] = []
+        for folder in folders:
+            model = stack.enter_context(closing(load_model(str(folder))))
+            apply_lora(model)
+            engine = stack.enter_context(closing(model.make_engine()))
+            apps.append(app_of(model, engine, name=folder.name, options=ServerOptions()))
+        address = Address(*apps)
+        yield stack.enter_context(serving(address)), address
+
+
+def both(folders: list[Path]) -> str:
+    first, other = map(fingerprint_of, folders)
+    return rf"was model 'first' \({first}\) and has come back as model 'other' \({other}\)"
+
+
+def test_a_run_ends_when_its_server_comes_back_with_another_model(folders: list[Path]) -> None:
+    async def swap(*_: object) -> None:
+        address.apps.reverse()
+
+    with two_servers(folders) as (url, address):
+        trainer = Trainer(
+            model=load_model(str(folders[0])),
+            config=TrainingConfig(min_samples_per_step=4),
+            generation=url,
+        )
+        with closing(trainer):
+            short = GenerationConfig(max_tokens=4)
+            arena = make_arena("nim", trainer.client(), generation=short)
+            arena.credit_assigner, arena.tasks_per_step, arena.group_size = GRPOCredit(), 2, 4
+            loop = synchronous_training_loop(arena, trainer, 3, after_step=swap, progress=False)
+            with pytest.raises(EngineError, match=both(folders)):
+                asyncio.run(loop)
+    assert trainer.step == 1
+
+
+def test_a_reference_server_that_comes_back_with_another_model_is_refused(
+    folders: list[Path],
+) -> None:
+    with two_servers(folders) as (url, address), closing(load_model(str(folders[0]))) as model:
+        apply_lora(model)
+        config = TrainingConfig(kl_coef=0.3, kl_server=(url,))
+        references = reference_servers(config, model, api_key=None)
+        assert references is not None
+        address.apps.reverse()
+        with closing(references), pytest.raises(EngineError, match=both(folders)):
+            references(mixed_samples()).result(timeout=60)
+
+
+class Vllm:
+    """A vLLM server without LoRA, which scores tokens as a model does."""
+
+    def __init__(self, model: ModelHandle) -> None:
+        self.model, self.name, self.factor = model, "base", 1.0
+
+    def reply(self, asked: HttpAsked) -> HttpAnswer:
+        if asked.path == "/metrics":
+            return HttpAnswer(b"vllm:num_requests_running 0")
+        if asked.path == "/v1/models":
+            return HttpAnswer({"data": [{"id": self.name, "root": "/m", "owned_by": "vllm"}]})
+        if asked.body["model"] != self.name:
+            return HttpAnswer({"error": {"message": "no such model"}}, 404)
+        scored = [self._scored(*each) for each in enumerate(asked.body["prompt"])]
+        return HttpAnswer({"choices": scored})
+
+    def _scored(self, index: int, prompt: list[int]) -> dict[str, Any]:
+        nats = log_softmax(np, self.model(prompt)[:-1].astype(np.float64) * self.factor)
+        pairs = zip(prompt[1:], nats, strict=True)
+        found = [{str(token): {"logprob": float(row[token])}} for token, row in pairs]
+        return {"index": index, "prompt_logprobs": [None, *found]}
+
+
+@pytest.mark.parametrize("change", [{"name": "other"}, {"factor": 2.0}])
+def test_a_vllm_reference_server_with_another_model_is_refused(
+    change: dict[str, Any], folders: list[Path]
+) -> None:
+    with closing(load_model(str(folders[0]))) as model:
+        apply_lora(model)
+        server = Vllm(model)
+        with serving(ScriptedServer(server.reply)) as url:
+            config = TrainingConfig(kl_coef=0.3, kl_server=(url,))
+            references = reference_servers(config, model, api_key=None)
+            assert references is not None
+            samples = [one for one in mixed_samples() if not one.restricted]
+            with closing(references):
+                assert references(samples).result(timeout=60)[0].reference_logprobs
+                vars(server).update(change)
+                named = rf"base model 'base' .* come back with '{server.name}' "
+                with pytest.raises(EngineError, match=named):
+                    references(samples).result(timeout=60)
+
+
+def test_a_reference_server_that_hangs_ends_the_run(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    monkeypatch.setattr("legos.wiring.references.PATIENCE_S", 2.0)
+    monkeypatch.setattr("legos.clients.pool.CHECK_S", 0.5)
+    monkeypatch.setattr("legos.clients.health.ANSWER_S", 0.5)
+    with two_servers(folders[:1]) as (url, address), closing(load_model(str(folders[0]))) as model:
+        apply_lora(model)
+        config = TrainingConfig(kl_coef=0.3, kl_server=(url,))
+        references = reference_servers(config, model, api_key=None)
+        assert references is not None
+        address.apps = [hang]
+        with (
+            closing(references),
+            pytest.raises(EngineError, match=r"answered nothing for 2 s, nor GET /health.*resume"),
+        ):
+            references(mixed_samples()).result(timeout=60)
+        monkeypatch.setattr("legos.wiring.references.kind_of", _ours)
+        with pytest.raises(EngineError, match="has not scored a fixed text within 2 s"):
+            reference_servers(config, model, api_key=None)
+
+
+async def _ours(*_: object, **__: object) -> str:
+    return "legos"
