@@ -82,7 +82,8 @@ class Trainer(PolicyTrainer):
             restored: whether a checkpoint is restored next. It contains the adapter of
                 ``kl_reference``, whose folder is then not needed.
             tell: receives the memory plan before the first step; None: it is logged.
-            api_key: API key of the servers of ``kl_server``.
+            api_key: API key of the servers of ``kl_server``, and of ``generation`` if it is an
+                address.
 
         Raises:
             AdapterError: the adapter of ``kl_reference`` does not exist, or does not fit.
@@ -108,7 +109,7 @@ class Trainer(PolicyTrainer):
         settings = backend_config(config, restored=restored, report=tell)
         limits = limits or EngineLimits(memory_bytes=settings.memory_limit_bytes)
         if isinstance(generation, str):
-            generation = engine_at([generation], policies, api_key=None)
+            generation = engine_at([generation], policies, api_key=api_key)
         self.generation = (
             TokenEngine(model.make_engine(limits), model)
             if generation is None

@@ -1,16 +1,21 @@
 """A trainer's own doors: adapters beside the policy."""
 
+import asyncio
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from legos.config.schema import RunConfig
-from legos.errors import AdapterError
+from legos.errors import AdapterError, EngineError
 from legos.mlx import device
+from legos.server.options import ServerOptions
+from legos.testing import serving
 from legos.weights.folder import write_adapter
-from legos.wiring.model import load_model
+from legos.wiring.http import app_of
+from legos.wiring.model import apply_lora, load_model
 from legos.wiring.trainer import Trainer, trainer_of
 
 
@@ -55,3 +60,17 @@ def test_a_run_resolves_the_model_once_and_learns_its_vocabulary_without_a_forwa
     made.close()
     assert len(resolved) == 1
     assert made.settings.select.num_vocabulary == made.model.num_vocabulary
+
+
+def test_the_key_of_a_server_that_generates_travels_with_its_address() -> None:
+    with closing(load_model("builtin")) as model:
+        apply_lora(model)
+        with closing(model.make_engine()) as engine:
+            app = app_of(model, engine, name="builtin", options=ServerOptions(api_key="k"))
+            with serving(app) as url, closing(load_model("builtin")) as own:
+                made = Trainer(model=own, generation=url, api_key="k")
+                asyncio.run(made.publish_weights())
+                assert engine.adapters()["policy"] == made.adapters[0].info
+                made.generation.close()
+                with pytest.raises(EngineError, match="refuses the API key"):
+                    Trainer(model=own, generation=url)
