@@ -21,28 +21,20 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from legos.arena.step import warn_of
 from legos.data.sample import TrainingBatch
 from legos.data.shares import Shares
 from legos.errors import Stopped
-from legos.loop.buffer import Amount, Buffer, Waiting
+from legos.loop.buffer import Buffer
 from legos.loop.deficits import Deficits
+from legos.loop.trainer import References
+from legos.loop.waiting import Admission, Amount, Waiting
 
 __all__ = ["Admission", "Batcher"]
 
 PATIENCE = 4.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Admission:
-    """A group that was admitted and is being played."""
-
-    arena: str
-    num_tasks: int
-    version: int  # newest policy version when the group was admitted
 
 
 class Batcher:
@@ -107,7 +99,7 @@ class Batcher:
     @property
     def num_tokens(self) -> int:
         """Number of chosen tokens in the samples that wait."""
-        return sum(buffer.num_tokens for buffer in self.buffers.values())
+        return sum(buffer.num_tokens + buffer.unscored_tokens for buffer in self.buffers.values())
 
     @property
     def queued(self) -> Mapping[str, Sequence[TrainingBatch]]:
@@ -139,19 +131,26 @@ class Batcher:
             self._tasks[arena, admission.version] += num_tasks
             return admission
 
-    async def put(self, batch: TrainingBatch, admission: Admission) -> None:
+    async def put(
+        self, batch: TrainingBatch, admission: Admission, references: References | None = None
+    ) -> None:
         """Add a played group; it is in the buffer even if the caller is cancelled here.
 
         The trainer gets an error if too many groups without samples come in a row, or if too many
-        plays fail.
+        plays fail. With ``references``, the group waits there for what they compute.
         """
-        if admission in self._playing:
-            self._playing.remove(admission)
-            self._tasks[admission.arena, admission.version] -= admission.num_tasks
-            self._tasks = +self._tasks
-        error = self.buffers[admission.arena].put(batch)
+        buffer = self.buffers[admission.arena]
+        error = buffer.put(batch, scored=references is None)
         self._ending = self._ending or error
-        await self._wake()
+        try:
+            if references is not None and error is None:
+                await buffer.score(references)
+        finally:
+            if admission in self._playing:
+                self._playing.remove(admission)
+                self._tasks[admission.arena, admission.version] -= admission.num_tasks
+                self._tasks = +self._tasks
+            await self._wake()
 
     async def take(
         self, versions: Mapping[str, int], *, progress: float = 0.0

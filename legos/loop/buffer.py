@@ -5,11 +5,14 @@ groups with too few plays). The ledger records their tokens. ``legos.loop.batche
 arena may play, and how much of each buffer an optimiser step takes.
 """
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
+
+from msgspec import structs
 
 from legos.data.sample import Sample, TrainingBatch
 from legos.data.seeds import mix
@@ -17,50 +20,16 @@ from legos.data.select import KEEP_ALL, Selection, only
 from legos.data.shares import Order
 from legos.loop.failures import MAX_FAILED_SHARE, FailureWindow
 from legos.loop.ledger import Ledger
+from legos.loop.trainer import References
+from legos.loop.waiting import Amount, Waiting, num_tokens
 
-__all__ = ["Amount", "Buffer", "Waiting"]
+__all__ = ["Buffer"]
 
 logger = logging.getLogger(__name__)
 
 REMEMBERED = 5  # steps; the samples per task are averaged over the tasks of this many steps
 
 ARRIVED = ("rollouts", "tokens", "generated_tokens")  # what is counted of the groups that come
-
-
-class Amount(NamedTuple):
-    """What some groups have together."""
-
-    tasks: int = 0
-    samples: int = 0
-    tokens: int = 0  # chosen tokens
-
-    def plus(self, other: "Amount", times: int = 1) -> "Amount":
-        """This amount and another one, so many times."""
-        return Amount(*(a + times * b for a, b in zip(self, other, strict=True)))
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A group that waits."""
-
-    batch: TrainingBatch
-    number: int  # number of groups that arrived before it
-    tokens: int  # number of chosen tokens
-    oldest: int  # policy version of its oldest token; -1: it has no samples
-    newest: int  # policy version of its newest token; -1: it has no samples
-    uses: int = 0  # number of steps that were trained on it
-
-    @classmethod
-    def of(cls, batch: TrainingBatch, number: int, uses: int = 0) -> "Waiting":
-        """Count the tokens of a group, and look at their versions."""
-        return cls(
-            batch,
-            number,
-            tokens=sum(len(sample.positions) for sample in batch.samples),
-            oldest=min((sample.oldest_version for sample in batch.samples), default=-1),
-            newest=max((sample.newest_version for sample in batch.samples), default=-1),
-            uses=uses,
-        )
 
 
 class Buffer:
@@ -116,6 +85,7 @@ class Buffer:
             tasks_per_step=tasks_per_step, max_failed_share=max_failed_share
         )
         self._seed = seed
+        self._unscored: list[TrainingBatch] = []  # without their reference log-probabilities yet
         self._queue: list[Waiting] = []  # in the order of arrival
         self._held = Amount()  # what the queue holds, kept so that nothing has to go through it
         self._left = Amount()  # the same once for each step that it is left for
@@ -129,7 +99,7 @@ class Buffer:
     @property
     def queued(self) -> Sequence[TrainingBatch]:
         """The groups that wait, oldest first."""
-        return tuple(waiting.batch for waiting in self._queue)
+        return (*(waiting.batch for waiting in self._queue), *self._unscored)
 
     @property
     def amount(self) -> Amount:
@@ -138,27 +108,45 @@ class Buffer:
 
     @property
     def num_tokens(self) -> int:
-        """Number of chosen tokens in the samples that wait."""
+        """Number of chosen tokens in the samples that can be taken."""
         return self._held.tokens
 
-    def put(self, batch: TrainingBatch) -> Exception | None:
+    @property
+    def unscored_tokens(self) -> int:
+        """Number of chosen tokens in the groups that wait for their references."""
+        return sum(map(num_tokens, self._unscored))
+
+    def put(self, batch: TrainingBatch, *, scored: bool = True) -> Exception | None:
         """Add a played group; returns the error that ends the run after it, or None.
 
         A group without samples is kept for its metrics.
+
+        Args:
+            batch: the group.
+            scored: False: it cannot be taken yet; ``score`` follows at once.
         """
         kept = self._account(batch)
-        self._add([Waiting.of(kept, self._arrived)])
-        self._arrived += 1
+        self._unscored.append(kept)
+        if scored:
+            self._let_take(kept, kept)
+        tokens = num_tokens(kept)
         self._news["generated_tokens"] += batch.tokens_generated
-        self._news["tokens"] += self._queue[-1].tokens
+        self._news["tokens"] += tokens
         self._news["rollouts"] += len({sample.rollout for sample in kept.samples})
         error = self._failures.judge(batch, kept, self._ledger)
         self._tasks_seen += kept.num_tasks
         share = min(kept.num_tasks / min(self._tasks_seen, REMEMBERED * self.tasks_per_step), 1.0)
-        samples, tokens = len(kept.samples), self._queue[-1].tokens
-        self.samples_per_task += (samples / kept.num_tasks - self.samples_per_task) * share
+        self.samples_per_task += (
+            len(kept.samples) / kept.num_tasks - self.samples_per_task
+        ) * share
         self.tokens_per_task += (tokens / kept.num_tasks - self.tokens_per_task) * share
         return error
+
+    async def score(self, references: References) -> None:
+        """Let the group that was put last be taken, with its reference log-probabilities."""
+        group = self._unscored[-1]
+        samples = await asyncio.wrap_future(references(group.samples))
+        self._let_take(group, structs.replace(group, samples=tuple(samples)))
 
     def first(self, full: Callable[[Amount], bool]) -> int | None:
         """Number of groups, in the order in which they are taken, until their amount is enough."""
@@ -224,6 +212,9 @@ class Buffer:
                 self._ledger.reused -= waiting.tokens
             elif waiting.tokens:
                 self._ledger.discard({reason: waiting.tokens})
+        if self.unscored_tokens:
+            self._ledger.discard({reason: self.unscored_tokens})
+        self._unscored.clear()
         self._set(())
 
     def check_again(self) -> None:
@@ -254,10 +245,13 @@ class Buffer:
             "tasks_seen": self._tasks_seen,
             "samples_per_task": self.samples_per_task,
             "tokens_per_task": self.tokens_per_task,
-            "arrived": self._arrived,
+            "arrived": self._arrived + len(self._unscored),
             "steps": self._steps,
             "news": dict(self._news),
-            "waiting": [[waiting.number, waiting.uses] for waiting in self._queue],
+            "waiting": [
+                *([waiting.number, waiting.uses] for waiting in self._queue),
+                *([self._arrived + index, 0] for index in range(len(self._unscored))),
+            ],
         }
 
     def restore(self, state: Mapping[str, Any], queued: Sequence[TrainingBatch]) -> None:
@@ -296,6 +290,11 @@ class Buffer:
         if left := news["used"] + news["left_out"]:
             shown["used_share"] = news["used"] / left
         return shown | ({"on_policy_share": fresh / tokens} if tokens else {})
+
+    def _let_take(self, unscored: TrainingBatch, scored: TrainingBatch) -> None:
+        self._unscored.remove(unscored)
+        self._add([Waiting.of(scored, self._arrived)])
+        self._arrived += 1
 
     def _set(self, queue: Iterable[Waiting]) -> None:
         """Replace the queue."""

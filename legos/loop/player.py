@@ -10,17 +10,16 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 
-from msgspec.structs import replace
-
 from legos.arena.arena import Arena
 from legos.arena.cursor import PlannedGroup
 from legos.arena.stage import Stage, stage_of
 from legos.arena.step import finish_group, play_each, required_credit
 from legos.data.episode import Episode, Task
 from legos.errors import Stopped
-from legos.loop.batcher import Admission, Batcher
+from legos.loop.batcher import Batcher
 from legos.loop.pace import EngineFigures, Pace, Slots
 from legos.loop.trainer import References
+from legos.loop.waiting import Admission
 
 __all__ = ["PlayGroup", "Player"]
 
@@ -119,12 +118,7 @@ class Player:
         if self.pace.group_ended(now, playing=playing, starved=starved):
             share = min(self.pace.limit / self._start, 1.0)
             self._slots.resize(math.ceil(self._most * share))
-        try:
-            if self._references is not None:
-                samples = await asyncio.wrap_future(self._references(batch.samples))
-                batch = replace(batch, samples=tuple(samples))
-        finally:  # also where it failed or was cancelled: its tokens are accounted for
-            await self._batcher.put(batch, admission)
+        await self._batcher.put(batch, admission, self._references)
 
     def _tasks_at_once(self) -> int:
         """Number of tasks that may be played at the same time."""

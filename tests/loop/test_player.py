@@ -1,21 +1,26 @@
 """Groups flow: a slow play delays nobody else's group, and an arena's own bug ends the run."""
 
 import asyncio
+import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from legos.arena.arena import Arena
 from legos.arena.endings import Forfeit
 from legos.arena.table import Table
 from legos.credit import GRPOCredit, RAECredit
 from legos.data.episode import Task
-from legos.data.sample import TrainingBatch
+from legos.data.sample import Sample, TrainingBatch
 from legos.data.step import Update
-from legos.errors import ArenaError
-from legos.loop.loop import training_loop
+from legos.errors import ArenaError, EngineError, Stopped
+from legos.loop.loop import batcher_of, training_loop
+from legos.loop.mix import mix_of
+from legos.loop.player import Player
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
 from legos.protocols import CreditAssigner
@@ -137,3 +142,67 @@ def test_a_breach_of_the_rules_for_plays_ends_the_run_though_most_plays_forfeit(
         asyncio.run(training_loop(Mostly(made, ()), made, 1000, progress=False))
     assert "of arena 'mostly'" in raised.value.__notes__[0]
     assert made.step < 20
+
+
+def test_a_group_that_waits_for_its_references_is_in_a_checkpoint() -> None:
+    made = trainer(limit=0)
+    made.num_steps = 1
+    asked: list[tuple[Sequence[Sample], Future[list[Sample]]]] = []
+
+    def references(samples: Sequence[Sample]) -> Future[list[Sample]]:
+        asked.append((samples, Future()))
+        return asked[-1][1]
+
+    arena = Waits(made, ())
+    batcher = batcher_of(made, mix_of(arena), staleness_limit=0)
+    player = Player(
+        arena, batcher, episode_concurrency=64, step_concurrency=1, references=references
+    )
+
+    async def story() -> None:
+        playing = asyncio.create_task(player.run())
+        await asyncio.sleep(1)
+        ((samples, scored),) = asked
+        assert batcher.starved  # it cannot be trained on yet
+        (later,) = arena.cursor.state()["unfinished"]
+        assert [position for _, _, position, _ in later] == [*range(8, 16)]
+        state = json.loads(json.dumps(batcher.state()))
+        (group,) = batcher.queued["waits"]
+        assert group.samples == samples
+        made.ledger.check(queued=batcher.num_tokens)
+
+        again = batcher_of(made, mix_of(arena), staleness_limit=0)
+        again.restore(state, {"waits": [group]}, versions=made.versions)
+        assert await again.take(made.versions) == [group]
+        assert again.state()["waits"]["arrived"] == 1
+
+        filled = [
+            structs.replace(one, reference_logprobs=(-1.0,) * len(one.positions)) for one in samples
+        ]
+        scored.set_result(filled)
+        (taken,) = await batcher.take(made.versions)
+        assert list(taken.samples) == filled
+        await batcher.end(Stopped())
+        await playing
+
+    in_virtual_time(story())
+
+
+def test_a_group_whose_references_do_not_come_stays_in_the_buffer() -> None:
+    made = trainer()
+
+    def references(samples: Sequence[Sample]) -> Future[list[Sample]]:
+        refused: Future[list[Sample]] = Future()
+        refused.set_exception(EngineError("no server of training.kl_server"))
+        return refused
+
+    made.references = references
+    arena = Waits(made, ())
+    batcher = batcher_of(made, mix_of(arena))
+    story = training_loop(arena, made, 3, batcher=batcher, progress=False)
+    with pytest.raises(EngineError, match="no server of"):
+        in_virtual_time(story)
+    assert batcher.queued["waits"]
+    made.ledger.check(queued=batcher.num_tokens)
+    batcher.discard_rest()
+    made.ledger.check(queued=0)
