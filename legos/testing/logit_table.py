@@ -37,7 +37,7 @@ __all__ = ["STEP", "TableBackend", "TableDevice", "TableEngine", "TableModel"]
 
 Floats = NDArray[np.float64]
 Table = Mapping[str, Floats]  # context -> [V] logits; a context that is missing has zeros
-NO_LORA = LoraShape(rank=0, scale=0.0, num_layers=0, modules=())
+NO_LORA = LoraShape(rank=1, scale=1.0, num_layers=0, modules=())
 EPSILON = 1e-4  # step of the finite differences, nats
 STEP = 100.0  # factor of the learning rate: a logit needs larger steps than a network's weight
 

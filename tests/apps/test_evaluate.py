@@ -304,6 +304,7 @@ def test_folders_and_names(run: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert message in capsys.readouterr().err
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
+    shutil.rmtree(copy / "checkpoints")
     (copy / "config.toml").write_text('arena = "nmi"\n')
     assert main(["eval", str(copy)]) == 2
     assert "no arena is called 'nmi'; did you mean 'nim'?" in capsys.readouterr().err

@@ -38,6 +38,7 @@ from legos.wiring.machine import quiet_collector
 
 __all__ = ["RATIOS", "bench_server"]
 
+_FASTEST = "40 M parameters, against the fastest other server"
 _STOCK = "speed of the HTTP server against mlx-lm's, 64 clients"
 RATIOS: Mapping[str, Ratio] = {
     "server_vs_engine": Ratio(
@@ -63,12 +64,9 @@ RATIOS: Mapping[str, Ratio] = {
         1,
         at_most=True,
     ),
-    **{
-        f"streams_{n}_vs_best": Ratio(
-            f"speed with {n} streams, 40 M parameters, against the fastest other server", 1
-        )
-        for n in (1, 8, 32)
-    },
+    "streams_1_vs_best": Ratio(f"speed with 1 stream, {_FASTEST}", 1),
+    "streams_8_vs_best": Ratio(f"speed with 8 streams, {_FASTEST}", 1),
+    "streams_32_vs_best": Ratio(f"speed with 32 streams, {_FASTEST}", 1),
     "first_token_vs_best": Ratio(
         "time to the first token, against the fastest other server", 1, at_most=True
     ),

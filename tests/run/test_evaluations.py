@@ -86,7 +86,7 @@ def test_an_evaluation_that_is_due_while_one_runs_waits_for_it(tmp_path: Path) -
     assert pinned == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("turns", range(0, 150, 3))
+@pytest.mark.parametrize("turns", range(0, 240, 5))
 def test_a_stop_anywhere_loses_no_evaluation(turns: int, tmp_path: Path) -> None:
     undisturbed = World(tmp_path / "whole").start()
     assert undisturbed.go()
@@ -108,7 +108,7 @@ def test_a_stop_anywhere_loses_no_evaluation(turns: int, tmp_path: Path) -> None
 def test_a_stopped_evaluation_is_made_by_the_resumed_run(tmp_path: Path) -> None:
     stopped = beside(tmp_path / "run").start()
     stopped.evaluation.waits_at = 1
-    assert not stopped.go(stop_after=130)
+    assert not stopped.go(stop_after=165)
     assert stopped.run.step > 3
     assert stopped.state["evaluating"] == [3, {POLICY: 3}]
     assert stopped.publisher.dropped == [EVALUATED]
@@ -135,7 +135,7 @@ def test_a_lost_adapter_costs_an_evaluation_and_not_the_run(
 ) -> None:
     stopped = beside(tmp_path / "run").start()
     stopped.evaluation.waits_at = 1
-    assert not stopped.go(stop_after=130)
+    assert not stopped.go(stop_after=165)
     shutil.rmtree(stopped.folder.adapters / "v3")
     resumed = beside(tmp_path / "run").resume()
     assert resumed.go()

@@ -42,7 +42,7 @@ class Talk(Arena):
 
     def seats(self, task: Task) -> Mapping[str, Seat]:
         seats = super().seats(task)
-        sampling = Sampling(temperature=0.5, max_tokens=50, stop=("END",))
+        sampling = Sampling(temperature=0.5, max_tokens=500, stop=("END",))
         return {**seats, "bob": with_fields(seats["bob"], sampling=sampling)}
 
     async def play(self, t: Table) -> Mapping[str, float]:
@@ -137,7 +137,7 @@ def test_a_continuation_has_only_its_new_token_ids() -> None:
 def test_settings_of_seats_and_requests() -> None:
     ann, bob = stored(played())["seats"]
     assert ann["sampling"] == {"temperature": 1.0, "max_tokens": 256, "stop": []}
-    assert bob["sampling"] == {"temperature": 0.5, "max_tokens": 50, "stop": ["END"]}
+    assert bob["sampling"] == {"temperature": 0.5, "max_tokens": 500, "stop": ["END"]}
     one, two, _ = ann["turns"]
     assert (one["choices"], one["restricted"], one["sampling"]) == (["1", "2"], False, {})
     assert (two["choices"], two["sampling"]) == ([], {"max_tokens": 7, "stop": ["!"]})
