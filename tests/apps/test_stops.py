@@ -206,7 +206,8 @@ def test_a_play_that_never_returns_to_the_loop_is_shown_and_ended_by_a_second_si
     assert ", in count\n" in told
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(30) == 130
-    assert process.stderr.read().endswith("without a checkpoint of the last steps\n")
+    resume = "of the last steps; continue with\n  uv run legos train --resume run\n"
+    assert process.stderr.read().endswith(f"ended at once, without a checkpoint {resume}")
 
 
 @pytest.mark.parametrize("threads", [(), ("--deterministic",)])
