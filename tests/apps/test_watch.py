@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
@@ -114,6 +115,7 @@ def test_plays_are_shown_as_a_run_writes_them_until_it_ends(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("legos.apps.watch.LOOK_S", 0.01)
+    monkeypatch.setattr(json, "loads", parsed := Mock(wraps=json.loads))
     told: list[str] = []
     seen = {number: threading.Event() for number in (1, 2, 3)}
 
@@ -121,10 +123,8 @@ def test_plays_are_shown_as_a_run_writes_them_until_it_ends(
         told.append(text)
         seen[len(told)].set()
 
-    def follow() -> None:
-        watch(str(run.path), last=9, thinking=False, say=say)
-
-    watching = threading.Thread(target=follow)
+    options = {"last": 9, "thinking": False, "say": say}
+    watching = threading.Thread(target=watch, args=(str(run.path),), kwargs=options)
     with hold(run.path):
         write(run, 1)
         watching.start()
@@ -138,6 +138,7 @@ def test_plays_are_shown_as_a_run_writes_them_until_it_ends(
         write(run, 3)
     watching.join(20)
     assert told == ["\n" + PLAY.format(number=n, step=10 * n) for n in (1, 2, 3)]
+    assert parsed.call_count == 3  # each line once
 
 
 def test_one_play_is_replayed_turn_by_turn(run: RunFolder) -> None:
