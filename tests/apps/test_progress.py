@@ -2,11 +2,42 @@
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import pytest
+from short_runs import FEW
+
 from legos.apps.progress import shown_while
+from legos.cli import main
 from legos.errors import EngineError
 from legos.testing import in_virtual_time
+from legos.track.console import ConsoleTracker
+
+SLOW = """
+import asyncio
+from pathlib import Path
+from legos import Arena, Task
+
+
+class Slow(Arena):
+    def tasks(self, rng):
+        yield Task(id="only")
+
+    async def play(self, t):
+        before = len(shown())
+        for _ in range(200):
+            if len(shown()) > before:
+                break
+            await asyncio.sleep(0.1)
+        await t.ask("player", "Say a word.", max_tokens=3)
+        return {"player": t.rng.random()}
+
+
+def shown():
+    place = Path("shown")
+    return place.read_text() if place.exists() else ""
+"""
 
 
 class Shown:
@@ -66,3 +97,21 @@ async def shown_without() -> None:
     run: Any = None
     async with shown_while(run, None, lambda: {}):
         await asyncio.sleep(3.0)
+
+
+def test_a_run_shows_what_it_does_while_no_play_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each play lasts until something is shown."""
+    monkeypatch.chdir(tmp_path)
+    Path("slow.py").write_text(SLOW)
+
+    def wait(self: object, doing: str, *, now: bool = False) -> None:
+        with Path("shown").open("a") as file:
+            file.write(f"{doing}\n")
+
+    monkeypatch.setattr(ConsoleTracker, "wait", wait)
+    command = ["train", "--arena", "slow.py:Slow", *FEW, "--steps", "1", "--out", "run"]
+    assert main([*command, "--loop.evaluation-plays", "2"]) == 0
+    lines = Path("shown").read_text().split("\n")
+    assert {"evaluating step 0", "playing for step 1"} <= {*lines}
