@@ -19,6 +19,7 @@ arXiv:2402.09353.
 
 import json
 import re
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,7 @@ _TENSOR = re.compile(
     r"|lora_magnitude_vector(?:\.default)?(?:\.weight)?"
     r"|(?P<base>base)_layer\.weight)"
 )
+_MOST_MATCHING_S = 60.0  # a thousand patterns and modules take some seconds
 _MOST_PADDING_BYTES = 1 << 30  # zeros that bring all modules to the largest rank
 _EXPERT = re.compile(r"(?P<block>.+)\.experts\.(?P<number>[0-9]{1,6})\.(?P<projection>\w+)")
 _SWITCH = re.compile(r"(?P<block>.+)\.switch_mlp\.(?P<projection>\w+)")
@@ -138,7 +140,7 @@ def from_peft(
     Raises:
         AdapterError: a tensor or setting is not plain LoRA or DoRA; the message names it.
     """
-    settings = PeftConfig.read(config)
+    settings, latest = PeftConfig.read(config), time.monotonic() + _MOST_MATCHING_S
     pairs: dict[str, dict[str, Floats]] = {}
     arrays: dict[str, Floats] = {}
     ranks_and_scales: dict[str, tuple[int, float]] = {}
@@ -150,7 +152,9 @@ def from_peft(
             arrays[f"{module}{BASE_WEIGHT}"] = array
             continue
         pairs.setdefault(module, {})[part] = array
-        ranks_and_scales[module] = settings.rank_and_scale(theirs)
+        if module not in ranks_and_scales:
+            _check_time(latest)
+            ranks_and_scales[module] = settings.rank_and_scale(theirs)
     if not pairs:
         raise AdapterError("the PEFT adapter holds no tensor of LoRA")
     for module, pair in pairs.items():
@@ -238,6 +242,15 @@ def _module_and_part(key: str) -> tuple[str, str]:
             "per expert (<block>.experts.<number>.<projection>)"
         )
     return module, found["letter"] or found["base"] or "m"
+
+
+def _check_time(latest: float) -> None:
+    """Refuse so many patterns and modules that a thread would match them for hours."""
+    if time.monotonic() > latest:
+        raise AdapterError(
+            f"matching the patterns in {CONFIG_FILE} with the modules takes longer than "
+            f"{_MOST_MATCHING_S:g} s; join patterns of equal values into one"
+        )
 
 
 def _check_pair(module: str, pair: Mapping[str, Floats], rank: int) -> None:

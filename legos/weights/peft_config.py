@@ -18,6 +18,7 @@ __all__ = ["CONFIG_FILE", "PeftConfig", "is_set"]
 
 CONFIG_FILE = "adapter_config.json"  # mlx-lm's file has the same name
 _MOST_PATTERN_TEXT = 1 << 15  # characters of all patterns together, so that they compile in seconds
+_LONGEST_PATTERN = 1024  # characters; the engine's time grows with their square times the name's
 _MAX_ALPHA = MAX_SCALE * MAX_RANK
 _READ = ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora")
 _WITHOUT_EFFECT = frozenset((  # on what a trained adapter computes
@@ -162,11 +163,13 @@ def _matcher(pattern: str, name: str) -> _Matches:
     """Whether a pattern matches a module, as PEFT decides it: the whole name, or its end.
 
     The pattern is a stranger's, and Python's own engine can take for ever over it while it holds
-    the interpreter's lock. This engine's time grows with the length of the name alone. Counts are
-    refused because what they repeat is copied that often.
+    the interpreter's lock. This engine's time grows with the lengths of the name and of the
+    pattern, so both are bounded. Counts are refused because what they repeat is copied that often.
     """
     reason = "it repeats by a count in braces; write out what it repeats"
-    if "{" not in pattern:
+    if len(pattern) > _LONGEST_PATTERN:
+        reason = f"it is longer than {_LONGEST_PATTERN} characters; split it into several"
+    elif "{" not in pattern:
         whole = rf"\A(?:(.*\.)?({pattern})$)"
         try:
             schema = core_schema.str_schema(pattern=whole, regex_engine="rust-regex")

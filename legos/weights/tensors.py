@@ -17,6 +17,7 @@ Floats = NDArray[np.float32]
 
 _HEADER_SIZE_BYTES = 8  # bytes of the little-endian header size, before the JSON header
 _MOST_HEADER_BYTES = 1 << 24  # a tensor takes about 150 bytes of the header
+_LONGEST_NAME = 256  # characters; names of strangers are matched with patterns of strangers
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -73,6 +74,12 @@ def unpack_tensors(data: bytes | bytearray) -> tuple[dict[str, Floats], dict[str
         raise AdapterError(
             f"{len(data)} bytes cannot be read as safetensors: {error}; send the file whole"
         ) from error
+    longest = max(tensors, key=len, default="")
+    if len(longest) > _LONGEST_NAME:
+        raise AdapterError(
+            f"tensor {longest[:_LONGEST_NAME]}... has a name of {len(longest)} characters; "
+            f"expected at most {_LONGEST_NAME}"
+        )
     total = sum(_num_bytes(name, tensor) for name, tensor in tensors.items())
     if total > len(body):  # a small file of many overlapping tensors would fill the memory
         raise AdapterError(

@@ -1,5 +1,6 @@
 """Settings of strangers: each is known to leave the arithmetic as it is, or refused by name."""
 
+import random
 import re
 from contextlib import suppress
 from typing import Any
@@ -43,6 +44,24 @@ def test_a_pattern_that_backtracks_takes_no_time(pattern: str) -> None:
     """Python's own engine does not end on the first of them, and holds the interpreter's lock."""
     config = {**PLAIN, "rank_pattern": {pattern: 2}, "alpha_pattern": {pattern: 2}}
     assert PeftConfig.read(config).rank_and_scale(Q * 20) == (8, 2.0)
+
+
+@pytest.mark.timeout(20)
+def test_names_and_patterns_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine gives up its fast way for this pattern, and would take a minute for the name."""
+    pattern = "(a|b)*a" + "(a|b)" * 1500
+    name = "".join(random.Random(1).choices("ab", k=10_000)) + ".lora_A.weight"
+    config = {**PLAIN, "rank_pattern": {"(a|b)*a" + "(a|b)" * 200: 2}}
+    for tensor, more, reason in (
+        (name, config, "a name of 10014 characters; expected at most 256"),
+        ("q.lora_A.weight", {"rank_pattern": {pattern: 2}}, "longer than 1024 characters"),
+        ("q.lora_A.weight", config, "takes longer than -1 s"),
+    ):
+        monkeypatch.setattr("legos.weights.peft._MOST_MATCHING_S", -1.0)
+        with pytest.raises(AdapterError, match=reason):
+            unpack_adapter(
+                pack_tensors({tensor: np.ones((8, 2))}, {}), version=1, config={**PLAIN, **more}
+            )
 
 
 @pytest.mark.parametrize(
