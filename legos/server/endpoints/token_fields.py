@@ -12,6 +12,8 @@ from legos.server.schemas.sampling import SamplingFields
 
 __all__ = ["TokenReport", "token_fields"]
 
+_BROKEN = "\ufffd"
+
 
 class TokenReport:
     """The field ``logprobs`` of one choice, as a whole or for one piece of a stream after another.
@@ -52,8 +54,7 @@ class TokenReport:
         tops: list[dict[str, float]] = []
         for token, _, _, others, first in self._each(sampled):
             tokens.append(self._printed(token, first)[0])
-            offsets.append(self._offset)
-            self._offset += len(self._whole.decode(self._known.of(token, first) or b""))
+            offsets.append(self._take(self._known.of(token, first) or b""))
             top: dict[str, float] = {}
             for other, value in others:  # the most probable first; others may print alike
                 text = self._printed(other, first)[0]
@@ -66,6 +67,16 @@ class TokenReport:
             "top_logprobs": tops if sampled.alternatives else None,
             "text_offset": offsets,
         }
+
+    def _take(self, piece: bytes) -> int:
+        """Take the bytes of a token; the offset of the character to which they belong."""
+        begun = self._whole.getstate()[0]  # bytes of a character that is not whole
+        text = self._whole.decode(piece)
+        at = self._offset
+        if begun and text.startswith(_BROKEN) and not (begun + piece).startswith(_BROKEN.encode()):
+            at += 1  # that character has become a sign of replacement, before the token
+        self._offset += len(text)
+        return at
 
     def _each(
         self, sampled: Tokens

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -63,6 +63,25 @@ def test_bytes_and_offsets_of_random_texts(
         parts += report.text(sampled(ids[start:end]))["text_offset"]
     assert parts == found["text_offset"]
     assert said + stream.finish(whole) == whole
+
+
+@pytest.mark.parametrize(
+    ("pieces", "offsets"),
+    [
+        ((b"\xf0\x9f", b" a", b"b"), [0, 1, 3]),
+        ((b"\xf0", b"\xf0\x9f", b"\x91\xa8", b"a"), [0, 1, 1, 2]),
+        ((b"\xef\xbf", b"\xbd", b"a"), [0, 0, 1]),
+    ],
+)
+def test_offsets_after_a_broken_character(pieces: tuple[bytes, ...], offsets: list[int]) -> None:
+    """A token begins after the sign that replaces bytes which are no character."""
+
+    class Known:
+        def of(self, token: int, first: bool) -> bytes:
+            return pieces[token]
+
+    found = TokenReport(cast("TokenBytes", Known()), raw=True).text(sampled(range(len(pieces))))
+    assert found["text_offset"] == offsets
 
 
 @pytest.mark.parametrize("stream", [False, True])
