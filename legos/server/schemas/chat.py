@@ -3,18 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
 
 from legos.chat.tools import arguments_of
 from legos.data.message import MAX_ALTERNATIVES, Message, ToolCall
 from legos.errors import did_you_mean
 from legos.server.problems import Problem
 from legos.server.schemas.sampling import SamplingFields
-from legos.server.schemas.schema import ONE_ERROR, Body, Ids
+from legos.server.schemas.schema import ONE_ERROR, Body, Ids, without_nulls
 
 __all__ = ["ChatBody", "ChatMessage", "ChatPrompt", "MadeCall"]
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+Variables = Annotated[dict[str, str | bool | int | float], BeforeValidator(without_nulls)]
 MOST_ARGUMENTS = 1 << 18  # characters of the arguments of one tool call
 _OWN_VARIABLES = {"messages", "tools", "documents", "add_generation_prompt", "tokenize"}
 
@@ -30,7 +31,7 @@ class CalledFunction(Body):
     """What was called."""
 
     name: str
-    arguments: str = Field(max_length=MOST_ARGUMENTS, description="A JSON object, as text.")
+    arguments: str = Field("", max_length=MOST_ARGUMENTS, description="A JSON object, as text.")
 
 
 class MadeCall(Body):
@@ -109,7 +110,7 @@ class ChatPrompt(Body):
 
     messages: Annotated[list[ChatMessage], ONE_ERROR] = Field(default=[], max_length=10_000)
     tools: Annotated[list[Tool], ONE_ERROR] | None = Field(None, max_length=256)
-    chat_template_kwargs: dict[str, str | bool | int | float] | None = Field(
+    chat_template_kwargs: Variables | None = Field(
         None,
         max_length=64,
         description="Further variables of the chat template, such as enable_thinking.",

@@ -6,7 +6,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-__all__ = ["ONE_ERROR", "Body", "Ids", "Schema", "Text"]
+__all__ = ["ONE_ERROR", "Body", "Ids", "Schema", "Text", "without_nulls"]
 
 ONE_ERROR = Field(fail_fast=True)  # a list of a million entries may contain a million errors
 Ids = Annotated[list[int], ONE_ERROR]
@@ -18,6 +18,14 @@ _EXAMPLES = json.loads(Path(__file__).with_name("examples.json").read_text(encod
 def _add_examples(schema: dict[str, Any], kind: type[BaseModel]) -> None:
     if kind.__name__ in _EXAMPLES:
         schema["examples"] = _EXAMPLES[kind.__name__]
+
+
+def without_nulls(given: Any) -> Any:
+    """Drop fields that are null: clients write out what they leave open."""
+    if not isinstance(given, dict):
+        return given
+    fields = cast("dict[str, Any]", given)
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 class Schema(BaseModel):
@@ -33,9 +41,5 @@ class Body(Schema):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
-        """Drop fields that are null: clients write out what they leave open."""
-        if not isinstance(given, dict):
-            return given
-        fields = cast("dict[str, Any]", given)
-        return {name: value for name, value in fields.items() if value is not None}
+    def _optional(cls, given: Any) -> Any:
+        return without_nulls(given)

@@ -47,6 +47,7 @@ def test_null_is_as_good_as_absent(fake: Any, path: str, known: Any) -> None:
         {"stream": True, "stream_options": {"include_usage": None, "include_obfuscation": None}},
         {"response_format": {"type": None, "json_schema": None, "x": None}},
         {"tools": [{"type": "function", "function": {"name": "f", "x": None}, "cache": None}]},
+        {"chat_template_kwargs": {"enable_thinking": None}},
         {
             "messages": [
                 {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": None}]},
@@ -55,6 +56,10 @@ def test_null_is_as_good_as_absent(fake: Any, path: str, known: Any) -> None:
                     "content": None,
                     "refusal": None,
                     "tool_calls": [{**CALL, "extra_content": None, "index": None}],
+                },
+                {
+                    "role": "assistant",
+                    "tool_calls": [{**CALL, "function": {"name": "f", "arguments": None}}],
                 },
                 {"role": "tool", "content": "1", "tool_call_id": "call00001", "x": None},
             ]
