@@ -65,11 +65,8 @@ class _Part(Struct):
     text: str | None = None
 
 
-class _Message(Struct):
+class _Said(Struct):
     content: str | list[_Part] | None = None
-    reasoning_content: Any = None
-    reasoning: Any = None  # what newer versions of vLLM call it
-    tool_calls: list[_Call] | None = None
 
     @property
     def text(self) -> str | None:
@@ -77,6 +74,12 @@ class _Message(Struct):
         if isinstance(self.content, list):
             return "".join(part.text or "" for part in self.content)
         return self.content
+
+
+class _Message(_Said):
+    reasoning_content: Any = None
+    reasoning: Any = None  # what newer versions of vLLM call it
+    tool_calls: list[_Call] | None = None
 
     @property
     def thinking(self) -> str | None:
@@ -131,8 +134,8 @@ class _Event(Struct):
 
 
 class _EventChoice(Struct):
-    delta: _Message | None = None
-    message: _Message | None = None  # of a server that does not stream
+    delta: _Said | None = None  # tool calls come in pieces without names, and are left out
+    message: _Said | None = None  # of a server that does not stream
 
 
 def dialect_of(models: bytes) -> tuple[Dialect, tuple[str, ...]]:

@@ -64,6 +64,8 @@ def test_a_stream_is_split_at_its_own_line_ends_alone(text: str) -> None:
         b"event: message\n" + event("hi"),
         event("hi") + b'data: {"choices": []}\n\ndata: {"choices": null, "usage": {}}\n\n',
         event("hi") + b'data: {"choices": [{"delta": null, "index": null}], "model": null}\n\n',
+        b'data: {"choices": [{"delta": {"tool_calls": [{"function": {"arguments": "{"}}]}}]}\n\n'
+        + event("hi"),
         b'data: {"choices":\ndata: [{"delta": {"content": "hi"}}]}\n\n',
         b'data: {"choices": [{"delta": {"content": [{"type": "text", "text": "hi"}]}}]}\n\n',
     ],
