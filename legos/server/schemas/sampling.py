@@ -185,7 +185,7 @@ class SamplingFields(ModelFields):
             json_schema=json_schema,
             num_alternatives=alternatives or 0,
             raw_logprobs=self.raw_logprobs or (self.raw and alternatives is not None),
-            raw_alternatives=self.raw,
+            raw_alternatives=self.raw and bool(alternatives),
         )
 
     def _filters(self) -> Filters | None:

@@ -16,6 +16,7 @@ from legos.chat.token_bytes import TokenBytes
 from legos.chat.tokenizer import ChatTokenizer
 from legos.data.message import Tokens
 from legos.server.endpoints.token_fields import TokenReport
+from legos.server.schemas.sampling import SamplingFields
 from legos.testing import FakeEngine
 
 FAMILY = "👨‍👩‍👧‍👦"  # 25 bytes
@@ -181,3 +182,12 @@ def test_the_distribution_sampled_from_on_request(served: Any, path: str) -> Non
     else:
         assert told["token_logprobs"] == told["sampled_logprobs"] == [0.0, 0.0]
         assert [len(top) for top in told["top_logprobs"]] == [1, 1]
+
+
+@pytest.mark.parametrize(("alternatives", "raw"), [(None, False), (0, False), (2, True)])
+def test_only_requests_with_alternatives_ask_for_raw_ones(
+    alternatives: int | None, *, raw: bool
+) -> None:
+    """An engine draws from a known distribution again unless a request needs the logits."""
+    sampling = SamplingFields.model_validate({}).sampling(max_tokens=1, alternatives=alternatives)
+    assert sampling.raw_alternatives == raw
