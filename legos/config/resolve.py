@@ -4,6 +4,7 @@ Later layers win: the defaults, the settings for the built-in model, the arena's
 settings, what ``loop.deterministic`` implies, TOML files in order, and the command line.
 """
 
+import logging
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +32,8 @@ __all__ = [
     "values_in",
 ]
 
+logger = logging.getLogger(__name__)
+
 Recommend = Callable[[str, str], Mapping[str, object]]
 """(arena name, model name) -> dotted setting -> value that the arena recommends."""
 
@@ -48,6 +51,8 @@ _IMPLIED: Mapping[str, object] = {
     "loop.step_concurrency": 1,
     "loop.evaluation_alone": True,
 }
+_REMOVED = {"loop.keep_batches": "as steps can no longer be computed again"}  # with the reason
+_said: set[str] = set()  # the removed settings that were met
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +189,15 @@ def _read_layer(path: Path, *, whole: bool = False) -> _Layer:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    return _Layer(source=source, values=_checked(dict(_flatten(table)), source))
+    values = dict(_flatten(table))
+    for name in [name for name in values if name in _REMOVED]:
+        del values[name]
+        if name not in _said:  # once, also where a command reads many runs
+            _said.add(name)
+            logger.warning(
+                "%s: %s is ignored; this setting was removed, %s", path, name, _REMOVED[name]
+            )
+    return _Layer(source=source, values=_checked(values, source))
 
 
 def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, object]]:

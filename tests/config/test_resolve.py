@@ -117,6 +117,21 @@ def test_a_resumed_runs_file_gives_every_value(tmp_path: Path) -> None:
     assert resolve(run=saved, recommend=changed).config == before.config
 
 
+def test_a_removed_setting_is_dropped_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legos.config.resolve._said", set[str]())
+    text = "[loop]\nsteps = 7\n#: keep_batches = false  # default\n"
+    first, second = write(tmp_path, text, "a.toml"), write(tmp_path, text, "b.toml")
+    assert read_config(first).loop.steps == read_config(second).loop.steps == 7
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{first}: loop.keep_batches is ignored; this setting was removed, as steps can no longer "
+        "be computed again"
+    ]
+    with pytest.raises(ConfigError, match=r"loop\.keep_batchez .*did you mean"):
+        read_config(write(tmp_path, text.replace("batches", "batchez")))
+
+
 def test_large_models_get_no_advice_meant_for_the_built_in_one() -> None:
     resolved = resolve(overrides={"model": "some/model"}, recommend=lambda _arena, _model: {})
     assert resolved.config == RunConfig(model="some/model")
