@@ -112,7 +112,7 @@ def _changed(
         ConfigError: a setting of ``keep`` changes; with the source of its new value.
     """
     settings = run.settings
-    resolved = resolve(run=settings, files=files, overrides=overrides, recommend=advice)
+    resolved = resolve(run=settings, files=files, overrides=overrides)  # no new advice
     former = read_config(settings)
     old, new = settings_of(former), settings_of(resolved.config)
     before, after = former.mix, resolved.config.mix

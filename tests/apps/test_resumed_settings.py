@@ -8,6 +8,7 @@ import pytest
 from short_runs import NIM
 
 from legos.cli import main
+from legos.cli.run_settings import resolve_run
 from legos.track.jsonl import JsonlTracker, read_steps
 
 
@@ -39,6 +40,19 @@ def test_a_length_that_is_passed_is_not_remembered(
         assert f"loop.steps is 1 but {run} has done 2 steps; it is the length" in told.err
         assert "give a larger one, such as --steps 4" in told.err
     assert (run / "config.toml").read_bytes() == before
+
+
+def test_a_setting_that_the_run_did_not_know_stays_off(tmp_path: Path) -> None:
+    """Games recommend ``play.rules`` since; a run that began without goes on without."""
+    given = {"arena": "kuhn", "model": "some/model", "loop.steps": 9}
+    text = resolve_run([], resume=None, overrides=given).toml()
+    assert "\n#: rules = true  # arena kuhn" in text
+    lines = [line for line in text.split("\n") if not line.startswith("#: rules = ")]
+    (tmp_path / "config.toml").write_text("\n".join(lines))
+    resumed = resolve_run([], resume=tmp_path, overrides={"loop.steps": 12})
+    assert resumed.config.loop.steps == 12
+    assert resumed.config.play.rules is None
+    assert resumed.config.play.restrict_choices
 
 
 def test_settings_that_were_edited_are_refused_until_they_are_brought_back(
