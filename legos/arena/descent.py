@@ -35,7 +35,7 @@ class Descent:
         self.tree.spawned += plays
         if self.depth >= MAX_DEPTH or self.tree.spawned > MAX_SPAWNED:
             raise ArenaError(
-                f"spawn() has made a tree of {self.tree.spawned} plays, {self.depth + 1} deep; "
+                f"spawn() would make a tree of {self.tree.spawned} plays, {self.depth + 1} deep; "
                 f"expected at most {MAX_SPAWNED} plays and a depth of {MAX_DEPTH}: does arena "
                 f"{arena!r} spawn itself, or spawn in a loop, without an end?"
             )

@@ -233,13 +233,13 @@ class Table(PlayState):
         """
         await self.goes_on("spawn(...)")
         check_attributes(child := self.arena.child(arena, next(iter(self.seats.values()))))
-        plays: list[tuple[Task, int]] = []
-        for task in [tasks] if isinstance(tasks, Task) else tasks:
-            for _ in range(n):
-                self._children_seeds += 1
-                plays.append((task, mix(self.seed, self._children_seeds)))
+        given = [tasks] if isinstance(tasks, Task) else list(tasks)
         await asyncio.sleep(0)  # a play that catches this error in a loop must not block all others
-        descent = self._descent.below(len(plays), child.name)
+        descent = self._descent.below(len(given) * max(n, 0), child.name)
+        plays: list[tuple[Task, int]] = []
+        for task in (task for task in given for _ in range(n)):
+            self._children_seeds += 1
+            plays.append((task, mix(self.seed, self._children_seeds)))
         async with self._slot.released(paused=True):
             episodes = await self._spawn(child, plays, descent)
         if not train:

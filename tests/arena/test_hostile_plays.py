@@ -252,7 +252,7 @@ def test_a_play_that_swallows_its_cancellation_is_given_up(
     assert "did not end within 1 s after it was cancelled" in caplog.text
 
 
-@pytest.mark.parametrize("n", [1, 8])
+@pytest.mark.parametrize("n", [1, 8, 2**62])
 def test_an_arena_that_spawns_itself_is_bounded(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("legos.arena.descent.MAX_SPAWNED", 500)
     with pytest.raises(ArenaError, match="does arena 'nested' spawn itself"):
