@@ -76,7 +76,7 @@ def describe_run(run: str) -> dict[str, Any]:
     changed = {
         name: f"{values[name]} ({source})"
         for name, source in sources.items()
-        if source != "default"
+        if source != "default" and name in values  # or it was removed
     }
     return {
         "folder": str(folder.path),
