@@ -26,10 +26,10 @@ _FRACTION = re.compile(r"\\[dt]?frac\s*\{(-?\d+)\}\s*\{(\d+)\}")
 _MARKS = re.compile(r"\\?[$%]|\\[,;:! ]|[*_`~]|\^?\{?\\circ\}?|°|(?<=[a-z])\^\{?\d\}?|^\s*\w\s*=")
 _THOUSANDS = re.compile(r"(?<=\d)[, ](?=\d{3}(?!\d))")
 _VALUE = re.compile(r"[-+]?\s?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d{1,3}|\s?/\s?\d+)?(?![\w/^])", re.I)
-_UNITS = re.compile(r"(?:[^\W\d_]{2,}|[\s.,;:!?'\"()-])*")
+_UNITS = re.compile(r"(?:[^\W\d_]{2,}+|[\s.,;:!?'\"()-])*")  # a word is not tried in pieces
 _NO_UNIT = re.compile(  # words that change the value
     r"\b(?:pi|sqrt|sin|cos|tan|log|ln|exp|mod|or|and|not|to|plus|minus|times|over|half|third|dozen"
-    r"|hundreds?|thousands?|millions?|billions?|pairs?)\b",
+    r"|hundreds?|thousands?|millions?|billions?|pairs?|negative|squared|cubed|than)\b",
     re.I,
 )
 

@@ -82,6 +82,9 @@ RIGHT = [
     (r"\boxed{The total is 18 apples}", "18"),
 ]
 WRONG = [
+    (r"\boxed{negative 18}", "18"),
+    (r"\boxed{less than 18}", "18"),
+    (r"\boxed{18 squared}", "18"),
     (r"\boxed{2x}", "2"),
     (r"\boxed{2 x}", "2"),
     (r"\boxed{2\pi}", "2"),
@@ -122,6 +125,10 @@ def test_what_is_no_plain_number_is_not_taken_for_one() -> None:
     said, known = zip(*WRONG, strict=True)
     got = MathReward().score([""] * len(said), said, known)
     assert [pair for pair, reward in zip(WRONG, got, strict=True) if reward != 0.0] == []
+
+
+def test_a_long_word_is_compared_at_once() -> None:
+    assert math._same(f"18 {'a' * 60}+", "18") is None
 
 
 def test_a_missing_library_is_named_once(
