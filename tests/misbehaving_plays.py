@@ -91,15 +91,21 @@ class _MuteForfeit(_Mute, Forfeit):
     pass
 
 
-ENDINGS: tuple[Exception, ...] = (
+class _PanicError(BaseException):
+    pass
+
+
+ENDINGS: tuple[BaseException, ...] = (
     _MuteError(),
     _MuteLegosError(),
     _MuteVoid(),
     _MuteDraw(),
     _MuteForfeit("player"),
     ExceptionGroup("several", [_MuteError(), _MuteVoid()]),
+    _PanicError(),
+    SystemExit(3),
 )
-"""Errors whose text cannot be made."""
+"""Errors whose text cannot be made, and those that are no Exception."""
 
 
 class Wild(Arena):

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from legos.arena.play_state import PlayState
 from legos.arena.playable import Playable
-from legos.errors import ArenaError, PlayCancelledError, PlayTimeoutError
+from legos.errors import ArenaError, PlayCancelledError, PlayTimeoutError, text_of
 
 __all__ = ["Watch", "Watched"]
 
@@ -237,7 +237,12 @@ def _where(task: "asyncio.Task[Any]", arena: Playable) -> str:
 
 async def _awaited(played: Awaitable[T]) -> T:
     """A coroutine around a play; unlike the play, it ends when it is closed."""
-    return await played
+    try:
+        return await played
+    except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # of sys.exit(), or a panic in a library's Rust code
+        raise RuntimeError(f"play() raised {type(error).__name__}: {text_of(error)}") from error
 
 
 async def _cancelled(task: "asyncio.Task[Any]") -> None:
