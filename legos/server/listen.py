@@ -49,7 +49,16 @@ async def serve_app(
 
     Yields:
         The server's address, such as ``http://127.0.0.1:8000``.
+
+    Raises:
+        ConfigError: another program has listened at the address since ``bind``, which Linux allows.
     """
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        listener.close()
+        raise _refused(host, port, error) from error
     service = service_of(app)
     most = connections_allowed(service.options.max_connections)
     connections = Connections(
@@ -175,12 +184,15 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
-        reason = getattr(error, "strerror", None) or error
         wait = " or, after a server that has just ended, wait for a minute" if shared else ""
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {reason}; give another --port{wait}"
-        ) from error
+        raise _refused(host, port, error, wait) from error
     return listener
+
+
+def _refused(host: str, port: int, error: Exception, wait: str = "") -> ConfigError:
+    reason = "ports are 0 to 65535" if isinstance(error, OverflowError) else error
+    reason = getattr(error, "strerror", None) or reason
+    return ConfigError(f"cannot listen on {host} port {port}: {reason}; give another --port{wait}")
 
 
 def _address(listener: socket.socket) -> str:

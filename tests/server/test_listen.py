@@ -1,5 +1,6 @@
 """A server on a port: how it starts, answers and ends, and what it may open."""
 
+import asyncio
 import os
 import socket
 import statistics
@@ -17,7 +18,7 @@ import pytest
 
 from legos.errors import ConfigError
 from legos.server import listen
-from legos.server.listen import bind
+from legos.server.listen import bind, serve_app
 from legos.testing import FakeEngine
 
 Eventually = Callable[..., bool]
@@ -28,8 +29,24 @@ def test_a_port_that_is_taken_is_named(fake: Any) -> None:
         port = int(server.url.rsplit(":", 1)[1])
         with pytest.raises(ConfigError, match=f"port {port}"):
             bind("127.0.0.1", port)
-    with pytest.raises(ConfigError, match="port 70000"):
+    with pytest.raises(ConfigError, match="port 70000: ports are 0 to 65535; give another --port"):
         bind("127.0.0.1", 70_000)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, the second bind fails")
+def test_a_port_that_is_taken_while_the_model_loads_is_named(fake: Any) -> None:
+    """On Linux, two programs can bind one port while neither listens."""
+    with bind("127.0.0.1", 0) as early, fake(FakeEngine()) as server:
+        port = early.getsockname()[1]
+        late = bind("127.0.0.1", port)
+        early.listen()
+
+        async def serve() -> None:
+            async with serve_app(server.app, late):
+                pass
+
+        with pytest.raises(ConfigError, match=f"port {port}: Address already in use; give another"):
+            asyncio.run(serve())
 
 
 @pytest.mark.parametrize(
