@@ -1,5 +1,6 @@
 """How fast one model is on this machine: generation, training and adapters, beside mlx-lm alone."""
 
+import itertools
 import random
 import tempfile
 import time
@@ -16,7 +17,7 @@ from legos.bench.step_bench import StepBench
 from legos.data.limits import EngineLimits
 from legos.data.names import POLICY
 from legos.weights.folder import read_adapter, write_adapter
-from legos.wiring.device import Split, device_checks
+from legos.wiring.device import Row, Split, device_checks
 from legos.wiring.model import load_model
 
 __all__ = ["Line", "measure"]
@@ -75,15 +76,18 @@ def measure(folder: Path, work: Workload) -> Iterator[Line]:
 def _generation(bench: EngineBench, streams: int, work: Workload) -> Iterator[Line]:
     """Speed of prefill, from answers of one token, and of decoding, from the further tokens."""
     plural = "s" if streams > 1 else ""
-    prompts = bench.prompts(streams, PROMPT, seed=streams)
+    seeds = itertools.count()
+
+    def prompts() -> Sequence[Row]:
+        """New ones for each measurement: the engine reuses what it computed for equal ones."""
+        return bench.prompts(streams, PROMPT, seed=next(seeds))
 
     def seconds(tokens: int) -> tuple[float, float]:
         """Median seconds of the kit and of mlx-lm for answers of so many tokens."""
-        requests = numbered_requests(prompts, tokens, POLICY, stream=False)
         return medians(
             work.in_turn(
-                lambda: bench.run(requests),
-                lambda: bench.bare(prompts, max_tokens=tokens),
+                lambda: bench.run(numbered_requests(prompts(), tokens, POLICY, stream=False)),
+                lambda: bench.bare(prompts(), max_tokens=tokens),
                 least=1,
             )
         )

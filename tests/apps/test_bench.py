@@ -1,13 +1,23 @@
 """``legos bench`` prints a table to post, and the same figures as JSON."""
 
 import json
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from legos.apps.bench import bench
-from legos.bench.speed import Line
+from legos.bench.engine_bench import EngineBench
+from legos.bench.rounds import Workload
+from legos.bench.speed import Line, _generation
 from legos.cli import main
+from legos.data.limits import EngineLimits
+from legos.data.names import POLICY
+from legos.data.request import Request
 from legos.errors import ConfigError
+from legos.wiring.model import model_place
 
 NAMES = [
     *(
@@ -36,6 +46,24 @@ def test_the_ratio_is_ours_to_theirs() -> None:
         "mlx_lm": 4.0,
         "ratio": 0.25,
     }
+
+
+def test_every_prompt_that_is_measured_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine keeps what it computed last, so a prompt that comes again would cost nothing."""
+    measured: list[int] = []
+    run = EngineBench.run
+
+    def counted(self: EngineBench, requests: Sequence[Request], beats: Any = None) -> float:
+        measured.extend(len(request.prompt_ids) for request in requests)
+        return run(self, requests, beats)
+
+    monkeypatch.setattr(EngineBench, "run", counted)
+    place = Path(model_place("builtin"))
+    with closing(EngineBench(place, EngineLimits(max_rows=2, prefix_bytes=0))) as made:
+        made.engine.load_adapter(made.adapter(POLICY)).result()
+        before = made.computed()
+        assert len(list(_generation(made, 2, Workload(seconds=0.01)))) == 2
+        assert made.computed() - before == sum(measured)
 
 
 @pytest.mark.slow
