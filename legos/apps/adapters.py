@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from legos.builtin import BUILTIN
 from legos.data.limits import EngineLimits
 from legos.data.names import POLICY
 from legos.device import ModelHandle
@@ -34,9 +33,8 @@ class Loaded:
 
 
 def report_loading(model: str) -> None:
-    """Say on standard error that a model is loaded, which takes long if it is large."""
-    if model != BUILTIN:
-        sys.stderr.write(f"loading {model}\n")
+    """Say on standard error that a model is loaded, which takes long, at first even a small one."""
+    sys.stderr.write(f"loading {model}\n")
 
 
 def named_adapter(text: str, *, name: str = POLICY) -> Adapter:

@@ -103,8 +103,7 @@ def train(resolved: ResolvedConfig, *, resume: Path | None = None) -> int:
 def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path | None) -> int:
     config = resolved.config
     started = time.perf_counter()
-    if config.model != BUILTIN:
-        _print(f"loading {config.model}")
+    _print(f"loading {config.model}")
     restored = checkpoint is not None or config.fork_from is not None
     inline = config.loop.deterministic
     made = trainer_of(
