@@ -2,10 +2,11 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from legos.apps.adapters import loaded, named_adapter
 from legos.apps.seated import load_seated
@@ -22,6 +23,8 @@ from legos.wiring.options import check_options
 from legos.wiring.serving import put_on
 
 __all__ = ["evaluate_run"]
+
+T = TypeVar("T")
 
 _OF_PLAYS = ("loop.evaluation_plays", "loop.evaluation_temperature")
 
@@ -77,8 +80,16 @@ def evaluate_run(
             )
         if not evaluation.exact:
             sys.stderr.write(f"playing {config.loop.evaluation_plays} plays of {config.title}\n")
-        figures = asyncio.run(evaluation.figures())
+        figures = asyncio.run(_reported(evaluation.figures()))
     return {"arena": figures["arena"], "policy_version": weights.version, **figures}
+
+
+async def _reported(work: Coroutine[Any, Any, T], *, every_s: float = 10.0) -> T:
+    """Await a result; until it comes, report on standard error for how long it has been awaited."""
+    started, task = time.monotonic(), asyncio.ensure_future(work)
+    while not (await asyncio.wait([task], timeout=every_s))[0]:
+        sys.stderr.write(f"evaluating, {time.monotonic() - started:.0f} s so far\n")
+    return task.result()
 
 
 def _beside(folder: RunFolder, version: int, policies: Sequence[str]) -> list[Path]:

@@ -1,6 +1,8 @@
 """``legos eval``: the figures of the run again, from its folder alone, and what is refused."""
 
+import asyncio
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from short_runs import FEW, NIM
 
+from legos.apps.evaluate import _reported
 from legos.apps.played_again import differences
 from legos.cli import main
 from legos.loop.evaluation import flat_figures
@@ -308,3 +311,19 @@ def test_folders_and_names(run: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     (copy / "config.toml").write_text('arena = "nmi"\n')
     assert main(["eval", str(copy)]) == 2
     assert "no arena is called 'nmi'; did you mean 'nim'?" in capsys.readouterr().err
+
+
+def test_a_long_evaluation_reports_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    reported = asyncio.Event()
+
+    def write(text: str) -> None:
+        lines.append(text)
+        reported.set()
+
+    async def bounded() -> bool:
+        return await asyncio.wait_for(_reported(reported.wait(), every_s=0.001), 30)
+
+    monkeypatch.setattr("sys.stderr.write", write)
+    assert asyncio.run(bounded())
+    assert re.fullmatch(r"evaluating, \d+ s so far\n", lines[0])
