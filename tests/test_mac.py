@@ -110,7 +110,7 @@ def test_the_refusal_comes_before_mlx_is_imported(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "2 []\n"
+    assert done.stdout == "loading builtin\n2 []\n"
     assert done.stderr.startswith("error: this Python is built for x86_64")
     assert len(done.stderr.splitlines()) == 1
 

@@ -1,6 +1,7 @@
 """A run that is asked to stop does not wait for servers that do not answer."""
 
 import asyncio
+import logging
 from concurrent.futures import Future
 from typing import Any
 
@@ -71,6 +72,7 @@ def test_only_servers_are_missed_where_an_adapter_is_not_live(
             await LeavingPublisher(inner, leave).publish(ADAPTER)
 
     engine: Any = Busy()
+    caplog.set_level(logging.WARNING, logger="legos.run.leaving")
     asyncio.run(go(EnginePublisher(engine)))
     assert caplog.messages == []
     in_virtual_time(go(Silent(600.0)))
