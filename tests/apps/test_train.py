@@ -306,9 +306,9 @@ def test_weights_and_biases_get_the_same_numbers(monkeypatch: pytest.MonkeyPatch
     logged: list[tuple[int, dict[str, Any]]] = []
     log = wandb.Run.log
 
-    def spy(self: wandb.Run, data: dict[str, Any], *, step: int) -> None:
+    def spy(self: wandb.Run, data: dict[str, Any], *, step: int, **rest: Any) -> None:
         logged.append((step, data))
-        log(self, data, step=step)
+        log(self, data, step=step, **rest)
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setattr(wandb.Run, "log", spy)
