@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from legos.clients.engine import EngineClient
 from legos.data.limits import EngineLimits
 from legos.data.names import POLICY
 from legos.device import ModelHandle
@@ -30,6 +31,16 @@ class Loaded:
     handle: ModelHandle
     engine: Engine
     scale: float  # LoRA scale of the first adapter
+
+    def client(self) -> EngineClient:
+        """A client of the engine that renders and parses as the model does."""
+        handle = self.handle
+        return EngineClient(
+            self.engine,
+            handle.tokenizer,
+            tool_format=lambda: handle.tool_format,
+            context=handle.context,
+        )
 
 
 def report_loading(model: str) -> None:

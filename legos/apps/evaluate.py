@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from legos.apps.adapters import loaded, named_adapter
 from legos.apps.seated import load_seated
-from legos.clients.engine import EngineClient
 from legos.config.resolve import resolve
 from legos.errors import ConfigError
 from legos.run.find import find_run, split_place
@@ -62,13 +61,7 @@ def evaluate_run(
     beside = map(read_adapter, _beside(folder, own.version, others))
     weights = own if adapter is None else named_adapter(adapter, name=first)
     with loaded(config.model, [weights, *beside], config.generation.limits()) as live:
-        handle = live.handle
-        client = EngineClient(
-            live.engine,
-            handle.tokenizer,
-            tool_format=lambda: handle.tool_format,
-            context=handle.context,
-        )
+        client = live.client()
         mix = make_mix(config, client)
         load_seated(mix.portions, partial(put_on, live.engine, model=live.name))
         evaluation = evaluation_of(config, mix, client)

@@ -18,7 +18,6 @@ from legos.arena.cursor import plays_from
 from legos.arena.matchmaker import Cast
 from legos.arena.step import play_all
 from legos.builtin import is_builtin
-from legos.clients.engine import EngineClient
 from legos.clients.openai import OpenAIClient
 from legos.config.schema import GenerationConfig, PlayConfig
 from legos.data.episode import Episode
@@ -204,13 +203,7 @@ def _cast(
             yield Cast(change)
             return
         with loaded(players.model, [*adapters.values()], EngineLimits()) as live:
-            handle = live.handle
-            arena.client = client = EngineClient(
-                live.engine,
-                handle.tokenizer,
-                tool_format=lambda: handle.tool_format,
-                context=handle.context,
-            )
+            arena.client = client = live.client()
             for role in who.keys() - seated.keys():
                 seated[role] = who[role], client, adapters[role].name if role in adapters else BASE
             yield Cast(change)
