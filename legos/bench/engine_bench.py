@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from legos.bench.models import random_adapter
+from legos.bench.rounds import seconds_of
 from legos.clients.submit import submit_all
 from legos.data.limits import EngineLimits
 from legos.data.request import Request
@@ -73,9 +74,9 @@ class EngineBench:
             beats: gets the time of every token of the streamed ones.
         """
         on_progress = None if beats is None else lambda: beats.append(time.perf_counter())
-        started = time.perf_counter()
-        submit_all(self.engine, requests, on_progress=on_progress).result()
-        return time.perf_counter() - started
+        return seconds_of(
+            lambda: submit_all(self.engine, requests, on_progress=on_progress).result()
+        )
 
     def bare(self, prompts: Sequence[Row], *, max_tokens: int) -> float:
         """Seconds of a bare BatchGenerator on the same prompts and the same tree."""

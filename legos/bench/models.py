@@ -1,7 +1,6 @@
 """Models and adapters with random fp32 weights, for benches."""
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ import numpy as np
 from legos.builtin.files import ModelShape, random_weights, write_model
 from legos.builtin.vocabulary import CHARACTERS, TOKENS, token_id
 from legos.weights.adapter import Adapter
-from legos.wiring.device import Split
 
-__all__ = ["MODELS", "random_adapter", "random_rows", "write_bench_model"]
+__all__ = ["MODELS", "random_adapter", "write_bench_model"]
 
 MODELS = {
     "5m": ModelShape(
@@ -61,14 +59,3 @@ def random_adapter(base: Adapter, *, name: str, version: int, size: float) -> Ad
         for key, array in base.arrays.items()
     }
     return Adapter(name=name, version=version, shape=base.shape, arrays=arrays)
-
-
-def random_rows(count: int, low: int, high: int, *, prompt: float) -> list[Split]:
-    """Unrelated rows of ``low`` to ``high`` tokens; a share of each is the prompt."""
-    rng = random.Random(0)
-    rows: list[Split] = []
-    for _ in range(count):
-        length = rng.randint(low, high)
-        tokens = tuple(rng.randrange(1, len(TOKENS)) for _ in range(length))
-        rows.append((tokens, int(length * prompt)))
-    return rows

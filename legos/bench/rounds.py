@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
-__all__ = ["Workload", "medians", "speed_ratio"]
+__all__ = ["Workload", "medians", "seconds_of"]
 
 T = TypeVar("T")
 
@@ -66,11 +66,13 @@ class Workload:
         return found
 
 
+def seconds_of(call: Callable[[], object]) -> float:
+    """Seconds that a call takes."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
 def medians(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """The median of each side."""
     return statistics.median(ours for ours, _ in pairs), statistics.median(t for _, t in pairs)
-
-
-def speed_ratio(seconds: Sequence[tuple[float, float]]) -> float:
-    """Median over the rounds of our speed as a ratio to theirs, from the seconds of both."""
-    return statistics.median(theirs / ours for ours, theirs in seconds)

@@ -3,7 +3,6 @@
 import itertools
 import random
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -12,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from legos.bench.engine_bench import EngineBench, numbered_requests
-from legos.bench.rounds import Workload, medians
+from legos.bench.rounds import Workload, medians, seconds_of
 from legos.bench.step_bench import StepBench
 from legos.data.limits import EngineLimits
 from legos.data.names import POLICY
@@ -94,14 +93,13 @@ def _generation(bench: EngineBench, streams: int, work: Workload) -> Iterator[Li
 
     first = seconds(1)
     whole = seconds(1 + ANSWER)
-    legos, mlx_lm = (streams * PROMPT / s for s in first)
-    yield Line(
-        name=f"prefill, {streams} stream{plural}", unit="tokens/s", legos=legos, mlx_lm=mlx_lm
-    )
-    legos, mlx_lm = (streams * ANSWER / max(1e-9, s - f) for s, f in zip(whole, first, strict=True))
-    yield Line(
-        name=f"decode, {streams} stream{plural}", unit="tokens/s", legos=legos, mlx_lm=mlx_lm
-    )
+    speeds = {
+        "prefill": [streams * PROMPT / s for s in first],
+        "decode": [streams * ANSWER / max(1e-9, s - f) for s, f in zip(whole, first, strict=True)],
+    }
+    for part, (legos, mlx_lm) in speeds.items():
+        name = f"{part}, {streams} stream{plural}"
+        yield Line(name=name, unit="tokens/s", legos=legos, mlx_lm=mlx_lm)
 
 
 def _swap(bench: EngineBench, work: Workload) -> Line:
@@ -111,11 +109,11 @@ def _swap(bench: EngineBench, work: Workload) -> Line:
         for version, folder in enumerate(folders, 2):
             folder.mkdir()
             write_adapter(bench.adapter(POLICY, version=version), folder)
-        turns = iter(range(1 << 31))
+        turns = itertools.cycle(folders)
 
         def swap() -> float:
-            folder = folders[next(turns) % 2]
-            return _seconds(lambda: bench.engine.load_adapter(read_adapter(folder)).result())
+            folder = next(turns)
+            return seconds_of(lambda: bench.engine.load_adapter(read_adapter(folder)).result())
 
         pairs = work.in_turn(swap, lambda: bench.bare_load(folders[0]))
     legos, mlx_lm = medians(pairs)
@@ -138,9 +136,3 @@ def _training(bench: StepBench, rows: Sequence[Split], work: Workload) -> Iterat
 
 def _tokens(rng: random.Random, count: int, vocabulary: int) -> tuple[int, ...]:
     return tuple(rng.randrange(1, vocabulary) for _ in range(count))
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started

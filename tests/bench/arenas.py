@@ -19,14 +19,14 @@ from time import perf_counter, sleep
 from typing import Any
 
 import psutil
-from bench.command import Ratio, run
+from bench.command import Ratio, run, speed_ratio
 from bench.exact import exact_evaluation
 
 from legos.arena.arena import Arena, GameArena
 from legos.arena.game import Game
 from legos.arena.step import play_all
 from legos.arena.table import Table
-from legos.bench.rounds import Workload, medians, speed_ratio
+from legos.bench.rounds import Workload, medians
 from legos.data.episode import Episode, Task
 from legos.data.message import Completion, Prompt, Sampling
 from legos.data.names import POLICY

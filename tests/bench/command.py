@@ -4,6 +4,7 @@ uv run python tests/bench/NAME.py [--seconds 60] [--quick] [--peer PATH] [--json
 """
 
 import inspect
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from legos.cli.output import show
 from legos.errors import ConfigError
 from legos.wiring.machine import blas_hint, quiet_collector
 
-__all__ = ["Compared", "Measure", "Ratio", "explained", "judged", "run"]
+__all__ = ["Compared", "Measure", "Ratio", "explained", "judged", "run", "speed_ratio"]
 
 
 class Ratio(NamedTuple):
@@ -74,6 +75,11 @@ def explained(figures: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in figures.items() if name != "targets"} | {
         "ratios": ratios
     }
+
+
+def speed_ratio(seconds: Sequence[tuple[float, float]]) -> float:
+    """Median over the rounds of our speed as a ratio to theirs, from the seconds of both."""
+    return statistics.median(theirs / ours for ours, theirs in seconds)
 
 
 def run(measure: Measure, ratios: Mapping[str, Ratio], argv: Sequence[str] | None = None) -> None:

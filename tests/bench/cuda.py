@@ -19,10 +19,9 @@ from typing import Any
 
 from bench.command import Compared, Ratio, run
 from bench.plain_loop import PlainLoop
-from bench.train_bench import train_bench
+from bench.train_bench import random_rows, train_bench
 from bench.vllm import measure_vllm
 
-from legos.bench.models import random_rows
 from legos.bench.rounds import Workload
 from legos.builtin.files import ModelShape
 from legos.errors import ConfigError, EngineError

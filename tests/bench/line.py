@@ -7,11 +7,13 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
+from bench.command import speed_ratio
+
 from legos.arena.arena import Arena
 from legos.arena.credited import batch_of
 from legos.arena.step import play_each
 from legos.arena.table import Table
-from legos.bench.rounds import Workload, speed_ratio
+from legos.bench.rounds import Workload
 from legos.credit import GRPOCredit
 from legos.data.episode import Episode, Task
 from legos.data.names import POLICY

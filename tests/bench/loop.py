@@ -11,17 +11,16 @@ if __name__ == "__main__":
 
 import asyncio
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from bench.command import Ratio, run
+from bench.command import Ratio, run, speed_ratio
 from bench.line import samples_per_minute, slow_play_throughput, timed_steps
 
 from legos.arena.registry import advice
 from legos.bench.engine_bench import numbered_requests
-from legos.bench.rounds import Workload, medians, speed_ratio
+from legos.bench.rounds import Workload, medians, seconds_of
 from legos.clients.submit import submit_all
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
@@ -160,7 +159,7 @@ class _LoopBench:
         engine = self._trainer.engine
         engine.load_adapter(self._trainer.backend.adapter()).result()
         requests = numbered_requests(prompts, max_tokens, POLICY)
-        return _seconds(lambda: submit_all(engine, requests).result())
+        return seconds_of(lambda: submit_all(engine, requests).result())
 
     def _bare(self, prompts: Sequence[Row], max_tokens: int) -> float:
         """Seconds of a bare BatchGenerator."""
@@ -177,7 +176,7 @@ class _LoopBench:
         longer = [((*row, row[-1]), len(row)) for row in rows]
         budget = self._config.training.micro_batch_tokens
         update = self._checks.bare_update(list(row_blocks(longer, budget, length=lambda r: r[1])))
-        return lambda: _seconds(update)
+        return lambda: seconds_of(update)
 
     def _median(self, measure: Callable[[], float]) -> float:
         """The median of some measurements after a first one as warm-up."""
@@ -202,12 +201,6 @@ class _LoopBench:
         head = len(render((Message("user", ""),))) // 2
         ids = (render((Message("user", text),)) for text in texts)
         return [row[: head + length - 1] + row[-1:] for row in ids]
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

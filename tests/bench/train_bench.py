@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +12,12 @@ import numpy as np
 
 from legos.bench.step_bench import Cost, StepBench
 from legos.builtin.files import ModelShape, random_weights, write_model
+from legos.builtin.vocabulary import TOKENS
 from legos.errors import TrainerError
 from legos.wiring.device import Split, device_checks
 from legos.wiring.model import load_model
 
-__all__ = ["TrainerProcess", "program", "train_bench"]
+__all__ = ["TrainerProcess", "program", "random_rows", "train_bench"]
 
 
 def train_bench(
@@ -37,6 +39,17 @@ def train_bench(
     from bench.torch_bare import TorchBaseline
 
     return StepBench(model, TorchBaseline(model), **settings)
+
+
+def random_rows(count: int, low: int, high: int, *, prompt: float) -> list[Split]:
+    """Unrelated rows of ``low`` to ``high`` tokens; a share of each is the prompt."""
+    rng = random.Random(0)
+    rows: list[Split] = []
+    for _ in range(count):
+        length = rng.randint(low, high)
+        tokens = tuple(rng.randrange(1, len(TOKENS)) for _ in range(length))
+        rows.append((tokens, int(length * prompt)))
+    return rows
 
 
 def program(name: str, *arguments: object, python: Path) -> Sequence[str]:
