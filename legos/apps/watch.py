@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from legos.apps.played_again import differences
 from legos.apps.transcript import ending, heading, turns_of
 from legos.errors import CheckpointError, LegosError
 from legos.files.lines import NewLines
@@ -50,29 +49,22 @@ def replay(
     number: int,
     *,
     thinking: bool,
-    again: bool,
     say: Callable[[str], object],
     pause: Callable[[], object],
-) -> bool:
+) -> None:
     """Show one stored play turn by turn.
 
     Args:
         run: folder of the run, or its name in runs/.
         number: number of the play in episodes.jsonl, from 1; -1: the newest.
         thinking: show what the models think.
-        again: play it again with the recorded answers.
         say: shows a text.
         pause: called before each turn.
 
-    Returns:
-        Whether the repeated play, if there was one, was the same.
-
     Raises:
-        CheckpointError: the run or the play is not found.
-        ConfigError: the play cannot be repeated, because its task is not found.
+        CheckpointError: the run or the play is not found, or the line is damaged.
     """
-    folder = find_run(run)
-    path = folder.episodes
+    path = find_run(run).episodes
     known = NewLines(path).read()
     at = number - 1 if number > 0 else len(known) + number
     if not 0 <= at < len(known) or number == 0:
@@ -88,13 +80,6 @@ def replay(
         pause()
         say(text)
     say(texts[-1])
-    if not again:
-        return True
-    with _named(path, at + 1):
-        found = differences(folder, episode)
-    same = "played again from its seeds: the same prompts, moves and rewards"
-    say(f"played again from its seeds, it differs in {', '.join(found)}" if found else same)
-    return not found
 
 
 def _show(

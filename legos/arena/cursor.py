@@ -23,13 +23,12 @@ from legos.data.episode import Task
 from legos.data.seeds import mix
 from legos.errors import ArenaError
 
-__all__ = ["PlannedGroup", "Split", "TaskCursor", "find_task", "plays_from"]
+__all__ = ["PlannedGroup", "Split", "TaskCursor", "plays_from"]
 
 Split = Literal["round", "id"]
 """What is played as one group: a whole round, or its tasks with one id."""
 
 LEVELS = 1  # random stream of a round from which its levels are drawn
-MAX_TASKS = 100_000  # tasks of a run among which a stored play's task is looked for
 MAX_OTHERS = 100_000  # tasks of other levels after which a level counts as empty
 
 
@@ -193,21 +192,6 @@ def plays_from(
     """
     tasks = islice(_stream(arena, skip=0, seed=seed, held_out=held_out), number)
     return [(task, mix(seed, index)) for index, task in enumerate(tasks)]
-
-
-def find_task(arena: Playable, name: str, seed: int) -> Task | None:
-    """The task of a run with this id and seed; None: it is not among the first ``MAX_TASKS``.
-
-    Args:
-        arena: the arena, with the seed of the run.
-        name: id of the task.
-        seed: seed of the task.
-
-    Raises:
-        ArenaError: ``tasks`` failed, or yields none.
-    """
-    tasks = islice(_stream(arena, skip=0, seed=arena.seed), MAX_TASKS)
-    return next((task for task in tasks if (task.id, task.seed) == (name, seed)), None)
 
 
 def _stream(

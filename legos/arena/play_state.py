@@ -23,21 +23,9 @@ from legos.data.seeds import absorb
 from legos.errors import ArenaError, did_you_mean
 from legos.protocols import Seat
 
-__all__ = ["Chair", "PlayState", "seeds_of_seat"]
+__all__ = ["Chair", "PlayState"]
 
 STREAM = 1 << 32  # random numbers reserved for one seat; the next seat's start after them
-
-
-def seeds_of_seat(seed: int, seat: int, count: int) -> list[int]:
-    """The first random numbers of a seat.
-
-    Args:
-        seed: seed of the play.
-        seat: number of the seat in the play, from 1.
-        count: number of random numbers.
-    """
-    state, before = absorb(0, seed), seat * STREAM
-    return [absorb(state, before + draw) >> 1 for draw in range(1, count + 1)]
 
 
 class Chair(Struct):

@@ -31,6 +31,9 @@ _ALSO_CALLED = {  # what other programs call a setting -> the last part of its o
     "lr": "learning-rate",
     "rank": "lora-rank",
 }
+_REMOVED = {  # an option that older versions had -> what to do
+    "--again": "compare two runs with the same --seed; --episode N shows a play turn by turn",
+}
 
 
 def _make_app(*, brief: bool) -> App:
@@ -119,6 +122,8 @@ def _check_encoding(arguments: Sequence[str]) -> None:
 def _message(error: Exception, arguments: Sequence[str]) -> str:
     if isinstance(error, UnknownOptionError):
         word = error.token.keyword or error.token.value
+        if word in _REMOVED:
+            return f"{word} was removed: {_REMOVED[word]}"
         last = word.lstrip("-").rpartition(".")[2].replace("_", "-")
         known = (name for argument in error.argument_collection for name in argument.names)
         wanted = (last, _ALSO_CALLED.get(last))

@@ -14,7 +14,7 @@ READING = (
     ("runs", "--folder", "."),
     ("runs", "show", "run"),
     ("watch", "run"),
-    ("watch", "run", "--episode", "1", "--again"),
+    ("watch", "run", "--episode", "1"),
     ("train", *NIM, "--out", "run", "--steps", "1"),
 )
 USING = (

@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -12,7 +11,6 @@ from unittest.mock import Mock
 import pytest
 from msgspec.structs import replace
 
-from legos.apps.played_again import differences
 from legos.apps.transcript import ending
 from legos.apps.watch import replay, watch
 from legos.arena.cursor import plays_from
@@ -26,7 +24,7 @@ from legos.exact.bots import RandomBot
 from legos.run.folder import RunFolder
 from legos.run.lock import hold
 from legos.run.stored import episode_to_json
-from legos.testing import Asked, ScriptedClient, make_episode
+from legos.testing import ScriptedClient, make_episode
 from legos.wiring.arena import make_arena
 
 
@@ -148,7 +146,6 @@ def test_one_play_is_replayed_turn_by_turn(run: RunFolder) -> None:
         str(run.path),
         -1,
         thinking=True,
-        again=False,
         say=told.append,
         pause=lambda: told.append("(Enter)"),
     )
@@ -178,7 +175,7 @@ def test_a_replay_shows_what_was_told_and_how_answers_were_sampled(run: RunFolde
     play = replace(episode(1), rollouts=(rollout("ann", *turns),))
     run.add_episodes(1, [play])
     told_so: list[str] = []
-    replay(str(run.path), 1, thinking=False, again=False, say=told_so.append, pause=lambda: None)
+    replay(str(run.path), 1, thinking=False, say=told_so.append, pause=lambda: None)
     assert told_so[1:3] == [
         "    (system) You are Ann.\n    (told) It rains.\n    A lot.\n    One?\nann> 1\n"
         "    (2 tokens, log-probability -0.75; version 7 and 8; after 3 of the prompt, 3 of them "
@@ -208,42 +205,9 @@ def test_plays_of_older_versions_can_be_read(
                 for name in (*OLD, "prompt_ids", "prompt_ids_kept"):
                     del turn[name]
     run.episodes.write_text("".join(json.dumps(play) + "\n" for play in stored))
-    assert main(["watch", str(run.path), "--episode", "1", "--again"]) == 0
-    told = capsys.readouterr().out
-    assert "(1 tokens, log-probability -0.5; version 0)" in told
-    assert told.endswith("the same prompts, moves and rewards\n")
+    assert main(["watch", str(run.path), "--episode", "1"]) == 0
+    assert "(1 tokens, log-probability -0.5; version 0)" in capsys.readouterr().out
     assert main(["watch", str(run.path)]) == 0
-
-
-TELLS = """
-from legos import Arena, Task
-
-class Tells(Arena):
-    word = "sun"
-
-    def tasks(self, rng):
-        yield Task(id="a")
-
-    async def play(self, t):
-        t.tell(f"There is {self.word}.")
-        await t.ask("player", "One?")
-        return {"player": 0.0}
-"""
-
-
-def test_a_text_that_is_told_another_way_is_found(run: RunFolder, tmp_path: Path) -> None:
-    file = tmp_path / "tells.py"
-    file.write_text(TELLS)
-    name = f"{file}:Tells"
-    run.config.write_text(resolve(overrides={"arena": name}).toml())
-    for word in ("sun", "rain"):
-        made: Any = make_arena(name, ScriptedClient(lambda _: "1"))
-        made.word = word
-        plays = play_all(made, plays_from(made, 0, 1), asyncio.Semaphore(1))
-        run.add_episodes(1, asyncio.run(plays))
-    same, other = [json.loads(line) for line in run.episodes.read_text().splitlines()]
-    assert differences(run, same) == []
-    assert differences(run, other) == ["turns of player"]
 
 
 def test_failed_and_void_plays_say_why(run: RunFolder) -> None:
@@ -252,9 +216,7 @@ def test_failed_and_void_plays_say_why(run: RunFolder) -> None:
     run.add_episodes(1, [failed, void])
     told: list[str] = []
     for number in (1, 2):
-        replay(
-            str(run.path), number, thinking=False, again=False, say=told.append, pause=lambda: None
-        )
+        replay(str(run.path), number, thinking=False, say=told.append, pause=lambda: None)
     assert told[-1].endswith("void: too long\nspawned plays: 1")
     assert any(text.endswith("failed: ValueError: no") for text in told)
 
@@ -290,86 +252,6 @@ def game_run(folder: RunFolder, arena: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in folder.episodes.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("arena", ["nim", "pig", "leduc", "goofspiel"])
-def test_plays_of_games_follow_from_their_seeds(
-    arena: str, run: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stored = game_run(run, arena)
-    assert [differences(run, play) for play in stored] == [[]] * 4
-    assert main(["watch", str(run.path), "--episode", "2", "--again"]) == 0
-    assert capsys.readouterr().out.endswith("the same prompts, moves and rewards\n")
-
-
-def test_a_play_that_was_changed_is_found(
-    run: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stored = game_run(run, "leduc")[0]
-    first = stored["seats"][0]
-    assert differences(run, {**stored, "rewards": {"first": 9.0, "second": -9.0}}) == ["rewards"]
-    assert "turns of first" in differences(run, {**stored, "play_seed": 1}) + differences(
-        run, {**stored, "seed": stored["seed"] + 1}
-    )
-    first["turns"][0]["asked"] = "another question"
-    assert differences(run, stored) == ["turns of first"]
-    run.episodes.write_text(json.dumps(stored) + "\n")
-    assert main(["watch", str(run.path), "--episode", "1", "--again"]) == 1
-    assert "it differs in turns of first" in capsys.readouterr().out
-
-
-def two_ways(one: str, other: str) -> Callable[[Asked], str]:
-    """Answers of two kinds, by the seed of the request."""
-    return lambda asked: one if asked.sampling.seed % 2 else other
-
-
-def proposal_or_answer(asked: Asked) -> str:
-    proposal = "PROGRAM: keep odd | mul 3 INPUT: [5, 2, 7, 1]"
-    proposes = "Write a new program" in asked.prompt
-    return proposal if proposes else two_ways("[15, 21, 3]", "?")(asked)
-
-
-@pytest.mark.parametrize(
-    ("arena", "answer"),
-    [
-        ("countdown", two_ways("1 + 2", "no")),
-        ("zorplex", two_ways("LOOKUP[amber] GETKEY[amber]", "[ANSWER] 17")),
-        ("negotiation", two_ways("[offer 2 wood for 3 gold]", "[accept]")),
-        ("refine", two_ways("A garden by the sea.", "<think>Short.</think>It is short.")),
-        ("absolute_zero", proposal_or_answer),
-    ],
-)
-def test_plays_of_coroutines_follow_from_their_seeds_and_answers(
-    arena: str,
-    answer: Callable[[Asked], str],
-    run: RunFolder,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    run.config.write_text(resolve(overrides={"arena": arena}).toml())
-    made = make_arena(arena, ScriptedClient(answer))
-    for planned in plays_from(made, made.seed, 3, held_out=False):
-        fresh = make_arena(arena, ScriptedClient(answer))
-        run.add_episodes(1, asyncio.run(play_all(fresh, [planned], asyncio.Semaphore(4))))
-    stored = [json.loads(line) for line in run.episodes.read_text().splitlines()]
-    assert any(seat["turns"] for play in stored for seat in play["seats"])
-    assert bool(stored[0]["children"]) is (arena == "absolute_zero")
-    for play in stored:
-        assert differences(run, play) == []
-        said = [turn for seat in play["seats"] for turn in seat["turns"]]
-        said[0]["said"] += " (changed)"
-        assert differences(run, {**play, "rewards": {}})
-    assert main(["watch", str(run.path), "--episode", "2", "--again"]) == 0
-    assert capsys.readouterr().out.endswith("the same prompts, moves and rewards\n")
-
-
-def test_what_the_store_held_is_named_as_the_reason(run: RunFolder) -> None:
-    run.config.write_text(resolve(overrides={"arena": "absolute_zero"}).toml())
-    made = make_arena("absolute_zero", ScriptedClient(proposal_or_answer))
-    for planned in plays_from(made, made.seed, 2, held_out=False):  # the second is not new
-        run.add_episodes(1, asyncio.run(play_all(made, [planned], asyncio.Semaphore(4))))
-    stored = [json.loads(line) for line in run.episodes.read_text().splitlines()]
-    assert differences(run, stored[0]) == []
-    assert "(t.store)" in differences(run, stored[1])[-1]
-
-
 def test_turns_have_the_times_of_question_and_answer(run: RunFolder) -> None:
     async def slow(*_: Any, **__: Any) -> Completion:
         await asyncio.sleep(0.05)
@@ -387,14 +269,8 @@ def test_turns_have_the_times_of_question_and_answer(run: RunFolder) -> None:
         assert turn["answered_at"] <= time.time() + 0.01
 
 
-def test_a_task_that_the_arena_does_not_have_is_named(
-    run: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_removed_option_is_refused_by_name(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("legos.arena.cursor.MAX_TASKS", 100)
-    run.config.write_text(resolve(overrides={"arena": "countdown"}).toml())
-    write(run, 1)
     assert main(["watch", str(run.path), "--episode", "1", "--again"]) == 2
-    assert main(["watch", str(run.path), "--again"]) == 2
-    told = capsys.readouterr().err
-    assert "task 't1' of arena 'sums' is not found in arena 'countdown' of the run" in told
-    assert "name it with --episode N" in told
+    assert "--again was removed" in capsys.readouterr().err
