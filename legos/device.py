@@ -2,7 +2,7 @@
 
     Device.load → ModelHandle → make_engine, make_backend
 
-``legos.wiring`` uses them; ``legos.testing.logit_table`` is a complete device in NumPy.
+``legos.wiring`` uses them; ``tests/logit_table.py`` is a complete device in NumPy.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,8 @@
-"""One step of any backend, and the arrays of the checkpoint that it writes."""
+"""Steps of any backend, and the arrays of the checkpoint that it writes."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,9 +13,11 @@ from legos.data.batch import normalisation_weights
 from legos.data.sample import Sample
 from legos.data.step import PassResult, Stop, Update, never
 from legos.errors import Stopped, TrainerError
+from legos.losses.metrics import skip_reason, step_metrics
 from legos.losses.objective import Objective
+from legos.protocols import Backend
 
-__all__ = ["Arrays", "check_stops", "compute", "saved"]
+__all__ = ["Arrays", "Stepped", "check_stops", "compute", "optimiser_step", "saved"]
 
 Arrays = Mapping[str, NDArray[np.float32]]
 
@@ -65,3 +67,38 @@ def saved(backend: Any, folder: Path) -> dict[str, Arrays]:
     folder.mkdir(parents=True)
     backend.snapshot().result()(folder)
     return {file.stem: load_file(file) for file in folder.glob("*.safetensors")}
+
+
+class Stepped(NamedTuple):
+    """The result of one optimiser step of a backend."""
+
+    metrics: Mapping[str, float]
+    reason: str | None  # why the step was skipped; None: it was applied
+
+
+def optimiser_step(
+    backend: Backend,
+    samples: Sequence[Sample],
+    objective: Objective | None = None,
+    *,
+    weights: Sequence[float] | None = None,
+    update: Update | None = None,
+    clip_skip_threshold: float = 1.0,
+) -> Stepped:
+    """Make one optimiser step with a backend, as a trainer does.
+
+    Args:
+        backend: the backend.
+        samples: samples of the step.
+        objective: the objective to minimise; None: the default one.
+        weights: loss weights of the samples; None: every token has the same weight.
+        update: settings of the update; None: a learning rate of 0.01.
+        clip_skip_threshold: maximum fraction of clipped tokens; above it, the step is skipped.
+    """
+    weights = normalisation_weights(samples, "token") if weights is None else weights
+    found = backend.forward_backward(samples, weights, objective or Objective()).result()
+    metrics = step_metrics(found.loss, found.sums, found.grad_norm)
+    reason = skip_reason(metrics, clip_skip_threshold=clip_skip_threshold)
+    if reason is None:
+        backend.optim_step(update or Update(learning_rate=1e-2)).result()
+    return Stepped(metrics, reason)

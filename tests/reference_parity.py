@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 from backend_steps import Arrays, compute, saved
+from random_samples import random_samples
 
 from legos.clients.references import ReferenceServers
 from legos.data.sample import Sample
 from legos.data.step import PassResult, Update
 from legos.losses.objective import Objective
-from legos.testing import random_samples
 
 __all__ = ["check_equal_steps", "mixed_samples", "moved_backend"]
 

@@ -1,10 +1,22 @@
-"""The plays that a run has stored, without the times of their turns."""
+"""The plays and metrics that a run has stored, without what differs between equal runs."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["timeless_plays"]
+__all__ = ["TIMES", "timeless_plays"]
+
+TIMES = (
+    "step_s",
+    "play/moves_per_s",
+    "play/tokens_per_s",
+    "loop/seconds_per_step",
+    "loop/lag_max_s",
+    "loop/engine_idle_share",
+    "loop/trainer_idle_share",
+    "memory/peak_gib",
+)
+"""Metrics of a step that differ between two runs of the same settings and seed."""
 
 
 def timeless_plays(path: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Test doubles for every protocol, for our tests and for users' tests."""
 
-from legos.testing.backend import FakeBackend, FakePublisher, FakeTracker, optimiser_step
+from legos.testing.backend import FakeBackend, FakePublisher, FakeTracker
 from legos.testing.check_arena import Finding, check_arena
 from legos.testing.client import Asked, ScriptedClient
 from legos.testing.engine import FakeEngine, echo
@@ -11,10 +11,8 @@ from legos.testing.records import (
     make_sample,
     make_turn,
     numbered_tasks,
-    random_samples,
 )
 from legos.testing.server import HttpAnswer, HttpAsked, ScriptedServer, serving
-from legos.testing.simulated import SharedLink, SimulatedEngine
 from legos.testing.virtual_time import in_virtual_time
 
 __all__ = [
@@ -29,8 +27,6 @@ __all__ = [
     "HttpAsked",
     "ScriptedClient",
     "ScriptedServer",
-    "SharedLink",
-    "SimulatedEngine",
     "check_arena",
     "echo",
     "in_virtual_time",
@@ -38,8 +34,6 @@ __all__ = [
     "make_sample",
     "make_turn",
     "numbered_tasks",
-    "optimiser_step",
-    "random_samples",
     "serving",
     "write_tiny_model",
 ]

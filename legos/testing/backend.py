@@ -7,61 +7,24 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.data.batch import normalisation_weights
 from legos.data.names import POLICY
 from legos.data.sample import Sample
 from legos.data.step import PassResult, Stop, Update, never
 from legos.errors import CheckpointError, Stopped
-from legos.losses.metrics import SUMS, skip_reason, step_metrics
+from legos.losses.metrics import SUMS
 from legos.losses.objective import Objective
-from legos.protocols import Backend, Snapshot
+from legos.protocols import Snapshot
 from legos.testing.futures import answered
 from legos.weights.adapter import Adapter, AdapterInfo, LoraShape
 
-__all__ = ["FakeBackend", "FakePublisher", "FakeTracker", "Stepped", "optimiser_step"]
+__all__ = ["FakeBackend", "FakePublisher", "FakeTracker"]
 
 SHAPE = LoraShape(rank=1, scale=1.0, num_layers=1, modules=("mlp",))
 STATE_FILE = "fake_backend.json"
-
-
-class Stepped(NamedTuple):
-    """The result of one optimiser step of a backend."""
-
-    metrics: Mapping[str, float]
-    reason: str | None  # why the step was skipped; None: it was applied
-
-
-def optimiser_step(
-    backend: Backend,
-    samples: Sequence[Sample],
-    objective: Objective | None = None,
-    *,
-    weights: Sequence[float] | None = None,
-    update: Update | None = None,
-    clip_skip_threshold: float = 1.0,
-) -> Stepped:
-    """Make one optimiser step with a backend, as a trainer does.
-
-    Args:
-        backend: the backend.
-        samples: samples of the step.
-        objective: the objective to minimise; None: the default one.
-        weights: loss weights of the samples; None: every token has the same weight.
-        update: settings of the update; None: a learning rate of 0.01.
-        clip_skip_threshold: maximum fraction of clipped tokens; above it, the step is skipped.
-    """
-    weights = normalisation_weights(samples, "token") if weights is None else weights
-    found = backend.forward_backward(samples, weights, objective or Objective()).result()
-    metrics = step_metrics(found.loss, found.sums, found.grad_norm)
-    reason = skip_reason(metrics, clip_skip_threshold=clip_skip_threshold)
-    if reason is None:
-        backend.optim_step(update or Update(learning_rate=1e-2)).result()
-    return Stepped(metrics, reason)
 
 
 class FakeBackend:

@@ -9,12 +9,12 @@ import pytest
 from accounts import waiting_tokens
 from safetensors.numpy import load_file, save_file
 from short_runs import NIM
+from stored_plays import TIMES
 
 from legos.builtin import builtin_path
 from legos.cli import main
 from legos.config.resolve import read_config
 from legos.run.checkpoint import newest_whole, read_state
-from legos.testing.records import TIMES
 from legos.track.jsonl import read_metrics, read_steps
 from legos.weights.base import fingerprint_of
 from legos.weights.folder import read_adapter

@@ -9,7 +9,7 @@ import pytest
 from accounts import balanced_ledger
 from safetensors.numpy import load_file
 from short_runs import FEW, NIM
-from stored_plays import timeless_plays
+from stored_plays import TIMES, timeless_plays
 
 from legos.apps.runs import describe_run
 from legos.cli import main
@@ -17,7 +17,6 @@ from legos.config.resolve import read_config
 from legos.credit.registry import CreditName
 from legos.loop.evaluation import ArenaEvaluation
 from legos.run.checkpoint import checkpoints, newest_whole, read_state
-from legos.testing.records import TIMES
 from legos.track.jsonl import read_metrics, read_steps
 from legos.weights.folder import read_adapter
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from backend_steps import check_stops
 from pydantic import ValidationError
+from random_samples import random_samples
 from safetensors.numpy import load_file, save_file
 from tiny_models import write_any_model
 
@@ -18,7 +19,7 @@ from legos.config.schema import RunConfig
 from legos.data.step import BackendConfig, Update
 from legos.errors import AdapterError, ModelError, TrainerError
 from legos.losses.objective import Objective
-from legos.testing import make_sample, random_samples
+from legos.testing import make_sample
 from legos.wiring.model import apply_lora, disable_lora, load_model
 
 pytestmark = pytest.mark.skipif(  # torch itself is imported by the first test, not by every worker

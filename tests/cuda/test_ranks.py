@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from random_samples import random_samples
 from safetensors.numpy import load_file
 from tiny_models import write_any_model
 
@@ -20,7 +21,6 @@ from legos.data.sample import Sample
 from legos.data.step import BackendConfig, Update
 from legos.errors import ConfigError
 from legos.losses.objective import Objective
-from legos.testing import random_samples
 from legos.wiring.model import apply_lora, follow, load_model
 
 pytestmark = pytest.mark.skipif(  # torch itself is imported by the first test, not by every worker

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 from run_world import step_settings
+from simulated import SimulatedEngine
 
 from legos.arena.arena import Arena
 from legos.arena.table import Table
@@ -16,13 +17,7 @@ from legos.data.names import POLICY
 from legos.loop.loop import training_loop
 from legos.loop.pace import Pace, Slots
 from legos.loop.trainer import Metrics, PolicyTrainer
-from legos.testing import (
-    FakeBackend,
-    FakePublisher,
-    ScriptedClient,
-    SimulatedEngine,
-    in_virtual_time,
-)
+from legos.testing import FakeBackend, FakePublisher, ScriptedClient, in_virtual_time
 
 GROUP, START = 8, 64  # plays of a group, and those of 2 steps of 4 tasks
 

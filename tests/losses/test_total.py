@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from packed import pack
+from random_samples import Support, float64, random_samples
 
 from legos.data.batch import Batch, normalisation_weights
 from legos.losses.objective import KlEstimator, Objective
 from legos.losses.total import SUMS, BatchArrays, total_loss
-from legos.testing import make_sample, random_samples
-from legos.testing.records import Support, float64
+from legos.testing import make_sample
 
 Floats = NDArray[np.float64]
 VOCAB = 7

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from packed import pack
+from random_samples import Support, float64, random_samples
 
 from legos.data.batch import Batch, normalisation_weights
 from legos.losses.objective import ImportanceSampling, KlEstimator, Objective
 from legos.losses.positions import chosen_logprobs, position_logprobs
 from legos.losses.total import BatchArrays, total_loss
-from legos.testing import random_samples
-from legos.testing.records import Support, float64
 
 Floats = NDArray[np.float64]
 VOCAB = 5

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from backend_steps import Arrays, compute, saved
 from objectives import EVERY_OBJECTIVE
+from random_samples import random_samples
 from safetensors.numpy import load_file
 from tiny_models import write_any_model
 
@@ -22,7 +23,7 @@ from legos.data.episode import Turn
 from legos.data.sample import Sample, samples_of_rollout
 from legos.data.step import BackendConfig, Update
 from legos.losses.objective import Objective
-from legos.testing import make_episode, make_turn, random_samples
+from legos.testing import make_episode, make_turn
 from legos.weights.policy_state import PolicyState, write_policy_state
 from legos.wiring.model import apply_lora, load_model
 

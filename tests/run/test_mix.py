@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from run_world import World, check_balance
+from stored_plays import TIMES
 
-from legos.testing.records import TIMES
 from legos.track.jsonl import read_steps
 
 

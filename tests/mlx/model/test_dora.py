@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from backend_steps import optimiser_step
 from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.utils import load_adapters
 from tiny_models import write_any_model
@@ -22,7 +23,7 @@ from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays, without_lora
 from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.backend import MlxBackend
-from legos.testing import make_sample, optimiser_step
+from legos.testing import make_sample
 from legos.weights.adapter import Adapter, pack_adapter
 from legos.weights.folder import read_adapter, write_adapter
 from legos.weights.packed import unpack_adapter

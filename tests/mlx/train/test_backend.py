@@ -8,10 +8,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from backend_steps import check_stops
+from backend_steps import Stepped, check_stops, optimiser_step
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3_5
 from mlx_lm.models.gated_delta import gated_delta_update
+from random_samples import random_samples
 from safetensors.numpy import load_file
 from tiny_models import write_any_model
 
@@ -23,8 +24,7 @@ from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.worker import InlineWorker, ThreadWorker
 from legos.mlx.train.backend import MlxBackend
-from legos.testing import make_sample, optimiser_step, random_samples
-from legos.testing.backend import Stepped
+from legos.testing import make_sample
 from legos.weights.adapter import LoraShape
 
 TOKENS = (5, 6, 7, 8, 9, 10, 11)

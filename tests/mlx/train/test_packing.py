@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import pytest
 from packed import pack
+from random_samples import random_samples
 
 from legos.data.batch import Batch, normalisation_weights
 from legos.data.packing import StepSamples, step_rows
@@ -13,7 +14,7 @@ from legos.data.sample import Sample
 from legos.mlx.train.packing import pass_batch
 from legos.mlx.train.prefix_sharing.plan import plan_passes
 from legos.mlx.train.prefix_sharing.trie import token_trie
-from legos.testing import make_sample, random_samples
+from legos.testing import make_sample
 
 
 def one_pass(samples: Sequence[Sample], weights: Sequence[float]) -> Batch:

@@ -24,7 +24,7 @@ from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
 from legos.mlx.train.parallel import exchange_samples
 from legos.data.packing import StepSamples
-from legos.testing import random_samples
+from random_samples import random_samples
 
 group = mx.distributed.init()
 tree = load_tree(Path(sys.argv[1]))

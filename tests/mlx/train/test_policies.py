@@ -8,7 +8,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from backend_steps import optimiser_step
 from msgspec.structs import replace as changed
+from random_samples import random_samples
 
 from legos.data.batch import normalisation_weights
 from legos.data.sample import Sample
@@ -19,7 +21,7 @@ from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape, without_lora
 from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.backend import MlxBackend
-from legos.testing import make_sample, optimiser_step, random_samples
+from legos.testing import make_sample
 
 VOCAB = 40
 

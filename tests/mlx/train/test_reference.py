@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from backend_steps import Stepped, optimiser_step
 from mlx.utils import tree_flatten
 from packed import pack
 from tiny_models import write_any_model
@@ -27,8 +28,7 @@ from legos.mlx.train.backend import MlxBackend
 from legos.mlx.train.reference import other_lora
 from legos.mlx.train.rematerialisation import rematerialise_layers
 from legos.mlx.train.step_gradients import StepGradients
-from legos.testing import make_sample, optimiser_step
-from legos.testing.backend import Stepped
+from legos.testing import make_sample
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.folder import write_adapter
 from legos.weights.reference import Lora, fitted

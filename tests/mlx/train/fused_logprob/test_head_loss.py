@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from packed import pack
+from random_samples import random_samples
 
 from legos.data.batch import Batch, normalisation_weights
 from legos.losses.corrections import Corrections
@@ -18,7 +19,6 @@ from legos.losses.objective import Objective
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.load import load_tree
 from legos.mlx.train.fused_logprob.head_loss import OtherLogits, head_loss
-from legos.testing import random_samples
 
 VOCAB = 358
 HIDDEN = 32

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from random_samples import float64
 
 from legos.chat.tokenizer import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS
@@ -29,7 +30,6 @@ from legos.losses.total import BatchArrays, total_loss
 from legos.protocols import Snapshot
 from legos.testing.engine import FakeEngine
 from legos.testing.futures import answered
-from legos.testing.records import float64
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.tensors import pack_tensors, unpack_tensors
 

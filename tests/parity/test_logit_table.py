@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from backend_steps import optimiser_step
+from logit_table import STEP, TableBackend, TableDevice, TableModel
 
 from legos import Trainer, TrainingConfig, disable_lora, load_model, make_arena, training_loop
 from legos.clients.engine import EngineClient
@@ -16,8 +18,7 @@ from legos.device import Device, ModelHandle
 from legos.errors import RequestError, TrainerError
 from legos.loop.evaluation import ArenaEvaluation
 from legos.losses.objective import Objective
-from legos.testing import make_sample, optimiser_step
-from legos.testing.logit_table import STEP, TableBackend, TableDevice, TableModel
+from legos.testing import make_sample
 from legos.weights.adapter import Adapter
 
 V = 8
