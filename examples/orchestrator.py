@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import legos
-from legos.data.sample import TrainingBatch
+from legos.records.sample import TrainingBatch
 
 BUFFER = ("rollouts", "tokens", "deficit_tokens")
 FIGURES = ("optimal_move_rate", "exploitability", "reward_mean")

@@ -23,7 +23,7 @@ from legos import Arena, Table, Task
 from legos.cli import main
 
 if TYPE_CHECKING:
-    from legos.ray.scoring import ScoringWorkers
+    from legos.remote.ray.scoring import ScoringWorkers
 
 
 class ShareOfB:
@@ -44,7 +44,9 @@ class Letters(Arena):
     @cached_property
     def workers(self) -> "ScoringWorkers":
         """Two processes in the cluster, which all players share."""
-        from legos.ray.scoring import ScoringWorkers  # needs Ray, whose absence `main` reports
+        from legos.remote.ray.scoring import (
+            ScoringWorkers,  # needs Ray, whose absence `main` reports
+        )
 
         return ScoringWorkers(ShareOfB(), name="share-of-b", workers=2)
 

@@ -21,8 +21,8 @@ from random import Random
 from arenas.zorplex import WORDS, Zorplex
 from legos import play_task
 from legos.builtin.practice import Exercise
+from legos.fakes import Asked, ScriptedClient
 from legos.mlx.pretraining import ROWS, imitate
-from legos.testing import Asked, ScriptedClient
 
 
 @cache

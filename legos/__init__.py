@@ -9,9 +9,7 @@ if TYPE_CHECKING:
     from legos.arena.curriculum import Climb, Uniform
     from legos.arena.endings import Draw, Forfeit, Void
     from legos.arena.game import Game
-    from legos.arena.one_task import play_task
     from legos.arena.rows import hold_out, read_tasks
-    from legos.arena.table import Table
     from legos.clients.openai import OpenAIClient
     from legos.clients.workers import Workers
     from legos.config.schema import TrainingConfig
@@ -26,14 +24,16 @@ if TYPE_CHECKING:
     from legos.credit.turns import TurnCredit
     from legos.credit.views import SameViewCredit
     from legos.credit.whitened import ReinforcePPCredit
-    from legos.data.episode import Episode, Task
-    from legos.data.message import Completion, Message, Sampling
-    from legos.data.shares import Portion
     from legos.errors import RunError
     from legos.loop.loop import synchronous_training_loop, training_loop
     from legos.loop.mix import Mix
     from legos.loop.replay import ReplayBuffer
+    from legos.play.one_task import play_task
+    from legos.play.table import Table
     from legos.protocols import Client, Curriculum, Matchmaker, RewardModel, Seat
+    from legos.records.episode import Episode, Task
+    from legos.records.message import Completion, Message, Sampling
+    from legos.records.shares import Portion
     from legos.wiring.arena import make_arena
     from legos.wiring.evaluate import evaluate
     from legos.wiring.model import apply_lora, disable_lora, load_model
@@ -45,9 +45,9 @@ _NAMES = {
     "legos.arena.curriculum": "Climb Uniform",
     "legos.arena.endings": "Draw Forfeit Void",
     "legos.arena.game": "Game",
-    "legos.arena.one_task": "play_task",
+    "legos.play.one_task": "play_task",
     "legos.arena.rows": "hold_out read_tasks",
-    "legos.arena.table": "Table",
+    "legos.play.table": "Table",
     "legos.clients.openai": "OpenAIClient",
     "legos.clients.workers": "Workers",
     "legos.config.schema": "TrainingConfig",
@@ -62,9 +62,9 @@ _NAMES = {
     "legos.credit.turns": "TurnCredit",
     "legos.credit.views": "SameViewCredit",
     "legos.credit.whitened": "ReinforcePPCredit",
-    "legos.data.episode": "Episode Task",
-    "legos.data.message": "Completion Message Sampling",
-    "legos.data.shares": "Portion",
+    "legos.records.episode": "Episode Task",
+    "legos.records.message": "Completion Message Sampling",
+    "legos.records.shares": "Portion",
     "legos.errors": "RunError",
     "legos.loop.loop": "synchronous_training_loop training_loop",
     "legos.loop.mix": "Mix",

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import ToolFormat
-from legos.data.limits import EngineLimits, TrainingSize
-from legos.data.sample import Sample
-from legos.data.step import BackendConfig
 from legos.protocols import Backend, Engine
+from legos.records.limits import EngineLimits, TrainingSize
+from legos.records.sample import Sample
+from legos.records.step import BackendConfig
 from legos.weights.adapter import Adapter, LoraShape
 
 __all__ = ["Device", "LocalEngine", "ModelHandle", "Processes"]

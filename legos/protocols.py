@@ -4,7 +4,7 @@
                ↑ Matchmaker.seats
                ↑ Seat.ask → Client → Engine ←────────── Publisher ←─────────────┘
 
-The fakes for tests are in ``legos.testing``; the protocols of a device are in ``legos/device.py``.
+The fakes for tests are in ``legos.fakes``; the protocols of a device are in ``legos/device.py``.
 """
 
 import random
@@ -17,13 +17,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.data.episode import Episode, Task
-from legos.data.message import Completion, Message, Prompt, Sampling
-from legos.data.names import POLICY, adapter_name
-from legos.data.request import Request, Result
-from legos.data.sample import Sample
-from legos.data.step import PassResult, Stop, Update, never
 from legos.losses.objective import Objective
+from legos.records.episode import Episode, Task
+from legos.records.message import Completion, Message, Prompt, Sampling
+from legos.records.names import POLICY, adapter_name
+from legos.records.request import Request, Result
+from legos.records.sample import Sample
+from legos.records.step import PassResult, Stop, Update, never
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = [

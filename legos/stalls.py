@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from legos.data.turns import TurnWatch
+from legos.records.turns import TurnWatch
 
 __all__ = ["CHECK_S", "LoopWatch", "checking"]
 

@@ -9,13 +9,13 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from legos.data.batch import normalisation_weights
-from legos.data.sample import Sample
-from legos.data.step import PassResult, Stop, Update, never
 from legos.errors import Stopped, TrainerError
 from legos.losses.metrics import skip_reason, step_metrics
 from legos.losses.objective import Objective
 from legos.protocols import Backend
+from legos.records.batch import normalisation_weights
+from legos.records.sample import Sample
+from legos.records.step import PassResult, Stop, Update, never
 
 __all__ = ["Arrays", "Stepped", "check_stops", "compute", "optimiser_step", "saved"]
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
 
-from legos.data.limits import EngineLimits
-from legos.data.request import Generated, Request, Result
-from legos.testing import write_tiny_model
+from legos.fakes import write_tiny_model
+from legos.records.limits import EngineLimits
+from legos.records.request import Generated, Request, Result
 from legos.weights.adapter import Adapter, LoraShape
 
 settings.register_profile(

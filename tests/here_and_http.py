@@ -7,10 +7,10 @@ from pathlib import Path
 
 from legos import OpenAIClient, apply_lora, load_model
 from legos.clients.engine import EngineClient
+from legos.fakes import serving, write_tiny_model
 from legos.protocols import Client
 from legos.server.app import make_app
 from legos.server.service import Service
-from legos.testing import serving, write_tiny_model
 
 __all__ = ["here_and_http"]
 

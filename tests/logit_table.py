@@ -16,20 +16,20 @@ from random_samples import float64
 
 from legos.chat.tokenizer import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS
-from legos.data.batch import Batch, make_batch, pad_rows
-from legos.data.limits import EngineLimits, TrainingSize
-from legos.data.names import POLICY
-from legos.data.request import Generated, Request
-from legos.data.sample import Sample
-from legos.data.step import BackendConfig, PassResult, Stop, Update, never
 from legos.errors import AdapterError, CheckpointError, RequestError, Stopped, TrainerError
+from legos.fakes.engine import FakeEngine
+from legos.fakes.futures import answered
 from legos.losses.objective import Objective
 from legos.losses.positions import Positions, chosen_logprobs, position_logprobs
 from legos.losses.softmax import log_softmax
 from legos.losses.total import BatchArrays, total_loss
 from legos.protocols import Snapshot
-from legos.testing.engine import FakeEngine
-from legos.testing.futures import answered
+from legos.records.batch import Batch, make_batch, pad_rows
+from legos.records.limits import EngineLimits, TrainingSize
+from legos.records.names import POLICY
+from legos.records.request import Generated, Request
+from legos.records.sample import Sample
+from legos.records.step import BackendConfig, PassResult, Stop, Update, never
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.tensors import pack_tensors, unpack_tensors
 

@@ -15,11 +15,11 @@ import numpy as np
 from legos.arena.arena import Arena
 from legos.arena.endings import Draw, Forfeit, Void
 from legos.arena.game import Game
-from legos.arena.table import Table
 from legos.credit import GRPOCredit
-from legos.data.episode import Task
 from legos.errors import LegosError
-from legos.testing import ScriptedClient
+from legos.fakes import ScriptedClient
+from legos.play.table import Table
+from legos.records.episode import Task
 
 __all__ = [
     "ENDINGS",

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from legos.data.sample import TrainingBatch
 from legos.loop.batcher import Admission, Batcher
 from legos.loop.buffer import Buffer
 from legos.loop.ledger import Ledger
+from legos.records.sample import TrainingBatch
 
 __all__ = ["GAME", "alone", "put"]
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from legos.data.batch import Batch, make_batch, pad_rows, row_blocks
-from legos.data.sample import Sample
+from legos.records.batch import Batch, make_batch, pad_rows, row_blocks
+from legos.records.sample import Sample
 
 __all__ = ["pack"]
 

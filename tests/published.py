@@ -4,7 +4,7 @@ import asyncio
 
 import numpy as np
 
-from legos.publish.broadcast import Broadcaster
+from legos.remote.publish.broadcast import Broadcaster
 from legos.weights.adapter import Adapter, LoraShape
 
 __all__ = ["caught_up", "small_adapter"]

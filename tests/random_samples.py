@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 
-from legos.data.batch import Batch
-from legos.data.sample import Sample
-from legos.testing import make_sample
+from legos.fakes import make_sample
+from legos.records.batch import Batch
+from legos.records.sample import Sample
 
 __all__ = ["Support", "float64", "random_samples"]
 

@@ -9,9 +9,9 @@ from backend_steps import Arrays, compute, saved
 from random_samples import random_samples
 
 from legos.clients.references import ReferenceServers
-from legos.data.sample import Sample
-from legos.data.step import PassResult, Update
 from legos.losses.objective import Objective
+from legos.records.sample import Sample
+from legos.records.step import PassResult, Update
 
 __all__ = ["check_equal_steps", "mixed_samples", "moved_backend"]
 

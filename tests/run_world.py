@@ -13,19 +13,19 @@ from accounts import checked_ledger
 from stored_plays import timeless_plays
 
 from legos.arena.arena import Arena
-from legos.arena.table import Table
 from legos.credit import GRPOCredit, RAECredit
-from legos.data.episode import Episode, Task
-from legos.data.names import POLICY
-from legos.data.shares import Portion
-from legos.data.step import Update
+from legos.fakes import Asked, FakeBackend, FakePublisher, ScriptedClient
 from legos.loop.mix import Mix
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
+from legos.play.table import Table
+from legos.records.episode import Episode, Task
+from legos.records.names import POLICY
+from legos.records.shares import Portion
+from legos.records.step import Update
 from legos.run.checkpoint import newest_whole, read_state
 from legos.run.folder import RunFolder
 from legos.run.run import Run, RunSettings
-from legos.testing import Asked, FakeBackend, FakePublisher, ScriptedClient
 from legos.track.jsonl import JsonlTracker
 
 STEPS = 6

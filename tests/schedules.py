@@ -26,13 +26,13 @@ from slow_parts import (
 )
 
 from legos.credit import GRPOCredit, RAECredit
-from legos.data.shares import Portion
 from legos.errors import ArenaError, CheckpointError, EngineError, TrainerError
+from legos.fakes import in_virtual_time
 from legos.loop.mix import Mix
 from legos.loop.trainer import PolicyTrainer
+from legos.records.shares import Portion
 from legos.run.folder import RunFolder
 from legos.run.run import Run, RunSettings
-from legos.testing import in_virtual_time
 from legos.track.jsonl import JsonlTracker, read_steps
 
 __all__ = ["STOP_S", "Account", "play_schedule", "seconds_to_stop"]

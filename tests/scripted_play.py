@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 from legos import Arena, Episode, Task
-from legos.arena.step import play_all
-from legos.testing import Asked, ScriptedClient
+from legos.fakes import Asked, ScriptedClient
+from legos.play.step import play_all
 
 __all__ = ["played"]
 

@@ -7,14 +7,14 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
 
-from legos.data.episode import Episode
-from legos.data.message import Completion, Prompt, Sampling
-from legos.data.names import POLICY
-from legos.data.step import PassResult, Stop, Update, never
 from legos.errors import CheckpointError, EngineError, RequestError, TrainerError
+from legos.fakes import Asked, FakeBackend, ScriptedClient
 from legos.losses.objective import Objective
 from legos.protocols import Snapshot
-from legos.testing import Asked, FakeBackend, ScriptedClient
+from legos.records.episode import Episode
+from legos.records.message import Completion, Prompt, Sampling
+from legos.records.names import POLICY
+from legos.records.step import PassResult, Stop, Update, never
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = [

@@ -4,7 +4,8 @@ import random
 from collections.abc import Iterable, Mapping
 
 from legos import Arena, Table, Task
-from legos.testing import Finding, ScriptedClient, check_arena
+from legos.checks import Finding, check_arena
+from legos.fakes import ScriptedClient
 
 __all__ = ["Talk", "found", "talk"]
 

@@ -18,8 +18,8 @@ from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariable
 
 from legos.builtin.files import model_config, random_weights
 from legos.builtin.vocabulary import BOS, END, PAD, TOKENS, token_id, write_tokenizer
-from legos.testing import write_tiny_model
-from legos.testing.models import tiny_shape
+from legos.fakes import write_tiny_model
+from legos.fakes.models import tiny_shape
 
 __all__ = ["write_any_model"]
 

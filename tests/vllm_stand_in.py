@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from published import small_adapter
 
-from legos.testing import HttpAnswer, HttpAsked
-from legos.vllm.probe import Probe
+from legos.fakes import HttpAnswer, HttpAsked
+from legos.remote.vllm.probe import Probe
 from legos.weights.adapter import Adapter
 from legos.weights.peft import read_peft
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from legos.arena.game import Game
-from legos.exact.figures import GameTree, decision_points
+from legos.games.figures import GameTree, decision_points
 
 __all__ = ["Written", "no_illegal", "pennies"]
 

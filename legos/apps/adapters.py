@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from legos.clients.engine import EngineClient
-from legos.data.limits import EngineLimits
-from legos.data.names import POLICY
 from legos.device import ModelHandle
 from legos.errors import CheckpointError
 from legos.protocols import Engine
+from legos.records.limits import EngineLimits
+from legos.records.names import POLICY
 from legos.run.find import find_adapter, find_run, split_place
 from legos.weights.adapter import Adapter
 from legos.weights.folder import read_adapter

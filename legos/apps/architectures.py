@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from legos.apps.markdown import table_head, table_line
-from legos.data.architecture import ArchitectureReport
+from legos.records.architecture import ArchitectureReport
 from legos.wiring.architectures import check_architectures
 
 __all__ = ["HEAD", "ArchitectureTable", "examine_architectures", "table_row"]

@@ -7,9 +7,10 @@ from typing import Any
 from legos.arena.arena import Arena
 from legos.arena.game import Game
 from legos.arena.registry import known_arenas
+from legos.checks import Finding, check_arena
 from legos.config.schema import PlayConfig
 from legos.errors import ConfigError
-from legos.testing import Finding, ScriptedClient, check_arena
+from legos.fakes import ScriptedClient
 from legos.wiring.arena import make_arena
 
 __all__ = ["check_by_name", "checked", "described", "list_arenas"]

@@ -15,10 +15,10 @@ from legos.arena.game import position, split_position
 from legos.builtin import BUILTIN, EXAMPLE
 from legos.clients.engine import EngineClient
 from legos.clients.openai import OpenAIClient
-from legos.data.limits import EngineLimits
-from legos.data.message import Message, Sampling
-from legos.data.names import BASE, POLICY
 from legos.errors import LegosError
+from legos.records.limits import EngineLimits
+from legos.records.message import Message, Sampling
+from legos.records.names import BASE, POLICY
 
 __all__ = ["Chat", "Speaker", "chat"]
 

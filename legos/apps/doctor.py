@@ -19,9 +19,9 @@ from legos.arena.registry import advice
 from legos.bench.models import write_bench_model
 from legos.bench.self_test import CHECKS, Check, SelfTest
 from legos.config.resolve import resolve
-from legos.data.limits import TrainingSize
 from legos.errors import LegosError
 from legos.mac import MACS_GB, mac_facts
+from legos.records.limits import TrainingSize
 from legos.run.folder import RUNS
 from legos.wiring.device import find_device, rows_on_macs
 from legos.wiring.machine import blas_hint

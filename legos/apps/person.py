@@ -7,8 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TextIO
 
 from legos.arena.endings import Void
-from legos.data.message import Completion, Continuation, Message, Prompt, Sampling, messages_or_ids
-from legos.data.names import POLICY
+from legos.records.message import (
+    Completion,
+    Continuation,
+    Message,
+    Prompt,
+    Sampling,
+    messages_or_ids,
+)
+from legos.records.names import POLICY
 
 __all__ = ["LEFT", "Person", "Terminal"]
 

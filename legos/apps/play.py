@@ -14,19 +14,19 @@ from legos.apps.adapters import loaded, named_adapter
 from legos.apps.person import Person, Terminal
 from legos.apps.transcript import answer_of, ending, heading, turns_of
 from legos.arena.arena import Arena, GameArena
-from legos.arena.cursor import plays_from
 from legos.arena.matchmaker import Cast
-from legos.arena.step import play_all
 from legos.builtin import is_builtin
 from legos.clients.openai import OpenAIClient
 from legos.config.schema import GenerationConfig, PlayConfig
-from legos.data.episode import Episode
-from legos.data.limits import EngineLimits
-from legos.data.names import BASE, POLICY
 from legos.errors import ArenaError, ConfigError, did_you_mean
-from legos.exact.bots import OptimalBot, RandomBot
-from legos.exact.figures import GameTree, Policy
+from legos.games.bots import OptimalBot, RandomBot
+from legos.games.figures import GameTree, Policy
+from legos.play.cursor import plays_from
+from legos.play.step import play_all
 from legos.protocols import Client, Seat
+from legos.records.episode import Episode
+from legos.records.limits import EngineLimits
+from legos.records.names import BASE, POLICY
 from legos.run.stored import episode_to_json
 from legos.wiring.arena import make_arena
 from legos.wiring.serving import base_of

@@ -16,11 +16,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from legos.clients.remote import RemoteEngine
-from legos.data.limits import EngineLimits
 from legos.errors import EngineError
+from legos.records.limits import EngineLimits
+from legos.remote.vllm.process import ServerProcess
 from legos.server.options import ServerOptions
 from legos.stalls import checking
-from legos.vllm.process import ServerProcess
 from legos.weights.adapter import Adapter
 from legos.weights.model_folder import resolve_folder
 from legos.wiring.device import check_replicas

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from legos.apps.adapters import resume_command
-from legos.data.turns import TurnWatch
+from legos.records.turns import TurnWatch
 from legos.run.checkpoint import checkpoints
 from legos.run.folder import RunFolder
 from legos.stalls import CHECK_S, LoopWatch, checking

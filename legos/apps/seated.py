@@ -6,12 +6,12 @@ from typing import Any
 
 from legos.apps.adapters import named_adapter
 from legos.arena.arena import Arena
-from legos.arena.cursor import plays_from
 from legos.arena.matchmaker import ArenaSeats
-from legos.data.episode import Episode, Task
-from legos.data.names import BASE
 from legos.errors import CheckpointError
+from legos.play.cursor import plays_from
 from legos.protocols import Matchmaker, Seat, Seating
+from legos.records.episode import Episode, Task
+from legos.records.names import BASE
 from legos.weights.adapter import Adapter
 
 __all__ = ["load_seated"]

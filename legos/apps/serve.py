@@ -14,10 +14,10 @@ from fastapi import FastAPI
 from legos.apps.adapters import loaded, named_adapter
 from legos.apps.replicas import replicated
 from legos.builtin import BUILTIN, EXAMPLE
-from legos.data.limits import DecodeAhead, EngineLimits
-from legos.data.names import POLICY
 from legos.errors import ConfigError
 from legos.mac import awake
+from legos.records.limits import DecodeAhead, EngineLimits
+from legos.records.names import POLICY
 from legos.server.app import service_of
 from legos.server.listen import bind, serve_app
 from legos.server.memory import limit_arenas

@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from legos.data.names import POLICY, adapter_name, evaluated_name
-from legos.data.request import Generated, Request, Result
 from legos.errors import AdapterError
 from legos.protocols import Deliver, Engine
+from legos.records.names import POLICY, adapter_name, evaluated_name
+from legos.records.request import Generated, Request, Result
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["SharedEngine"]

@@ -56,7 +56,8 @@ import pytest
 
 from legos import make_arena
 from legos.arena.registry import find_arena
-from legos.testing import ScriptedClient, check_arena
+from legos.checks import check_arena
+from legos.fakes import ScriptedClient
 
 ARENA = f"{{Path(__file__).with_name('{file}')}}:{title}"
 

@@ -25,9 +25,9 @@ from legos.apps.signals import StopSignals
 from legos.builtin import BUILTIN
 from legos.config.resolve import ResolvedConfig, is_chosen, read_config
 from legos.config.schema import RunConfig
-from legos.data.names import evaluated_name
 from legos.errors import ConfigError, DeviceError, LegosError, TrainerError
 from legos.mac import awake, has_battery, on_battery
+from legos.records.names import evaluated_name
 from legos.run.checkpoint import checkpoints
 from legos.run.ending import failure_kept
 from legos.run.find import find_run, fresh_folder, split_place

@@ -6,8 +6,8 @@ from typing import Any
 from msgspec import Struct
 
 from legos.chat.reply import parse_move, split_thinking
-from legos.data.message import Completion, ToolCall
 from legos.errors import text_of
+from legos.records.message import Completion, ToolCall
 
 __all__ = ["UNREADABLE", "Reply", "read_answer"]
 

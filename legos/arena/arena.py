@@ -8,20 +8,20 @@ from typing import Any
 
 from legos.arena.checks import check_attributes, check_names, checked_rewards, checked_seats
 from legos.arena.curriculum import Climb
-from legos.arena.cursor import TaskCursor
 from legos.arena.game import Game
 from legos.arena.matchmaker import ArenaSeats
-from legos.arena.numbers import shown
 from legos.arena.playable import Playable, Rewards
-from legos.arena.step import play_step
 from legos.arena.store import Stores
-from legos.arena.table import Table
-from legos.data.episode import Episode, Task
-from legos.data.message import Sampling
-from legos.data.sample import TrainingBatch
-from legos.data.seeds import mix
 from legos.errors import ArenaError
+from legos.play.cursor import TaskCursor
+from legos.play.step import play_step
+from legos.play.table import Table
 from legos.protocols import Client, CreditAssigner, Curriculum, Matchmaker, Seat
+from legos.records.episode import Episode, Task
+from legos.records.message import Sampling
+from legos.records.numbers import shown
+from legos.records.sample import TrainingBatch
+from legos.records.seeds import mix
 
 __all__ = ["Arena", "GameArena"]
 

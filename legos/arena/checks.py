@@ -9,12 +9,12 @@ from typing import Any, TypeGuard, cast, get_args
 
 from legos.arena.answer import Reply
 from legos.arena.game import Utility
-from legos.arena.numbers import MAX_REWARD, brief, number, refusal_of, reward_range, shown
 from legos.arena.playable import IllegalMove, Playable
-from legos.data.episode import Task
-from legos.data.message import Message
 from legos.errors import ArenaError, LegosError, did_you_mean
 from legos.protocols import Seat
+from legos.records.episode import Task
+from legos.records.message import Message
+from legos.records.numbers import MAX_REWARD, brief, number, refusal_of, reward_range, shown
 
 __all__ = [
     "check_attributes",

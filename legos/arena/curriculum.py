@@ -4,11 +4,11 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from legos.arena.numbers import number, shown
 from legos.arena.playable import Playable
-from legos.data.episode import Episode
 from legos.errors import ArenaError, ConfigError, did_you_mean
 from legos.protocols import Curriculum
+from legos.records.episode import Episode
+from legos.records.numbers import number, shown
 
 __all__ = [
     "Climb",

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from legos.data.episode import Episode, Task
 from legos.protocols import Seat, Seating
+from legos.records.episode import Episode, Task
 
 __all__ = ["ArenaSeats", "Cast"]
 

@@ -6,9 +6,9 @@ from typing import Any, Literal, Protocol
 
 from legos.arena.game import Game, Utility
 from legos.arena.store import Stores
-from legos.data.episode import Episode, Task
-from legos.data.names import POLICY
 from legos.protocols import Curriculum, Matchmaker, Seat
+from legos.records.episode import Episode, Task
+from legos.records.names import POLICY
 
 __all__ = ["IllegalMove", "Playable", "Rewards"]
 

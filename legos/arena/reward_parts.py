@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
-from legos.arena.numbers import MAX_REWARD, number, refusal_of, reward_range, shown
 from legos.errors import ArenaError, did_you_mean
+from legos.records.numbers import MAX_REWARD, number, refusal_of, reward_range, shown
 
 __all__ = ["Parts", "weighted"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from legos.arena.checks import is_token_ids
-from legos.arena.numbers import shown
-from legos.data.episode import Task
 from legos.errors import ArenaError
+from legos.records.episode import Task
+from legos.records.numbers import shown
 
 __all__ = ["hold_out", "read_tasks"]
 

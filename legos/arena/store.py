@@ -5,8 +5,8 @@ import json
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
-from legos.arena.numbers import brief
 from legos.errors import ArenaError
+from legos.records.numbers import brief
 
 __all__ = ["Store", "Stores"]
 

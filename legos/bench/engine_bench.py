@@ -9,8 +9,8 @@ import numpy as np
 from legos.bench.models import random_adapter
 from legos.bench.rounds import seconds_of
 from legos.clients.submit import submit_all
-from legos.data.limits import EngineLimits
-from legos.data.request import Request
+from legos.records.limits import EngineLimits
+from legos.records.request import Request
 from legos.weights.adapter import Adapter
 from legos.wiring.device import Row, device_checks
 from legos.wiring.model import apply_lora, load_model

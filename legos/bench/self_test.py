@@ -15,13 +15,13 @@ from legos.bench.engine_bench import numbered_requests
 from legos.bench.footprint import footprint_mib
 from legos.bench.models import random_adapter
 from legos.clients.submit import submit_all
-from legos.data.limits import DecodeAhead, EngineLimits
-from legos.data.names import BASE, POLICY
-from legos.data.request import Generated, Request
-from legos.data.sample import Sample
-from legos.data.step import MeasuredStep
+from legos.fakes.records import make_sample
 from legos.losses.softmax import log_softmax
-from legos.testing.records import make_sample
+from legos.records.limits import DecodeAhead, EngineLimits
+from legos.records.names import BASE, POLICY
+from legos.records.request import Generated, Request
+from legos.records.sample import Sample
+from legos.records.step import MeasuredStep
 from legos.weights.adapter import Adapter
 from legos.wiring.device import Row, device_checks
 from legos.wiring.model import apply_lora, load_model

@@ -13,8 +13,8 @@ from typing import Any
 from legos.bench.engine_bench import EngineBench, numbered_requests
 from legos.bench.rounds import Workload, medians, seconds_of
 from legos.bench.step_bench import StepBench
-from legos.data.limits import EngineLimits
-from legos.data.names import POLICY
+from legos.records.limits import EngineLimits
+from legos.records.names import POLICY
 from legos.weights.folder import read_adapter, write_adapter
 from legos.wiring.device import Row, Split, device_checks
 from legos.wiring.model import load_model

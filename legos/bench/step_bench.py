@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from legos.data.batch import normalisation_weights
-from legos.data.step import BackendConfig, Update
 from legos.device import ModelHandle
+from legos.fakes.records import make_sample
 from legos.losses.objective import Objective
-from legos.testing.records import make_sample
+from legos.records.batch import normalisation_weights
+from legos.records.step import BackendConfig, Update
 from legos.wiring.device import Split
 from legos.wiring.model import apply_lora
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from legos.builtin.vocabulary import ASSISTANT, BOS, END, PAD, TOKENS
-from legos.data.message import Message
+from legos.records.message import Message
 
 __all__ = ["Exercise", "Exercises", "collate", "echo", "made_up", "prompt_ids", "text_ids"]
 

@@ -6,7 +6,7 @@ from typing import Any
 from legos.chat.parts import CLOSE, OPEN, ReplyParser, join_parts
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat, with_ids
-from legos.data.message import ToolCall
+from legos.records.message import ToolCall
 
 __all__ = ["read_reply", "reply_decoder"]
 

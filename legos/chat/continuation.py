@@ -7,7 +7,7 @@ the common end of both prompts. So any function that renders messages to token i
 
 from collections.abc import Sequence
 
-from legos.data.message import Completion, Message
+from legos.records.message import Completion, Message
 
 __all__ = ["ANSWERS", "after_answer", "extended", "probes"]
 

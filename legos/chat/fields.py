@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from legos.chat.parts import CLOSE, OPEN
 from legos.chat.tools import arguments_of
-from legos.data.message import Message
+from legos.records.message import Message
 
 __all__ = ["Neutraliser", "message_fields"]
 

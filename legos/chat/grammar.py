@@ -9,8 +9,8 @@ from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from legos.chat.tokenizer import ChatTokenizer
-from legos.data.request import Grammar
 from legos.errors import RequestError
+from legos.records.request import Grammar
 
 __all__ = ["json_grammar"]
 

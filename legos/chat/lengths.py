@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from legos.chat.tokenizer import ChatTokenizer
-from legos.data.message import Continuation, Message, Prompt
 from legos.errors import RequestError
+from legos.records.message import Continuation, Message, Prompt
 
 __all__ = ["LengthCheck", "is_long"]
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from legos.chat.incremental import held_back
 from legos.chat.tools import ToolFormat, parse_calls
-from legos.data.message import ToolCall
+from legos.records.message import ToolCall
 
 __all__ = ["CLOSE", "OPEN", "Part", "ReplyParser", "join_parts"]
 

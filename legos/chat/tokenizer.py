@@ -14,8 +14,8 @@ from legos.chat.channels import MARKS, without_channels
 from legos.chat.continuation import ANSWERS, after_answer, extended, probes
 from legos.chat.fields import Neutraliser, message_fields
 from legos.chat.tools import plain_messages
-from legos.data.message import Continuation, Message
 from legos.errors import ModelError
+from legos.records.message import Continuation, Message
 
 __all__ = ["ChatTokenizer", "load_tokenizer"]
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from legos.data.message import ToolCall
+from legos.records.message import ToolCall
 
 __all__ = [
     "PLAIN_TOOLS",

@@ -20,9 +20,9 @@ from legos.cli.overrides import (
 )
 from legos.cli.run_settings import resolve_run
 from legos.config.resolve import ResolvedConfig
-from legos.data.limits import DecodeAhead
-from legos.data.names import POLICY
 from legos.errors import ConfigError
+from legos.records.limits import DecodeAhead
+from legos.records.names import POLICY
 
 __all__ = ["bench", "chat", "doctor", "evaluate", "export", "serve", "train"]
 

@@ -10,7 +10,8 @@ from msgspec.structs import asdict
 from legos.chat.tools import arguments_text, with_ids
 from legos.clients.requests import Dialect, Target, split_adapter
 from legos.clients.transport import decoded
-from legos.data.message import (
+from legos.errors import AdapterError, EndpointError, RequestError
+from legos.records.message import (
     Alternatives,
     Completion,
     FinishReason,
@@ -18,7 +19,6 @@ from legos.data.message import (
     Sampling,
     ToolCall,
 )
-from legos.errors import AdapterError, EndpointError, RequestError
 
 __all__ = [
     "completion_of",

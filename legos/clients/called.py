@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from legos.data.message import Completion
-from legos.data.request import Generated
+from legos.records.message import Completion
+from legos.records.request import Generated
 
 __all__ = ["Called"]
 

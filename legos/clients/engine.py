@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from legos.arena.endpoint import EndpointHost
 from legos.chat.calls import read_reply, reply_decoder
 from legos.chat.lengths import LengthCheck, is_long
 from legos.chat.stops import cut_at_stop, stop_test
@@ -20,8 +19,11 @@ from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.clients.called import Called
 from legos.clients.news import News
 from legos.clients.shared import Shared
-from legos.data.choices import ChoiceNode, choice_tree, tree_bytes
-from legos.data.message import (
+from legos.errors import RequestError
+from legos.play.endpoint import EndpointHost
+from legos.protocols import Engine
+from legos.records.choices import ChoiceNode, choice_tree, tree_bytes
+from legos.records.message import (
     Completion,
     Continuation,
     Message,
@@ -30,10 +32,8 @@ from legos.data.message import (
     ToolCall,
     messages_or_ids,
 )
-from legos.data.names import POLICY
-from legos.data.request import Generated, Grammar, Progress, Request, Result
-from legos.errors import RequestError
-from legos.protocols import Engine
+from legos.records.names import POLICY
+from legos.records.request import Generated, Grammar, Progress, Request, Result
 
 __all__ = ["EngineClient"]
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from legos.data.request import Generated, Progress
+from legos.records.request import Generated, Progress
 
 __all__ = ["News"]
 

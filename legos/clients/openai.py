@@ -11,9 +11,9 @@ from legos.chat.continuation import after_answer, extended, probes
 from legos.clients.answers import completion_of, dialect_of, ids_of, scores_of, text_of_event
 from legos.clients.requests import Dialect, Target, chat_fields, request_of, split_adapter
 from legos.clients.transport import Transport, api_root, server_root
-from legos.data.message import Completion, Continuation, Message, Prompt, Sampling
-from legos.data.names import BASE, POLICY
 from legos.errors import AdapterError, RequestError
+from legos.records.message import Completion, Continuation, Message, Prompt, Sampling
+from legos.records.names import BASE, POLICY
 
 __all__ = ["OpenAIClient"]
 

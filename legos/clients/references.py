@@ -11,9 +11,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from legos.clients.remote import RemoteEngine
-from legos.data.sample import Sample
 from legos.errors import EngineError, RequestError, TrainerError
 from legos.losses.softmax import log_softmax
+from legos.records.sample import Sample
 
 __all__ = ["ReferenceServers"]
 

@@ -15,11 +15,11 @@ from typing import Any, Protocol, TypeVar
 
 from legos.clients.pool import Pooled, ServerPool, all_done
 from legos.clients.prefixes import PrefixHomes
-from legos.data.check import RequestCheck
-from legos.data.names import LAG, POLICY, adapter_name
-from legos.data.request import Generated, Progress, Request, Result
 from legos.errors import EngineError, LegosError, RequestError
 from legos.protocols import Deliver
+from legos.records.check import RequestCheck
+from legos.records.names import LAG, POLICY, adapter_name
+from legos.records.request import Generated, Progress, Request, Result
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["AdapterLoader", "RemoteEngine", "RemoteServer"]
@@ -30,7 +30,7 @@ _Row = tuple[int, ...]
 
 
 class RemoteServer(Pooled, Protocol):
-    """One server; ``legos.clients.served.LegosServer`` and ``legos.vllm.server.VllmServer`` are."""
+    """One server: ``clients.served.LegosServer`` and ``remote.vllm.server.VllmServer``."""
 
     async def answer(self, request: Request) -> Generated:
         """Sample one completion; the requests of one turn of the event loop travel together.
@@ -58,7 +58,7 @@ class RemoteServer(Pooled, Protocol):
 
 
 class AdapterLoader(Protocol):
-    """Loads adapters into the servers; ``legos.publish.broadcast.Broadcaster`` does."""
+    """Loads adapters into the servers; ``legos.remote.publish.broadcast.Broadcaster`` does."""
 
     async def publish(self, adapter: Adapter) -> AdapterInfo:
         """Load an adapter; return once it is live."""

@@ -15,8 +15,8 @@ import msgspec
 
 from legos.chat.fields import message_fields
 from legos.chat.tools import arguments_text
-from legos.data.message import Filters, Message, Sampling, messages_or_ids
 from legos.errors import RequestError
+from legos.records.message import Filters, Message, Sampling, messages_or_ids
 
 __all__ = ["Dialect", "Target", "chat_fields", "filter_fields", "request_of", "split_adapter"]
 

@@ -13,10 +13,10 @@ from legos.clients.lists import RequestLists
 from legos.clients.recovery import Recovery
 from legos.clients.requests import filter_fields
 from legos.clients.transport import Transport, api_root, server_name
-from legos.data.message import Filters
-from legos.data.names import adapter_name
-from legos.data.request import Generated, Request
 from legos.errors import EngineError, NotFoundError
+from legos.records.message import Filters
+from legos.records.names import adapter_name
+from legos.records.request import Generated, Request
 
 __all__ = ["LegosServer", "Loaded"]
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from legos.data.request import Generated, Progress, Request, Result
 from legos.protocols import Engine
+from legos.records.request import Generated, Progress, Request, Result
 
 __all__ = ["submit_all"]
 

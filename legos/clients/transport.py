@@ -15,8 +15,8 @@ import msgspec
 from httpx_sse import EventSource
 
 from legos.clients.gate import Gate
-from legos.data.names import MODEL_HEADER
 from legos.errors import EndpointError, EngineError, LegosError, NotFoundError, RequestError
+from legos.records.names import MODEL_HEADER
 
 __all__ = [
     "LOOPBACK",

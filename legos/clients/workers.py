@@ -8,9 +8,9 @@ from legos.clients.health import healthy
 from legos.clients.openai import OpenAIClient
 from legos.clients.pool import ServerPool, all_done
 from legos.clients.transport import Transport, decoded, server_name, server_root
-from legos.data.message import Completion, Prompt, Sampling
-from legos.data.names import POLICY
 from legos.errors import ConfigError, EndpointError, EngineError
+from legos.records.message import Completion, Prompt, Sampling
+from legos.records.names import POLICY
 
 __all__ = ["Workers"]
 

@@ -8,7 +8,6 @@ from typing import Any, Literal, Self, cast
 from pydantic import model_validator
 
 from legos.config.setting import Settings, knob
-from legos.data.schedule import Schedule
 from legos.errors import ConfigError
 from legos.losses.corrections import Corrections, Truncation
 from legos.losses.kl import KlEstimator, KlPlace
@@ -23,6 +22,7 @@ from legos.losses.objective import (
     check_kl_place,
     check_ratio,
 )
+from legos.records.schedule import Schedule
 
 __all__ = ["ObjectiveSettings", "check_entropy"]
 

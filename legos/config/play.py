@@ -7,8 +7,8 @@ from legos.arena.playable import IllegalMove
 from legos.config.objective import ObjectiveSettings
 from legos.config.setting import Settings, knob
 from legos.credit.registry import DISCOUNTED, WITHOUT_GROUPS, CreditName
-from legos.data.shares import Order, Portion
 from legos.errors import ConfigError
+from legos.records.shares import Order, Portion
 
 __all__ = ["MixedArena", "PlayConfig", "check_play"]
 

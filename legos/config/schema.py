@@ -15,10 +15,10 @@ from legos.config.places import check_places
 from legos.config.play import MixedArena, PlayConfig, check_play
 from legos.config.setting import Settings, knob
 from legos.credit.registry import CreditName
-from legos.data.limits import DecodeAhead, EngineLimits, InFlight
-from legos.data.shares import Portion, Spill, check_shares
-from legos.data.step import MICRO_BATCH_TOKENS
 from legos.errors import ConfigError
+from legos.records.limits import DecodeAhead, EngineLimits, InFlight
+from legos.records.shares import Portion, Spill, check_shares
+from legos.records.step import MICRO_BATCH_TOKENS
 
 __all__ = [
     "CreditName",

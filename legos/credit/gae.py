@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from legos.credit.returns import Advantages, checked_discount, returns_to_go, trained
-from legos.data.episode import Episode, Rollout
 from legos.errors import ConfigError
+from legos.records.episode import Episode, Rollout
 
 __all__ = ["GAECredit"]
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from legos.credit.comparison import Comparison, Floats, Rule
 from legos.credit.returns import Advantages, per_turn, task_key, trained
-from legos.data.episode import Episode
 from legos.errors import RecordError
+from legos.records.episode import Episode
 
 __all__ = [
     "DEVIATION_FLOOR",

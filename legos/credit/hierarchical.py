@@ -8,7 +8,7 @@ at any depth.
 from collections.abc import Hashable, Sequence
 
 from legos.credit.group import GroupCredit, group_centered
-from legos.data.episode import Episode
+from legos.records.episode import Episode
 
 __all__ = ["HierarchicalCredit", "parents"]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from legos.credit.comparison import Comparison
 from legos.credit.group import group_centered
 from legos.credit.returns import Advantages, per_turn, trained
-from legos.data.episode import Episode
+from legos.records.episode import Episode
 
 __all__ = ["JointCredit"]
 

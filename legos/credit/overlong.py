@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from legos.credit.group import Scope
 from legos.credit.returns import Advantages, trained
-from legos.data.episode import Episode
 from legos.errors import ConfigError
 from legos.protocols import CreditAssigner
+from legos.records.episode import Episode
 
 __all__ = ["OverlongPenalty", "overlong_penalty"]
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from legos.data.episode import Episode, Rollout
 from legos.errors import ConfigError
+from legos.records.episode import Episode, Rollout
 
 __all__ = ["Advantages", "checked_discount", "per_turn", "returns_to_go", "task_key", "trained"]
 

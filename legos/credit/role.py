@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from legos.credit.returns import Advantages, per_turn
-from legos.data.episode import Episode
 from legos.errors import ConfigError
+from legos.records.episode import Episode
 
 __all__ = ["RAECredit"]
 

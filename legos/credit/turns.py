@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from legos.credit.comparison import Comparison
 from legos.credit.group import group_centered
 from legos.credit.returns import Advantages, checked_discount, returns_to_go, task_key, trained
-from legos.data.episode import Episode, Rollout
+from legos.records.episode import Episode, Rollout
 
 __all__ = ["TurnComparison", "TurnCredit"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 
 from legos.credit.turns import TurnComparison
-from legos.data.episode import Episode, Rollout
+from legos.records.episode import Episode, Rollout
 
 __all__ = ["SameViewCredit"]
 

@@ -7,7 +7,7 @@ import numpy as np
 from legos.credit.comparison import Comparison, Floats
 from legos.credit.group import DEVIATION_FLOOR, group_centered
 from legos.credit.returns import Advantages, checked_discount, returns_to_go, task_key, trained
-from legos.data.episode import Episode
+from legos.records.episode import Episode
 
 __all__ = ["ReinforcePPCredit", "whiten"]
 

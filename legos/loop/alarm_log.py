@@ -11,10 +11,10 @@ from itertools import islice
 from statistics import fmean
 from typing import NamedTuple
 
-from legos.arena.means import with_children
-from legos.data.names import arenas_in
-from legos.data.sample import Sample, TrainingBatch
+from legos.credit.means import with_children
 from legos.losses.alarms import PAGE, Alarm, alarms
+from legos.records.names import arenas_in
+from legos.records.sample import Sample, TrainingBatch
 
 __all__ = ["AlarmLog"]
 

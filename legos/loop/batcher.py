@@ -23,14 +23,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from legos.arena.step import warn_of
-from legos.data.sample import TrainingBatch
-from legos.data.shares import Shares
 from legos.errors import Stopped
 from legos.loop.buffer import Buffer
 from legos.loop.deficits import Deficits
 from legos.loop.trainer import References
 from legos.loop.waiting import Admission, Amount, Waiting
+from legos.play.step import warn_of
+from legos.records.sample import TrainingBatch
+from legos.records.shares import Shares
 
 __all__ = ["Admission", "Batcher"]
 

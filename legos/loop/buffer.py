@@ -14,14 +14,14 @@ from typing import Any
 
 from msgspec import structs
 
-from legos.data.sample import Sample, TrainingBatch
-from legos.data.seeds import mix
-from legos.data.select import KEEP_ALL, Selection, only
-from legos.data.shares import Order
 from legos.loop.failures import MAX_FAILED_SHARE, FailureWindow
 from legos.loop.ledger import Ledger
 from legos.loop.trainer import References
 from legos.loop.waiting import Amount, Waiting, num_tokens
+from legos.records.sample import Sample, TrainingBatch
+from legos.records.seeds import mix
+from legos.records.select import KEEP_ALL, Selection, only
+from legos.records.shares import Order
 
 __all__ = ["Buffer"]
 

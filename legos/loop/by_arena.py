@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from legos.arena.means import RESERVED, merged_metrics
-from legos.data.sample import TrainingBatch
+from legos.credit.means import RESERVED, merged_metrics
+from legos.records.sample import TrainingBatch
 
 __all__ = ["play_metrics"]
 

@@ -10,7 +10,7 @@ Source: Shreedhar and Varghese 1995, with groups in place of packets.
 
 from collections.abc import Iterable, Mapping
 
-from legos.data.shares import Shares, lent
+from legos.records.shares import Shares, lent
 
 __all__ = ["Deficits"]
 

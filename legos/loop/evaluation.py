@@ -9,20 +9,20 @@ from typing import Any, cast
 
 from legos.arena.arena import Arena, GameArena
 from legos.arena.curriculum import success_rates
-from legos.arena.cursor import plays_from
-from legos.arena.means import play_figures, with_children
-from legos.arena.step import play_all, warn_of
-from legos.data.episode import Episode
-from legos.data.message import Message
+from legos.credit.means import play_figures, with_children
 from legos.errors import ArenaError, GameSizeError
-from legos.exact.figures import (
+from legos.games.figures import (
     DecisionPoint,
     GameReport,
     GameTree,
     decision_points,
     evaluate,
 )
+from legos.play.cursor import plays_from
+from legos.play.step import play_all, warn_of
 from legos.protocols import Scorer
+from legos.records.episode import Episode
+from legos.records.message import Message
 
 __all__ = ["ArenaEvaluation", "MixEvaluation", "flat_figures"]
 

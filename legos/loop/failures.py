@@ -3,11 +3,11 @@
 from collections import deque
 from typing import NamedTuple
 
-from legos.arena.step import failures
-from legos.data.episode import Episode
-from legos.data.sample import TrainingBatch
 from legos.errors import ArenaError, LegosError, TrainerError
 from legos.loop.ledger import Ledger
+from legos.play.step import failures
+from legos.records.episode import Episode
+from legos.records.sample import TrainingBatch
 
 __all__ = ["MAX_FAILED_SHARE", "FailureWindow"]
 

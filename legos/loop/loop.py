@@ -15,9 +15,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 
 from legos.arena.arena import Arena
-from legos.arena.step import play_each
-from legos.data.sample import TrainingBatch
-from legos.data.shares import Portion
 from legos.errors import ConfigError, Stopped, TrainerError
 from legos.loop.alternation import Alternation
 from legos.loop.batcher import Batcher
@@ -27,8 +24,11 @@ from legos.loop.mix import Mix, mix_of
 from legos.loop.pace import EngineFigures, Pace
 from legos.loop.player import Player, PlayGroup
 from legos.loop.trainer import Metrics, PolicyTrainer
+from legos.play.step import play_each
 from legos.protocols import Publisher
-from legos.publish.engine import reaching
+from legos.records.sample import TrainingBatch
+from legos.records.shares import Portion
+from legos.remote.publish.engine import reaching
 from legos.track.console import ConsoleTracker
 
 __all__ = ["AfterStep", "batcher_of", "synchronous_training_loop", "training_loop"]

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from legos.arena.arena import Arena
-from legos.data.shares import TOKENS_PER_STEP, Portion, Shares, Spill, check_shares
 from legos.errors import ConfigError
+from legos.records.shares import TOKENS_PER_STEP, Portion, Shares, Spill, check_shares
 
 __all__ = ["Mix", "mix_of"]
 

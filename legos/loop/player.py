@@ -11,15 +11,15 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 
 from legos.arena.arena import Arena
-from legos.arena.cursor import PlannedGroup
-from legos.arena.stage import Stage, stage_of
-from legos.arena.step import finish_group, play_each, required_credit
-from legos.data.episode import Episode, Task
 from legos.errors import Stopped
 from legos.loop.batcher import Batcher
 from legos.loop.pace import EngineFigures, Pace, Slots
 from legos.loop.trainer import References
 from legos.loop.waiting import Admission
+from legos.play.cursor import PlannedGroup
+from legos.play.stage import Stage, stage_of
+from legos.play.step import finish_group, play_each, required_credit
+from legos.records.episode import Episode, Task
 
 __all__ = ["PlayGroup", "Player"]
 

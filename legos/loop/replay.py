@@ -4,8 +4,8 @@ import random
 from collections import deque
 from collections.abc import Iterable
 
-from legos.data.sample import Sample
 from legos.errors import ConfigError, TrainerError
+from legos.records.sample import Sample
 
 __all__ = ["ReplayBuffer"]
 

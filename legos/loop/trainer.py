@@ -13,12 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec import structs
 
-from legos.data.batch import LossNormalisation, normalisation_weights
-from legos.data.names import POLICY
-from legos.data.sample import Sample, TrainingBatch
-from legos.data.select import KEEP_ALL, Selection, only
-from legos.data.shares import Portion
-from legos.data.step import PassResult, Stop, Update, never
 from legos.errors import TrainerError
 from legos.loop.alarm_log import AlarmLog
 from legos.loop.by_arena import play_metrics
@@ -26,6 +20,12 @@ from legos.loop.ledger import Ledger
 from legos.losses.metrics import skip_reason, step_metrics
 from legos.losses.objective import Objective
 from legos.protocols import Backend, Publisher
+from legos.records.batch import LossNormalisation, normalisation_weights
+from legos.records.names import POLICY
+from legos.records.sample import Sample, TrainingBatch
+from legos.records.select import KEEP_ALL, Selection, only
+from legos.records.shares import Portion
+from legos.records.step import PassResult, Stop, Update, never
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["Gather", "PolicyTrainer", "References", "StepSettings"]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from legos.data.sample import TrainingBatch
+from legos.records.sample import TrainingBatch
 
 __all__ = ["Admission", "Amount", "Waiting", "num_tokens"]
 

@@ -6,8 +6,8 @@ tokens. All arrays are float32 and at the sampling temperature, as in the engine
 
 from typing import Any
 
-from legos.data.batch import Batch
 from legos.losses.softmax import logsumexp
+from legos.records.batch import Batch
 
 __all__ = [
     "IMPOSSIBLE",

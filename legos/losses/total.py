@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from legos.data.batch import Batch
 from legos.errors import TrainerError
 from legos.losses.corrections import correct
 from legos.losses.kl import KlEstimator, loss_kl, reward_kl
@@ -19,6 +18,7 @@ from legos.losses.positions import (
     support_entropy,
 )
 from legos.losses.ratio import detach, log_ratio
+from legos.records.batch import Batch
 
 __all__ = ["SUMS", "BatchArrays", "Terms", "token_loss", "token_terms", "total_loss"]
 

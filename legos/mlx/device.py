@@ -12,10 +12,6 @@ from numpy.typing import NDArray
 
 from legos.chat.tokenizer import load_tokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
-from legos.data.limits import EngineLimits, TrainingSize
-from legos.data.names import POLICY
-from legos.data.packing import check_token_ids
-from legos.data.step import BackendConfig
 from legos.errors import ModelError, TrainerError
 from legos.mlx.fits import check_training
 from legos.mlx.generate.capabilities import Capabilities
@@ -33,6 +29,10 @@ from legos.mlx.model.worker import InlineWorker, ThreadWorker, Worker
 from legos.mlx.train.backend import MlxBackend
 from legos.mlx.train.parallel import MlxProcesses, process_group
 from legos.mlx.train.shares import Leader, follow
+from legos.records.limits import EngineLimits, TrainingSize
+from legos.records.names import POLICY
+from legos.records.packing import check_token_ids
+from legos.records.step import BackendConfig
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.model_folder import context_length, resolve_folder
 

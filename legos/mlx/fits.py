@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
-from legos.data.limits import EngineLimits, TrainingSize
 from legos.errors import ModelError
 from legos.mac import MACS_GB
 from legos.mlx.generate.forecast import EngineForecast
 from legos.mlx.model.load import shapes_of
 from legos.mlx.model.machine import NEGLIGIBLE, num_bytes, usable_bytes, usable_of
 from legos.mlx.train.forecast import Forecast
+from legos.records.limits import EngineLimits, TrainingSize
 from legos.weights.model_folder import context_length
 
 __all__ = ["check_replicas", "check_training", "longest_rows", "usable_on"]

@@ -26,8 +26,8 @@ from legos.arena.registry import find_arena
 from legos.builtin import builtin_path
 from legos.builtin.files import ModelShape, Weights, model_config, random_weights, write_model
 from legos.builtin.practice import Exercise, Exercises, collate, echo, made_up, prompt_ids
-from legos.data.message import Message
-from legos.exact.figures import GameTree, decision_points
+from legos.games.figures import GameTree, decision_points
+from legos.records.message import Message
 
 __all__ = ["answer_logits", "imitate", "known_positions", "main", "practise"]
 

@@ -12,12 +12,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from legos.data.episode import Episode
-from legos.data.names import evaluated_name
 from legos.errors import ConfigError, Stopped
 from legos.loop.evaluation import flat_figures
 from legos.loop.ledger import Ledger
 from legos.protocols import Publisher, Tracker
+from legos.records.episode import Episode
+from legos.records.names import evaluated_name
 from legos.run.background import Background
 from legos.run.folder import RunFolder
 from legos.run.stored import kept_episodes

@@ -17,7 +17,6 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from legos.data.episode import Episode
 from legos.errors import ArenaError, CheckpointError, ConfigError, RecordError, RequestError
 from legos.files.atomic import (
     check_writable,
@@ -27,6 +26,7 @@ from legos.files.atomic import (
     write_folder,
 )
 from legos.files.lines import has_step_lines, rewind_lines
+from legos.records.episode import Episode
 from legos.run.checkpoint import checkpoint_at, checkpoints, newest_whole, numbered, read_state
 from legos.run.lock import check_unheld, check_unmoved, hold
 from legos.run.settings import CONFIG, checked_settings, sealed

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from legos.errors import Stopped
 from legos.protocols import Publisher
-from legos.publish.engine import EnginePublisher
+from legos.remote.publish.engine import EnginePublisher
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["Leave", "LeavingPublisher"]

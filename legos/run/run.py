@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from legos.arena.arena import Arena
-from legos.arena.step import play_each
-from legos.data.sample import TrainingBatch
 from legos.errors import CheckpointError, EngineError, Stopped
 from legos.files.lines import report_steps
 from legos.loop.alternation import Alternation
@@ -24,8 +22,10 @@ from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import Mix, mix_of
 from legos.loop.player import PlayGroup
 from legos.loop.trainer import Metrics, PolicyTrainer
+from legos.play.step import play_each
 from legos.protocols import Snapshot, Tracker
-from legos.publish.engine import reaching
+from legos.records.sample import TrainingBatch
+from legos.remote.publish.engine import reaching
 from legos.run.background import Background
 from legos.run.checkpoint import write_checkpoint
 from legos.run.evaluations import Evaluation, Evaluations, Figures, Outputs

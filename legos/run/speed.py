@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from legos.data.names import LAG
-from legos.data.sample import TrainingBatch
+from legos.records.names import LAG
+from legos.records.sample import TrainingBatch
 
 __all__ = ["Speed"]
 

@@ -8,9 +8,9 @@ import msgspec
 from msgspec.structs import fields, replace
 
 from legos.chat.reply import split_thinking
-from legos.data.episode import Episode, Rollout, Turn
-from legos.data.message import Message, Sampling, ToolCall
-from legos.data.sample import Sample, TrainingBatch
+from legos.records.episode import Episode, Rollout, Turn
+from legos.records.message import Message, Sampling, ToolCall
+from legos.records.sample import Sample, TrainingBatch
 
 __all__ = ["batches_from_json", "batches_to_json", "episode_to_json", "kept_episodes"]
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
-from legos.arena.offer import Offer
+from legos.play.offer import Offer
 from legos.server.problems import Problem
 from legos.server.seat_keys import SeatKeys
 

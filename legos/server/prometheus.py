@@ -8,9 +8,9 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from legos.data.message import Completion
 from legos.errors import EngineError
 from legos.protocols import Engine
+from legos.records.message import Completion
 
 __all__ = ["Metrics"]
 

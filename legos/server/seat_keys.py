@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from legos.arena.endpoint import ENDED, AgentSeat
+from legos.play.endpoint import ENDED, AgentSeat
 from legos.server.problems import Problem
 
 __all__ = ["SeatKeys", "play_ended"]

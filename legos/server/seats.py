@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager, asynccontextmanager
 
 from fastapi import FastAPI
 
-from legos.arena.endpoint import AgentSeat, Endpoint
-from legos.arena.offer import Offer
 from legos.errors import ArenaError
+from legos.play.endpoint import AgentSeat, Endpoint
+from legos.play.offer import Offer
 from legos.server.listen import bind, serve_app
 from legos.server.lobby import Lobby
 

@@ -15,10 +15,10 @@ from legos.chat.longest import longest_token
 from legos.chat.token_bytes import TokenBytes
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
-from legos.data.message import Completion, Prompt, Sampling
-from legos.data.names import BASE, POLICY
-from legos.data.request import Progress
 from legos.protocols import Client, Engine, Scorer
+from legos.records.message import Completion, Prompt, Sampling
+from legos.records.names import BASE, POLICY
+from legos.records.request import Progress
 from legos.server.lobby import Lobby
 from legos.server.options import ServerOptions
 from legos.server.problems import LONGEST_NAME, GoneError, Problem, first_error

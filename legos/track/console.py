@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from legos.data.names import arenas_in
+from legos.records.names import arenas_in
 
 __all__ = ["COLUMNS", "Column", "ConsoleTracker"]
 

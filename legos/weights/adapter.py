@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from legos.data.names import BASE
 from legos.errors import AdapterError
+from legos.records.names import BASE
 from legos.weights.tensors import pack_tensors
 
 __all__ = [

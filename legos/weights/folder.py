@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from legos.data.names import POLICY
 from legos.errors import AdapterError
+from legos.records.names import POLICY
 from legos.weights.adapter import Adapter
 from legos.weights.mlx_config import MlxConfig, Record
 from legos.weights.peft import CONFIG_FILE, FOREIGN_VERSION, PEFT_WEIGHTS_FILE, read_peft

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from legos.data.names import POLICY
 from legos.errors import AdapterError
+from legos.records.names import POLICY
 from legos.weights.adapter import Adapter, Header, checked_name, shape_of
 from legos.weights.mlx_config import MlxConfig
 from legos.weights.peft import from_peft, implied_config, is_peft

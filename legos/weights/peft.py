@@ -28,8 +28,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from legos.data.names import POLICY
 from legos.errors import AdapterError
+from legos.records.names import POLICY
 from legos.weights.adapter import (
     BASE_WEIGHT,
     Adapter,

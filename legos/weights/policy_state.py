@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from legos.data.names import POLICY
 from legos.errors import CheckpointError
+from legos.records.names import POLICY
 from legos.weights.fits import check_shapes
 from legos.weights.tensors import Floats, pack_tensors, unpack_tensors
 

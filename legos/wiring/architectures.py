@@ -13,8 +13,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from queue import Queue
 
-from legos.data.architecture import ArchitectureReport
 from legos.errors import ModelError, did_you_mean
+from legos.records.architecture import ArchitectureReport
 from legos.wiring.device import find_device
 
 __all__ = ["check_architectures", "known_architectures"]

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from legos.chat.tools import ToolFormat
-from legos.data.limits import EngineLimits, TrainingSize
-from legos.data.sample import Sample
-from legos.data.step import MeasuredStep
 from legos.device import Device, LocalEngine, ModelHandle
 from legos.errors import ModelError, did_you_mean
+from legos.records.limits import EngineLimits, TrainingSize
+from legos.records.sample import Sample
+from legos.records.step import MeasuredStep
 from legos.weights.adapter import Adapter
 
 if TYPE_CHECKING:
-    from legos.cuda.device import TorchDevice
     from legos.mlx.device import MlxDevice
+    from legos.torch.device import TorchDevice
 
 __all__ = [
     "DEVICES",
@@ -58,7 +58,7 @@ def torch_device() -> "TorchDevice":
             "torch is not installed; install the extra torch (pip install 'legos[torch]'), or "
             "train with --device mlx"
         )
-    from legos.cuda.device import TorchDevice
+    from legos.torch.device import TorchDevice
 
     return TorchDevice()
 

@@ -16,10 +16,10 @@ from legos.clients.served import RETRIES, LegosServer
 from legos.clients.transport import Transport, api_root, server_name
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import EndpointError, EngineError, RequestError
-from legos.publish.broadcast import Broadcaster
-from legos.publish.carriers import Carrier, InRequests, SharedFolder
-from legos.publish.engine import EnginePublisher
-from legos.publish.http import http_publishers
+from legos.remote.publish.broadcast import Broadcaster
+from legos.remote.publish.carriers import Carrier, InRequests, SharedFolder
+from legos.remote.publish.engine import EnginePublisher
+from legos.remote.publish.http import http_publishers
 from legos.weights.adapter import Adapter, AdapterInfo
 from legos.wiring.same_model import check_same_model
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from legos.arena.arena import Arena
-from legos.arena.step import play_each
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.chat.tools import ToolFormat
 from legos.clients.engine import EngineClient
@@ -23,7 +22,8 @@ from legos.config.schema import RunConfig
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import ConfigError
 from legos.loop.player import PlayGroup
-from legos.ray.arena_file import TravellingArena
+from legos.play.step import play_each
+from legos.remote.ray.arena_file import TravellingArena
 from legos.weights.adapter import LoraShape
 from legos.weights.model_folder import resolve_folder
 from legos.wiring.arena import make_arena
@@ -50,8 +50,8 @@ def ray_engine(
         EngineError: the cluster does not answer.
         ModelError: the model cannot be loaded on a node.
     """
-    from legos.ray.engine import RayEngine
-    from legos.ray.start import start_engines
+    from legos.remote.ray.engine import RayEngine
+    from legos.remote.ray.start import start_engines
 
     with ExitStack() as stack:
         nodes = _connected(config, stack)
@@ -78,8 +78,8 @@ def ray_players(
     if config.ray is None or not config.players:
         yield play_each
         return
-    from legos.ray.players import Players
-    from legos.ray.start import start_players
+    from legos.remote.ray.players import Players
+    from legos.remote.ray.start import start_players
 
     with ExitStack() as stack:
         engines = _engines_of(config, generation.engine)
@@ -104,7 +104,7 @@ def _connected(config: RunConfig, stack: ExitStack) -> int:
 
     The stack closes the connection.
     """
-    from legos.ray.cluster import check_nodes, connect, disconnect
+    from legos.remote.ray.cluster import check_nodes, connect, disconnect
 
     assert config.ray is not None
     if connect(config.ray):
@@ -118,7 +118,7 @@ def _engines_of(config: RunConfig, engine: LocalEngine) -> tuple[str, ...]:
     Raises:
         ConfigError: another process cannot ask the servers.
     """
-    from legos.ray.engine import RayEngine
+    from legos.remote.ray.engine import RayEngine
 
     if isinstance(engine, RayEngine):
         return engine.names
@@ -161,8 +161,8 @@ class _PlayPlace:
 
     def make(self) -> Arena:
         """Make the arena and its client in this process."""
-        from legos.ray.engine import RayEngine
-        from legos.ray.start import engines_named
+        from legos.remote.ray.engine import RayEngine
+        from legos.remote.ray.start import engines_named
 
         config = self.config
         engine = (

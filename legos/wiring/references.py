@@ -14,15 +14,15 @@ from legos.clients.remote import RemoteEngine, RemoteServer
 from legos.clients.served import LegosServer
 from legos.clients.transport import server_name
 from legos.config.objective import ObjectiveSettings
-from legos.data.message import Message
-from legos.data.names import BASE
 from legos.device import ModelHandle
 from legos.errors import ConfigError, EndpointError, EngineError, ModelError, RequestError
 from legos.losses.softmax import log_softmax
-from legos.vllm.api import VllmApi
-from legos.vllm.check import server_facts
-from legos.vllm.live import LiveAdapters
-from legos.vllm.server import VllmServer
+from legos.records.message import Message
+from legos.records.names import BASE
+from legos.remote.vllm.api import VllmApi
+from legos.remote.vllm.check import server_facts
+from legos.remote.vllm.live import LiveAdapters
+from legos.remote.vllm.server import VllmServer
 from legos.wiring.engines import kind_of
 from legos.wiring.same_model import tolerance
 

@@ -4,11 +4,11 @@ import numpy as np
 
 from legos.builtin import EXAMPLE
 from legos.clients.openai import OpenAIClient
-from legos.data.message import Message
-from legos.data.names import BASE
 from legos.device import ModelHandle
 from legos.errors import EndpointError, EngineError, ModelError, RequestError
 from legos.losses.softmax import log_softmax
+from legos.records.message import Message
+from legos.records.names import BASE
 
 __all__ = ["ANSWERS", "check_same_model", "own_scores", "tolerance"]
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from legos.clients.engine import EngineClient
 from legos.config.schema import RunConfig, TrainingConfig
-from legos.data.limits import EngineLimits, TrainingSize
-from legos.data.names import POLICY
-from legos.data.schedule import linear
-from legos.data.select import Selection
-from legos.data.step import BackendConfig, Update
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import AdapterError, ConfigError
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
-from legos.publish.http import HttpPublisher
+from legos.records.limits import EngineLimits, TrainingSize
+from legos.records.names import POLICY
+from legos.records.schedule import linear
+from legos.records.select import Selection
+from legos.records.step import BackendConfig, Update
+from legos.remote.publish.http import HttpPublisher
 from legos.weights.adapter import AdapterInfo
 from legos.weights.base import check_base, fingerprint_of
 from legos.weights.folder import read_adapter

@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 from legos.builtin import EXAMPLE
 from legos.clients.remote import RemoteEngine
 from legos.clients.transport import server_name
-from legos.data.message import Message
-from legos.data.names import BASE, evaluated_name
 from legos.device import ModelHandle
 from legos.losses.softmax import log_softmax
-from legos.publish.broadcast import Broadcaster
-from legos.vllm.check import check_sampler, server_facts
-from legos.vllm.command import VllmOptions, find_vllm, vllm_command
-from legos.vllm.live import LiveAdapters
-from legos.vllm.probe import TOLERANCE, Probe
-from legos.vllm.process import vllm_process
-from legos.vllm.publisher import Upkeep, VllmPublisher
-from legos.vllm.server import VllmServer
-from legos.vllm.upkeep import GivenServer, OwnServer
+from legos.records.message import Message
+from legos.records.names import BASE, evaluated_name
+from legos.remote.publish.broadcast import Broadcaster
+from legos.remote.vllm.check import check_sampler, server_facts
+from legos.remote.vllm.command import VllmOptions, find_vllm, vllm_command
+from legos.remote.vllm.live import LiveAdapters
+from legos.remote.vllm.probe import TOLERANCE, Probe
+from legos.remote.vllm.process import vllm_process
+from legos.remote.vllm.publisher import Upkeep, VllmPublisher
+from legos.remote.vllm.server import VllmServer
+from legos.remote.vllm.upkeep import GivenServer, OwnServer
 from legos.weights.adapter import Adapter
 from legos.wiring.engines import TokenEngine
 

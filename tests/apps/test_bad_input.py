@@ -16,7 +16,7 @@ from short_runs import NIM
 
 from legos.builtin import builtin_path
 from legos.cli import main
-from legos.testing import write_tiny_model
+from legos.fakes import write_tiny_model
 from legos.track import JsonlTracker
 
 FAST = (*NIM, "--steps", "2")

@@ -13,10 +13,10 @@ from legos.bench.engine_bench import EngineBench
 from legos.bench.rounds import Workload
 from legos.bench.speed import Line, _generation
 from legos.cli import main
-from legos.data.limits import EngineLimits
-from legos.data.names import POLICY
-from legos.data.request import Request
 from legos.errors import ConfigError
+from legos.records.limits import EngineLimits
+from legos.records.names import POLICY
+from legos.records.request import Request
 from legos.wiring.model import model_place
 
 NAMES = [

@@ -20,8 +20,8 @@ from legos.apps.chat import chat
 from legos.builtin import EXAMPLE
 from legos.cli import main
 from legos.errors import EndpointError, RequestError
+from legos.fakes import HttpAnswer, HttpAsked, ScriptedServer, serving, write_tiny_model
 from legos.run.folder import RunFolder
-from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving, write_tiny_model
 from legos.wiring.model import apply_lora, load_model
 
 MODELS = {"data": [{"id": "policy", "owned_by": "legos"}]}

@@ -14,9 +14,9 @@ from legos.apps.doctor import examine
 from legos.bench import self_test
 from legos.bench.self_test import CHECKS, Check, SelfTest
 from legos.cli import main
-from legos.data.step import MeasuredStep
 from legos.mlx.checks.device import MlxChecks
 from legos.mlx.fits import USUAL_MODELS
+from legos.records.step import MeasuredStep
 from legos.weights.adapter import Adapter
 
 MODELS = ["llama", "qwen3"]

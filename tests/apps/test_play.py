@@ -14,7 +14,7 @@ from legos.apps.play import Players, play
 from legos.cli import main
 from legos.config.schema import PlayConfig
 from legos.errors import ArenaError
-from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving
+from legos.fakes import HttpAnswer, HttpAsked, ScriptedServer, serving
 
 TALK = """
 from legos import Arena, Task

@@ -11,7 +11,7 @@ from short_runs import FEW
 from legos.apps.progress import shown_while
 from legos.cli import main
 from legos.errors import EngineError
-from legos.testing import in_virtual_time
+from legos.fakes import in_virtual_time
 from legos.track.console import ConsoleTracker
 
 SLOW = """

@@ -10,7 +10,7 @@ from short_runs import NIM
 
 from legos.apps import restart
 from legos.cli import main
-from legos.data.turns import TurnWatch
+from legos.records.turns import TurnWatch
 
 BROKEN = """
 import os, sys, time

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from legos import Trainer, TrainingConfig, load_model
 from legos.cli import main
-from legos.data.sample import TrainingBatch
-from legos.testing import make_sample, write_tiny_model
+from legos.fakes import make_sample, write_tiny_model
+from legos.records.sample import TrainingBatch
 
 ARENA = """
 from legos import Arena, Task

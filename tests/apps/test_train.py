@@ -21,8 +21,8 @@ from legos.apps.runs import list_runs
 from legos.cli import main
 from legos.config.resolve import read_config
 from legos.config.schema import RunConfig
+from legos.fakes import write_tiny_model
 from legos.run.checkpoint import newest_whole, read_state
-from legos.testing import write_tiny_model
 from legos.track import JsonlTracker
 from legos.track.jsonl import read_steps
 from legos.weights.folder import read_adapter

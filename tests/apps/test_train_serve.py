@@ -24,9 +24,9 @@ from legos import Message, OpenAIClient, Sampling
 from legos.apps import served_run
 from legos.apps.shared_engine import SharedEngine
 from legos.cli import main
-from legos.data.request import Request, Result
 from legos.errors import AdapterError, EngineError
-from legos.testing import FakeEngine
+from legos.fakes import FakeEngine
+from legos.records.request import Request, Result
 from legos.weights.adapter import Adapter, LoraShape
 
 WINDOW_S = 5.0

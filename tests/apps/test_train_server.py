@@ -11,10 +11,10 @@ from legos import apply_lora, load_model
 from legos.cli import main
 from legos.clients.engine import EngineClient
 from legos.device import LocalEngine, ModelHandle
+from legos.fakes import serving, write_tiny_model
 from legos.server.app import make_app
 from legos.server.options import ServerOptions
 from legos.server.service import Service
-from legos.testing import serving, write_tiny_model
 from legos.track.jsonl import read_steps
 
 RUN = Path("run")

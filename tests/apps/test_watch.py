@@ -13,18 +13,18 @@ from msgspec.structs import replace
 
 from legos.apps.transcript import ending
 from legos.apps.watch import replay, watch
-from legos.arena.cursor import plays_from
-from legos.arena.step import play_all
 from legos.cli import main
 from legos.config.resolve import resolve
-from legos.data.episode import Episode, Rollout, Task, Turn
-from legos.data.message import Completion, Message, Sampling, ToolCall
 from legos.errors import CheckpointError
-from legos.exact.bots import RandomBot
+from legos.fakes import ScriptedClient, make_episode
+from legos.games.bots import RandomBot
+from legos.play.cursor import plays_from
+from legos.play.step import play_all
+from legos.records.episode import Episode, Rollout, Task, Turn
+from legos.records.message import Completion, Message, Sampling, ToolCall
 from legos.run.folder import RunFolder
 from legos.run.lock import hold
 from legos.run.stored import episode_to_json
-from legos.testing import ScriptedClient, make_episode
 from legos.wiring.arena import make_arena
 
 

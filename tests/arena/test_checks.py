@@ -15,12 +15,12 @@ import pytest
 
 from legos.arena.arena import Arena, GameArena
 from legos.arena.game import Game
-from legos.arena.table import Table
 from legos.credit import GRPOCredit
-from legos.data.episode import Task
-from legos.data.sample import TrainingBatch
 from legos.errors import ArenaError
-from legos.testing import ScriptedClient
+from legos.fakes import ScriptedClient
+from legos.play.table import Table
+from legos.records.episode import Task
+from legos.records.sample import TrainingBatch
 
 
 class Duel(Arena):

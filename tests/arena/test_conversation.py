@@ -9,11 +9,11 @@ import pytest
 from here_and_http import here_and_http
 
 from legos import Arena, OpenAIClient, RAECredit, Task
-from legos.arena.table import Table
 from legos.builtin.vocabulary import END, token_id
-from legos.data.message import Completion
-from legos.data.sample import TrainingBatch
+from legos.play.table import Table
 from legos.protocols import Client
+from legos.records.message import Completion
+from legos.records.sample import TrainingBatch
 
 STRIPS = (  # as Qwen3's: thinking of former turns is left out, and a line ends every turn
     "{%- for m in messages %}"

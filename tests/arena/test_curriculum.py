@@ -11,15 +11,15 @@ import pytest
 
 from legos.arena.arena import Arena
 from legos.arena.curriculum import Climb, Uniform, make_curriculum
-from legos.arena.means import merged_metrics
-from legos.arena.table import Table
 from legos.credit import GRPOCredit
-from legos.data.episode import Task
-from legos.data.sample import TrainingBatch
+from legos.credit.means import merged_metrics
 from legos.errors import ArenaError, ConfigError
+from legos.fakes import Asked, ScriptedClient
 from legos.loop.evaluation import ArenaEvaluation, flat_figures
+from legos.play.table import Table
 from legos.protocols import Curriculum
-from legos.testing import Asked, ScriptedClient
+from legos.records.episode import Task
+from legos.records.sample import TrainingBatch
 
 LEVELS = ("easy", "medium", "hard")
 

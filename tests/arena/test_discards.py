@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from legos.arena.credited import batch_of
 from legos.credit import GRPOCredit, RAECredit
-from legos.data.episode import Episode, Turn
+from legos.credit.credited import batch_of
 from legos.errors import ArenaError
-from legos.testing import make_episode, make_turn
+from legos.fakes import make_episode, make_turn
+from legos.records.episode import Episode, Turn
 
 
 def turn(**changes: Any) -> Turn:

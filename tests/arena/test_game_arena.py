@@ -12,11 +12,11 @@ from arenas.kuhn import Kuhn
 from arenas.nim import Nim
 from legos.arena.arena import GameArena
 from legos.arena.game import Game
-from legos.arena.step import play_all
 from legos.credit import GRPOCredit
-from legos.data.episode import Episode, Task
-from legos.data.message import Completion
-from legos.testing import Asked, ScriptedClient
+from legos.fakes import Asked, ScriptedClient
+from legos.play.step import play_all
+from legos.records.episode import Episode, Task
+from legos.records.message import Completion
 
 
 def play(arena: GameArena, state: object, seed: int = 0) -> Episode:

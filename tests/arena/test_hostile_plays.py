@@ -24,13 +24,13 @@ from misbehaving_plays import (
 )
 
 from legos.arena.arena import Arena
-from legos.arena.stage import MAX_GAMES
-from legos.arena.step import play_all
-from legos.arena.table import Table
 from legos.credit import GRPOCredit
-from legos.data.episode import Task
-from legos.data.sample import TrainingBatch
 from legos.errors import ArenaError
+from legos.play.stage import MAX_GAMES
+from legos.play.step import play_all
+from legos.play.table import Table
+from legos.records.episode import Task
+from legos.records.sample import TrainingBatch
 from legos.run.stored import batches_to_json, episode_to_json
 
 
@@ -229,8 +229,8 @@ def test_a_play_that_waits_for_a_judge_or_between_tools_is_said_to_wait_for_it()
 def test_a_play_that_swallows_its_cancellation_is_given_up(
     wait: str, stopped: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("legos.arena.watch.GRACE_S", 1.0)
-    monkeypatch.setattr("legos.arena.descent.MAX_SPAWNED", 20)
+    monkeypatch.setattr("legos.play.watch.GRACE_S", 1.0)
+    monkeypatch.setattr("legos.play.descent.MAX_SPAWNED", 20)
     arena = Stubborn(wait)
 
     async def story() -> None:
@@ -254,7 +254,7 @@ def test_a_play_that_swallows_its_cancellation_is_given_up(
 
 @pytest.mark.parametrize("n", [1, 8, 2**62])
 def test_an_arena_that_spawns_itself_is_bounded(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("legos.arena.descent.MAX_SPAWNED", 500)
+    monkeypatch.setattr("legos.play.descent.MAX_SPAWNED", 500)
     with pytest.raises(ArenaError, match="does arena 'nested' spawn itself"):
         step(Nested(n))
 

@@ -8,13 +8,13 @@ import pytest
 
 from legos import Arena, GRPOCredit, Task
 from legos.arena.judge import score_of
-from legos.arena.step import play_all
-from legos.arena.table import Table
-from legos.data.message import Completion
-from legos.data.sample import TrainingBatch
 from legos.errors import ArenaError, RequestError
+from legos.fakes import Asked, ScriptedClient
+from legos.play.step import play_all
+from legos.play.table import Table
 from legos.protocols import Seat
-from legos.testing import Asked, ScriptedClient
+from legos.records.message import Completion
+from legos.records.sample import TrainingBatch
 
 Options = Mapping[str, Any]
 

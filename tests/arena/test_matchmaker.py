@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from legos.arena.arena import Arena
-from legos.arena.cursor import plays_from
-from legos.arena.step import play_all
-from legos.arena.table import Table
 from legos.credit import RAECredit
-from legos.data.episode import Episode, Task
-from legos.data.sample import TrainingBatch
 from legos.errors import ArenaError
+from legos.fakes import FakeMatchmaker, ScriptedClient
+from legos.play.cursor import plays_from
+from legos.play.step import play_all
+from legos.play.table import Table
 from legos.protocols import Matchmaker, Seat
-from legos.testing import FakeMatchmaker, ScriptedClient
+from legos.records.episode import Episode, Task
+from legos.records.sample import TrainingBatch
 
 CLIENT = ScriptedClient(lambda asked: "ab"[: asked.sampling.seed % 3])
 NAMES = ("weak", "strong", "bot")

@@ -8,14 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from legos.arena.arena import Arena
-from legos.arena.table import Table
 from legos.credit import GRPOCredit
-from legos.data.episode import Task
-from legos.data.message import Completion
-from legos.data.sample import TrainingBatch
 from legos.errors import ArenaError
+from legos.fakes import ScriptedClient
+from legos.play.table import Table
 from legos.protocols import Seat
-from legos.testing import ScriptedClient
+from legos.records.episode import Task
+from legos.records.message import Completion
+from legos.records.sample import TrainingBatch
 
 Play = Callable[[Table], Awaitable[Mapping[str, float]]]
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import pytest
 
 from legos.arena.arena import Arena
-from legos.arena.table import Table
 from legos.credit import GRPOCredit, RAECredit
-from legos.data.episode import Task
-from legos.data.sample import TrainingBatch
 from legos.errors import ArenaError
-from legos.testing import ScriptedClient
+from legos.fakes import ScriptedClient
+from legos.play.table import Table
+from legos.records.episode import Task
+from legos.records.sample import TrainingBatch
 
 
 class Solo(Arena):

@@ -13,15 +13,15 @@ from msgspec.structs import replace
 
 from legos.arena.arena import Arena
 from legos.arena.endings import Draw, Forfeit
-from legos.arena.means import merged_metrics, play_figures
-from legos.arena.table import Table
 from legos.credit import GRPOCredit
-from legos.data.episode import Task
-from legos.data.sample import TrainingBatch
+from legos.credit.means import merged_metrics, play_figures
 from legos.errors import ArenaError
+from legos.fakes import ScriptedClient
 from legos.loop.evaluation import flat_figures
+from legos.play.table import Table
+from legos.records.episode import Task
+from legos.records.sample import TrainingBatch
 from legos.run.stored import batches_from_json, batches_to_json, episode_to_json
-from legos.testing import ScriptedClient
 
 
 class Graded(Arena):

@@ -16,8 +16,8 @@ import pytest
 from legos import Arena, GRPOCredit, Task, hold_out, read_tasks
 from legos.arena import rows
 from legos.errors import ArenaError
+from legos.fakes import ScriptedClient
 from legos.loop.evaluation import ArenaEvaluation
-from legos.testing import ScriptedClient
 
 ROWS = [{"question": f"{n}+{n}?", "answer": str(2 * n)} for n in range(40)]
 

@@ -9,13 +9,13 @@ import pytest
 
 from legos.arena.arena import Arena
 from legos.arena.game import Game
-from legos.arena.step import play_all
-from legos.arena.table import Table
 from legos.credit import GRPOCredit
-from legos.data.episode import Episode, Task
-from legos.data.sample import TrainingBatch
 from legos.errors import ArenaError, EngineError
-from legos.testing import ScriptedClient
+from legos.fakes import ScriptedClient
+from legos.play.step import play_all
+from legos.play.table import Table
+from legos.records.episode import Episode, Task
+from legos.records.sample import TrainingBatch
 
 Play = Callable[[Table], Awaitable[Mapping[str, float]]]
 

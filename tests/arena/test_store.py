@@ -11,10 +11,10 @@ import pytest
 
 from legos import Arena, GRPOCredit, Task
 from legos.arena.store import Store, Stores
-from legos.arena.table import Table
 from legos.errors import ArenaError
+from legos.fakes import ScriptedClient
 from legos.loop.evaluation import ArenaEvaluation
-from legos.testing import ScriptedClient
+from legos.play.table import Table
 
 
 class Collector(Arena):

@@ -11,11 +11,11 @@ import pytest
 
 from arenas.math import Math
 from legos import Arena, Client, GRPOCredit, Table, Task, read_tasks
-from legos.data.message import Completion, Message, Prompt, Sampling
-from legos.data.names import POLICY
-from legos.data.sample import TrainingBatch
 from legos.errors import ArenaError
-from legos.testing import Asked, ScriptedClient
+from legos.fakes import Asked, ScriptedClient
+from legos.records.message import Completion, Message, Prompt, Sampling
+from legos.records.names import POLICY
+from legos.records.sample import TrainingBatch
 
 
 class Seen(ScriptedClient):

@@ -8,7 +8,7 @@ from scripted_play import played
 
 from arenas.absolute_zero import AbsoluteZero, Problem, accepted, is_right, parse_problem
 from arenas.pipelines import run
-from legos.testing import Asked
+from legos.fakes import Asked
 
 
 def problem(kind: str) -> Problem:

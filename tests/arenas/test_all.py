@@ -21,15 +21,16 @@ from legos import (
     training_loop,
 )
 from legos.arena.registry import known_arenas
+from legos.checks import check_arena
 from legos.clients.engine import EngineClient
 from legos.config.schema import GenerationConfig, PlayConfig
-from legos.data.message import Continuation, Prompt, Sampling
-from legos.data.names import POLICY
-from legos.data.sample import TrainingBatch
+from legos.fakes import ScriptedClient, serving, write_tiny_model
 from legos.protocols import Client
+from legos.records.message import Continuation, Prompt, Sampling
+from legos.records.names import POLICY
+from legos.records.sample import TrainingBatch
 from legos.server.app import make_app
 from legos.server.service import Service
-from legos.testing import ScriptedClient, check_arena, serving, write_tiny_model
 
 STEPS = 5
 CHAT = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"

@@ -9,7 +9,7 @@ import pytest
 
 from arenas.countdown import Countdown, solution
 from legos import GRPOCredit
-from legos.testing import Asked, ScriptedClient
+from legos.fakes import Asked, ScriptedClient
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from scripted_play import played
 
 from arenas.duel import Duel
 from legos import Episode, Task
-from legos.testing import Asked, ScriptedClient
+from legos.fakes import Asked, ScriptedClient
 
 LONG, SHORT = "a much longer answer", "short"
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arenas.kuhn import Kuhn
-from legos.exact.figures import (
+from legos.games.figures import (
     GameTree,
     Policy,
     decision_points,

@@ -4,7 +4,7 @@ import pytest
 from game_plays import transcript
 
 from arenas.leduc import Leduc
-from legos.exact.figures import (
+from legos.games.figures import (
     GameTree,
     decision_points,
     expected_payoffs,

@@ -13,9 +13,9 @@ from misbehaving import hang
 from arenas import math
 from arenas.math import Math, MathReward, answer_of
 from legos import GRPOCredit
-from legos.data.sample import TrainingBatch
 from legos.errors import ArenaError
-from legos.testing import Asked, ScriptedClient
+from legos.fakes import Asked, ScriptedClient
+from legos.records.sample import TrainingBatch
 
 
 @pytest.mark.parametrize(

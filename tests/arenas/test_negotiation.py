@@ -7,7 +7,7 @@ from scripted_play import played
 
 from arenas.negotiation import VALUES, Negotiation, Offer, best_surplus, parse_action
 from legos import Task
-from legos.testing import Asked
+from legos.fakes import Asked
 
 MIDDLE = Task(id="middle", data=VALUES)
 

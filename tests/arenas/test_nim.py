@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from arenas.nim import Nim
-from legos.exact.figures import (
+from legos.games.figures import (
     GameTree,
     decision_points,
     evaluate,

@@ -6,7 +6,7 @@ import pytest
 from game_plays import transcript
 
 from arenas.pig import Pig, State
-from legos.exact.figures import (
+from legos.games.figures import (
     GameTree,
     Policy,
     decision_points,

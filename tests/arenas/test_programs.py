@@ -13,10 +13,10 @@ from arenas.programs import Programs
 from legos import GRPOCredit, Trainer, load_model
 from legos.apps.served_run import served_run
 from legos.apps.shared_engine import SharedEngine
-from legos.arena.cursor import plays_from
-from legos.arena.step import play_all
-from legos.data.episode import Episode, Task
 from legos.errors import ArenaError
+from legos.play.cursor import plays_from
+from legos.play.step import play_all
+from legos.records.episode import Episode, Task
 
 PAGE = Path(__file__).parents[2] / "docs" / "agents.md"
 CHAT = {"messages": [{"role": "user", "content": "nim 5"}], "max_tokens": 4}

@@ -7,7 +7,7 @@ import pytest
 from scripted_play import played
 
 from arenas.spice import Question, Spice, gate, is_right, parse_question, passages
-from legos.testing import Asked
+from legos.fakes import Asked
 
 TEXT = "The lighthouse of Vega was built in 1,874 by Ana Roth.\n\nIt burned oil until 1931."
 

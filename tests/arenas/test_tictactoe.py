@@ -7,7 +7,7 @@ import pytest
 from game_plays import transcript
 
 from arenas.tictactoe import TicTacToe
-from legos.exact.figures import (
+from legos.games.figures import (
     GameTree,
     decision_points,
     expected_payoffs,

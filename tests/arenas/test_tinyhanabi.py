@@ -6,7 +6,7 @@ import pytest
 from game_plays import transcript
 
 from arenas.tinyhanabi import CARDS, MOVES, PAYOFFS, TinyHanabi
-from legos.exact.figures import (
+from legos.games.figures import (
     GameTree,
     Policy,
     evaluate,

@@ -9,7 +9,7 @@ from scripted_play import played
 
 from arenas.zorplex import KINDS, LEVELS, WORDS, Puzzle, Zorplex
 from legos import GRPOCredit, Task
-from legos.testing import Asked, ScriptedClient
+from legos.fakes import Asked, ScriptedClient
 
 PUZZLE = Puzzle("simple", "What is the number of jade?", {"LOOKUP[jade]": "17"}, 17, 1)
 

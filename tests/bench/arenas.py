@@ -24,13 +24,13 @@ from bench.exact import exact_evaluation
 
 from legos.arena.arena import Arena, GameArena
 from legos.arena.game import Game
-from legos.arena.step import play_all
-from legos.arena.table import Table
 from legos.bench.rounds import Workload, medians
-from legos.data.episode import Episode, Task
-from legos.data.message import Completion, Prompt, Sampling
-from legos.data.names import POLICY
+from legos.play.step import play_all
+from legos.play.table import Table
 from legos.protocols import Seat
+from legos.records.episode import Episode, Task
+from legos.records.message import Completion, Prompt, Sampling
+from legos.records.names import POLICY
 
 __all__ = ["RATIOS", "bench_arenas"]
 

@@ -28,17 +28,17 @@ from bench.command import Ratio, run
 
 from legos.arena.arena import Arena
 from legos.arena.registry import advice
-from legos.arena.table import Table
 from legos.bench.rounds import Workload
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
 from legos.credit import GRPOCredit
-from legos.data.episode import Task
-from legos.data.sample import TrainingBatch
+from legos.fakes import numbered_tasks
 from legos.loop.loop import synchronous_training_loop, training_loop
 from legos.loop.trainer import Metrics
+from legos.play.table import Table
 from legos.protocols import Client
-from legos.testing import numbered_tasks
+from legos.records.episode import Task
+from legos.records.sample import TrainingBatch
 from legos.wiring.arena import make_arena
 from legos.wiring.machine import quiet_collector, share_cores
 from legos.wiring.trainer import Trainer, trainer_of

@@ -25,7 +25,7 @@ from bench.vllm import measure_vllm
 from legos.bench.rounds import Workload
 from legos.builtin.files import ModelShape
 from legos.errors import ConfigError, EngineError
-from legos.vllm.command import find_vllm
+from legos.remote.vllm.command import find_vllm
 from legos.wiring.device import torch_device
 from legos.wiring.machine import share_cores
 

@@ -25,9 +25,9 @@ from legos.bench.engine_bench import EngineBench, numbered_requests
 from legos.bench.models import write_bench_model
 from legos.bench.rounds import Workload, medians
 from legos.clients.submit import submit_all
-from legos.data.limits import EngineLimits
-from legos.data.names import BASE, POLICY
-from legos.data.request import Request
+from legos.records.limits import EngineLimits
+from legos.records.names import BASE, POLICY
+from legos.records.request import Request
 from legos.wiring.device import Row
 
 __all__ = ["RATIOS", "bench_engine"]

@@ -8,10 +8,10 @@ from typing import Any
 
 from legos.arena.registry import advice
 from legos.config.resolve import resolve
-from legos.data.message import Message
-from legos.data.names import POLICY
 from legos.loop.evaluation import ArenaEvaluation
 from legos.protocols import Scorer
+from legos.records.message import Message
+from legos.records.names import POLICY
 from legos.wiring.arena import make_arena
 from legos.wiring.trainer import trainer_of
 

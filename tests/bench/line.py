@@ -10,19 +10,19 @@ from typing import Any
 from bench.command import speed_ratio
 
 from legos.arena.arena import Arena
-from legos.arena.credited import batch_of
-from legos.arena.step import play_each
-from legos.arena.table import Table
 from legos.bench.rounds import Workload
 from legos.credit import GRPOCredit
-from legos.data.episode import Episode, Task
-from legos.data.names import POLICY
+from legos.credit.credited import batch_of
+from legos.fakes import numbered_tasks
 from legos.loop.batcher import Admission, Batcher
 from legos.loop.buffer import Buffer
 from legos.loop.ledger import Ledger
 from legos.loop.loop import training_loop
 from legos.loop.player import PlayGroup
-from legos.testing import numbered_tasks
+from legos.play.step import play_each
+from legos.play.table import Table
+from legos.records.episode import Episode, Task
+from legos.records.names import POLICY
 from legos.wiring.trainer import Trainer
 
 __all__ = ["samples_per_minute", "slow_play_throughput", "timed_steps"]

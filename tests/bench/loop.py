@@ -24,10 +24,10 @@ from legos.bench.rounds import Workload, medians, seconds_of
 from legos.clients.submit import submit_all
 from legos.config.resolve import resolve
 from legos.config.schema import RunConfig
-from legos.data.batch import row_blocks
-from legos.data.message import Message
-from legos.data.names import POLICY
-from legos.data.sample import TrainingBatch
+from legos.records.batch import row_blocks
+from legos.records.message import Message
+from legos.records.names import POLICY
+from legos.records.sample import TrainingBatch
 from legos.wiring.arena import make_arena
 from legos.wiring.device import Row, device_checks
 from legos.wiring.machine import quiet_collector, share_cores

@@ -58,7 +58,7 @@ def bench_ray(work: Workload) -> Mapping[str, Any]:
     Raises:
         ConfigError: Ray is not installed.
     """
-    from legos.ray.cluster import connect, disconnect
+    from legos.remote.ray.cluster import connect, disconnect
 
     share_cores(2)  # as `legos train` does
     part = work.part(1 / (2 * len(KINDS)))

@@ -30,8 +30,8 @@ from bench.streams import CHAT, Streams, growth
 from legos.bench.engine_bench import EngineBench, numbered_requests
 from legos.bench.models import write_bench_model
 from legos.bench.rounds import Workload, medians
-from legos.data.limits import EngineLimits
-from legos.data.names import BASE, POLICY
+from legos.records.limits import EngineLimits
+from legos.records.names import BASE, POLICY
 from legos.weights.adapter import pack_adapter
 from legos.wiring.device import Row
 from legos.wiring.machine import quiet_collector

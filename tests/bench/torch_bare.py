@@ -6,8 +6,8 @@ import torch
 from bench.programs.plain_trainer import Memory
 from torch import Tensor
 
-from legos.cuda.device import TorchModel
 from legos.device import ModelHandle
+from legos.torch.device import TorchModel
 
 __all__ = ["TorchBaseline"]
 

@@ -25,7 +25,7 @@ from bench.train_bench import TrainerProcess, program, train_bench
 
 from legos.bench.step_bench import Cost, StepBench
 from legos.builtin.files import ModelShape
-from legos.data.batch import row_blocks
+from legos.records.batch import row_blocks
 from legos.wiring.device import Split
 from legos.wiring.machine import quiet_collector, share_cores
 

@@ -20,12 +20,12 @@ from legos.bench.rounds import Workload, medians
 from legos.builtin import BUILTIN, builtin_path
 from legos.clients.lists import LISTED
 from legos.clients.submit import submit_all
-from legos.data.names import POLICY
-from legos.data.request import Request
 from legos.device import ModelHandle
 from legos.files.atomic import write_folder
-from legos.vllm.command import VllmOptions, vllm_command
-from legos.vllm.process import vllm_process
+from legos.records.names import POLICY
+from legos.records.request import Request
+from legos.remote.vllm.command import VllmOptions, vllm_command
+from legos.remote.vllm.process import vllm_process
 from legos.weights.adapter import Adapter
 from legos.weights.peft import write_peft
 from legos.wiring.engines import TokenEngine

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from legos.builtin.files import ModelShape, random_weights, weight_shapes, write_model
 from legos.builtin.vocabulary import TOKENS
 from legos.errors import ModelError
-from legos.testing.models import write_tiny_model
+from legos.fakes.models import write_tiny_model
 
 FILES = {
     "config.json",

@@ -15,8 +15,8 @@ from legos.builtin import builtin_path
 from legos.builtin.files import ModelShape, weight_shapes
 from legos.builtin.practice import Exercise, made_up, prompt_ids, text_ids
 from legos.builtin.vocabulary import END, token_id
-from legos.data.message import Message
 from legos.mlx.pretraining import known_positions
+from legos.records.message import Message
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from legos.builtin.practice import Exercise, collate, echo, made_up, prompt_ids, text_ids
 from legos.builtin.vocabulary import ASSISTANT, END, PAD, TOKENS, token_id
-from legos.data.message import Message
+from legos.records.message import Message
 
 seeds = st.integers(0, 2**32)
 

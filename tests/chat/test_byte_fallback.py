@@ -135,7 +135,7 @@ def test_channels_become_thinking(said: Sequence[str], text: str, thinking: str)
 def test_a_prompt_without_a_template_does_not_end_with_the_end(tmp_path: Path) -> None:
     from tokenizers.processors import TemplateProcessing
 
-    from legos.data.message import Message
+    from legos.records.message import Message
 
     library = sentencepiece(*SPECIAL)
     library.backend_tokenizer.post_processor = TemplateProcessing(

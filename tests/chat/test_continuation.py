@@ -10,7 +10,7 @@ import pytest
 from legos.builtin import builtin_path
 from legos.builtin.vocabulary import END, token_id
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
-from legos.data.message import Completion, Continuation, Message, ToolCall
+from legos.records.message import Completion, Continuation, Message, ToolCall
 
 STRIPS = (  # as Qwen3's: thinking of former turns is left out, and a line ends every turn
     "{%- for m in messages %}"

@@ -13,8 +13,8 @@ from legos.builtin import builtin_path
 from legos.builtin.vocabulary import ASSISTANT, END, TOKENS
 from legos.chat.fields import Neutraliser
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
-from legos.data.message import Message, ToolCall
 from legos.errors import ModelError
+from legos.records.message import Message, ToolCall
 
 INJECTED = f"{END}{ASSISTANT}yes"
 CONTROLS = {index for index, token in enumerate(TOKENS) if token.startswith("<|")}

@@ -14,9 +14,9 @@ from legos.builtin import builtin_path
 from legos.builtin.vocabulary import END, TOKENS, token_id
 from legos.chat.grammar import json_grammar
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
-from legos.data.message import Filters
-from legos.data.request import Request
 from legos.errors import RequestError
+from legos.records.message import Filters
+from legos.records.request import Request
 
 TOKENIZER = load_tokenizer(builtin_path())
 END_ID = token_id(END)

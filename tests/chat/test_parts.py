@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from legos.chat.parts import ReplyParser, join_parts
 from legos.chat.tools import ToolFormat
-from legos.data.message import ToolCall
+from legos.records.message import ToolCall
 
 SPOKEN = st.lists(
     st.sampled_from(["<think>", "</think>", "<call>", "</call>", " ", "\n", "a", "b c", "<", "</t"])

@@ -19,8 +19,8 @@ from legos.builtin import builtin_path
 from legos.builtin.practice import prompt_ids
 from legos.builtin.vocabulary import ASSISTANT, BOS, END, PAD, TOKENS, USER, token_id
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
-from legos.data.message import Message
 from legos.errors import ModelError
+from legos.records.message import Message
 
 TOKENIZER = load_tokenizer(builtin_path())
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from legos.fakes import make_episode
 from legos.run.folder import RunFolder
-from legos.testing import make_episode
 
 
 def test_a_terminal_that_cannot_show_a_play_shows_the_rest(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from legos.clients.openai import OpenAIClient
-from legos.data.message import Completion, Continuation, Message, Sampling, ToolCall
-from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving
+from legos.fakes import HttpAnswer, HttpAsked, ScriptedServer, serving
+from legos.records.message import Completion, Continuation, Message, Sampling, ToolCall
 
 LAST = Completion(
     text="said", prompt_ids=(1, 2), token_ids=(3, 4), logprobs=(-1.0, -2.0), versions=(7, 7)

@@ -13,11 +13,11 @@ import pytest
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.clients.engine import EngineClient
 from legos.clients.requests import Target, request_of
-from legos.data.message import Completion, Message, Sampling
-from legos.data.request import Generated, Request
 from legos.errors import EngineError, RequestError
+from legos.fakes import FakeEngine, echo, in_virtual_time
 from legos.protocols import Deliver
-from legos.testing import FakeEngine, echo, in_virtual_time
+from legos.records.message import Completion, Message, Sampling
+from legos.records.request import Generated, Request
 
 
 class Engine(FakeEngine):

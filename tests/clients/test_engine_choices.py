@@ -8,9 +8,9 @@ import pytest
 
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.clients.engine import EngineClient
-from legos.data.choices import tree_bytes
-from legos.data.message import Sampling
-from legos.testing import FakeEngine
+from legos.fakes import FakeEngine
+from legos.records.choices import tree_bytes
+from legos.records.message import Sampling
 
 MOST = 1 << 22
 

@@ -16,10 +16,10 @@ from legos.chat.stops import cut_at_stop, stop_test
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.clients.engine import EngineClient
 from legos.clients.news import MOST_PARTS
-from legos.data.message import Completion, Filters, Sampling
-from legos.data.request import Progress
 from legos.errors import RequestError
-from legos.testing import FakeEngine
+from legos.fakes import FakeEngine
+from legos.records.message import Completion, Filters, Sampling
+from legos.records.request import Progress
 
 WORDS = load_tokenizer(builtin_path())
 

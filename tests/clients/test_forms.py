@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from legos.clients.openai import OpenAIClient
-from legos.data.message import Completion, Message, Sampling
 from legos.errors import EndpointError
-from legos.testing import HttpAnswer, ScriptedServer, serving
+from legos.fakes import HttpAnswer, ScriptedServer, serving
+from legos.records.message import Completion, Message, Sampling
 
 ASK = (Message("user", "hello"),)
 OURS = {"data": [{"id": "policy", "owned_by": "legos"}]}

@@ -10,9 +10,9 @@ import pytest
 from legos.chat.lengths import LengthCheck
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
 from legos.clients.engine import EngineClient
-from legos.data.message import Message, Sampling
 from legos.errors import RequestError
-from legos.testing import FakeEngine
+from legos.fakes import FakeEngine
+from legos.records.message import Message, Sampling
 
 CONTEXT = 100
 

@@ -7,9 +7,9 @@ import pytest
 
 from legos.clients.openai import OpenAIClient
 from legos.clients.requests import split_adapter
-from legos.data.message import Completion, Filters, Message, Sampling
 from legos.errors import AdapterError, EndpointError, RequestError
-from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving
+from legos.fakes import HttpAnswer, HttpAsked, ScriptedServer, serving
+from legos.records.message import Completion, Filters, Message, Sampling
 
 ASK = (Message("user", "hello"),)
 OURS = {"data": [{"id": "policy", "owned_by": "legos"}]}

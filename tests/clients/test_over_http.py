@@ -20,17 +20,17 @@ from legos import (
     training_loop,
 )
 from legos.clients.engine import EngineClient
-from legos.data.message import Completion
-from legos.data.names import evaluated_name
-from legos.data.sample import TrainingBatch
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import AdapterError, RequestError
+from legos.fakes import serving
 from legos.loop.evaluation import ArenaEvaluation
 from legos.loop.trainer import Metrics
-from legos.publish.http import HttpPublisher
+from legos.records.message import Completion
+from legos.records.names import evaluated_name
+from legos.records.sample import TrainingBatch
+from legos.remote.publish.http import HttpPublisher
 from legos.server.app import make_app
 from legos.server.service import Service
-from legos.testing import serving
 from legos.weights.adapter import Adapter, AdapterInfo, shape_of
 
 ASK = (Message("user", "Nim: 5 left, last one wins.\nMoves: 1 2 3"),)

@@ -9,7 +9,7 @@ import pytest
 
 from legos.clients.pool import CHECK_S, ServerPool
 from legos.errors import EndpointError, EngineError
-from legos.testing import in_virtual_time
+from legos.fakes import in_virtual_time
 
 
 class Server:

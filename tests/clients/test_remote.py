@@ -14,13 +14,13 @@ from legos import Message, Sampling, apply_lora, load_model
 from legos.clients.engine import EngineClient
 from legos.clients.remote import CLOSE_S, RemoteEngine
 from legos.clients.served import LegosServer
-from legos.data.message import Completion
-from legos.data.request import Request
 from legos.device import LocalEngine, ModelHandle
 from legos.errors import AdapterError, EngineError, RequestError
+from legos.fakes import serving
+from legos.records.message import Completion
+from legos.records.request import Request
 from legos.server.app import make_app
 from legos.server.service import Service
-from legos.testing import serving
 from legos.wiring.engines import TokenEngine, served_engine
 
 ASK = (Message("user", "Nim: 5 left, last one wins.\nMoves: 1 2 3"),)

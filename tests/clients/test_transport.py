@@ -13,9 +13,9 @@ import pytest
 
 from legos.clients.openai import OpenAIClient
 from legos.clients.transport import retry_after
-from legos.data.message import Completion, Message, Sampling
 from legos.errors import EndpointError, RequestError
-from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving
+from legos.fakes import HttpAnswer, HttpAsked, ScriptedServer, serving
+from legos.records.message import Completion, Message, Sampling
 
 ASK = (Message("user", "hello"),)
 OURS = {"data": [{"id": "policy", "owned_by": "legos"}]}

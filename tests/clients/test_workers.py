@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from legos import Arena, GRPOCredit, Task, Workers
-from legos.arena.table import Table
 from legos.errors import ConfigError, EndpointError, RequestError
+from legos.fakes import HttpAnswer, HttpAsked, ScriptedClient, ScriptedServer, serving
+from legos.play.table import Table
 from legos.protocols import Seat
-from legos.testing import HttpAnswer, HttpAsked, ScriptedClient, ScriptedServer, serving
 
 MODELS = {"data": [{"id": "judge"}]}
 

@@ -9,8 +9,8 @@ from legos.arena.registry import advice
 from legos.cli import main
 from legos.config.resolve import read_config, resolve
 from legos.config.schema import RunConfig
-from legos.data.schedule import Schedule
 from legos.errors import ConfigError
+from legos.records.schedule import Schedule
 
 HALVES = {"mix.nim.share": 0.5, "mix.kuhn.share": 0.5}
 

@@ -8,10 +8,10 @@ import pytest
 
 from legos.config.resolve import resolve
 from legos.config.schema import PlayConfig, RunConfig, TrainingConfig
-from legos.data.select import Selection
 from legos.errors import ConfigError
 from legos.losses.corrections import Corrections
 from legos.losses.objective import CLIP_RANGES, RATIO_OF, Objective
+from legos.records.select import Selection
 from legos.wiring.trainer import step_settings
 
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legos.credit import GAECredit, SameViewCredit
-from legos.data.episode import Episode
 from legos.errors import ConfigError
+from legos.fakes import make_episode, make_turn
 from legos.protocols import CreditAssigner
-from legos.testing import make_episode, make_turn
+from legos.records.episode import Episode
 
 
 def play(reward: float, *prompts: int, rewards: tuple[float | None, ...] = ()) -> Episode:

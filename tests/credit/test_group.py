@@ -16,7 +16,7 @@ from legos.credit.group import (
     leave_one_out,
 )
 from legos.errors import RecordError
-from legos.testing import make_episode, make_turn
+from legos.fakes import make_episode, make_turn
 
 RULES = (group_centered, group_standardised, leave_one_out)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from legos.credit.role import RAECredit
 from legos.errors import ConfigError
-from legos.testing import make_episode, make_turn
+from legos.fakes import make_episode, make_turn
 
 
 def test_by_hand() -> None:

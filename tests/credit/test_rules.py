@@ -23,10 +23,10 @@ from legos.credit.maxrl import over_mean
 from legos.credit.overlong import OverlongPenalty, overlong_penalty
 from legos.credit.registry import CreditName, make_credit
 from legos.credit.whitened import whiten
-from legos.data.episode import Episode
 from legos.errors import ConfigError, RecordError
+from legos.fakes import make_episode, make_turn
 from legos.protocols import CreditAssigner
-from legos.testing import make_episode, make_turn
+from legos.records.episode import Episode
 
 NAMES: tuple[CreditName, ...] = get_args(CreditName)
 

@@ -11,9 +11,9 @@ import pytest
 
 from legos import Climb, GameArena, GRPOCredit
 from legos.arena.registry import find_arena
-from legos.data.sample import TrainingBatch
-from legos.exact.figures import GameTree, exploitability, optimal_policy, uniform_policy
-from legos.testing import Asked, ScriptedClient
+from legos.fakes import Asked, ScriptedClient
+from legos.games.figures import GameTree, exploitability, optimal_policy, uniform_policy
+from legos.records.sample import TrainingBatch
 from legos.wiring.arena import make_arena
 
 PAGE = (Path(__file__).parents[2] / "docs" / "arenas.md").read_text()

@@ -22,9 +22,9 @@ from legos.cli import main
 from legos.cli.app import app
 from legos.config.schema import CreditName, PlayConfig
 from legos.errors import RecordError
-from legos.exact.figures import GameTree, optimal_move_rate, optimal_policy
+from legos.fakes import ScriptedClient
+from legos.games.figures import GameTree, optimal_move_rate, optimal_policy
 from legos.losses.alarms import PAGE, RULES
-from legos.testing import ScriptedClient
 from legos.wiring.arena import make_arena
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +137,7 @@ MEETS = """
 import asyncio
 from duel import Duel
 from legos import GRPOCredit
-from legos.testing import ScriptedClient
+from legos.fakes import ScriptedClient
 
 met = OftenLost(["left", "right"])
 rock = ScriptedClient(lambda asked: "rock")
@@ -150,7 +150,7 @@ assert sum(met.wins.values()) == 2 + won > 2
 
 SEATED = """
 from legos import Task
-from legos.testing import ScriptedClient
+from legos.fakes import ScriptedClient
 
 seats = Sums(ScriptedClient(lambda asked: "1")).seated(Task(id="t"), 0)
 assert {role: seat.policy for role, seat in seats.items()} == {r: r for r in Sums.policies}

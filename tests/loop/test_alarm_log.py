@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from legos.data.episode import Episode, Rollout
-from legos.data.names import POLICY
-from legos.data.sample import Sample, TrainingBatch
+from legos.fakes import make_episode, make_sample
 from legos.loop.alarm_log import EQUAL_STEPS, STILL_STEPS, AlarmLog
-from legos.testing import make_episode, make_sample
+from legos.records.episode import Episode, Rollout
+from legos.records.names import POLICY
+from legos.records.sample import Sample, TrainingBatch
 
 METRICS = {"entropy": 0.013, "reward_mean": 0.0}
 

@@ -10,17 +10,17 @@ import pytest
 from run_world import step_settings
 
 from legos.arena.arena import Arena
-from legos.arena.table import Table
 from legos.credit import GRPOCredit
-from legos.data.episode import Task
-from legos.data.message import Completion, Prompt, Sampling
-from legos.data.names import POLICY
-from legos.data.step import PassResult
+from legos.fakes import FakeBackend, FakePublisher, ScriptedClient, in_virtual_time
 from legos.loop.alternation import Alternation
 from legos.loop.loop import synchronous_training_loop, training_loop
 from legos.loop.trainer import Metrics, PolicyTrainer
 from legos.losses.objective import Objective
-from legos.testing import FakeBackend, FakePublisher, ScriptedClient, in_virtual_time
+from legos.play.table import Table
+from legos.records.episode import Task
+from legos.records.message import Completion, Prompt, Sampling
+from legos.records.names import POLICY
+from legos.records.step import PassResult
 
 PART_S = 0.05  # work after which it is looked whether the other part computes too
 

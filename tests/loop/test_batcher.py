@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legos.data.names import POLICY
-from legos.data.sample import TrainingBatch
-from legos.data.shares import Portion, Shares, Spill, check_shares
 from legos.errors import ConfigError
+from legos.fakes import make_sample
 from legos.loop.batcher import Admission, Batcher
 from legos.loop.buffer import Buffer
 from legos.loop.ledger import Ledger
-from legos.testing import make_sample
+from legos.records.names import POLICY
+from legos.records.sample import TrainingBatch
+from legos.records.shares import Portion, Shares, Spill, check_shares
 
 BUDGET = 100
 

@@ -7,13 +7,13 @@ import pytest
 from msgspec.structs import replace
 from one_buffer import GAME, alone, put
 
-from legos.data.names import POLICY
-from legos.data.sample import Sample, TrainingBatch
 from legos.errors import ArenaError
+from legos.fakes import make_episode, make_sample
 from legos.loop.batcher import Batcher
 from legos.loop.buffer import Buffer, Waiting
 from legos.loop.ledger import Ledger
-from legos.testing import make_episode, make_sample
+from legos.records.names import POLICY
+from legos.records.sample import Sample, TrainingBatch
 
 
 def played(*, failed: int, of: int) -> TrainingBatch:

@@ -10,14 +10,14 @@ from arenas.kuhn import Kuhn
 from arenas.nim import Nim
 from legos.arena.arena import GameArena
 from legos.credit import GRPOCredit
-from legos.data.message import Completion, Prompt, Sampling
-from legos.data.names import POLICY
-from legos.data.step import Update
+from legos.fakes import Asked, FakeBackend, FakePublisher, ScriptedClient, in_virtual_time
 from legos.loop.loop import training_loop
 from legos.loop.mix import Mix
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
-from legos.testing import Asked, FakeBackend, FakePublisher, ScriptedClient, in_virtual_time
+from legos.records.message import Completion, Prompt, Sampling
+from legos.records.names import POLICY
+from legos.records.step import Update
 
 MOVE_S = 0.01
 STEPS, WARM = 40, 5  # the first steps are larger: nobody knows the length of a play yet

@@ -9,17 +9,10 @@ from typing import Any
 import pytest
 
 from legos.arena.arena import Arena
-from legos.arena.table import Table
 from legos.clients.openai import OpenAIClient
 from legos.credit import GRPOCredit
-from legos.data.episode import Task
-from legos.data.message import Message, Sampling
-from legos.data.step import Update
 from legos.errors import ArenaError
-from legos.loop.loop import training_loop
-from legos.loop.trainer import PolicyTrainer, StepSettings
-from legos.losses.objective import Objective
-from legos.testing import (
+from legos.fakes import (
     FakeBackend,
     FakePublisher,
     HttpAnswer,
@@ -28,6 +21,13 @@ from legos.testing import (
     ScriptedServer,
     serving,
 )
+from legos.loop.loop import training_loop
+from legos.loop.trainer import PolicyTrainer, StepSettings
+from legos.losses.objective import Objective
+from legos.play.table import Table
+from legos.records.episode import Task
+from legos.records.message import Message, Sampling
+from legos.records.step import Update
 
 
 class Judged(Arena):

@@ -14,12 +14,12 @@ from arenas.tinyhanabi import TinyHanabi
 from legos.arena.arena import Arena, GameArena
 from legos.arena.endings import Forfeit, Void
 from legos.arena.game import Game
-from legos.arena.table import Table
-from legos.data.episode import Task
-from legos.exact.figures import GameTree
+from legos.fakes import Asked, ScriptedClient
+from legos.games.figures import GameTree
 from legos.loop.evaluation import ArenaEvaluation, MixEvaluation, flat_figures
+from legos.play.table import Table
 from legos.protocols import Seat
-from legos.testing import Asked, ScriptedClient
+from legos.records.episode import Task
 
 Play = Callable[[Table], Awaitable[Mapping[str, float]]]
 

@@ -5,12 +5,12 @@ from concurrent.futures import Future
 
 import pytest
 
-from legos.data.sample import Sample, TrainingBatch
-from legos.data.step import Update
 from legos.errors import TrainerError
+from legos.fakes import FakeBackend, FakePublisher, make_sample
 from legos.loop.trainer import Gather, PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
-from legos.testing import FakeBackend, FakePublisher, make_sample
+from legos.records.sample import Sample, TrainingBatch
+from legos.records.step import Update
 
 OTHERS = [make_sample((7, 8, 9), positions=(1, 2)), make_sample((5, 6), advantages=-1.0)]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from legos.data.sample import Sample, TrainingBatch
-from legos.data.shares import Portion
-from legos.data.step import PassResult, Update
+from legos.fakes import FakeBackend, FakePublisher, make_sample
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
-from legos.testing import FakeBackend, FakePublisher, make_sample
+from legos.records.sample import Sample, TrainingBatch
+from legos.records.shares import Portion
+from legos.records.step import PassResult, Update
 
 
 class Recorder(FakeBackend):

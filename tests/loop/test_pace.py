@@ -9,15 +9,15 @@ from run_world import step_settings
 from simulated import SimulatedEngine
 
 from legos.arena.arena import Arena
-from legos.arena.table import Table
 from legos.credit import GRPOCredit
-from legos.data.episode import Task
-from legos.data.message import Completion, Prompt, Sampling
-from legos.data.names import POLICY
+from legos.fakes import FakeBackend, FakePublisher, ScriptedClient, in_virtual_time
 from legos.loop.loop import training_loop
 from legos.loop.pace import Pace, Slots
 from legos.loop.trainer import Metrics, PolicyTrainer
-from legos.testing import FakeBackend, FakePublisher, ScriptedClient, in_virtual_time
+from legos.play.table import Table
+from legos.records.episode import Task
+from legos.records.message import Completion, Prompt, Sampling
+from legos.records.names import POLICY
 
 GROUP, START = 8, 64  # plays of a group, and those of 2 steps of 4 tasks
 

@@ -12,19 +12,19 @@ from msgspec import structs
 
 from legos.arena.arena import Arena
 from legos.arena.endings import Forfeit
-from legos.arena.table import Table
 from legos.credit import GRPOCredit, RAECredit
-from legos.data.episode import Task
-from legos.data.sample import Sample, TrainingBatch
-from legos.data.step import Update
 from legos.errors import ArenaError, EngineError, Stopped
+from legos.fakes import FakeBackend, FakePublisher, ScriptedClient, in_virtual_time
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import mix_of
 from legos.loop.player import Player
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
+from legos.play.table import Table
 from legos.protocols import CreditAssigner
-from legos.testing import FakeBackend, FakePublisher, ScriptedClient, in_virtual_time
+from legos.records.episode import Task
+from legos.records.sample import Sample, TrainingBatch
+from legos.records.step import Update
 
 FAST_S, SLOW_S = 0.01, 5.0
 

@@ -12,20 +12,20 @@ import pytest
 from one_buffer import GAME, alone
 
 from legos.arena.arena import Arena
-from legos.arena.table import Table
 from legos.credit import GRPOCredit
-from legos.data.episode import Task
-from legos.data.names import POLICY
-from legos.data.sample import Sample, TrainingBatch
-from legos.data.select import Selection
-from legos.data.step import PassResult, Update
 from legos.errors import TrainerError
+from legos.fakes import FakeBackend, FakePublisher, ScriptedClient, make_sample
 from legos.loop.ledger import Ledger
 from legos.loop.loop import batcher_of, synchronous_training_loop, training_loop
 from legos.loop.mix import mix_of
 from legos.loop.trainer import PolicyTrainer, StepSettings
 from legos.losses.objective import Objective
-from legos.testing import FakeBackend, FakePublisher, ScriptedClient, make_sample
+from legos.play.table import Table
+from legos.records.episode import Task
+from legos.records.names import POLICY
+from legos.records.sample import Sample, TrainingBatch
+from legos.records.select import Selection
+from legos.records.step import PassResult, Update
 
 
 class Coin(Arena):

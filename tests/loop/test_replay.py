@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from legos.errors import ConfigError, TrainerError
+from legos.fakes import make_sample
 from legos.loop.replay import ReplayBuffer
-from legos.testing import make_sample
 
 
 def test_the_newest_samples_are_drawn_evenly_and_repeatably() -> None:

@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from packed import pack
 
+from legos.fakes import make_sample
 from legos.losses.positions import IMPOSSIBLE, Positions, entropy, exact_kl, position_logprobs
-from legos.testing import make_sample
 
 LOG = math.log
 

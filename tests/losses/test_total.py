@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from packed import pack
 from random_samples import Support, float64, random_samples
 
-from legos.data.batch import Batch, normalisation_weights
+from legos.fakes import make_sample
 from legos.losses.objective import KlEstimator, Objective
 from legos.losses.total import SUMS, BatchArrays, total_loss
-from legos.testing import make_sample
+from legos.records.batch import Batch, normalisation_weights
 
 Floats = NDArray[np.float64]
 VOCAB = 7

@@ -13,8 +13,8 @@ from tiny_models import write_any_model
 
 from legos.builtin.files import ModelShape, write_model
 from legos.builtin.practice import Exercise, collate, made_up, prompt_ids, text_ids
-from legos.data.message import Message
 from legos.mlx.pretraining import ROWS, answer_logits, imitate, known_positions, practise
+from legos.records.message import Message
 
 SMALL = ModelShape(hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48)
 POINTS = [Exercise((Message("user", "pile 2\nMoves: 1 2"),), ("1", "2"))]

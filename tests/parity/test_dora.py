@@ -12,13 +12,13 @@ from mlx.utils import tree_map
 from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
-from legos.data.limits import EngineLimits
-from legos.data.request import Generated, Request, Result
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
 from legos.mlx.model.worker import InlineWorker
+from legos.records.limits import EngineLimits
+from legos.records.request import Generated, Request, Result
 from legos.weights.adapter import Adapter
 
 WITHOUT_EXPERTS = ("llama", "llama_4bit", "qwen2", "qwen3", "gemma3_text", "lfm2", "qwen3_5")

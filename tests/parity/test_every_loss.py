@@ -10,12 +10,12 @@ from objectives import EVERY_OBJECTIVE
 from packed import pack
 from random_samples import float64, random_samples
 
-from legos.data.batch import Batch, normalisation_weights
-from legos.data.sample import Sample
 from legos.losses.kl import loss_kl
 from legos.losses.objective import Objective
 from legos.losses.positions import Positions, chosen_logprobs, position_logprobs
 from legos.losses.total import SUMS, BatchArrays, total_loss
+from legos.records.batch import Batch, normalisation_weights
+from legos.records.sample import Sample
 
 Floats = NDArray[np.float64]
 VOCAB = 5

@@ -11,14 +11,14 @@ from logit_table import STEP, TableBackend, TableDevice, TableModel
 from legos import Trainer, TrainingConfig, disable_lora, load_model, make_arena, training_loop
 from legos.clients.engine import EngineClient
 from legos.config.schema import GenerationConfig, PlayConfig
-from legos.data.message import Sampling
-from legos.data.sample import Sample
-from legos.data.step import Update
 from legos.device import Device, ModelHandle
 from legos.errors import RequestError, TrainerError
+from legos.fakes import make_sample
 from legos.loop.evaluation import ArenaEvaluation
 from legos.losses.objective import Objective
-from legos.testing import make_sample
+from legos.records.message import Sampling
+from legos.records.sample import Sample
+from legos.records.step import Update
 from legos.weights.adapter import Adapter
 
 V = 8

@@ -12,9 +12,7 @@ from mlx.utils import tree_flatten, tree_map
 from packed import pack
 from tiny_models import write_any_model
 
-from legos.data.batch import Batch, normalisation_weights
-from legos.data.packing import StepSamples, step_rows
-from legos.data.sample import Sample
+from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.losses.total import BatchArrays, total_loss
 from legos.mlx.model.load import load_tree
@@ -23,7 +21,9 @@ from legos.mlx.train.prefix_sharing.plan import plan_passes
 from legos.mlx.train.prefix_sharing.trie import token_trie
 from legos.mlx.train.rematerialisation import rematerialise_layers
 from legos.mlx.train.step_gradients import StepGradients
-from legos.testing import make_sample
+from legos.records.batch import Batch, normalisation_weights
+from legos.records.packing import StepSamples, step_rows
+from legos.records.sample import Sample
 
 VOCAB = 40
 Arrays = Mapping[str, mx.array]

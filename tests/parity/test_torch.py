@@ -19,11 +19,11 @@ from tiny_models import write_any_model
 
 from legos.builtin import builtin_path
 from legos.credit.registry import CreditName, make_credit
-from legos.data.episode import Turn
-from legos.data.sample import Sample, samples_of_rollout
-from legos.data.step import BackendConfig, Update
+from legos.fakes import make_episode, make_turn
 from legos.losses.objective import Objective
-from legos.testing import make_episode, make_turn
+from legos.records.episode import Turn
+from legos.records.sample import Sample, samples_of_rollout
+from legos.records.step import BackendConfig, Update
 from legos.weights.policy_state import PolicyState, write_policy_state
 from legos.wiring.model import apply_lora, load_model
 
@@ -191,8 +191,8 @@ def test_a_step_with_every_credit_rule(name: str, pair: Pair, tmp_path: Path) ->
 def test_the_size_of_the_heads_chunks_changes_nothing(
     name: str, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("legos.cuda.gradients.CHUNK_LOGITS", {"cpu": 1})
-    monkeypatch.setattr("legos.cuda.gradients.MIN_POSITIONS", 3)
+    monkeypatch.setattr("legos.torch.gradients.CHUNK_LOGITS", {"cpu": 1})
+    monkeypatch.setattr("legos.torch.gradients.MIN_POSITIONS", 3)
     model = write_any_model(tmp_path / "model", architecture="llama")
     chunked = backend_of(model, "torch", betas=(0.0, 0.95), gradient_checkpointing=True)
     samples, objective = some_samples(), EVERY_OBJECTIVE[name]
@@ -203,9 +203,9 @@ def test_the_size_of_the_heads_chunks_changes_nothing(
 def test_a_head_without_lora_has_its_gradients_with_the_values_where_one_term_has_any(
     name: str, at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("legos.cuda.gradients.CHUNK_LOGITS", {"cpu": 1})
-    monkeypatch.setattr("legos.cuda.gradients.MIN_POSITIONS", 3)
-    from legos.cuda import gradients
+    monkeypatch.setattr("legos.torch.gradients.CHUNK_LOGITS", {"cpu": 1})
+    monkeypatch.setattr("legos.torch.gradients.MIN_POSITIONS", 3)
+    from legos.torch import gradients
 
     computed: list[int] = []
     compute_chunk = gradients._at_once

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from run_world import Duel, World, check_balance
 
-from legos.arena.table import Table
 from legos.errors import CheckpointError
+from legos.fakes import FakeBackend, FakeTracker
+from legos.play.table import Table
 from legos.protocols import Snapshot
 from legos.run.checkpoint import checkpoint_steps, read_state
 from legos.run.run import Run
-from legos.testing import FakeBackend, FakeTracker
 from legos.track.jsonl import JsonlTracker
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from run_world import World, check_balance
 
-from legos.data.names import POLICY, evaluated_name
 from legos.errors import ArenaError
+from legos.fakes import make_episode
+from legos.records.names import POLICY, evaluated_name
 from legos.run.checkpoint import checkpoint_steps
-from legos.testing import make_episode
 from legos.track.jsonl import JsonlTracker, read_metrics, read_steps
 
 EVALUATED = evaluated_name(POLICY)

@@ -19,10 +19,10 @@ from legos.errors import (
     EngineError,
     LegosError,
 )
+from legos.fakes import make_episode
 from legos.run.find import find_adapter, fresh_folder
 from legos.run.folder import RunFolder
 from legos.run.settings import sealed
-from legos.testing import make_episode
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.folder import read_adapter
 

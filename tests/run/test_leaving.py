@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from legos.errors import Stopped
+from legos.fakes import FakeBackend, in_virtual_time
 from legos.protocols import Publisher
-from legos.publish.engine import EnginePublisher
+from legos.remote.publish.engine import EnginePublisher
 from legos.run.leaving import LEAVE_S, Leave, LeavingPublisher
-from legos.testing import FakeBackend, in_virtual_time
 from legos.weights.adapter import Adapter, AdapterInfo
 
 ADAPTER = FakeBackend().adapter()

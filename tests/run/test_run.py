@@ -14,9 +14,9 @@ import pytest
 from run_world import World, check_balance, episodes
 
 from legos.errors import ArenaError, CheckpointError
+from legos.fakes import FakeBackend
 from legos.protocols import Snapshot
 from legos.run.checkpoint import checkpoint_steps, read_state
-from legos.testing import FakeBackend
 from legos.track.jsonl import JsonlTracker, read_metrics, read_steps
 
 

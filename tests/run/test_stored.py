@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from random_samples import random_samples
 
-from legos.data.episode import Task
-from legos.data.sample import TrainingBatch
+from legos.fakes import make_episode, make_sample
+from legos.records.episode import Task
+from legos.records.sample import TrainingBatch
 from legos.run.stored import batches_from_json, batches_to_json, episode_to_json, kept_episodes
-from legos.testing import make_episode, make_sample
 
 
 @given(seed=st.integers(0, 2**32 - 1), num=st.integers(0, 12))

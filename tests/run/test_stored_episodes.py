@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from legos import Arena, GRPOCredit, Seat, Task
-from legos.arena.table import Table
-from legos.data.episode import Episode, Rollout, Turn
-from legos.data.message import Completion, Message, Sampling, ToolCall
-from legos.data.sample import TrainingBatch
+from legos.fakes import ScriptedClient, make_episode, make_sample
+from legos.play.table import Table
+from legos.records.episode import Episode, Rollout, Turn
+from legos.records.message import Completion, Message, Sampling, ToolCall
+from legos.records.sample import TrainingBatch
 from legos.run.stored import batches_from_json, batches_to_json, episode_to_json
-from legos.testing import ScriptedClient, make_episode, make_sample
 from legos.wiring.arena import make_arena
 
 

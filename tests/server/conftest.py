@@ -16,11 +16,11 @@ from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import PLAIN_TOOLS, ToolFormat
 from legos.clients.engine import EngineClient
 from legos.device import LocalEngine, ModelHandle
+from legos.fakes import FakeEngine
 from legos.server.app import make_app, service_of
 from legos.server.listen import bind, serve_app
 from legos.server.options import ServerOptions
 from legos.server.service import Service
-from legos.testing import FakeEngine
 from legos.wiring.http import app_of
 
 

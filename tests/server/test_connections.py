@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from legos.testing import FakeEngine
+from legos.fakes import FakeEngine
 
 Eventually = Callable[..., bool]
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"

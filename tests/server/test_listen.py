@@ -17,9 +17,9 @@ import httpx
 import pytest
 
 from legos.errors import ConfigError
+from legos.fakes import FakeEngine
 from legos.server import listen
 from legos.server.listen import bind, serve_app
-from legos.testing import FakeEngine
 
 Eventually = Callable[..., bool]
 
@@ -111,7 +111,7 @@ import asyncio, logging, os, resource, sys
 from legos.server.listen import bind, serve_app
 from legos.wiring.http import app_of
 from legos.server.options import ServerOptions
-from legos.testing import FakeEngine
+from legos.fakes import FakeEngine
 from legos import load_model
 
 async def serve():

@@ -18,10 +18,10 @@ from starlette.testclient import TestClient
 
 from legos.apps.adapters import loaded, named_adapter
 from legos.cli import main
-from legos.data.limits import EngineLimits
-from legos.data.step import BackendConfig
+from legos.fakes import make_sample, write_tiny_model
+from legos.records.limits import EngineLimits
+from legos.records.step import BackendConfig
 from legos.server.options import ServerOptions
-from legos.testing import make_sample, write_tiny_model
 from legos.weights.folder import read_adapter
 from legos.wiring.http import app_of
 from legos.wiring.model import apply_lora, load_model

@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import save
 
 from legos.chat.tokenizer import ChatTokenizer
-from legos.testing import FakeEngine
+from legos.fakes import FakeEngine
 
 CHAT, TEXT, LOAD = "/v1/chat/completions", "/v1/completions", "/adapters/load?version=1&scale=2"
 LARGE = 20_000  # characters, bytes, tokens or alternatives

@@ -3,7 +3,7 @@
 from typing import Any
 
 from legos.errors import EngineError
-from legos.testing import FakeEngine
+from legos.fakes import FakeEngine
 
 ASK = {"prompt": [5, 6, 7], "max_tokens": 3}
 

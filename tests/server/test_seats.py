@@ -9,23 +9,23 @@ import httpx
 import pytest
 
 from legos import Arena, GRPOCredit, Task
-from legos.arena.endpoint import Endpoint
-from legos.arena.step import play_all
-from legos.arena.table import Table
 from legos.chat.tokenizer import ChatTokenizer
 from legos.clients.engine import EngineClient
-from legos.data.episode import Episode
-from legos.data.message import Message
-from legos.data.request import Request
-from legos.data.sample import samples_of_rollout
 from legos.errors import ArenaError, EngineError
+from legos.fakes import FakeEngine, ScriptedClient
+from legos.play.endpoint import Endpoint
+from legos.play.step import play_all
+from legos.play.table import Table
+from legos.records.episode import Episode
+from legos.records.message import Message
+from legos.records.request import Request
+from legos.records.sample import samples_of_rollout
 from legos.server.app import make_app
 from legos.server.lobby import Lobby
 from legos.server.options import ServerOptions
 from legos.server.seat_keys import SeatKeys
 from legos.server.seats import SeatHost
 from legos.server.service import Service
-from legos.testing import FakeEngine, ScriptedClient
 
 Json = Mapping[str, Any]
 Agent = Callable[["Program"], Awaitable[object]]

@@ -11,7 +11,7 @@ from openai import OpenAI
 
 from legos.chat.longest import longest_token
 from legos.chat.tokenizer import ChatTokenizer
-from legos.testing import FakeEngine
+from legos.fakes import FakeEngine
 
 ASK = {"prompt": [5, 6, 7], "max_tokens": 3}
 

@@ -27,9 +27,10 @@ from legos.apps.served_run import DRAIN_S
 from legos.cli import commands, main
 from legos.clients.engine import _TREES
 from legos.clients.news import MOST_PARTS
-from legos.data.message import MAX_ALTERNATIVES, MAX_BIAS
 from legos.device import ModelHandle
 from legos.errors import AdapterError
+from legos.fakes import write_tiny_model
+from legos.records.message import MAX_ALTERNATIVES, MAX_BIAS
 from legos.run.folder import RunFolder
 from legos.server.connections import MOST_PIPELINED
 from legos.server.endpoints import uploads
@@ -43,7 +44,6 @@ from legos.server.schemas.completions import CompletionBody
 from legos.server.schemas.episodes import StartBody
 from legos.server.schemas.texts import MOST_TOKENS, ScoreBody, ScoredPrompt, ScoredTokens
 from legos.server.service import ALTERNATIVES, CHOICE_BYTES
-from legos.testing import write_tiny_model
 from legos.weights import tensors
 from legos.weights.adapter import Adapter, checked_name
 from legos.weights.folder import write_adapter

@@ -13,9 +13,9 @@ import pytest
 
 from legos.builtin.vocabulary import TOKENS
 from legos.errors import AdapterError
+from legos.fakes import write_tiny_model
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.model.load import load_tree
-from legos.testing import write_tiny_model
 from legos.weights.adapter import pack_adapter
 from legos.weights.folder import read_adapter, write_adapter
 from legos.weights.packed import unpack_adapter

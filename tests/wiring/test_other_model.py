@@ -14,10 +14,10 @@ from legos import GRPOCredit, Trainer, TrainingConfig, load_model, make_arena
 from legos.config.schema import GenerationConfig
 from legos.device import ModelHandle
 from legos.errors import EngineError
+from legos.fakes import HttpAnswer, HttpAsked, ScriptedServer, serving, write_tiny_model
 from legos.loop.loop import synchronous_training_loop
 from legos.losses.softmax import log_softmax
 from legos.server.options import ServerOptions
-from legos.testing import HttpAnswer, HttpAsked, ScriptedServer, serving, write_tiny_model
 from legos.weights.base import fingerprint_of
 from legos.wiring.http import app_of
 from legos.wiring.model import apply_lora

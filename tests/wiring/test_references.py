@@ -17,13 +17,13 @@ from reference_parity import check_equal_steps, mixed_samples, moved_backend
 
 from legos import GRPOCredit, TrainingConfig, load_model, make_arena, synchronous_training_loop
 from legos.clients import served
-from legos.data.step import BackendConfig
 from legos.device import ModelHandle
 from legos.errors import ConfigError, EngineError, ModelError, TrainerError
+from legos.fakes import HttpAnswer, ScriptedServer, serving, write_tiny_model
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import mix_of
-from legos.testing import HttpAnswer, ScriptedServer, serving, write_tiny_model
-from legos.vllm.process import ServerProcess
+from legos.records.step import BackendConfig
+from legos.remote.vllm.process import ServerProcess
 from legos.weights.folder import write_adapter
 from legos.wiring.model import apply_lora
 from legos.wiring.references import reference_servers

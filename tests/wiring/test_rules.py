@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from legos import GameArena, make_arena
-from legos.arena.cursor import plays_from
 from legos.arena.game import Game
 from legos.arena.registry import advice, known_arenas
-from legos.arena.step import play_all
 from legos.builtin import BUILTIN, builtin_path
 from legos.config.play import PlayConfig
 from legos.config.resolve import resolve
 from legos.errors import ConfigError
+from legos.fakes import Asked, ScriptedClient
 from legos.loop.evaluation import ArenaEvaluation
-from legos.testing import Asked, ScriptedClient
+from legos.play.cursor import plays_from
+from legos.play.step import play_all
 
 GAMES = [name for name, kind in known_arenas().items() if issubclass(kind, Game)]
 FORM = "Answer with one of them and nothing else."

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from legos import Arena, GRPOCredit, Task, Trainer, TrainingConfig, load_model, training_loop
-from legos.arena.table import Table
-from legos.data.limits import EngineLimits
+from legos.play.table import Table
+from legos.records.limits import EngineLimits
 
 RUN_S = 300.0  # a run takes a few seconds; one that takes so long waits for ever
 STEPS = 2

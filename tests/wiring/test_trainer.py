@@ -10,9 +10,9 @@ import pytest
 
 from legos.config.schema import RunConfig
 from legos.errors import AdapterError, EngineError
+from legos.fakes import serving
 from legos.mlx import device
 from legos.server.options import ServerOptions
-from legos.testing import serving
 from legos.weights.folder import write_adapter
 from legos.wiring.http import app_of
 from legos.wiring.model import apply_lora, load_model

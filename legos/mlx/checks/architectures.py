@@ -18,12 +18,6 @@ from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
 from legos.clients.submit import submit_all
-from legos.data.architecture import ArchitectureReport, Prefixes
-from legos.data.limits import EngineLimits
-from legos.data.names import BASE
-from legos.data.packing import StepSamples
-from legos.data.request import Request
-from legos.data.sample import Sample
 from legos.errors import AdapterError, ModelError, TrainerError
 from legos.losses.objective import Objective
 from legos.mlx.checks.references import Arrays, References, Row, chosen, ended_sample
@@ -34,6 +28,12 @@ from legos.mlx.model.load import REFUSED
 from legos.mlx.model.lora import add_lora, set_lora_arrays
 from legos.mlx.train.gradient_check import untrainable_on_metal
 from legos.mlx.train.step_gradients import StepGradients
+from legos.records.architecture import ArchitectureReport, Prefixes
+from legos.records.limits import EngineLimits
+from legos.records.names import BASE
+from legos.records.packing import StepSamples
+from legos.records.request import Request
+from legos.records.sample import Sample
 from legos.weights.adapter import Adapter
 
 __all__ = ["check_architecture"]

@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from legos.data.sample import Sample
-from legos.data.step import MeasuredStep
 from legos.device import LocalEngine
 from legos.mlx.checks.bare import bare_generation, bare_load, bare_shared_generation
 from legos.mlx.checks.bare_training import Split, make_bare_update
@@ -16,6 +14,8 @@ from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.model.facts import memory_facts
 from legos.mlx.model.spans import covered
 from legos.mlx.train.memory import peak_bytes
+from legos.records.sample import Sample
+from legos.records.step import MeasuredStep
 from legos.weights.adapter import Adapter
 from legos.weights.folder import WEIGHTS_FILE
 

@@ -15,9 +15,9 @@ import numpy as np
 from mlx.utils import tree_unflatten
 from mlx_lm.models.switch_layers import SwitchLinear
 
-from legos.data.sample import Sample
 from legos.mlx.checks.small_models import small_model
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
+from legos.records.sample import Sample
 from legos.weights.adapter import Adapter, LoraShape
 
 __all__ = ["Arrays", "References", "Row", "chosen", "ended_sample"]

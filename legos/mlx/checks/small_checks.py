@@ -21,15 +21,15 @@ from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
 from legos.clients.submit import submit_all
-from legos.data.names import BASE
-from legos.data.packing import StepSamples
-from legos.data.request import Request
 from legos.losses.objective import Objective
 from legos.mlx.checks.references import chosen, ended_sample
 from legos.mlx.checks.small_models import VOCABULARY, small_engine, small_model
 from legos.mlx.generate.batch_cache import evaluate, select_rows
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.train.step_gradients import StepGradients
+from legos.records.names import BASE
+from legos.records.packing import StepSamples
+from legos.records.request import Request
 
 __all__ = ["LONG_CHECKS", "SMALL_CHECKS"]
 

@@ -19,10 +19,10 @@ import mlx.nn as nn
 import mlx_lm.models
 from mlx.utils import tree_flatten, tree_unflatten
 
-from legos.data.limits import EngineLimits
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.model.mended import mend
 from legos.mlx.model.worker import ThreadWorker
+from legos.records.limits import EngineLimits
 
 __all__ = ["VOCABULARY", "architectures", "small_engine", "small_model"]
 

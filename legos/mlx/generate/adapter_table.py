@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import count
 
-from legos.data.limits import InFlight
-from legos.data.names import BASE
 from legos.errors import AdapterError, RequestError, did_you_mean
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
+from legos.records.limits import InFlight
+from legos.records.names import BASE
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["AdapterTable", "LiveAdapter"]

@@ -11,11 +11,11 @@ import numpy as np
 from mlx_lm.generate import PromptProcessingBatch
 from mlx_lm.models.cache import BatchRotatingKVCache, make_prompt_cache
 
-from legos.data.limits import EngineLimits
 from legos.mlx.generate.batch_cache import is_plain, parts
 from legos.mlx.generate.sampling.draw import Recipe, distributions, draw, namespace
 from legos.mlx.model.machine import NEGLIGIBLE, cache_sizes, num_bytes
 from legos.mlx.model.trace import of_tree, peak_of
+from legos.records.limits import EngineLimits
 
 __all__ = ["EngineForecast"]
 

@@ -8,8 +8,8 @@ import numpy as np
 from mlx_lm.generate import PromptProcessingBatch
 from mlx_lm.models.cache import make_prompt_cache
 
-from legos.data.batch import pad_rows as padded
 from legos.mlx.model.forward import CausalModel
+from legos.records.batch import pad_rows as padded
 
 __all__ = ["Prefill", "last_logits", "pad_rows"]
 

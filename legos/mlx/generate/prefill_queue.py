@@ -6,7 +6,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from legos.data.batch import row_blocks
 from legos.mlx.generate.adapter_table import LiveAdapter
 from legos.mlx.generate.kv_budget import KeyValueBudget
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
@@ -15,6 +14,7 @@ from legos.mlx.generate.prefix_cache import PrefixCache
 from legos.mlx.generate.sampling.sampler import Row, Sampler
 from legos.mlx.generate.sequences import SequenceState
 from legos.mlx.model.forward import CausalModel
+from legos.records.batch import row_blocks
 
 __all__ = ["Block", "PrefillQueue"]
 

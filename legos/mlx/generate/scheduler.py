@@ -18,8 +18,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from legos.data.limits import EngineLimits
-from legos.data.request import Result
 from legos.errors import AdapterError, EngineError, LegosError, RequestError
 from legos.mlx.generate.adapter_table import AdapterTable
 from legos.mlx.generate.batch_cache import extract_rows
@@ -36,6 +34,8 @@ from legos.mlx.generate.sequences import SequenceState
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.machine import cache_sizes, num_bytes, usable_bytes
 from legos.mlx.model.worker import answer
+from legos.records.limits import EngineLimits
+from legos.records.request import Result
 from legos.weights.adapter import Adapter
 
 __all__ = ["Outcome", "Scheduler"]

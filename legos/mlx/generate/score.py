@@ -16,14 +16,14 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
-from legos.data.batch import row_blocks
-from legos.data.request import Request
 from legos.errors import EngineError, RequestError
 from legos.mlx.generate.adapter_table import LiveAdapter
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.generate.prefill import pad_rows
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.worker import answer
+from legos.records.batch import row_blocks
+from legos.records.request import Request
 
 __all__ = ["Score", "ScoreQueue"]
 

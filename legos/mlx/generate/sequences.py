@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from legos.data.choices import ChoiceNode
-from legos.data.message import Alternatives, FinishReason
-from legos.data.request import Generated, GrammarState, Progress, Request
 from legos.errors import LegosError, RequestError
 from legos.mlx.generate.adapter_table import LiveAdapter
 from legos.mlx.generate.sampling.filters import Recipe, Seen
 from legos.protocols import Deliver
+from legos.records.choices import ChoiceNode
+from legos.records.message import Alternatives, FinishReason
+from legos.records.request import Generated, GrammarState, Progress, Request
 
 __all__ = ["UNBENT", "SequenceState"]
 

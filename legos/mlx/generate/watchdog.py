@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
-from legos.data.names import POLICY
-from legos.data.request import Progress, Request, Result
-from legos.data.turns import TurnWatch
 from legos.errors import EngineError
 from legos.mlx.generate.engine import MlxEngine
 from legos.protocols import Deliver
+from legos.records.names import POLICY
+from legos.records.request import Progress, Request, Result
+from legos.records.turns import TurnWatch
 from legos.weights.adapter import Adapter, AdapterInfo
 
 __all__ = ["WatchedEngine"]

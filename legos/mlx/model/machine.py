@@ -6,8 +6,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from legos.data.limits import EngineLimits
 from legos.errors import ModelError
+from legos.records.limits import EngineLimits
 
 __all__ = [
     "bound_memory",

@@ -20,10 +20,6 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from numpy.typing import NDArray
 
-from legos.data.names import POLICY
-from legos.data.packing import StepSamples, check_token_ids, per_sample
-from legos.data.sample import Sample
-from legos.data.step import BackendConfig, PassResult, Stop, Update, never
 from legos.errors import AdapterError, CheckpointError, TrainerError
 from legos.losses.objective import Objective
 from legos.mlx.model.faults import recovered
@@ -35,6 +31,10 @@ from legos.mlx.train.prefix_sharing.backward import Found
 from legos.mlx.train.reference import other_lora
 from legos.mlx.train.shares import Leader, gradients_of
 from legos.protocols import Snapshot
+from legos.records.names import POLICY
+from legos.records.packing import StepSamples, check_token_ids, per_sample
+from legos.records.sample import Sample
+from legos.records.step import BackendConfig, PassResult, Stop, Update, never
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.policy_state import (
     PolicyState,

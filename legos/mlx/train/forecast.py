@@ -13,10 +13,6 @@ from mlx.utils import tree_map, tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tuner.lora import LoRASwitchLinear
 
-from legos.data.batch import make_batch
-from legos.data.chunks import chunks_of
-from legos.data.limits import TrainingSize
-from legos.data.sample import Sample
 from legos.losses.objective import Objective
 from legos.losses.total import BatchArrays, token_loss
 from legos.mlx.model.depth import num_repeated, without_layers
@@ -34,6 +30,10 @@ from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes
 from legos.mlx.train.prefix_sharing.trie import token_trie
 from legos.mlx.train.rematerialisation import rematerialise_layers
 from legos.mlx.train.step_gradients import chunk_positions
+from legos.records.batch import make_batch
+from legos.records.chunks import chunks_of
+from legos.records.limits import TrainingSize
+from legos.records.sample import Sample
 from legos.weights.adapter import LoraShape
 
 __all__ = ["Forecast"]

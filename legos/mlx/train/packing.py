@@ -3,11 +3,11 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from legos.data.batch import Batch, make_batch, pad_rows
-from legos.data.packing import StepRows, StepSamples
-from legos.data.sample import Sample
 from legos.mlx.train.prefix_sharing.plan import Pass
 from legos.mlx.train.prefix_sharing.trie import Trie
+from legos.records.batch import Batch, make_batch, pad_rows
+from legos.records.packing import StepRows, StepSamples
+from legos.records.sample import Sample
 
 __all__ = ["pass_batch", "probe_samples"]
 

@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 from mlx.utils import tree_map
 
-from legos.data.sample import Sample
 from legos.errors import TrainerError
 from legos.mlx.model.worker import Worker
+from legos.records.sample import Sample
 
 __all__ = ["MlxProcesses", "exchange_samples", "process_group", "sum_over_processes"]
 

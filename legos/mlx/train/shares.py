@@ -17,14 +17,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from legos.data.packing import StepSamples
-from legos.data.step import BackendConfig
 from legos.errors import LegosError, ModelError, Stopped, TrainerError
 from legos.losses.objective import Objective
 from legos.mlx.model.faults import is_fault
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, set_lora_arrays
 from legos.mlx.train.step_gradients import StepGradients
+from legos.records.packing import StepSamples
+from legos.records.step import BackendConfig
 from legos.weights.adapter import LoraShape
 from legos.weights.model_folder import fingerprint
 from legos.weights.reference import Lora

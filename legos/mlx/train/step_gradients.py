@@ -11,9 +11,6 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
-from legos.data.packing import StepRows, StepSamples, step_rows
-from legos.data.sample import Sample
-from legos.data.step import Stop, never
 from legos.errors import Stopped, TrainerError
 from legos.losses.objective import Objective
 from legos.mlx.model.forward import CausalModel
@@ -31,6 +28,9 @@ from legos.mlx.train.prefix_sharing.backward import (
 from legos.mlx.train.prefix_sharing.plan import Pass, plan_passes
 from legos.mlx.train.prefix_sharing.trie import Trie, token_trie
 from legos.mlx.train.reference import other_lora
+from legos.records.packing import StepRows, StepSamples, step_rows
+from legos.records.sample import Sample
+from legos.records.step import Stop, never
 from legos.weights.reference import Lora
 
 __all__ = ["StepGradients", "chunk_positions"]

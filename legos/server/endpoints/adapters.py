@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import PlainTextResponse
 
-from legos.data.names import POLICY
+from legos.records.names import POLICY
 from legos.server.endpoints.uploads import adapter_of, read_json_upload
 from legos.server.middleware.bodies import JsonRoute
 from legos.server.problems import LONGEST_NAME, Problem

@@ -9,10 +9,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from legos.arena.endpoint import AgentSeat, Question
 from legos.chat.schemas import call_schema
-from legos.data.message import Completion, Continuation
-from legos.data.request import Progress
+from legos.play.endpoint import AgentSeat, Question
+from legos.records.message import Completion, Continuation
+from legos.records.request import Progress
 from legos.server.endpoints.chat_message import Manner, ReplyReader
 from legos.server.endpoints.generation import Asked, Fields, respond
 from legos.server.endpoints.token_fields import TokenReport, token_fields

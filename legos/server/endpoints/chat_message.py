@@ -13,8 +13,8 @@ from legos.chat.parts import Part, ReplyParser, join_parts
 from legos.chat.stops import cut_at_stop
 from legos.chat.tokenizer import ChatTokenizer
 from legos.chat.tools import ToolFormat, called
-from legos.data.message import Completion, ToolCall
-from legos.data.request import Progress
+from legos.records.message import Completion, ToolCall
+from legos.records.request import Progress
 
 __all__ = ["Manner", "ReplyReader"]
 

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from legos.chat.incremental import TextStream
-from legos.data.message import Completion
-from legos.data.request import Progress
+from legos.records.message import Completion
+from legos.records.request import Progress
 from legos.server.endpoints.generation import Asked, Fields, respond
 from legos.server.endpoints.token_fields import TokenReport, token_fields
 from legos.server.middleware.bodies import JsonRoute

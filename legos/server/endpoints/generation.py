@@ -16,8 +16,8 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from legos.data.message import Completion, Sampling
-from legos.data.request import Progress
+from legos.records.message import Completion, Sampling
+from legos.records.request import Progress
 from legos.server.endpoints.event_stream import Emit, EventStream
 from legos.server.problems import Problem
 from legos.server.schemas.sampling import SamplingFields, with_seed

@@ -5,8 +5,8 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from legos.data.names import BASE
 from legos.errors import EngineError
+from legos.records.names import BASE
 from legos.server.problems import LONGEST_NAME, Problem
 from legos.server.schemas.answers import Health, ModelList, OneModel
 from legos.server.service import Service

@@ -9,8 +9,8 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from legos.data.message import Message
 from legos.errors import EngineError
+from legos.records.message import Message
 from legos.server.endpoints.chat import render_prompt
 from legos.server.middleware.bodies import JsonRoute
 from legos.server.problems import Problem

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from legos.chat.token_bytes import TokenBytes, printed
-from legos.data.message import Completion, Tokens
+from legos.records.message import Completion, Tokens
 from legos.server.schemas.sampling import SamplingFields
 
 __all__ = ["TokenReport", "token_fields"]

@@ -11,8 +11,8 @@ from urllib.parse import quote
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from legos.arena.endpoint import AgentSeat
-from legos.data.names import MODEL_HEADER
+from legos.play.endpoint import AgentSeat
+from legos.records.names import MODEL_HEADER
 from legos.server.memory import MemoryRelease
 from legos.server.problems import Problem
 from legos.server.seat_keys import play_ended

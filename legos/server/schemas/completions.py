@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from legos.data.message import MAX_ALTERNATIVES
+from legos.records.message import MAX_ALTERNATIVES
 from legos.server.schemas.sampling import MAX_SEED, SamplingFields
 from legos.server.schemas.schema import ONE_ERROR, Ids
 

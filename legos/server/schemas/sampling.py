@@ -12,7 +12,7 @@ import msgspec
 from pydantic import Field, StringConstraints
 
 from legos.chat.schemas import closed
-from legos.data.message import MAX_BIAS, Filters, Sampling
+from legos.records.message import MAX_BIAS, Filters, Sampling
 from legos.server.problems import Problem
 from legos.server.schemas.schema import ONE_ERROR, Body, Ids, Text
 

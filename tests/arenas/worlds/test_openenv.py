@@ -14,11 +14,11 @@ import pytest
 
 from legos import Arena, make_arena
 from legos.arena.registry import find_arena
-from legos.arena.step import play_all
 from legos.config.schema import PlayConfig
-from legos.data.episode import Episode
 from legos.errors import ArenaError
-from legos.testing import Asked, ScriptedClient
+from legos.fakes import Asked, ScriptedClient
+from legos.play.step import play_all
+from legos.records.episode import Episode
 
 openenv: Any = pytest.importorskip("openenv")
 pytestmark = [pytest.mark.optional, pytest.mark.filterwarnings("ignore")]

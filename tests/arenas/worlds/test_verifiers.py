@@ -18,13 +18,13 @@ import httpx
 import pytest
 
 from legos import Arena, Trainer, TrainingConfig, load_model, make_arena
-from legos.arena.endpoint import Endpoint
 from legos.arena.registry import find_arena
-from legos.arena.step import play_all
 from legos.config.schema import PlayConfig
-from legos.data.episode import Episode
-from legos.data.sample import samples_of_rollout
-from legos.testing import HttpAnswer, HttpAsked, ScriptedClient, ScriptedServer, serving
+from legos.fakes import HttpAnswer, HttpAsked, ScriptedClient, ScriptedServer, serving
+from legos.play.endpoint import Endpoint
+from legos.play.step import play_all
+from legos.records.episode import Episode
+from legos.records.sample import samples_of_rollout
 
 pytest.importorskip("verifiers.v1")
 pytestmark = [pytest.mark.optional, pytest.mark.filterwarnings("ignore")]

@@ -12,11 +12,11 @@ import pytest
 from arenas.worlds import take_arena_settings
 from legos import Arena, Climb, GameArena, make_arena
 from legos.arena.registry import find_arena
-from legos.arena.step import play_all
-from legos.data.episode import Episode
 from legos.errors import ArenaError
-from legos.exact.figures import GameTree, nash_conv, uniform_policy
-from legos.testing import Asked, ScriptedClient
+from legos.fakes import Asked, ScriptedClient
+from legos.games.figures import GameTree, nash_conv, uniform_policy
+from legos.play.step import play_all
+from legos.records.episode import Episode
 
 
 def test_the_settings_of_every_arena_are_separated_from_those_of_a_world() -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from conftest import EngineRoom
 
-from legos.data.choices import choice_tree
-from legos.data.message import Filters
-from legos.data.request import Generated, Progress, Request
 from legos.errors import EngineError
 from legos.mlx.generate.sampling.sampler import Sampler
+from legos.records.choices import choice_tree
+from legos.records.message import Filters
+from legos.records.request import Generated, Progress, Request
 
 Room = Callable[..., EngineRoom]
 VOCABULARY = {"llama": 358, "wide": 5000}

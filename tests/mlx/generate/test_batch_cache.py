@@ -16,8 +16,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, BatchRotatingKVCache, CacheList
 from tiny_models import write_any_model
 
-from legos.data.request import Request
 from legos.mlx.generate.batch_cache import extract_rows, select_rows
+from legos.records.request import Request
 
 ROWS, WINDOW = 5, 4
 

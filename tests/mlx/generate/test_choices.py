@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from legos.data.choices import ChoiceNode, choice_tree
-from legos.data.request import Generated, Request
+from legos.records.choices import ChoiceNode, choice_tree
+from legos.records.request import Generated, Request
 
 END = (2, 3)
 TREES: Mapping[str, list[tuple[int, ...]]] = {

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from legos.data.request import Generated, Progress, Request
 from legos.errors import EngineError, RequestError
+from legos.records.request import Generated, Progress, Request
 
 Room = Callable[..., Any]
 LONG = Request(prompt_ids=tuple(range(3, 43)), max_tokens=3, seed=1)

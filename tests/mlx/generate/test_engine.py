@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from legos.data.choices import choice_tree
-from legos.data.request import Generated, Request
+from legos.records.choices import choice_tree
+from legos.records.request import Generated, Request
 
 Floats = NDArray[np.float64]
 MODELS = ("llama", "qwen3", "wide")

@@ -12,7 +12,7 @@ import pytest
 
 from legos import apply_lora, load_model
 from legos.clients.engine import EngineClient
-from legos.data.message import Message, Sampling
+from legos.records.message import Message, Sampling
 
 CLIENTS = 64
 MOST = 5.0  # times its time alone

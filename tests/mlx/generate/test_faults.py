@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from legos.data.request import Request
+from legos.records.request import Request
 
 Room = Callable[..., Any]
 FAULT = "[METAL] Command buffer execution failed: Insufficient Memory (OutOfMemory)"

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from conftest import EngineRoom, StepWorker
 
-from legos.data.limits import EngineLimits
-from legos.data.request import Request, Result
 from legos.mlx.checks.small_models import small_model
 from legos.mlx.fits import USUAL_MODELS, usable_on
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.generate.forecast import EngineForecast
 from legos.mlx.model.load import shapes_of
 from legos.mlx.model.machine import num_bytes
+from legos.records.limits import EngineLimits
+from legos.records.request import Request, Result
 
 SMALL: dict[str, Any] = {
     "hidden_size": 128,

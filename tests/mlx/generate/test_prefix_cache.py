@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from legos.data.request import Request
+from legos.records.request import Request
 
 LONG = tuple(5 + (7 * n) % 90 for n in range(100))
 

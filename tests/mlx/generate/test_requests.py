@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from legos.data.choices import choice_tree
-from legos.data.limits import EngineLimits
-from legos.data.request import Generated, Progress, Request, Result
 from legos.errors import EngineError, RequestError
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.model.worker import ThreadWorker
+from legos.records.choices import choice_tree
+from legos.records.limits import EngineLimits
+from legos.records.request import Generated, Progress, Request, Result
 
 Room = Callable[..., Any]
 GOOD = Request(prompt_ids=(1, 2, 3), max_tokens=4, seed=1)

@@ -9,7 +9,7 @@ import pytest
 from conftest import EngineRoom
 from tiny_models import write_any_model
 
-from legos.data.request import Request
+from legos.records.request import Request
 
 STEPS, LOOK_EVERY = 2000, 5  # decode steps; no divisor of the 32 after which caches are evaluated
 LAYERS = 4

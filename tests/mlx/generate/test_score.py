@@ -8,9 +8,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from legos.data.request import Generated, Request
 from legos.errors import EngineError, RequestError
 from legos.mlx.generate.score import Score
+from legos.records.request import Generated, Request
 
 Room = Callable[..., Any]
 Prompts = list[tuple[tuple[int, ...], list[tuple[int, ...]]]]

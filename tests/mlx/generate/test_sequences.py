@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from legos.data.check import RequestCheck
-from legos.data.choices import choice_tree
-from legos.data.message import Filters
-from legos.data.request import Generated, Progress, Request
 from legos.errors import EngineError, RequestError
 from legos.mlx.generate.sampling.sampler import Sampler
 from legos.mlx.generate.sequences import SequenceState
+from legos.records.check import RequestCheck
+from legos.records.choices import choice_tree
+from legos.records.message import Filters
+from legos.records.request import Generated, Progress, Request
 
 Room = Callable[..., Any]
 LIMITS: Mapping[str, Any] = {"num_vocabulary": 358, "context": 100}

@@ -6,7 +6,6 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import CacheList, KVCache
 
-from legos.data.limits import EngineLimits
 from legos.errors import AdapterError, ModelError
 from legos.mlx.checks import small_models
 from legos.mlx.checks.small_models import VOCABULARY, small_model
@@ -18,6 +17,7 @@ from legos.mlx.generate.prefix_cache import PrefixCache
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.lora import lora_shape
 from legos.mlx.model.worker import InlineWorker
+from legos.records.limits import EngineLimits
 from legos.weights.adapter import Adapter
 
 

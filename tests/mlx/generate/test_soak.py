@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from legos.data.limits import EngineLimits
-from legos.data.request import Generated, Progress, Request, Result
 from legos.errors import RequestError
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.generate.watchdog import WatchedEngine
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.worker import ThreadWorker
+from legos.records.limits import EngineLimits
+from legos.records.request import Generated, Progress, Request, Result
 
 WAVES, WAVE = 50, 200
 LIMITS = EngineLimits(max_rows=32, prefix_bytes=1 << 20, cache_bytes=1 << 24)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from legos.data.request import Request
 from legos.errors import AdapterError, RequestError
+from legos.records.request import Request
 
 PROMPT = (5, 6, 7)
 

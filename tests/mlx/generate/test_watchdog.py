@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as with_fields
 
-from legos.data.request import Generated, Request, Result
 from legos.errors import EngineError
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.generate.watchdog import MAX_RESTARTS, WatchedEngine
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.worker import ThreadWorker
+from legos.records.request import Generated, Request, Result
 from legos.weights.adapter import Adapter
 
 REQUEST = Request(prompt_ids=(5, 6, 7), max_tokens=4, seed=1)
@@ -217,7 +217,7 @@ def test_a_receiver_that_fails_keeps_nothing_from_the_others(house: House) -> No
 STOPPED = """
 import sys, time
 from pathlib import Path
-from legos.data.request import Request
+from legos.records.request import Request
 from legos.mlx.generate.engine import MlxEngine
 from legos.mlx.generate.watchdog import WatchedEngine
 from legos.mlx.model.load import load_tree

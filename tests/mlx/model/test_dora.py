@@ -14,8 +14,8 @@ from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.utils import load_adapters
 from tiny_models import write_any_model
 
-from legos.data.step import BackendConfig, Update
 from legos.errors import AdapterError, TrainerError
+from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
 from legos.mlx.model.dora import DoraLinear
@@ -23,7 +23,7 @@ from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays, without_lora
 from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.backend import MlxBackend
-from legos.testing import make_sample
+from legos.records.step import BackendConfig, Update
 from legos.weights.adapter import Adapter, pack_adapter
 from legos.weights.folder import read_adapter, write_adapter
 from legos.weights.packed import unpack_adapter

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tiny_models import write_any_model
 
-from legos.data.request import Request
 from legos.errors import ModelError, RequestError
+from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.mlx.device import MlxDevice
-from legos.testing import make_sample
+from legos.records.request import Request
 from legos.weights.model_folder import context_length
 
 ROWS = 300  # of the embedding; the tokenizer has more tokens

@@ -8,12 +8,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from legos.data.limits import EngineLimits
 from legos.errors import ModelError
 from legos.mlx.checks.bare import bare_generation
 from legos.mlx.device import MlxDevice
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.machine import cache_sizes, num_bytes, usable_bytes
+from legos.records.limits import EngineLimits
 
 GIB = 1 << 30
 

@@ -16,15 +16,15 @@ from random_samples import random_samples
 from safetensors.numpy import load_file
 from tiny_models import write_any_model
 
-from legos.data.sample import Sample
-from legos.data.step import BackendConfig, Update
 from legos.errors import CheckpointError, TrainerError
+from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.worker import InlineWorker, ThreadWorker
 from legos.mlx.train.backend import MlxBackend
-from legos.testing import make_sample
+from legos.records.sample import Sample
+from legos.records.step import BackendConfig, Update
 from legos.weights.adapter import LoraShape
 
 TOKENS = (5, 6, 7, 8, 9, 10, 11)

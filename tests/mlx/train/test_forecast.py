@@ -11,9 +11,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from legos.data.limits import TrainingSize
-from legos.data.step import BackendConfig, Update
 from legos.errors import ModelError
+from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.mac import MACS_GB
 from legos.mlx import fits
@@ -27,7 +26,8 @@ from legos.mlx.model.trace import peak_of
 from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.backend import MlxBackend
 from legos.mlx.train.forecast import Forecast
-from legos.testing import make_sample
+from legos.records.limits import TrainingSize
+from legos.records.step import BackendConfig, Update
 
 SMALL: dict[str, Any] = {
     "hidden_size": 128,

@@ -7,7 +7,6 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from legos.data.step import BackendConfig
 from legos.errors import ModelError, TrainerError
 from legos.mlx.checks.small_models import small_model
 from legos.mlx.model.forward import CausalModel
@@ -15,6 +14,7 @@ from legos.mlx.model.lora import add_lora, lora_shape
 from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.backend import MlxBackend
 from legos.mlx.train.gradient_check import check_gradients
+from legos.records.step import BackendConfig
 
 
 def shares(architecture: str, *, checkpointing: bool = False, dtype: Any = mx.float32) -> bool:

@@ -11,10 +11,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from legos import Trainer, TrainingConfig, load_model
-from legos.data.batch import normalisation_weights
-from legos.data.packing import StepSamples, step_rows
-from legos.data.sample import Sample, TrainingBatch
 from legos.errors import TrainerError
+from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape
@@ -27,7 +25,9 @@ from legos.mlx.train.memory import (
     plan_memory,
 )
 from legos.mlx.train.step_gradients import StepGradients
-from legos.testing import make_sample
+from legos.records.batch import normalisation_weights
+from legos.records.packing import StepSamples, step_rows
+from legos.records.sample import Sample, TrainingBatch
 
 KEEP = Objective()
 

@@ -8,13 +8,13 @@ import pytest
 from packed import pack
 from random_samples import random_samples
 
-from legos.data.batch import Batch, normalisation_weights
-from legos.data.packing import StepSamples, step_rows
-from legos.data.sample import Sample
+from legos.fakes import make_sample
 from legos.mlx.train.packing import pass_batch
 from legos.mlx.train.prefix_sharing.plan import plan_passes
 from legos.mlx.train.prefix_sharing.trie import token_trie
-from legos.testing import make_sample
+from legos.records.batch import Batch, normalisation_weights
+from legos.records.packing import StepSamples, step_rows
+from legos.records.sample import Sample
 
 
 def one_pass(samples: Sequence[Sample], weights: Sequence[float]) -> Batch:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from launched import finished, two_processes
 
-from legos.testing import write_tiny_model
+from legos.fakes import write_tiny_model
 
 SCRIPT = """
 import json, sys
@@ -17,13 +17,13 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from legos.data.batch import normalisation_weights
+from legos.records.batch import normalisation_weights
 from legos.losses.objective import Objective
 from legos.mlx.train.step_gradients import StepGradients
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
 from legos.mlx.train.parallel import exchange_samples
-from legos.data.packing import StepSamples
+from legos.records.packing import StepSamples
 from random_samples import random_samples
 
 group = mx.distributed.init()

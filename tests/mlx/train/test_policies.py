@@ -12,16 +12,16 @@ from backend_steps import optimiser_step
 from msgspec.structs import replace as changed
 from random_samples import random_samples
 
-from legos.data.batch import normalisation_weights
-from legos.data.sample import Sample
-from legos.data.step import BackendConfig, PassResult, Update
 from legos.errors import CheckpointError, RecordError, TrainerError
+from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.mlx.model.load import load_tree
 from legos.mlx.model.lora import add_lora, lora_shape, without_lora
 from legos.mlx.model.worker import InlineWorker
 from legos.mlx.train.backend import MlxBackend
-from legos.testing import make_sample
+from legos.records.batch import normalisation_weights
+from legos.records.sample import Sample
+from legos.records.step import BackendConfig, PassResult, Update
 
 VOCAB = 40
 

@@ -14,11 +14,8 @@ from mlx.utils import tree_flatten
 from packed import pack
 from tiny_models import write_any_model
 
-from legos.data.batch import Batch, normalisation_weights
-from legos.data.packing import StepSamples
-from legos.data.sample import Sample
-from legos.data.step import BackendConfig, Update
 from legos.errors import AdapterError, CheckpointError, ConfigError
+from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.losses.total import SUMS, BatchArrays, total_loss
 from legos.mlx.model.load import load_tree
@@ -28,7 +25,10 @@ from legos.mlx.train.backend import MlxBackend
 from legos.mlx.train.reference import other_lora
 from legos.mlx.train.rematerialisation import rematerialise_layers
 from legos.mlx.train.step_gradients import StepGradients
-from legos.testing import make_sample
+from legos.records.batch import Batch, normalisation_weights
+from legos.records.packing import StepSamples
+from legos.records.sample import Sample
+from legos.records.step import BackendConfig, Update
 from legos.weights.adapter import Adapter, LoraShape
 from legos.weights.folder import write_adapter
 from legos.weights.reference import Lora, fitted

@@ -8,13 +8,13 @@ import pytest
 from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
-from legos.data.packing import StepSamples
+from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.mlx.checks.small_models import small_model
 from legos.mlx.model.lora import add_lora, lora_arrays, lora_shape, set_lora_arrays
 from legos.mlx.train.rematerialisation import rematerialise_layers
 from legos.mlx.train.step_gradients import StepGradients
-from legos.testing import make_sample
+from legos.records.packing import StepSamples
 
 PREFIX = tuple(number % 50 + 5 for number in range(70))
 

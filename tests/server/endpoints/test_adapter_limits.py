@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save
 
 from legos.chat.tokenizer import ChatTokenizer
-from legos.testing import FakeEngine
+from legos.fakes import FakeEngine
 from legos.weights.adapter import Adapter, AdapterInfo
 
 BYTES = {"content-type": "application/octet-stream"}

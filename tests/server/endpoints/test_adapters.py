@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save
 
 from legos.device import LocalEngine, ModelHandle
-from legos.testing import FakeEngine
+from legos.fakes import FakeEngine
 from legos.weights.adapter import Adapter, pack_adapter
 from legos.weights.folder import write_adapter
 from legos.weights.peft import to_peft, write_peft

@@ -8,8 +8,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from legos.data.message import Message
 from legos.device import ModelHandle
+from legos.records.message import Message
 
 QUESTION = "Nim: 5 left, last one wins.\nMoves: 1 2 3"
 CHAT = [{"role": "user", "content": QUESTION}]

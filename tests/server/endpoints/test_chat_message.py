@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI
 
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
-from legos.testing import FakeEngine, write_tiny_model
+from legos.fakes import FakeEngine, write_tiny_model
 from legos.wiring.model import load_model
 
 WEATHER = {

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from legos.errors import RequestError
-from legos.testing import FakeEngine
+from legos.fakes import FakeEngine
 
 ASK = {"prompt": [5, 6, 7], "max_tokens": 3}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from legos.testing import FakeEngine
+from legos.fakes import FakeEngine
 
 BODY: Mapping[str, Any] = {"prompts": [{"prompt": [5, 6], "choices": [[7], [8]]}]}
 

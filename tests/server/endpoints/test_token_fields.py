@@ -14,10 +14,10 @@ from legos.chat.incremental import TextStream
 from legos.chat.stops import cut_at_stop
 from legos.chat.token_bytes import TokenBytes
 from legos.chat.tokenizer import ChatTokenizer
-from legos.data.message import Tokens
+from legos.fakes import FakeEngine
+from legos.records.message import Tokens
 from legos.server.endpoints.token_fields import TokenReport
 from legos.server.schemas.sampling import SamplingFields
-from legos.testing import FakeEngine
 
 FAMILY = "👨‍👩‍👧‍👦"  # 25 bytes
 MOVE = [{"role": "user", "content": "Nim: 5 left, last one wins.\nMoves: 1 2 3"}]

@@ -8,7 +8,7 @@ import pytest
 from openai import OpenAI
 
 from legos.chat.tokenizer import ChatTokenizer, load_tokenizer
-from legos.testing import FakeEngine, write_tiny_model
+from legos.fakes import FakeEngine, write_tiny_model
 
 TOOLS = [{"type": "function", "function": {"name": "now", "description": "Tells the time."}}]
 CHAT: list[Any] = [{"role": "user", "content": "What time is it?"}]

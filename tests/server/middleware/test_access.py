@@ -9,8 +9,8 @@ import openai
 import pytest
 from openai import OpenAI
 
+from legos.fakes import FakeEngine
 from legos.server.options import ServerOptions
-from legos.testing import FakeEngine
 
 ASK = {"prompt": [5, 6, 7], "max_tokens": 3}
 

@@ -8,9 +8,9 @@ import pytest
 from openai import OpenAI
 
 from legos.errors import LegosError
+from legos.fakes import FakeEngine
 from legos.server.middleware.bodies import parse_json
 from legos.server.problems import Problem
-from legos.testing import FakeEngine
 
 BROKEN = [
     (b'{"prompt": [1],\n "n": 1,}', 400, ["trailing comma in object", "line 2, column 9"]),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from legos.testing import FakeEngine
+from legos.fakes import FakeEngine
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BYTES = {"content-type": "application/octet-stream"}

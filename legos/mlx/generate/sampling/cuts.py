@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.data.message import Filters
 from legos.mlx.generate.sampling.filters import Recipe, put, take
+from legos.records.message import Filters
 
 __all__ = ["SORTED", "cut"]
 

@@ -21,10 +21,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.data.message import Alternatives
-from legos.data.seeds import uniforms
 from legos.mlx.generate.sampling.cuts import cut
 from legos.mlx.generate.sampling.filters import Recipe, bent, exponentials, put, take
+from legos.records.message import Alternatives
+from legos.records.seeds import uniforms
 
 __all__ = [
     "HOST_VOCABULARY",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.data.message import Filters
+from legos.records.message import Filters
 
 __all__ = ["Recipe", "Seen", "bent", "exponentials", "put", "take"]
 

@@ -14,12 +14,12 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
-from legos.data.batch import Batch
-from legos.data.chunks import Chunk, chunks_of
 from legos.losses.objective import RATIO_OF, Objective
 from legos.losses.total import BatchArrays, Terms, token_loss, token_terms
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.train.fused_logprob.open_terms import open_terms
+from legos.records.batch import Batch
+from legos.records.chunks import Chunk, chunks_of
 
 __all__ = ["OtherLogits", "head_logprobs", "head_loss"]
 

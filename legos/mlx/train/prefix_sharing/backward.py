@@ -14,8 +14,6 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map
 from numpy.typing import NDArray
 
-from legos.data.batch import Batch
-from legos.data.packing import StepRows, StepSamples
 from legos.losses.metrics import SUMS
 from legos.losses.objective import Objective
 from legos.mlx.model.forward import CausalModel
@@ -24,6 +22,8 @@ from legos.mlx.train.packing import pass_batch
 from legos.mlx.train.prefix_sharing.kv import Outputs, run_pass
 from legos.mlx.train.prefix_sharing.plan import Pass, pass_of_carried
 from legos.mlx.train.prefix_sharing.trie import Trie
+from legos.records.batch import Batch
+from legos.records.packing import StepRows, StepSamples
 
 __all__ = ["Found", "PassGradients", "Policy", "Runner", "do_nothing"]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from legos.data.batch import pad_rows
 from legos.mlx.train.prefix_sharing.trie import NO_PARENT, Trie
+from legos.records.batch import pad_rows
 
 __all__ = ["Block", "Pass", "pass_of_carried", "plan_passes"]
 

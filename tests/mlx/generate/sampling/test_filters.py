@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_repetition_penalty
 from numpy.typing import NDArray
 
-from legos.data.message import Filters
 from legos.mlx.generate.sampling.cuts import SAMPLE, SORTED, cut
 from legos.mlx.generate.sampling.draw import (
     Recipe,
@@ -25,6 +24,7 @@ from legos.mlx.generate.sampling.draw import (
     table,
 )
 from legos.mlx.generate.sampling.filters import Seen
+from legos.records.message import Filters
 
 NAMESPACES = pytest.mark.parametrize("xp", [np, mx], ids=["host", "device"])
 VOCABULARY = 12

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from packed import pack
 from random_samples import random_samples
 
-from legos.data.batch import Batch, normalisation_weights
 from legos.losses.corrections import Corrections
 from legos.losses.metrics import SUMS
 from legos.losses.objective import Objective
 from legos.mlx.model.forward import CausalModel
 from legos.mlx.model.load import load_tree
 from legos.mlx.train.fused_logprob.head_loss import OtherLogits, head_loss
+from legos.records.batch import Batch, normalisation_weights
 
 VOCAB = 358
 HIDDEN = 32

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from legos.data.batch import Batch
 from legos.losses.objective import Objective
 from legos.losses.total import BatchArrays, token_terms
 from legos.mlx.train.fused_logprob.open_terms import open_terms
 from legos.mlx.train.memory import peak_bytes
+from legos.records.batch import Batch
 
 PLACES, VOCAB = 5, 300
 

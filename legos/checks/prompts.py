@@ -1,0 +1,128 @@
+"""Which seat reads what of another one: what prompts hold, checked on finished plays."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from legos.arena.arena import Arena
+from legos.credit.means import with_children
+from legos.fakes.players import Finding, Played, finding
+from legos.records.episode import Episode, Turn
+
+__all__ = ["prompt_findings"]
+
+_MARK = re.compile(r"\b(?:said|thought)-[0-9a-f]{16}\b")  # of said_mark() and thought_mark()
+THOUGHT = "thought"
+NO_THINKING = "not checked: the game writes the prompts, or only choices can be said"
+
+
+class _Place(NamedTuple):
+    """A seat of a play."""
+
+    play: int  # number of the play
+    episode: int  # number of the episode in it: 0, or a spawned one
+    role: str
+    task: str
+
+    @property
+    def seat(self) -> tuple[int, int, str]:
+        """What tells it from other seats."""
+        return self.play, self.episode, self.role
+
+
+@dataclass(slots=True)
+class _Read:
+    """What seats have read of each other."""
+
+    thinks: bool = False  # whether any seat thinks
+    thoughts: list[str] = field(default_factory=list[str])  # who reads whose thinking
+    strange: list[str] = field(default_factory=list[str])  # who reads answers of another play
+    answers: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # reader, author
+
+
+def prompt_findings(arena: Arena, batches: Sequence[Played]) -> list[Finding]:
+    """Check the prompts of plays of scripted players, who say texts that only they know.
+
+    Args:
+        arena: the arena.
+        batches: the plays of one kind of player each, spawned ones included.
+
+    Returns:
+        Findings about thinking, about free answers, and about the texts that ``private`` names.
+    """
+    read = _Read()
+    for batch in batches:
+        _read_of(batch, read)
+    lines = [f"{role} reads the answers of {author}" for role, author in sorted(read.answers)]
+    return [
+        finding(
+            "thinking",
+            not read.thoughts if read.thinks else None,
+            "no seat reads the thinking of another one" if read.thinks else NO_THINKING,
+            f"{'; '.join(read.thoughts[:1])}: give other seats reply.answer, not reply.text",
+        ),
+        finding(
+            "secrets",
+            False if read.strange else None,
+            "; ".join(lines) or "no role reads a free answer of another one",
+            "; ".join(read.strange[:1]),
+        ),
+        *_private(arena, batches),
+    ]
+
+
+def _read_of(batch: Played, read: _Read) -> None:
+    """Add what the seats of plays read of each other."""
+    turns = [
+        (place, turn)
+        for number, episode in enumerate(batch.episodes)
+        for place, turn in _turns(number, episode)
+    ]
+    authors = {mark: place for place, turn in turns for mark in _MARK.findall(turn.completion.text)}
+    stored = set(_MARK.findall(batch.stored))
+    read.thinks |= any(mark.startswith(THOUGHT) for mark in authors)
+    for reader, turn in turns:
+        for mark in sorted(set(_MARK.findall(_prompt(turn)))):
+            author = authors.get(mark)  # None: a seat of the plays of an earlier batch
+            if author is not None and author.seat == reader.seat:
+                continue
+            who = "somebody" if author is None else repr(author.role)
+            where = f"(task {reader.task!r})"
+            if mark.startswith(THOUGHT):
+                read.thoughts.append(f"{reader.role!r} reads what {who} thinks {where}")
+            elif author is not None and (author.play == reader.play or mark in stored):
+                read.answers.add((reader.role, author.role))
+            else:
+                text = f"{reader.role!r} reads what {who} answered in another play {where}"
+                read.strange.append(text)
+
+
+def _private(arena: Arena, batches: Sequence[Played]) -> Iterator[Finding]:
+    """Whether texts that only one role may read stay out of the prompts of the others."""
+    number, found = 0, list[str]()
+    for episode in (episode for batch in batches for episode in batch.episodes):
+        for owner, texts in arena.private(episode.task).items():
+            number += len(texts)
+            found += [
+                f"{place.role!r} reads {text[:60]!r} of {owner!r} (task {place.task!r})"
+                for place, turn in _turns(0, episode)
+                for text in texts
+                if place.role != owner and text in _prompt(turn)
+            ]
+    if number:
+        good = f"none of the {number} texts of private() is in a prompt of another role"
+        yield finding("private", not found, good, "; ".join(found[:1]))
+
+
+def _turns(play: int, episode: Episode) -> Iterator[tuple[_Place, Turn]]:
+    """The turns of a play and of those that it spawned."""
+    for index, each in enumerate(with_children([episode])):
+        for rollout in each.rollouts:
+            place = _Place(play, index, rollout.role, each.task.id)
+            yield from ((place, turn) for turn in rollout.turns)
+
+
+def _prompt(turn: Turn) -> str:
+    """What the seat reads that it has not said itself."""
+    return "\n".join(m.content for m in turn.messages if m.role != "assistant")

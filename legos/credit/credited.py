@@ -1,0 +1,146 @@
+"""Turn episodes into samples: assign credit per turn, and count every token."""
+
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from legos.credit.groups import check_episodes, group_names
+from legos.credit.means import step_metrics, with_children
+from legos.errors import ArenaError, LegosError, RecordError
+from legos.protocols import CreditAssigner
+from legos.records.episode import Episode, Rollout
+from legos.records.names import adapter_name
+from legos.records.sample import Sample, TrainingBatch, samples_of_rollout
+
+__all__ = ["batch_of"]
+
+logger = logging.getLogger(__name__)
+
+
+def batch_of(
+    episodes: Sequence[Episode], credit: CreditAssigner, *, num_tasks: int = 1
+) -> TrainingBatch:
+    """Make the samples of episodes, children included, and count every token.
+
+    Args:
+        episodes: episodes that are compared with each other, task by task.
+        credit: turns their rewards into advantages.
+        num_tasks: number of tasks drawn for them.
+
+    Raises:
+        ArenaError: the credit rule failed, returned no advantage for a trained turn, or would
+            compare plays of different tasks.
+    """
+    flat = list(with_children(episodes))
+    played = [episode for episode in flat if not episode.error and not episode.void]
+    check_episodes(flat, credit)
+    samples: list[Sample] = []
+    discarded: Counter[str] = Counter()
+    breaks = 0
+    complaints: list[str] = []
+    alone = getattr(credit, "singletons", 0)
+    groups = group_names(played, credit)
+    assigned = _assigned(credit, played)
+    for episode, advantages, group in zip(played, assigned, groups, strict=True):
+        for rollout in episode.rollouts:
+            if not rollout.policy or not rollout.turns:
+                continue
+            reason = _untrainable(rollout)
+            why = reason or ""
+            name = f"{episode.arena}/{episode.task.id}/{episode.seed}/{rollout.role}"
+            try:
+                if reason is None:
+                    given = _per_turn(advantages, rollout, credit)
+                    made, broken = samples_of_rollout(rollout, given, group=group, name=name)
+                    samples += made
+                    breaks += broken
+            except RecordError as error:  # invalid data of an endpoint or arena is counted
+                reason, why = "invalid", f"invalid, {error}"
+            if reason is not None:
+                discarded[reason] += rollout.num_tokens
+                complaints.append(f"rollout {name} is discarded: {why}")
+    if complaints:
+        logger.warning("%s (%d such rollouts in these plays)", complaints[0], len(complaints))
+    metrics, weights = step_metrics(flat, breaks)
+    metrics["credit/singletons"] = float(getattr(credit, "singletons", 0) - alone)
+    for episode in flat:
+        if episode.error or episode.void:
+            tokens = sum(r.num_tokens for r in episode.rollouts if r.policy)
+            discarded[episode.failure or "void"] += tokens
+    generated = sum(episode.num_tokens for episode in episodes)
+    metrics["arena/generated_tokens"] = float(generated)
+    return TrainingBatch(
+        samples=tuple(samples),
+        episodes=tuple(episodes),
+        tokens_generated=generated,
+        tokens_discarded=dict(discarded),
+        metrics=metrics,
+        weights=weights,
+        group_sizes=Counter(groups),
+        num_tasks=num_tasks,
+        arena=episodes[0].arena if episodes else "",
+    )
+
+
+def _assigned(
+    credit: CreditAssigner, played: Sequence[Episode]
+) -> Sequence[Mapping[str, Sequence[float]]]:
+    """The result of a credit rule, one mapping per play.
+
+    Raises:
+        ArenaError: the rule failed, or returned another number of mappings.
+        LegosError: the rule rejects the rewards.
+    """
+    rule = type(credit).__name__
+    try:
+        assigned = list(credit.assign(played))
+    except LegosError:
+        raise
+    except Exception as error:  # a user's rule may raise anything
+        story = "".join(traceback.format_exception(error, limit=-4))
+        raise ArenaError(f"credit rule {rule} failed:\n{story}") from error
+    if len(assigned) != len(played):
+        raise ArenaError(
+            f"credit rule {rule} gave {len(assigned)} mappings for {len(played)} plays; "
+            "assign(episodes) returns one for each of them, in their order"
+        )
+    return assigned
+
+
+def _per_turn(
+    advantages: Mapping[str, Sequence[float]], rollout: Rollout, credit: CreditAssigner
+) -> list[float]:
+    """A rollout's advantages as Python floats.
+
+    Raises:
+        ArenaError: there is not exactly one number for each of its turns.
+    """
+    try:
+        values = [float(advantage) for advantage in advantages[rollout.role]]
+    except (LookupError, TypeError, ValueError, OverflowError):
+        values = None
+    if values is None or len(values) != len(rollout.turns):
+        raise ArenaError(
+            f"credit rule {type(credit).__name__} gave {advantages!r} for a play in which "
+            f"{rollout.role!r} had {len(rollout.turns)} turns; expected a mapping from each "
+            "trained role to one number per turn, as legos.protocols.CreditAssigner says"
+        )
+    return values
+
+
+def _untrainable(rollout: Rollout) -> str | None:
+    """The reason why a rollout's completions cannot be trained on, or None."""
+    filtered = missing = False
+    checked = None  # the adapter of the last completion, which most completions share
+    for turn in rollout.turns:
+        said = turn.completion
+        if said.adapter != checked:
+            checked = said.adapter
+            if adapter_name(checked) != rollout.policy:
+                return "wrong_adapter"
+        filtered = filtered or said.filtered
+        missing = missing or not said.trainable
+    if filtered:
+        return "sampling_filters"
+    return "no_logprobs" if missing else None

@@ -1,0 +1,231 @@
+"""Means over plays, which both training and evaluation report."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from legos.records.episode import Episode
+from legos.records.sample import TrainingBatch
+
+__all__ = ["RESERVED", "merged_metrics", "play_figures", "step_metrics", "with_children"]
+
+RESERVED = frozenset(
+    {
+        "episodes",
+        "failed",
+        "timed_out",
+        "endpoint_failed",
+        "void",
+        "turns",
+        "token_breaks",
+        "forfeit",
+        "illegal",
+        "judge_first",
+        "judge_agreement",
+        "judge_right",
+        "judge_unclear",
+        "endpoint_refused",
+        "endpoint_replaced",
+        "generated_tokens",
+    }
+)
+"""Names of numbers that are counted for every arena; an arena's own have other names."""
+
+_COUNTED = ("forfeit", "endpoint_refused", "endpoint_replaced")  # a play without it counts as 0
+_EVERY_PLAY = "arena/illegal"  # a mean over all plays that ended, which every batch reports
+_PART = "reward_part/"  # then the role and the name of the part
+
+RewardMeans = Mapping[str, float]
+"""``play_reward``: what ``play`` returned. ``turn_rewards``: the sum of what single turns earned.
+``reward``: both together, the return (not discounted) that credit is given for."""
+
+
+Rewards = Sequence[tuple[float, float]]  # (play reward, turn rewards) of seats
+
+
+def _rewards(played: Sequence[Episode]) -> tuple[Rewards, Mapping[str, Rewards]]:
+    """Collect the rewards of plays that ended.
+
+    Returns:
+        The rewards of all trained seats, and the rewards of all seats by role.
+    """
+    trained: list[tuple[float, float]] = []
+    by_role: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for episode in played:
+        rollouts = {rollout.role: rollout for rollout in episode.rollouts}
+        for role, reward in episode.rewards.items():
+            rollout = rollouts.get(role)
+            parts = (reward, rollout.turn_rewards if rollout else 0.0)
+            by_role[role].append(parts)
+            if rollout and rollout.policy:
+                trained.append(parts)
+    return trained, by_role
+
+
+def _metric_means(played: Sequence[Episode]) -> tuple[dict[str, float], dict[str, float]]:
+    """Mean of each of the plays' own metrics, and the number of plays that it is over.
+
+    These are the plays that logged it; of what is counted for every play, all of them.
+    """
+    sums: defaultdict[str, float] = defaultdict(float)
+    counts: Counter[str] = Counter()
+    for episode in played:
+        for name, value in episode.metrics.items():
+            sums[name] += value
+            counts[name] += 1
+    weights = {n: float(len(played) if n in _COUNTED else count) for n, count in counts.items()}
+    return {name: total / weights[name] for name, total in sums.items()}, weights
+
+
+def _part_means(
+    played: Sequence[Episode], by_role: Mapping[str, Rewards]
+) -> dict[tuple[str, str], float]:
+    """(role, named reward part) -> mean over all plays of the role; one without it counts as 0."""
+    sums: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for episode in played:
+        for role, parts in episode.parts.items():
+            for part, value in parts.items():
+                sums[role, part] += value
+    return {key: total / len(by_role[key[0]]) for key, total in sums.items()}
+
+
+def step_metrics(
+    episodes: Sequence[Episode], breaks: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The metrics of plays, under flat names.
+
+    Args:
+        episodes: all plays, spawned ones included, also those that did not end.
+        breaks: number of prompts that did not extend the earlier tokens.
+
+    Returns:
+        The metrics, and for each metric that is a mean the number of values averaged.
+    """
+    played = [episode for episode in episodes if not episode.error and not episode.void]
+    trained, by_role = _rewards(played)
+    metrics: dict[str, float] = {}
+    weights: dict[str, float] = {}
+    for form, parts in (("{}_mean", trained), *((f"{{}}/{r}", p) for r, p in by_role.items())):
+        means = {form.format(name): mean for name, mean in _means(parts).items()}
+        metrics |= means
+        weights |= dict.fromkeys(means, float(len(parts)))
+    if trained:
+        metrics["reward_square_mean"] = fmean([sum(parts) ** 2 for parts in trained])
+        weights["reward_square_mean"] = float(len(trained))
+    for (role, part), mean in _part_means(played, by_role).items():
+        metrics[f"{_PART}{role}/{part}"] = mean
+        weights[f"{_PART}{role}/{part}"] = float(len(by_role[role]))
+    own, counts = _metric_means(played)
+    metrics |= {f"arena/{name}": mean for name, mean in own.items()}
+    weights |= {f"arena/{name}": count for name, count in counts.items()}
+    metrics[_EVERY_PLAY] = _illegal_share(played) or 0.0
+    weights[_EVERY_PLAY] = float(len(played))
+    return metrics | {
+        "arena/episodes": float(len(episodes)),
+        **{f"arena/{name}": float(count) for name, count in _unfinished(episodes).items()},
+        "arena/turns": float(sum(len(r.turns) for e in played for r in e.rollouts)),
+        "arena/token_breaks": float(breaks),
+    }, weights
+
+
+def merged_metrics(batches: Sequence[TrainingBatch]) -> dict[str, float]:
+    """Merge the metrics of batches: means are weighted by their number of values, counts added.
+
+    A reward part that no play of a batch has counts as 0 for its plays, as does a count.
+    """
+    if len(batches) == 1:
+        return dict(batches[0].metrics)
+    merged: dict[str, float] = {}
+    for name in sorted({name for batch in batches for name in batch.metrics}):
+        values = [batch.metrics.get(name, 0.0) for batch in batches]
+        if all(name not in batch.weights for batch in batches):
+            merged[name] = sum(values)
+        else:
+            other = _over_all_plays(name)
+            weights = [b.weights.get(name, b.weights.get(other, 0.0)) for b in batches]
+            total = sum(w * value for w, value in zip(weights, values, strict=True))
+            merged[name] = total / (sum(weights) or 1.0)
+    return merged
+
+
+def _over_all_plays(name: str) -> str:
+    """A metric that has the number of plays that a mean is over, also where no play has it."""
+    if name.removeprefix("arena/") in _COUNTED:
+        return _EVERY_PLAY
+    if name.startswith(_PART):
+        return f"reward/{name.removeprefix(_PART).rpartition('/')[0]}"
+    return name
+
+
+def play_figures(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Evaluation figures of a policy from plays.
+
+    Args:
+        episodes: all plays, spawned ones included, also those that did not end.
+
+    Returns:
+        Mean rewards (see ``RewardMeans``), in all (``reward_mean``) and by role (``reward``); named
+        reward parts before their weights (``reward_part``); the arena's own numbers (``metric``);
+        shares of plays that a role forfeited and of plays with an illegal answer; share of the
+        trained seats' turns that the token limit cut short; counts of plays, of failed ones, of
+        those that failed by their time limit or by an endpoint, and of void ones. None: there is
+        nothing to take a mean of, or no turn has a reward and so a reward has no parts.
+    """
+    played = [episode for episode in episodes if not episode.error and not episode.void]
+    rewards, rewards_by_role = _rewards(played)
+    trained = _means(rewards)
+    by_role = {role: _means(parts) for role, parts in rewards_by_role.items()}
+    rollouts = [rollout for episode in episodes for rollout in episode.rollouts]
+    split = any(turn.reward is not None for rollout in rollouts for turn in rollout.turns)
+    figures: dict[str, Any] = {}
+    for name in ("reward", "play_reward", "turn_rewards"):
+        shown = split or name == "reward"
+        figures[f"{name}_mean"] = trained.get(name) if shown else None
+        figures[name] = {role: means[name] for role, means in by_role.items()} if shown else None
+    metrics, _ = _metric_means(played)
+    forfeited = metrics.pop("forfeit", 0.0) if played else None
+    cut = [t.completion.finish_reason == "length" for r in rollouts if r.policy for t in r.turns]
+    return figures | {
+        "reward_part": {
+            f"{role}/{part}": mean
+            for (role, part), mean in _part_means(played, rewards_by_role).items()
+        },
+        "metric": metrics,
+        "forfeit_share": forfeited,
+        "illegal_share": _illegal_share(played),
+        "truncation_share": fmean(cut) if cut else None,
+        "plays": len(episodes),
+        **_unfinished(episodes),
+    }
+
+
+def _unfinished(episodes: Sequence[Episode]) -> dict[str, int]:
+    """Number of plays that failed, in total and by kind of failure, and of void plays."""
+    failures = Counter(episode.failure for episode in episodes)
+    return {
+        "failed": sum(1 for episode in episodes if episode.error),
+        "timed_out": failures["timed_out"],
+        "endpoint_failed": failures["endpoint"],
+        "void": sum(1 for episode in episodes if episode.void),
+    }
+
+
+def _illegal_share(played: Sequence[Episode]) -> float | None:
+    """Share of plays with an illegal answer; None if there are no plays."""
+    illegal = [any(t.legal is False for r in e.rollouts for t in r.turns) for e in played]
+    return fmean(illegal) if illegal else None
+
+
+def with_children(episodes: Iterable[Episode]) -> Iterable[Episode]:
+    """Each play, followed by those that it spawned."""
+    for episode in episodes:
+        yield episode
+        yield from with_children(episode.children)
+
+
+def _means(parts: Sequence[tuple[float, float]]) -> RewardMeans:
+    if not parts:
+        return {}
+    play, turns = fmean([p for p, _ in parts]), fmean([t for _, t in parts])
+    return {"reward": play + turns, "play_reward": play, "turn_rewards": turns}

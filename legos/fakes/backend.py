@@ -1,0 +1,191 @@
+"""Fakes: a backend without gradients, a publisher without engines, a tracker without files."""
+
+import asyncio
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.errors import CheckpointError, Stopped
+from legos.fakes.futures import answered
+from legos.losses.metrics import SUMS
+from legos.losses.objective import Objective
+from legos.protocols import Snapshot
+from legos.records.names import POLICY
+from legos.records.sample import Sample
+from legos.records.step import PassResult, Stop, Update, never
+from legos.weights.adapter import Adapter, AdapterInfo, LoraShape
+
+__all__ = ["FakeBackend", "FakePublisher", "FakeTracker"]
+
+SHAPE = LoraShape(rank=1, scale=1.0, num_layers=1, modules=("mlp",))
+STATE_FILE = "fake_backend.json"
+
+
+class FakeBackend:
+    """A backend that counts steps; every element of its adapter is the number of steps.
+
+    Attributes:
+        steps: (samples, weights, objective) of every ``forward_backward``.
+        updates: every applied update.
+        left_out: reasons to skip the next steps ("clip_skip" or "non_finite"), used in order; None:
+            the step is applied.
+        trail: digest of everything that it was trained on, in order; a snapshot has it.
+    """
+
+    def __init__(
+        self, *, pass_s: Callable[[Sequence[Sample]], float] | None = None, keep: bool = True
+    ) -> None:
+        """Make a backend at version 0.
+
+        Args:
+            pass_s: seconds of a forward and backward pass over some samples, on the clock of the
+                event loop; None: its result is there at once.
+            keep: False: record no samples and no trail, for runs with very many samples.
+        """
+        self._pass_s, self._keep = pass_s, keep
+        self._version = 0
+        self.steps: list[tuple[Sequence[Sample], Sequence[float], Objective]] = []
+        self.updates: list[Update] = []
+        self.left_out: list[str | None] = []
+        self.trail = ""
+
+    @property
+    def version(self) -> int:
+        """Number of updates applied so far."""
+        return self._version
+
+    def forward_backward(
+        self,
+        samples: Sequence[Sample],
+        weights: Sequence[float],
+        objective: Objective,
+        *,
+        policy: str = POLICY,
+        stop: Stop = never,
+    ) -> "Future[PassResult]":
+        """Record a step; its result has no loss, or makes the trainer skip the step."""
+        found: Future[PassResult] = Future()
+        if stop():
+            found.set_exception(Stopped())
+            return found
+        if self._keep:
+            self.steps.append((samples, weights, objective))
+            self._digest(f"{samples} {weights} {objective}")
+        result = self._passed(samples)
+        if self._pass_s is None:
+            found.set_result(result)
+        else:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._pass_s(samples), found.set_result, result)
+        return found
+
+    def _passed(self, samples: Sequence[Sample]) -> PassResult:
+        reason = self.left_out.pop(0) if self.left_out else None
+        sums = dict.fromkeys(SUMS, 0.0) | dict.fromkeys(("tokens", "ratio"), 1.0)
+        sums["clipped"] = float(reason == "clip_skip")
+        return PassResult(
+            loss=math.nan if reason == "non_finite" else 0.0,
+            sums=tuple(sums.values()),
+            grad_norm=0.0,
+            logprobs=[np.array(s.logprobs, np.float32) for s in samples] if self._keep else (),
+        )
+
+    @answered
+    def optim_step(self, update: Update, *, policy: str = POLICY) -> int:
+        """Record and count an update."""
+        if self._keep:
+            self.updates.append(update)
+            self._digest(f"{update}")
+        self._version += 1
+        return self._version
+
+    @answered
+    def logprobs(
+        self, samples: Sequence[Sample], *, policy: str = POLICY, reference: bool = False
+    ) -> Sequence[NDArray[np.float32]]:
+        """The samples' own log-probabilities."""
+        return [np.array(sample.logprobs, np.float32) for sample in samples]
+
+    def _digest(self, text: str) -> None:
+        self.trail = hashlib.sha256(f"{self.trail} {text}".encode()).hexdigest()
+
+    def adapter(self, policy: str = POLICY) -> Adapter:
+        """The adapter, filled with the number of steps."""
+        arrays = {
+            "mlp.lora_a": np.full((2, 1), self._version, np.float32),
+            "mlp.lora_b": np.full((1, 2), self._version, np.float32),
+        }
+        return Adapter(name=POLICY, version=self._version, shape=SHAPE, arrays=arrays)
+
+    @answered
+    def snapshot(self) -> Snapshot:
+        """The number of steps and the trail."""
+        state = json.dumps({"version": self._version, "trail": self.trail})
+        return lambda folder: (folder / STATE_FILE).write_text(state)
+
+    def restore(self, folder: Path) -> None:
+        """Read what a snapshot wrote.
+
+        Raises:
+            CheckpointError: the file is missing or damaged.
+        """
+        try:
+            state = json.loads((folder / STATE_FILE).read_text())
+            self._version, self.trail = state["version"], state["trail"]
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{folder} cannot be restored: {error}") from error
+
+
+class FakePublisher:
+    """A publisher that records what is published.
+
+    Attributes:
+        published: every adapter, in order.
+        dropped: name of every dropped adapter, in order.
+        error: if set, every ``publish`` raises it.
+    """
+
+    def __init__(self) -> None:
+        self.published: list[Adapter] = []
+        self.dropped: list[str] = []
+        self.error: Exception | None = None
+
+    async def publish(self, adapter: Adapter) -> AdapterInfo:
+        """Record an adapter after one turn of the event loop."""
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        self.published.append(adapter)
+        return adapter.info
+
+    async def drop(self, name: str) -> None:
+        """Record the name after one turn of the event loop."""
+        await asyncio.sleep(0)
+        self.dropped.append(name)
+
+
+class FakeTracker:
+    """A tracker that records what is logged.
+
+    Attributes:
+        logged: (step, metrics) of every call, in order.
+        closed: whether it was closed.
+    """
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[int, dict[str, float | int | None]]] = []
+        self.closed = False
+
+    def log(self, metrics: Mapping[str, float | int | None], *, step: int) -> None:
+        """Record the metrics of one step."""
+        self.logged.append((step, dict(metrics)))
+
+    def close(self) -> None:
+        """Record that it was closed."""
+        self.closed = True

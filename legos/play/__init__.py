@@ -1,0 +1,1 @@
+"""Run plays of arenas: seats, turns, limits and outcomes."""

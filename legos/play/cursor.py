@@ -1,0 +1,224 @@
+"""The position in an arena's tasks: the next plays, their seeds, and the unfinished groups.
+
+Tasks are drawn in rounds of ``tasks_per_step``, the plays of one ``arena.step``. A round is split
+into groups, which are played and finished one by one. After a resume, tasks that were drawn but not
+finished are played again with the same seeds.
+
+An arena with levels has one stream of tasks for each level, and its curriculum chooses the stream
+of each task when a round begins.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import chain, islice
+from typing import Any, Literal, NamedTuple
+
+from legos.arena.checks import checked_tasks
+from legos.arena.playable import Playable
+from legos.credit.groups import check_tasks
+from legos.errors import ArenaError
+from legos.records.episode import Task
+from legos.records.seeds import mix
+
+__all__ = ["PlannedGroup", "Split", "TaskCursor", "plays_from"]
+
+Split = Literal["round", "id"]
+"""What is played as one group: a whole round, or its tasks with one id."""
+
+LEVELS = 1  # random stream of a round from which its levels are drawn
+MAX_OTHERS = 100_000  # tasks of other levels after which a level counts as empty
+
+
+class _Place(NamedTuple):
+    """Where a task of a round comes from, and the seeds of its plays."""
+
+    level: str | None  # the stream of tasks
+    position: int  # number of tasks before it in this stream
+    first_play: int  # number of plays planned before its own
+
+
+@dataclass(slots=True, eq=False)
+class _Round:
+    """Tasks that were drawn together."""
+
+    tasks: dict[int, Task]  # index in the round -> task
+    places: dict[int, _Place]
+    unfinished: set[int]  # indices of the tasks whose group has not been finished
+    # Those not being played yet, by id: a heap, so that the first ones are played next.
+    waiting: list[list[int]] = field(init=False, default_factory=list[list[int]])
+
+    def __post_init__(self) -> None:
+        """Let all tasks wait."""
+        self.wait(self.tasks)
+
+    def wait(self, numbers: Iterable[int]) -> None:
+        """Let tasks wait, those of one id together."""
+        by_id: dict[str, list[int]] = {}
+        for number in sorted(numbers):
+            by_id.setdefault(self.tasks[number].id, []).append(number)
+        for each in by_id.values():
+            heappush(self.waiting, each)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedGroup:
+    """Plays that form one group."""
+
+    plays: tuple[tuple[Task, int], ...]  # tasks, each with the seed of its play
+    round: _Round
+    numbers: tuple[int, ...]  # indices of its tasks in the round
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of drawn tasks in the group; tasks with the same id count separately."""
+        return len(self.numbers)
+
+
+class TaskCursor:
+    """Plans the groups of an arena, one after another."""
+
+    def __init__(self, arena: Playable) -> None:
+        self._arena = arena
+        self._drawn: Counter[str | None] = Counter()  # level -> number of tasks drawn
+        self._plays_planned = 0
+        self._streams: dict[str | None, Iterator[Task]] = {}  # level -> its further tasks
+        self._rounds: list[_Round] = []  # those with unfinished tasks, oldest first
+
+    def next_group(self, split: Split) -> PlannedGroup:
+        """The next group; call ``finish`` afterwards, or ``give_back`` to have it played again.
+
+        Raises:
+            ArenaError: ``tasks`` failed, yields no tasks, or gives different tasks the same id.
+        """
+        current = next((each for each in self._rounds if each.waiting), None) or self._new_round()
+        if split == "id":
+            numbers = heappop(current.waiting)
+        else:
+            numbers = sorted(chain.from_iterable(current.waiting))
+            current.waiting.clear()
+        plays = tuple(
+            (current.tasks[n], mix(self._arena.seed, current.places[n].first_play + play))
+            for n in numbers
+            for play in range(current.tasks[n].group_size or self._arena.group_size)
+        )
+        return PlannedGroup(plays, current, tuple(numbers))
+
+    def finish(self, group: PlannedGroup) -> None:
+        """Mark a group as finished, so that it is not played again."""
+        group.round.unfinished.difference_update(group.numbers)
+        if not group.round.unfinished:
+            self._rounds.remove(group.round)
+
+    def give_back(self, group: PlannedGroup) -> None:
+        """Return an interrupted group, so that it is played next."""
+        group.round.wait(group.numbers)
+
+    def state(self) -> dict[str, Any]:
+        """The position and the unfinished tasks, as JSON values."""
+        return {
+            "drawn": [[level, number] for level, number in self._drawn.items()],
+            "plays_planned": self._plays_planned,
+            "unfinished": [
+                [[n, *each.places[n]] for n in sorted(each.unfinished)] for each in self._rounds
+            ],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state`` returned, without tasks of levels that the arena lacks.
+
+        Raises:
+            ArenaError: ``tasks`` failed, or yields none.
+        """
+        self._drawn = Counter(dict(state["drawn"]))
+        self._plays_planned = state["plays_planned"]
+        self._streams = {}
+        self._rounds = []
+        for unfinished in state["unfinished"]:
+            tasks: dict[int, Task] = {}
+            places = {number: _Place(*place) for number, *place in unfinished}
+            for level in (None, *self._arena.levels):
+                wanted = {at.position: n for n, at in places.items() if at.level == level}
+                if wanted:
+                    first, last = min(wanted), max(wanted)
+                    stream = islice(self._stream(level, skip=first), last - first + 1)
+                    found = enumerate(stream, start=first)
+                    tasks |= {wanted[at]: task for at, task in found if at in wanted}
+            if tasks:
+                self._rounds.append(_Round(tasks, places, set(tasks)))
+
+    def _new_round(self) -> _Round:
+        arena = self._arena
+        rng = random.Random(mix(arena.seed, LEVELS, self._plays_planned))
+        tasks: dict[int, Task] = {}
+        places: dict[int, _Place] = {}
+        for number in range(arena.tasks_per_step):
+            level = arena.curriculum.choose(arena.levels, rng) if arena.levels else None
+            if level not in self._streams:
+                self._streams[level] = self._stream(level, skip=self._drawn[level])
+            task = tasks[number] = next(self._streams[level])
+            places[number] = _Place(level, self._drawn[level], self._plays_planned)
+            self._drawn[level] += 1
+            self._plays_planned += task.group_size or arena.group_size
+        drawn = _Round(tasks, places, set(tasks))
+        check_tasks(arena.name, tasks.values())
+        self._rounds.append(drawn)
+        return drawn
+
+    def _stream(self, level: str | None, *, skip: int) -> Iterator[Task]:
+        """The tasks of a level after the first ``skip``; None: all tasks."""
+        return _stream(self._arena, skip=skip, seed=self._arena.seed, level=level)
+
+
+def plays_from(
+    arena: Playable, seed: int, number: int, *, held_out: bool = True
+) -> list[tuple[Task, int]]:
+    """The first plays of an evaluation under a separate seed, one of each held-out task.
+
+    An arena whose ``held_out`` returns None is evaluated on its ``tasks``; one whose ``held_out``
+    is empty is not evaluated. A finite list of tasks starts again. No cursor moves, so every
+    evaluation has the same plays.
+
+    Args:
+        arena: the arena to play.
+        seed: seed of the tasks and of the plays.
+        number: number of plays.
+        held_out: False: plays of ``tasks``.
+
+    Raises:
+        ArenaError: ``tasks`` failed, or yields no tasks.
+    """
+    tasks = islice(_stream(arena, skip=0, seed=seed, held_out=held_out), number)
+    return [(task, mix(seed, index)) for index, task in enumerate(tasks)]
+
+
+def _stream(
+    arena: Playable, *, skip: int, seed: int, level: str | None = None, held_out: bool = False
+) -> Iterator[Task]:
+    """Tasks of epoch 0, 1, ... without the first ``skip``; None: tasks of all levels."""
+    epoch = 0
+    while True:
+        found = False
+        others = 0  # number of tasks of other levels since the last one of this level
+        for task in checked_tasks(arena, random.Random(mix(seed, epoch)), held_out=held_out):
+            if level not in (None, task.level):
+                others += 1
+                if others == MAX_OTHERS:
+                    raise ArenaError(
+                        f"arena {arena.name!r} has no task of level {level!r} among {others} tasks "
+                        "of tasks(rng); yield tasks of all levels in turn"
+                    )
+                continue
+            found, others = True, 0
+            if skip:
+                skip -= 1
+            else:
+                yield task
+        if not found and held_out and arena.held_out(random.Random(seed)) is not None:
+            return
+        if not found:
+            which = "no tasks" if level is None else f"no task of level {level!r}"
+            raise ArenaError(f"arena {arena.name!r} has {which}; tasks(rng) yielded none")
+        epoch += 1

@@ -1,0 +1,240 @@
+"""Play a group of plays of one pure game: as answers arrive, each play takes its next step.
+
+A game's rules are pure functions, so a play needs no coroutine: its state is a value, and equal
+states ask the same question. A thousand plays are one task in the event loop.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from legos.arena.answer import read_answer
+from legos.arena.endings import Forfeit
+from legos.arena.game import Game, State
+from legos.arena.playable import Playable
+from legos.chat.reply import split_thinking
+from legos.play.completion_queue import Ask, CompletionQueue
+from legos.play.outcome import episode_after, episode_of, rewards_of
+from legos.play.play_state import Chair, PlayState
+from legos.play.positions import Position, Question
+from legos.play.stage import Stage
+from legos.play.watch import Watched
+from legos.records.episode import Episode, Task
+from legos.records.message import Completion, Message
+
+__all__ = ["GamePlays"]
+
+
+class _GamePlay(PlayState):
+    """One play of the group."""
+
+    def __init__(self, index: int, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.index = index  # position in the group
+        self.state: State = self.task.data
+        self.position: Position | None = None
+        self.turns: list[_Turn] = []  # the questions of its position
+        self.watched: Watched | None = None
+
+
+class _Turn(Struct, eq=False):
+    """One question of a play's position, and its outcome."""
+
+    play: _GamePlay
+    question: Question
+    chair: Chair  # the seat that is asked
+    messages: tuple[Message, ...] = ()  # the conversation that is asked
+    tries: int = 0  # number of illegal answers so far
+    asked_at: float = 0.0  # Unix time, seconds
+    outcome: str | Exception | None = None  # the move, or why there is none; None: not answered
+
+
+class GamePlays:
+    """The plays of one group; ``run`` plays them."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        arena: Playable,
+        game: Game,
+        plays: Sequence[tuple[Task, int]],
+    ) -> None:
+        """Prepare the plays of tasks, each with the seed of its play."""
+        self._stage = stage
+        self._arena = arena
+        self._game = game
+        self._has_chance = game.has_chance
+        self._positions = stage.positions(arena, game)
+        self._plays = plays
+        self._queue = CompletionQueue[_Turn]()
+        self._episodes: list[Episode | None] = [None] * len(plays)
+        self._ended = 0
+        self._running: set[_GamePlay] = set()
+        self._all_ended = asyncio.Event()
+        if not plays:
+            self._all_ended.set()
+
+    async def run(self) -> list[Episode]:
+        """Play to the end; returns the episodes in the order of the plays.
+
+        Raises:
+            ArenaError: a play breaks the rules for plays.
+            EngineError: the engine has died.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                answers = group.create_task(self._receive())
+                for index, (task, seed) in enumerate(self._plays):
+                    await self._stage.slots.acquire()
+                    self._start(index, task, seed)
+                await self._all_ended.wait()
+                answers.cancel()
+        finally:
+            for play in tuple(self._running):
+                self._leave(play)
+        return [episode for episode in self._episodes if episode is not None]
+
+    async def _receive(self) -> None:
+        while True:
+            for turn, answer in await self._queue.next():
+                if turn.play in self._running:
+                    self._hear(turn, answer)
+
+    def _start(self, index: int, task: Task, seed: int) -> None:
+        """Start a play, which has a slot."""
+        arena = self._arena
+        try:
+            seats = self._stage.seats(arena, task, seed)
+            play = _GamePlay(index, arena, task, seats, seed=seed)
+        except Exception as raised:
+            try:
+                self._end(index, episode_after(raised, arena, task, seed, None))
+            finally:
+                self._stage.slots.release()
+            return
+        play.watched = Watched(play, lambda: self._time_out(play), lambda: "between two moves")
+        self._stage.watch.add(play.watched)
+        self._running.add(play)
+        self._advance(play)
+
+    def _advance(self, play: _GamePlay) -> None:
+        """Draw what chance decides, and ask the next questions of a play or end it."""
+        game = self._game
+        try:
+            if self._has_chance:
+                play.state = game.after_chance(play.state, play.rng)
+            position = play.position = self._positions.find(play.state)
+            if position.questions:
+                play.turns = [_Turn(play, q, play.chair(q.role)) for q in position.questions]
+                for turn in play.turns:
+                    self._ask(turn, turn.question.messages)
+                return
+            source = f"payoff() of game {game.name!r}"
+            rewards = rewards_of(play, game.payoff(play.state), source)
+        except Exception as raised:  # a failed play is counted and shown, but never trained on
+            self._fail(play, raised)
+            return
+        self._leave(play)
+        self._end(play.index, episode_of(play, rewards))
+
+    def _ask(self, turn: _Turn, messages: tuple[Message, ...]) -> None:
+        question, chair = turn.question, turn.chair
+        if chair.memory or messages is not question.messages:
+            messages = (*chair.memory, *messages)
+            sampling = chair.sampling(self._arena, question.legal)
+            ask = Ask(chair.seat, chair.prompt(messages), sampling)
+        else:
+            ask = question.ask(self._arena, chair)
+        turn.messages, turn.asked_at = messages, time.time()
+        chair.waiting[chair.seat.role] += 1
+        self._queue.ask(turn, ask, chair.next_seed())
+
+    def _hear(self, turn: _Turn, answer: Completion | Exception) -> None:
+        """Read an answer; the play moves on when all questions of its position are answered."""
+        play = turn.play
+        turn.chair.waiting[turn.chair.seat.role] -= 1
+        failure: Exception | None = None
+        try:
+            turn.outcome = answer if isinstance(answer, Exception) else self._move(turn, answer)
+            for other in play.turns:
+                if other.outcome is None:
+                    return
+                if isinstance(other.outcome, Exception):
+                    failure = failure or other.outcome
+            if failure is None:
+                play.state = self._moved(play)
+        except Exception as raised:
+            failure = raised
+        if failure is None:
+            self._advance(play)
+        else:
+            self._fail(play, failure)
+
+    def _moved(self, play: _GamePlay) -> State:
+        """The state after the moves of all turns."""
+        if play.position is not None and play.position.at_once:
+            moves = {turn.question.role: str(turn.outcome) for turn in play.turns}
+            return self._game.play_all(play.state, moves)
+        return self._game.play(play.state, str(play.turns[0].outcome))
+
+    def _move(self, turn: _Turn, completion: Completion) -> str | Exception | None:
+        """The move of an answer; None if an illegal one was asked again."""
+        question, arena, chair = turn.question, self._arena, turn.chair
+        legal, answer, reason = question.legal, completion.text, None
+        move: str | None = answer
+        if answer not in legal:
+            _, answer = split_thinking(answer)
+            move, _, reason = read_answer(answer, legal, None)
+        chair.keep(
+            arena,
+            turn.messages,
+            completion,
+            legal,
+            answer,
+            move=move,
+            legal=reason is None,
+            asked_at=turn.asked_at,
+        )
+        if reason is None:
+            return move
+        turn.tries += 1
+        if arena.illegal == "retry" and turn.tries <= arena.retries:
+            text = f"{reason} Answer again.\n{question.messages[-1].content}"
+            self._ask(turn, (Message("user", text),))
+            return None
+        if arena.illegal == "random":
+            return chair.random_move(question.legal)
+        return Forfeit(question.role, reason)
+
+    def _time_out(self, play: _GamePlay) -> None:
+        """Cancel a play at its time limit."""
+        if play in self._running and play.watched is not None:
+            self._fail(play, play.watched.timeout())
+
+    def _fail(self, play: _GamePlay, raised: Exception) -> None:
+        self._leave(play)
+        self._end(play.index, episode_after(raised, self._arena, play.task, play.seed, play))
+
+    def _leave(self, play: _GamePlay) -> None:
+        """Give back what a running play holds.
+
+        A play, its turns and its watch refer to each other. They are separated here, so that Python
+        frees them at once; as cycles, all plays of several steps would wait for its collector.
+        """
+        self._running.discard(play)
+        for turn in play.turns:
+            self._queue.cancel(turn)
+        play.turns = []
+        if play.watched is not None:
+            self._stage.watch.discard(play.watched)
+            play.watched = None
+        self._stage.slots.release()
+
+    def _end(self, index: int, episode: Episode) -> None:
+        self._episodes[index] = episode
+        self._ended += 1
+        if self._ended == len(self._plays):
+            self._all_ended.set()

@@ -1,0 +1,170 @@
+"""Turn the end of a play into its episode: rewards, a regular early end, or a failure."""
+
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from legos.arena.checks import checked_rewards
+from legos.arena.endings import Draw, Forfeit, Void
+from legos.arena.playable import Playable
+from legos.arena.reward_parts import weighted
+from legos.errors import (
+    ArenaError,
+    EndpointError,
+    EngineError,
+    LegosError,
+    PlayTimeoutError,
+    RewardError,
+    did_you_mean,
+    text_of,
+)
+from legos.play.play_state import PlayState
+from legos.records.episode import Episode, Failure, Task
+
+__all__ = ["episode_after", "episode_of", "rewards_of"]
+
+HOME = Path(__file__).parents[1]  # where the kit's own code is
+
+
+def rewards_of(play: PlayState, returned: Any, source: str) -> dict[str, float]:
+    """The rewards of a play; named parts are weighted, and kept in its state.
+
+    Args:
+        play: the play.
+        returned: what the arena's code returned.
+        source: the function that returned it, for the message.
+
+    Raises:
+        RewardError: a reward is None, or a number that is not finite or beyond ``MAX_REWARD``.
+        ArenaError: it is not a mapping from each role to a number, or to its parts.
+    """
+    arena = play.arena
+    if arena.reward_weights:
+        returned, play.parts = weighted(returned, arena.reward_weights, source)
+    return checked_rewards(returned, arena.roles, source)
+
+
+def episode_of(
+    play: PlayState,
+    rewards: Mapping[str, float],
+    *,
+    error: str | None = None,
+    failure: Failure | None = None,
+    void: bool = False,
+) -> Episode:
+    """The episode of a play that has ended with these rewards or failed."""
+    return Episode(
+        arena=play.arena.name,
+        task=play.task,
+        rollouts=play.rollouts(),
+        rewards=rewards,
+        seed=play.seed,
+        parts=play.parts,
+        metrics=play.metrics,
+        notes=tuple(play.notes),
+        error=error,
+        failure=failure,
+        void=void,
+        children=tuple(play.children),
+    )
+
+
+def episode_after(
+    raised: Exception, arena: Playable, task: Task, seed: int, play: PlayState | None
+) -> Episode:
+    """The episode of a play that raised an exception; a draw or a forfeit is a regular end.
+
+    Args:
+        raised: what it raised.
+        arena: the arena to play.
+        task: the task to play.
+        seed: seed of the play.
+        play: its state; None: it failed before it began.
+
+    Raises:
+        ArenaError: the arena's code breaks the rules for plays, so that other plays fail too.
+        EngineError: the engine has died, so no other play can continue either.
+    """
+    ending = _cause(raised)
+    if play is not None and isinstance(ending, Draw | Forfeit):
+        try:
+            return episode_of(play, _regular_rewards(play, ending, raised))
+        except Exception as error:  # of the arena's own forfeit(), for instance
+            raised, ending = error, _cause(error)
+    if isinstance(ending, EngineError):
+        raise ending from None
+    if isinstance(ending, ArenaError) and not isinstance(ending, RewardError):
+        where = f"in a play of task {task.id!r} of arena {arena.name!r}"
+        ending.add_note(f"{where}\n{_own_line(raised)}".rstrip())
+        raise ending from None
+    if play is None:
+        story, failure = _story(raised), _failure_of(ending)
+        return Episode(
+            arena=arena.name,
+            task=task,
+            rollouts=(),
+            rewards={},
+            seed=seed,
+            error=story,
+            failure=failure,
+        )
+    if isinstance(ending, Void):
+        play.notes.append(f"void: {text_of(ending)}")
+        return episode_of(play, {}, void=True)
+    return episode_of(play, {}, error=_story(raised), failure=_failure_of(ending))
+
+
+def _regular_rewards(
+    play: PlayState, ending: Draw | Forfeit, raised: Exception
+) -> Mapping[str, float]:
+    """The rewards after a draw or a forfeit."""
+    arena = play.arena
+    if isinstance(ending, Draw):
+        play.notes.append(f"draw: {text_of(ending)}")
+        return dict.fromkeys(arena.roles, 0.0)
+    if ending.role not in arena.roles:
+        hint = did_you_mean(ending.role, arena.roles)
+        raise ArenaError(f"Forfeit({ending.role!r}) names no role{hint}") from raised
+    play.notes.append(text_of(ending))
+    play.metrics["forfeit"] = 1.0
+    returned: Any = arena.forfeit(ending.role)
+    return rewards_of(play, returned, f"forfeit() of arena {arena.name!r}")
+
+
+def _story(error: Exception) -> str:
+    """A failure as text; for an error of the kit, with the line of the arena that caused it."""
+    if isinstance(error, LegosError):
+        return f"{type(error).__name__}: {text_of(error)}\n{_own_line(error)}"
+    story = "".join(traceback.format_exception(error, limit=-4))
+    if "coroutine" in text_of(error):
+        story += "is `await` missing? Write reply = await t.ask(...)\n"
+    return story
+
+
+def _own_line(error: Exception) -> str:
+    """The innermost line outside the kit's code in an error's traceback."""
+    own = [
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not Path(frame.f_code.co_filename).is_relative_to(HOME)
+    ]
+    return "".join(traceback.StackSummary.extract(iter(own[-1:])).format())
+
+
+def _failure_of(ending: Exception) -> Failure:
+    """The kind of failure of a play."""
+    if isinstance(ending, PlayTimeoutError):
+        return "timed_out"
+    return "endpoint" if isinstance(ending, EndpointError) else "failed"
+
+
+def _cause(error: Exception) -> Exception:
+    """The error that ended a play; of several errors, the first of the most severe kind."""
+    if not isinstance(error, ExceptionGroup):
+        return error
+    group = cast("ExceptionGroup[Exception]", error)
+    errors = [_cause(each) for each in group.exceptions]
+    failed = [each for each in errors if not isinstance(each, Draw | Forfeit | Void)]
+    grave = [each for each in failed if isinstance(each, EngineError | ArenaError)]
+    return (grave or failed or errors)[0]

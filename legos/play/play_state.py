@@ -1,0 +1,315 @@
+"""The state of one running play: its seats, their conversations, and what it records."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from legos.arena.answer import Reply, read_answer
+from legos.arena.playable import Playable
+from legos.arena.reward_parts import Parts
+from legos.chat.reply import split_thinking
+from legos.errors import ArenaError, did_you_mean
+from legos.play.slot import Slot
+from legos.protocols import Seat
+from legos.records.episode import Episode, Rollout, Task, Turn
+from legos.records.message import Completion, Continuation, Message, Prompt, Sampling
+from legos.records.seeds import absorb
+
+__all__ = ["Chair", "PlayState"]
+
+STREAM = 1 << 32  # random numbers reserved for one seat; the next seat's start after them
+
+
+class Chair(Struct):
+    """The state of one seat during a play."""
+
+    seat: Seat
+    seed_state: int  # hash state that has absorbed the seed of the play
+    draws: int  # random numbers drawn so far, from the start of the seat's stream
+    memory: list[Message]
+    turns: list[Turn]
+    remembers: bool  # whether questions and answers are kept in the memory
+    answered: Iterator[int]  # numbers the answers of all seats
+    waiting: Counter[str]  # role -> number of questions that are not answered yet, of the play
+    last: Completion | None = None  # newest completion, if the conversation continues its tokens
+    heard: int = 0  # number of messages in the memory up to that completion
+    tools: str | None = None  # tools that the tokens of the conversation describe
+
+    def remembering(self) -> "Chair":
+        """The same seat with a conversation of its own, which keeps questions and answers."""
+        return replace(self, memory=list(self.memory), remembers=True)
+
+    def afresh(self) -> "Chair":
+        """The same seat with only its system message, and without a memory of what it is asked."""
+        system = [message for message in self.memory[:1] if message.role == "system"]
+        return replace(self, memory=system, remembers=False, last=None)
+
+    def next_seed(self) -> int:
+        """A seed that depends only on the play, the seat and the seat's number of draws."""
+        self.draws += 1
+        return absorb(self.seed_state, self.draws) >> 1
+
+    def sampling(
+        self,
+        arena: Playable,
+        legal: tuple[str, ...],
+        *,
+        seed: int = 0,
+        max_tokens: int | None = None,
+        stop: tuple[str, ...] | None = None,
+    ) -> Sampling:
+        """The sampling parameters of a question.
+
+        Args:
+            arena: its settings say whether only legal answers are sampled.
+            legal: the legal answers; empty: any answer is legal.
+            seed: seed of the draws.
+            max_tokens: maximum length of the answer, tokens; None: that of the seat.
+            stop: texts that end the answer; None: those of the seat.
+        """
+        base = self.seat.sampling
+        restrict = bool(legal) and arena.restrict_choices
+        limit = None if restrict else base.max_tokens  # no choice is cut short
+        return Sampling(
+            temperature=base.temperature,
+            max_tokens=limit if max_tokens is None else max_tokens,
+            stop=base.stop if stop is None else stop,
+            seed=seed,
+            choices=legal,
+            restrict=restrict,
+        )
+
+    def random_move(self, legal: Sequence[str]) -> str:
+        """A random legal move of this seat."""
+        return legal[self.next_seed() % len(legal)]
+
+    def prompt(self, messages: tuple[Message, ...]) -> Prompt:
+        """What to ask the client: all messages, or the tokens so far and the new messages."""
+        if self.last is None:
+            return messages
+        return Continuation(last=self.last, messages=messages, num_new=len(messages) - self.heard)
+
+    def asked(
+        self, question: Message | tuple[int, ...]
+    ) -> tuple["Chair", tuple[Message, ...], Prompt]:
+        """Who records the answer to a question, the messages to record, and what to ask the client.
+
+        Token ids are the whole prompt; they neither use nor join the conversation.
+        """
+        if isinstance(question, Message):
+            messages = (*self.memory, question)
+            return self, messages, self.prompt(messages)
+        alone = replace(self, memory=[], remembers=False, last=None)
+        return alone, (Message("user", str(list(question))),), question
+
+    def _differs(self, sampling: Sampling) -> bool:
+        """Whether a request of the table had settings other than the seat's and its choices."""
+        base = self.seat.sampling
+        limit = None if sampling.restrict else base.max_tokens
+        return (sampling.max_tokens, sampling.stop, sampling.tools) != (limit, base.stop, None)
+
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
+        """Ask the client, and count the question as waiting meanwhile."""
+        with self.asking():
+            return await self.seat.client.complete(prompt, sampling, adapter=self.seat.adapter)
+
+    @contextmanager
+    def asking(self) -> Generator[None]:
+        """Within the block, a question counts as waiting for its answer."""
+        self.waiting[self.seat.role] += 1
+        try:
+            yield
+        finally:
+            self.waiting[self.seat.role] -= 1
+
+    def record(
+        self,
+        arena: Playable,
+        messages: tuple[Message, ...],
+        completion: Completion,
+        choices: Sequence[str],
+        parse: Callable[[str], Any] | None = None,
+        *,
+        asked_at: float,
+        sampling: Sampling | None = None,
+    ) -> tuple[Reply, str | None]:
+        """Record the answer to a question, or a call of tools before it.
+
+        Args:
+            arena: its settings say whether conversations continue their tokens.
+            messages: the conversation that was asked; the last message is the question.
+            completion: the client's answer.
+            choices: the legal answers; empty: none are given.
+            parse: turns the answer into a value, if there are no choices.
+            asked_at: Unix time of the question, seconds.
+            sampling: settings of the request; None: those of the seat, and the choices.
+
+        Returns:
+            The reply, and why it is not legal, or None.
+        """
+        parse = None if completion.tool_calls else parse
+        _, answer = split_thinking(completion.text)
+        move, parsed, reason = read_answer(answer, choices, parse)
+        legal = reason is None if choices or parse else None
+        if sampling is not None and not self._differs(sampling):
+            sampling = None
+        self.keep(
+            arena,
+            messages,
+            completion,
+            tuple(choices),
+            answer,
+            move=move,
+            legal=legal,
+            asked_at=asked_at,
+            sampling=sampling,
+        )
+        return Reply(completion=completion, move=move, parsed=parsed), reason
+
+    def keep(
+        self,
+        arena: Playable,
+        messages: tuple[Message, ...],
+        completion: Completion,
+        choices: tuple[str, ...],
+        answer: str,
+        *,
+        move: str | None,
+        legal: bool | None,
+        asked_at: float,
+        sampling: Sampling | None = None,
+    ) -> None:
+        """Keep an answer that was read: the text without its thinking, and what it means."""
+        if self.remembers:
+            all_read = len(self.memory) < len(messages)  # no message arrived during the answer
+            whole = all_read and completion.prompt_ids and completion.token_ids
+            said = Message("assistant", answer, completion.tool_calls)
+            self.memory += (messages[-1], said)
+            self.last = completion if whole and arena.continue_tokens else None
+            self.heard = len(self.memory)
+        self.turns.append(
+            Turn(
+                messages=messages,
+                completion=completion,
+                move=move,
+                legal=legal,
+                choices=choices,
+                sampling=sampling,
+                order=next(self.answered),
+                asked_at=asked_at,
+                answered_at=time.time(),
+            )
+        )
+
+
+class PlayState:
+    """What one play has recorded so far.
+
+    Attributes:
+        task: the task being played.
+        seats: role -> its seat.
+        parts: its named reward parts.
+        metrics: metrics of this play.
+        notes: texts for the replay.
+        children: episodes of the plays that this one spawned.
+        waiting: role -> number of questions that are not answered yet.
+        ended: whether the play has ended, so that no seat may be asked any more.
+        given_up: whether its code did not end when it was cancelled.
+        slot: its slot among the concurrent plays; None: it has one in any case.
+    """
+
+    def __init__(
+        self, arena: Playable, task: Task, seats: Mapping[str, Seat], *, seed: int
+    ) -> None:
+        self.arena = arena
+        self.task = task
+        self.seed = seed
+        self.seats = seats
+        seed_state, answered = absorb(0, seed), count()
+        self.waiting = Counter[str]()
+        self.chairs = {
+            role: Chair(
+                seat,
+                seed_state,
+                number * STREAM,
+                [Message("system", arena.system[role])] if role in arena.system else [],
+                [],
+                arena.remember,
+                answered,
+                self.waiting,
+            )
+            for number, (role, seat) in enumerate(seats.items(), start=1)
+        }
+        self.parts: Parts = {}
+        self.metrics: dict[str, float] = {}
+        self.notes: list[str] = []
+        self.children: list[Episode] = []
+        self.ended = self.given_up = False
+        self.slot: Slot | None = None
+        self._rng: random.Random | None = None
+
+    @property
+    def paused(self) -> bool:
+        """Whether the play waits for something that does not count as its own time."""
+        return self.slot is not None and self.slot.paused > 0
+
+    async def goes_on(self, call: str) -> None:
+        """Take the slot again if it was lost, in a play that goes on.
+
+        Raises:
+            ArenaError: the play has ended.
+        """
+        if self.given_up:  # and swallows every error
+            await asyncio.get_running_loop().create_future()
+        if self.ended:
+            raise ArenaError(
+                f"{call} after the play of task {self.task.id!r} has ended; await every call "
+                "before play() returns"
+            )
+        if self.slot is not None:
+            await self.slot.take()
+
+    @property
+    def rng(self) -> random.Random:
+        """Random numbers for this play only."""
+        if self._rng is None:
+            self._rng = random.Random(self.seed)
+        return self._rng
+
+    @property
+    def waits_for(self) -> list[str]:
+        """The roles that were asked and have not answered yet."""
+        return [role for role, chair in self.chairs.items() if self.waiting[chair.seat.role]]
+
+    def chair(self, role: str) -> Chair:
+        """The state of a role's seat.
+
+        Raises:
+            ArenaError: no seat has this role.
+        """
+        try:
+            return self.chairs[role]
+        except KeyError:
+            hint = did_you_mean(role, self.chairs)
+            raise ArenaError(f"no role {role!r} at this table{hint}") from None
+
+    def rollouts(self) -> tuple[Rollout, ...]:
+        """The turns of each seat so far."""
+        return tuple(
+            Rollout(
+                role=role,
+                seat=chair.seat.name,
+                policy=chair.seat.policy,
+                turns=tuple(chair.turns),
+                sampling=chair.seat.sampling,
+            )
+            for role, chair in self.chairs.items()
+        )

@@ -1,0 +1,235 @@
+"""Run many plays of an arena at the same time, and make the batch of one step."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
+from inspect import isasyncgen, isawaitable, iscoroutine
+from typing import Any
+
+from msgspec.structs import replace
+
+from legos.arena.curriculum import record_levels
+from legos.arena.playable import Playable
+from legos.arena.store import Stores
+from legos.credit.credited import batch_of
+from legos.credit.means import with_children
+from legos.errors import (
+    ArenaError,
+)
+from legos.play.cursor import PlannedGroup, TaskCursor
+from legos.play.descent import Descent
+from legos.play.game_plays import GamePlays
+from legos.play.outcome import episode_after, episode_of, rewards_of
+from legos.play.slot import Slot
+from legos.play.stage import Stage, stage_of
+from legos.play.table import Table
+from legos.protocols import CreditAssigner
+from legos.records.episode import Episode, Task
+from legos.records.sample import TrainingBatch
+
+__all__ = [
+    "failures",
+    "finish_group",
+    "play_all",
+    "play_each",
+    "play_step",
+    "required_credit",
+    "warn_of",
+]
+
+logger = logging.getLogger(__name__)
+
+
+async def play_step(
+    arena: Playable, cursor: TaskCursor, credit: CreditAssigner | None, concurrency: int
+) -> TrainingBatch:
+    """Play the next round of tasks and turn the episodes into a batch.
+
+    Args:
+        arena: the arena to play.
+        cursor: its position in the tasks; an interrupted round is played again.
+        credit: turns rewards into advantages.
+        concurrency: maximum number of simultaneous plays.
+
+    Raises:
+        ArenaError: no credit assigner, no concurrency, two tasks with one id, a play that breaks
+            the rules for plays, or every play failed by itself (not by an endpoint or its time
+            limit); the message contains the first failure.
+        EngineError: the engine has died.
+    """
+    credit = required_credit(arena, credit)
+    if concurrency < 1:
+        raise ArenaError(f"concurrency is {concurrency}; expected at least 1 play at once")
+    group = cursor.next_group("round")
+    try:
+        episodes = await play_all(arena, group.plays, asyncio.Semaphore(concurrency))
+    except BaseException:
+        cursor.give_back(group)
+        raise
+    batch = finish_group(arena, cursor, group, episodes, credit)
+    if all(episode.failure == "failed" for episode in episodes):
+        raise ArenaError(failures(len(episodes), episodes))
+    warn_of(episodes)
+    return batch
+
+
+def finish_group(
+    arena: Playable,
+    cursor: TaskCursor,
+    group: PlannedGroup,
+    episodes: Sequence[Episode],
+    credit: CreditAssigner,
+) -> TrainingBatch:
+    """Turn the episodes of a group into a batch; matchmaker and curriculum see them.
+
+    Raises:
+        ArenaError: the credit rule failed, or ``success`` of the arena returned no number.
+    """
+    batch = batch_of(episodes, credit, num_tasks=group.num_tasks)
+    metrics, weights = record_levels(arena, episodes)
+    for episode in episodes:
+        arena.matchmaker.record(episode)
+    cursor.finish(group)
+    return replace(
+        batch, metrics={**batch.metrics, **metrics}, weights={**batch.weights, **weights}
+    )
+
+
+def required_credit(arena: Playable, credit: CreditAssigner | None) -> CreditAssigner:
+    """The arena's credit rule.
+
+    Raises:
+        ArenaError: the arena has none.
+    """
+    if credit is None:
+        raise ArenaError(
+            f"arena {arena.name!r} has no credit assigner; "
+            f"make it with {type(arena).__name__}(client, credit_assigner=GRPOCredit())"
+        )
+    return credit
+
+
+def failures(num_plays: int, failed: Sequence[Episode]) -> str:
+    """A message with the number of failed plays and the error of the first one."""
+    first = failed[0]
+    return (
+        f"{len(failed)} of {num_plays} plays of arena {first.arena!r} failed; the first, of "
+        f"task {first.task.id!r}:\n{first.error}"
+    )
+
+
+def warn_of(episodes: Sequence[Episode], *, where: str = "") -> None:
+    """Log the number of failed plays, and a warning if no seat was asked in any play."""
+    if failed := [episode for episode in episodes if episode.error]:
+        logger.warning("%s%s", where, failures(len(episodes), failed))
+    ended = [episode for episode in episodes if not episode.error and not episode.void]
+    if ended and not any(r.turns for e in with_children(ended) for r in e.rollouts):
+        logger.warning(
+            "%sno seat was asked in %d plays of arena %r, so there is nothing to train on; is "
+            "`await` missing before t.ask(...)?",
+            where,
+            len(ended),
+            ended[0].arena,
+        )
+
+
+async def play_all(
+    arena: Playable,
+    plays: Sequence[tuple[Task, int]],
+    slots: asyncio.Semaphore,
+    *,
+    temperature: float | None = None,
+    adapters: Mapping[str, str] | None = None,
+    stores: Stores | None = None,
+) -> list[Episode]:
+    """Play tasks, each with the seed of its play; returns the episodes in the same order.
+
+    Args:
+        arena: the arena to play.
+        plays: tasks and seeds.
+        slots: limits the number of simultaneous plays, spawned ones included.
+        temperature: temperature of trained seats, also in spawned plays; None: that of each seat.
+        adapters: policy -> adapter that answers for its trained seats, also in spawned plays;
+            None: that of each seat.
+        stores: stores that plays use, spawned ones too; None: those of each arena.
+
+    Raises:
+        ArenaError: an attribute of the arena is invalid, or a play breaks the rules for plays.
+        EngineError: the engine has died.
+    """
+    with stage_of(arena, slots, temperature=temperature, adapters=adapters, stores=stores) as stage:
+        return await play_each(stage, arena, plays)
+
+
+async def play_each(
+    stage: Stage,
+    arena: Playable,
+    plays: Sequence[tuple[Task, int]],
+    descent: Descent | None = None,
+) -> list[Episode]:
+    """Play the tasks of a group, or the children of one play.
+
+    Args:
+        stage: what the plays share.
+        arena: the arena to play.
+        plays: tasks and seeds.
+        descent: the place of children in the tree of plays; None: nobody spawned them.
+
+    Raises:
+        ArenaError: a play breaks the rules for plays.
+        EngineError: the engine has died.
+    """
+    try:
+        if (game := arena.pure_game) is not None:
+            return await GamePlays(stage, arena, game, plays).run()
+        async with asyncio.TaskGroup() as group:
+            running = [
+                group.create_task(_play_one(stage, arena, task, seed, descent or Descent()))
+                for task, seed in plays
+            ]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in running]
+
+
+async def _play_one(
+    stage: Stage, arena: Playable, task: Task, seed: int, descent: Descent
+) -> Episode:
+    """Play one task; an error inside the play becomes the episode's ``error``.
+
+    Raises:
+        ArenaError: the arena's code breaks the rules for plays (no reward for a role, a role that
+            does not exist, a prompt that is not text), which would fail in other plays too.
+        EngineError: the engine has died, so no other play can continue either.
+    """
+    async with Slot(stage.slots) as slot:
+        source = f"play() of arena {arena.name!r}"
+        table: Table | None = None
+        try:
+            table = Table(
+                arena,
+                task,
+                stage.seats(arena, task, seed),
+                seed=seed,
+                slot=slot,
+                spawn=partial(play_each, stage),
+                descent=descent,
+                calls=stage.calls,
+                stores=stage.stores or arena.stores,
+            )
+            returned = await stage.watch.run(table, _awaitable(arena.play(table), source))
+            return episode_of(table, rewards_of(table, returned, source))
+        except Exception as raised:  # a failed play is counted and shown, but never trained on
+            return episode_after(raised, arena, task, seed, table)
+
+
+def _awaitable(played: Any, source: str) -> Awaitable[Any]:
+    """Check that the result of calling ``play`` can be awaited."""
+    if iscoroutine(played):
+        return played
+    if isasyncgen(played):
+        raise ArenaError(f"{source} yields; return the rewards instead")
+    if not isawaitable(played):
+        raise ArenaError(f"{source} is not async; write async def play(self, t)")
+    return played

@@ -1,0 +1,294 @@
+"""Watch for plays that do not end: log what they wait for, and cancel them at a time limit."""
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from traceback import walk_stack
+from types import FrameType
+from typing import Any, TypeVar
+
+from legos.arena.playable import Playable
+from legos.errors import ArenaError, PlayCancelledError, PlayTimeoutError, text_of
+from legos.play.play_state import PlayState
+
+__all__ = ["Watch", "Watched"]
+
+logger = logging.getLogger(__name__)
+TICK_S = 1.0  # maximum seconds between two checks
+GRACE_S = 5.0  # seconds in which a play must end after it was cancelled
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Watched:
+    """One running play.
+
+    Attributes:
+        play: its state.
+        cancel: cancels it at its time limit, again at every check until it has ended.
+        where: names the line of the arena's own code that it is in.
+        give_up: called where it has not ended for long after it was cancelled.
+        age_s: seconds it ran, without the time it waited for spawned plays.
+        over_s: seconds since it was cancelled.
+        waited_for: what it waited for when it was cancelled; empty: it was not cancelled.
+    """
+
+    play: PlayState
+    cancel: Callable[[], object]
+    where: Callable[[], str]
+    give_up: Callable[[], object] = lambda: None
+    age_s: float = 0.0
+    over_s: float = 0.0
+    waited_for: str = ""
+
+    @property
+    def waits_for(self) -> str:
+        """What the play waits for, for a message: a role's answer, or the arena's own code."""
+        roles = self.play.waits_for
+        if roles:
+            return f"waits for {' and '.join(map(repr, roles))} to answer"
+        return f"is in the arena's own code ({self.where()})"
+
+    def timeout(self) -> PlayTimeoutError:
+        """The error of a play that was cancelled at its time limit."""
+        limit = self.play.arena.play_timeout_s
+        return PlayTimeoutError(
+            f"the play of task {self.play.task.id!r} took longer than play_timeout_s = {limit:g} "
+            f"s and was cancelled; it {self.waited_for}. Raise play_timeout_s of the arena (None: "
+            "no limit), or ask for less: shorter replies, fewer turns"
+        )
+
+
+class Watch:
+    """Checks the running plays, children included, about once per second.
+
+    A thread measures the time, so that it also detects a play that blocks the event loop. Only time
+    in which the process ran counts: sleep of the computer or a stopped process does not count
+    towards the time limit of plays.
+    """
+
+    def __init__(self, arena: Playable) -> None:
+        """Watch the plays of an arena.
+
+        Args:
+            arena: the arena to play; a child's own ``play_timeout_s`` applies to the child.
+        """
+        self._arena = arena
+        limits = [s / 4 for s in (arena.play_timeout_s, arena.report_after_s) if s is not None]
+        self._tick = min(TICK_S, *limits)
+        self._plays: set[Watched] = set()
+        self._quiet_s = 0.0  # seconds since a play ended
+        self._report_at = arena.report_after_s
+        self._answered = True  # whether the event loop has run the last check
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._keep_time, name="legos-watch", daemon=True)
+
+    def __enter__(self) -> "Watch":
+        """Start, in the event loop of the plays."""
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the thread."""
+        self._over.set()
+        self._thread.join()
+
+    def add(self, watched: Watched) -> None:
+        """Watch a play until ``discard``."""
+        if not self._plays:  # no other play was running
+            self._quiet_s, self._report_at = 0.0, self._arena.report_after_s
+        self._plays.add(watched)
+
+    def discard(self, watched: Watched) -> None:
+        """The play has ended."""
+        self._plays.discard(watched)
+        watched.play.ended = True
+        self._quiet_s, self._report_at = 0.0, self._arena.report_after_s
+
+    async def run(self, play: PlayState, played: Awaitable[T]) -> T:
+        """Run the coroutine of a play to its end, in a task of its own, and return its result.
+
+        A play that does not end when it is cancelled is given up after ``GRACE_S``.
+
+        Raises:
+            PlayTimeoutError: it exceeded its time limit and was cancelled.
+            PlayCancelledError: something that the play awaited was cancelled, but not the play.
+            ArenaError: it cancelled its own task.
+        """
+        task = asyncio.create_task(_awaited(played))
+        given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def give_up() -> None:
+            if not given_up.done():
+                given_up.set_result(None)
+
+        where = partial(_where, task, play.arena)
+        watched = Watched(play, task.cancel, where, give_up)
+        self.add(watched)
+        try:
+            await asyncio.wait((task, given_up), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.add_done_callback(_retrieve)
+            await _cancelled(task)
+            raise
+        finally:
+            at = "" if task.done() else where()
+            self.discard(watched)
+            if at:
+                play.given_up = True
+                logger.warning(
+                    "arena %r: the play of task %r did not end within %g s after it was cancelled "
+                    "(%s), and is given up; its code may go on, but no seat answers it. Let "
+                    "asyncio.CancelledError pass: a bare `except:` catches it",
+                    play.arena.name,
+                    play.task.id,
+                    GRACE_S,
+                    at,
+                )
+                _close(task)
+        if watched.waited_for and (not task.done() or task.cancelled() or not task.exception()):
+            raise watched.timeout()
+        if task.cancelled() and task.cancelling():
+            raise ArenaError(
+                f"a play of arena {play.arena.name!r} cancelled its own task; raise Void() to end "
+                "a play"
+            )
+        try:
+            return task.result()
+        except asyncio.CancelledError as error:
+            raise PlayCancelledError(
+                "play() raised CancelledError, but nobody has cancelled the play: something "
+                "that it awaits was cancelled; catch asyncio.CancelledError where it awaits it"
+            ) from error
+        finally:  # an error refers to this frame, which must not refer to the error
+            del task, watched, where
+
+    def _keep_time(self) -> None:
+        """In the thread: schedule checks in the event loop, and log where the loop is blocked."""
+        last, passed, report_at = time.monotonic(), 0.0, self._arena.report_after_s
+        while not self._over.wait(self._tick):
+            now = time.monotonic()
+            passed += min(now - last, 2 * self._tick)
+            last = now
+            if self._answered:
+                self._answered = False
+                self._loop.call_soon_threadsafe(self._look, passed)
+                passed, report_at = 0.0, self._arena.report_after_s
+            elif passed >= report_at:
+                report_at *= 2
+                frame = sys._current_frames().get(  # pyright: ignore[reportPrivateUsage]
+                    self._loop_thread
+                )
+                logger.warning(
+                    "arena %r: the event loop has been blocked for %.0f s (%s), so no play goes "
+                    "on; await what takes long: await asyncio.to_thread(function)",
+                    self._arena.name,
+                    passed,
+                    _line((f for f, _ in walk_stack(frame)), self._arena),
+                )
+
+    def _look(self, passed: float) -> None:
+        """In the loop: cancel plays beyond their time limit, and log if none has ended."""
+        self._answered = True
+        self._quiet_s += passed
+        for watched in tuple(self._plays):  # a cancelled play may leave at once
+            if watched.waited_for or not watched.play.paused:
+                watched.age_s += passed
+            limit = watched.play.arena.play_timeout_s
+            if limit is not None and watched.age_s > limit:
+                if watched.waited_for:
+                    watched.over_s += passed
+                watched.waited_for = watched.waited_for or watched.waits_for
+                watched.cancel()
+                if watched.over_s > GRACE_S:
+                    watched.give_up()
+        if self._plays and self._quiet_s >= self._report_at:
+            self._report_at *= 2
+            oldest = max(self._plays, key=lambda one: (not one.play.paused, one.age_s))
+            arena = oldest.play.arena
+            limit = arena.play_timeout_s
+            logger.warning(
+                "arena %r: no play has ended for %.0f s; the oldest of %d, of task %r, has been "
+                "played for %.0f s and %s; %s",
+                arena.name,
+                self._quiet_s,
+                len(self._plays),
+                oldest.play.task.id,
+                oldest.age_s,
+                oldest.waits_for,
+                "set play_timeout_s to cancel such plays"
+                if limit is None
+                else f"it is cancelled after {limit:g} s (play_timeout_s)",
+            )
+
+
+def _where(task: "asyncio.Task[Any]", arena: Playable) -> str:
+    return _line(_frames(task.get_coro()), arena)
+
+
+async def _awaited(played: Awaitable[T]) -> T:
+    """A coroutine around a play; unlike the play, it ends when it is closed."""
+    try:
+        return await played
+    except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # of sys.exit(), or a panic in a library's Rust code
+        raise RuntimeError(f"play() raised {type(error).__name__}: {text_of(error)}") from error
+
+
+async def _cancelled(task: "asyncio.Task[Any]") -> None:
+    """Cancel a task, again every second, until it has ended or ``GRACE_S`` are over."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + GRACE_S
+    while not task.done() and (left := until - loop.time()) > 0:
+        task.cancel()
+        with suppress(asyncio.CancelledError):  # the caller is being cancelled already
+            await asyncio.wait((task,), timeout=min(left, TICK_S))
+
+
+def _retrieve(task: "asyncio.Task[Any]") -> None:
+    """Take the error of a task that nobody waits for, so that asyncio does not report it."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _close(task: "asyncio.Task[Any]") -> None:
+    """End a task that swallows its cancellation; Python destroys what swallows that too."""
+    coroutine: Any = task.get_coro()
+    try:
+        coroutine.close()
+    except Exception:  # by its own clean-up, or because it awaits again
+        logger.debug("a play that was given up did not end in order", exc_info=True)
+    task.add_done_callback(_retrieve)
+    task.cancel()  # it resumes a coroutine that is closed, and so ends
+
+
+def _frames(awaited: Any) -> Iterator[FrameType]:
+    """The frames of a suspended coroutine and of what it awaits, innermost first."""
+    found: list[FrameType] = []
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        if frame is not None:
+            found.append(frame)
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+    return reversed(found)
+
+
+def _line(frames: Iterator[FrameType], arena: Playable) -> str:
+    """The innermost frame in the arena's own file, or else the innermost frame."""
+    module = sys.modules.get(type(arena).__module__)
+    own = getattr(module, "__file__", None)
+    found = list(frames)
+    frame = next((f for f in found if f.f_code.co_filename == own), next(iter(found), None))
+    if frame is None:
+        return "unknown line"
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"

@@ -1,0 +1,233 @@
+"""Packing: samples into rows under a token budget, with each distinct row once.
+
+Small games repeat a few prompts thousands of times. A batch therefore holds each distinct *input*
+(the sample's tokens without the last one, which is only a target) once, and each logit position
+(whose next-token distribution is needed) once. Samples refer to logit positions by index; each
+keeps its own loss term, so the gradient equals that of the computation without sharing.
+
+Shape letters: R rows, T tokens of the longest row, P logit positions, S samples, A maximum number
+of chosen tokens of a sample, K maximum number of legal tokens of a logit position.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
+from typing import Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.errors import RecordError
+from legos.records.sample import Sample
+
+__all__ = [
+    "Batch",
+    "LossNormalisation",
+    "make_batch",
+    "normalisation_weights",
+    "pad_rows",
+    "row_blocks",
+]
+
+LossNormalisation = Literal["token", "sample", "constant", "prompt"]
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+_LogitPosition = tuple[tuple[int, int], tuple[int, ...], bool, float]
+"""Row and column, legal token ids, whether restricted to them, and the temperature."""
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+T = TypeVar("T")
+LOGIT_FIELDS = ("logit_column", "logit_temperature", "logit_restricted", "logit_legal")
+SAMPLE_FIELDS = ("logit_index", "target", "behaviour_logprob", "version", "advantage", "weight")
+OPTIONAL_FIELDS = ("reference_logprob", "entropy_scale")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Samples packed into right-padded rows, and the logit positions that they read."""
+
+    input_ids: Ints  # [R, T] token ids, right-padded with 0
+    logit_row: Ints  # [P] row of the logit position
+    logit_column: Ints  # [P] column whose next-token distribution is needed
+    logit_temperature: Floats  # [P] > 0
+    logit_restricted: NDArray[np.bool_]  # [P] True: the distribution is over `logit_legal` only
+    logit_legal: Ints  # [P, K] legal next token ids, padded with -1
+    logit_index: Ints  # [S, A] index of the position of each chosen token, 0 where masked
+    target: Ints  # [S, A] chosen token id, 0 where masked
+    mask: NDArray[np.bool_]  # [S, A] True where a token was chosen, False for padding
+    behaviour_logprob: Floats  # [S, A] nats under the behaviour policy, 0 where masked
+    version: Ints  # [S, A] policy version, 0 where masked
+    advantage: Floats  # [S, A] 0 where masked
+    weight: Floats  # [S, A] weight of the token in the optimiser step's loss, 0 where masked
+    reference_logprob: Floats | None = None  # [S, A] nats that samples bring; NaN: none, 0: masked
+    entropy_scale: Floats | None = None  # [S, A] share of the bonus, 0 where masked; None: 1
+
+    def __post_init__(self) -> None:
+        """Check that shapes and indices are consistent.
+
+        Raises:
+            RecordError: the message names the array and what was expected.
+        """
+        shape = self.mask.shape
+        for name in self.sample_fields:
+            if getattr(self, name).shape != shape:
+                raise RecordError(
+                    f"{name} has shape {getattr(self, name).shape}; expected {shape} like mask"
+                )
+        num_positions = len(self.logit_row)
+        for name in LOGIT_FIELDS:
+            if len(getattr(self, name)) != num_positions:
+                raise RecordError(
+                    f"{name} has {len(getattr(self, name))} positions; expected {num_positions} "
+                    "like logit_row"
+                )
+        num_rows, num_columns = self.input_ids.shape
+        for name, limit, what in (
+            ("logit_index", num_positions, "positions"),
+            ("logit_row", num_rows, "rows"),
+            ("logit_column", num_columns, "columns"),
+        ):
+            indices = getattr(self, name)
+            if indices.size and not 0 <= indices.min() <= indices.max() < limit:
+                worst = indices.min() if indices.min() < 0 else indices.max()
+                raise RecordError(f"{name} points at {worst} of {limit} {what}")
+
+    @property
+    def sample_fields(self) -> list[str]:
+        """Names of the [S, A] arrays that the batch has, without the mask."""
+        found = [name for name in OPTIONAL_FIELDS if getattr(self, name) is not None]
+        return [*SAMPLE_FIELDS, *found]
+
+    @property
+    def num_samples(self) -> int:
+        """S, the number of samples."""
+        return self.mask.shape[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of chosen tokens of all samples."""
+        return int(self.mask.sum())
+
+
+def normalisation_weights(
+    samples: Sequence[Sample], mode: LossNormalisation, *, constant_length: int = 1
+) -> list[float]:
+    """The weight of each token of a sample in the loss of the whole optimiser step.
+
+    The loss is the sum over samples and tokens of weight * loss, so any split into micro-batches
+    gives the same gradient. Tokens are counted before the objective masks any.
+
+        token     1 / N                          N tokens in the step (DAPO, arXiv:2503.14476)
+        sample    1 / (S |y_i|)                  S rollouts, |y_i| tokens of the rollout (GRPO)
+        constant  1 / (S L)                      L fixed (Dr. GRPO, arXiv:2503.20783)
+        prompt    1 / (G sum of |y| in group)    G groups (ScaleRL, arXiv:2510.13786)
+
+    Args:
+        samples: all samples of one optimiser step.
+        mode: the normalisation rule.
+        constant_length: L of the ``constant`` rule, tokens.
+
+    Returns:
+        [S] one weight per sample, for each of its chosen tokens. Samples of the same rollout count
+        as one rollout.
+    """
+    if not samples:
+        return []
+    if mode == "token":
+        total = sum(len(sample.positions) for sample in samples)
+        return [1.0 / total] * len(samples)
+    keys: list[str | int] = [  # a sample without a name counts as its own rollout
+        sample.group if mode == "prompt" else sample.rollout or index
+        for index, sample in enumerate(samples)
+    ]
+    if mode == "constant":
+        return [1.0 / (len(set(keys)) * constant_length)] * len(samples)
+    tokens: dict[str | int, int] = {}
+    for key, sample in zip(keys, samples, strict=True):
+        tokens[key] = tokens.get(key, 0) + len(sample.positions)
+    return [1.0 / (len(tokens) * tokens[key]) for key in keys]
+
+
+def row_blocks(
+    rows: Sequence[T], max_tokens: int, *, length: Callable[[T], int]
+) -> Iterator[list[T]]:
+    """Sort rows by length; yield blocks of at most ``max_tokens`` padded tokens or one row."""
+    block: list[T] = []
+    for row in sorted(rows, key=length):
+        if block and (len(block) + 1) * length(row) > max_tokens:
+            yield block
+            block = []
+        block.append(row)
+    if block:
+        yield block
+
+
+def pad_rows(rows: Sequence[Sequence[int] | Ints], *, width: int = 0) -> Ints:
+    """[R, T] token ids of R rows, right-padded with 0 to the longest row and at least ``width``."""
+    padded = np.zeros((len(rows), max(width, *(len(row) for row in rows))), np.int32)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    return padded
+
+
+def make_batch(
+    input_ids: Ints,
+    samples: Sequence[Sample],
+    weights: Sequence[float],
+    read_at: Sequence[Sequence[tuple[int, int]]],
+) -> Batch:
+    """Make a batch of samples whose tokens are predicted at given rows and columns.
+
+    Logit positions are distinct and sorted by row and column.
+
+    Args:
+        input_ids: [R, T] token ids, right-padded with 0.
+        samples: [S] at least one sample.
+        weights: [S] the weight of each sample's tokens in the loss.
+        read_at: [S][A] row and column of the logits that predict each chosen token.
+    """
+    lengths = np.array([len(sample.positions) for sample in samples], np.int32)
+    mask = np.arange(lengths.max(), dtype=np.int32)[None, :] < lengths[:, None]
+
+    def fill(values: Iterable[Iterable[float]], dtype: type[ScalarT]) -> NDArray[ScalarT]:
+        out = np.zeros(mask.shape, dtype)
+        out[mask] = np.fromiter(chain.from_iterable(values), dtype, int(lengths.sum()))
+        return out
+
+    def field(name: str, dtype: type[ScalarT]) -> NDArray[ScalarT]:
+        return fill(map(attrgetter(name), samples), dtype)
+
+    found: dict[_LogitPosition, int] = {}  # in order of first use
+    used = [
+        found.setdefault((at, legal, sample.restricted, sample.temperature), len(found))
+        for sample, of_sample in zip(samples, read_at, strict=True)
+        for at, legal in zip(of_sample, sample.legal, strict=True)
+    ]
+    positions = sorted(found)
+    number = np.empty(len(found), np.int32)
+    number[[found[key] for key in positions]] = np.arange(len(found))
+    logit_index = np.zeros(mask.shape, np.int32)
+    logit_index[mask] = number[used]
+    logit_legal = np.full((len(positions), max(len(key[1]) for key in positions)), -1, np.int32)
+    for index, key in enumerate(positions):
+        logit_legal[index, : len(key[1])] = key[1]
+    references = any(sample.reference_logprobs for sample in samples)
+    given = (s.reference_logprobs or (np.nan,) * len(s.positions) for s in samples)
+    scales = np.array([sample.entropy_scale for sample in samples], np.float32)
+    return Batch(
+        input_ids=input_ids,
+        logit_row=np.array([key[0][0] for key in positions], np.int32),
+        logit_column=np.array([key[0][1] for key in positions], np.int32),
+        logit_legal=logit_legal,
+        logit_restricted=np.array([key[2] for key in positions], np.bool_),
+        logit_temperature=np.array([key[3] for key in positions], np.float32),
+        logit_index=logit_index,
+        target=fill((map(s.token_ids.__getitem__, s.positions) for s in samples), np.int32),
+        mask=mask,
+        behaviour_logprob=field("logprobs", np.float32),
+        version=field("versions", np.int32),
+        advantage=field("advantages", np.float32),
+        weight=np.array(weights, np.float32)[:, None] * mask,
+        reference_logprob=fill(given, np.float32) if references else None,
+        entropy_scale=None if (scales == 1.0).all() else scales[:, None] * mask,
+    )

@@ -1,0 +1,71 @@
+"""Check requests before an engine takes them."""
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from legos.records.request import Request
+
+__all__ = ["RequestCheck"]
+
+
+class RequestCheck:
+    """Checks requests; plays in one position ask the same one again, with another seed.
+
+    A request that equals the last valid one except for its seed is valid too. Checking them all
+    would take a third of the engine's own time in small games.
+    """
+
+    def __init__(self, *, num_vocabulary: int, context: int) -> None:
+        """Make a check for a model.
+
+        Args:
+            num_vocabulary: vocabulary size; token ids must be below it.
+            context: maximum number of prompt and completion tokens together.
+        """
+        self._num_vocabulary = num_vocabulary
+        self._context = context
+        self._valid: Request | None = None
+
+    def refusal(self, request: Request, *, room: int = 0) -> str | None:
+        """Why the model cannot serve a request, or None; ``room`` is added to the context."""
+        if self._equals_valid(request):
+            return None
+        found = _complaints(request, self._num_vocabulary, self._context + room)
+        reason = next(found, None)
+        if reason is None and not room:
+            self._valid = request
+        return reason
+
+    def _equals_valid(self, request: Request) -> bool:
+        valid = self._valid
+        if valid is None or not 0 <= request.seed < 1 << 64:
+            return False
+        return replace(request, seed=valid.seed) == valid
+
+
+def _complaints(request: Request, num_vocabulary: int, context: int) -> Iterator[str]:
+    """What is wrong with a request; only the first complaint is valid."""
+    prompt, choices = request.prompt_ids, request.choices
+    if not prompt:
+        yield "the prompt is empty; expected at least one token"
+    if min(prompt) < 0 or max(prompt) >= num_vocabulary:
+        bad = min(prompt) if min(prompt) < 0 else max(prompt)
+        yield f"the prompt holds token {bad}; the vocabulary has {num_vocabulary}"
+    if request.max_tokens < 1:
+        yield f"max_tokens is {request.max_tokens}; expected at least 1"
+    if len(prompt) + request.max_tokens > context:
+        yield (
+            f"{len(prompt)} prompt tokens and max_tokens {request.max_tokens} exceed the "
+            f"context of {context}; shorten one of them"
+        )
+    if request.restrict and choices is None:
+        yield "restrict=True needs choices"
+    if choices is not None and choices.largest >= num_vocabulary:
+        yield f"a choice holds token {choices.largest}; the vocabulary has {num_vocabulary}"
+    if request.restrict and request.grammar is not None:
+        yield "both restrict=True and a grammar say what is legal; give one of them"
+    yield from request.complaints()
+    for token, _ in request.filters.logit_bias if request.filters else ():
+        if token >= num_vocabulary:
+            yield f"logit_bias names token {token}; the vocabulary has {num_vocabulary}"

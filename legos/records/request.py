@@ -1,0 +1,75 @@
+"""One generation request as the engine receives it: token ids and numbers, without text."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.records.choices import ChoiceNode
+from legos.records.message import Draws, Generated, Tokens
+from legos.records.names import POLICY
+
+__all__ = ["Generated", "Grammar", "GrammarState", "Progress", "Request", "Result"]
+
+
+class GrammarState(Protocol):
+    """The state of one completion in a grammar; it is not shared with other completions."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the text is complete and nothing may follow."""
+        ...
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """[V] True for the token ids that may come next."""
+        ...
+
+    def advance(self, token: int) -> None:
+        """Advance the state by one token."""
+        ...
+
+
+@runtime_checkable
+class Grammar(Protocol):
+    """A constraint on the text of a completion."""
+
+    def begin(self) -> GrammarState:
+        """The state before the first token."""
+        ...
+
+
+class Request(Draws, frozen=True, kw_only=True):
+    """The data that an engine needs to sample one completion."""
+
+    prompt_ids: tuple[int, ...]  # [P] token ids of the prompt, P >= 1
+    max_tokens: int  # >= 1
+    end_ids: tuple[int, ...] = ()  # token ids that end the completion and are kept in it
+    choices: ChoiceNode | None = None  # legal answers; generation ends when one is complete
+    choice_texts: tuple[str, ...] = ()  # the same as texts, for engines on a server
+    stops: Callable[[tuple[int, ...]], bool] | None = None  # whether to end, after each token
+    stop: tuple[str, ...] = ()  # the texts that ``stops`` tests, for engines on a server
+    adapter: str = POLICY  # "base": the model without adapter; "NAME@VERSION" requires a version
+    grammar: Grammar | None = None  # constraint on the text of the completion
+    json_schema: str | None = None  # the schema of the grammar, for engines on a server
+    stream: bool = False  # True: deliver a ``Progress`` for every token, then the whole result
+
+
+class Progress(Tokens, frozen=True, kw_only=True):
+    """The tokens sampled for a streamed request since its last ``Progress``."""
+
+    @classmethod
+    def joined(cls, parts: Sequence["Progress"]) -> "Progress":
+        """Concatenate several parts."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            **{
+                name: tuple(x for part in parts for x in getattr(part, name))
+                for name in cls.__struct_fields__
+            }
+        )
+
+
+Result = Generated | Progress | Exception
+"""What a receiver gets for a request: tokens as they are sampled, then the result or an error."""

@@ -1,0 +1,92 @@
+"""Select the samples of a batch to train on, and count the tokens of those left out."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from msgspec.structs import replace
+
+from legos.records.sample import Sample, TrainingBatch
+
+__all__ = ["KEEP_ALL", "Selection", "only"]
+
+Tokens = tuple[int, ...]
+Group = tuple[str, str]
+ZERO = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Selects the samples of a batch to train on; by default all.
+
+    A group (arena, task and role) is left out only as a whole, if all its advantages are zero, so
+    that a play whose reward happens to equal the group's mean still counts in the normalisation.
+    Samples with token ids outside the vocabulary come from another tokenizer.
+
+    Sources: overlong filtering and dynamic sampling, DAPO, arXiv:2503.14476, sections 3.2 and 3.4.
+    """
+
+    overlong: bool = False  # leave out samples that the token limit cut off
+    zero_advantage: bool = False  # leave out groups in which all advantages are zero
+    num_vocabulary: int | None = None  # leave out samples with other token ids; None: not checked
+
+    def __call__(self, batch: TrainingBatch) -> tuple[TrainingBatch, Mapping[str, int]]:
+        """Select from one batch; the advantages were computed before, from all plays.
+
+        Returns:
+            The remaining batch, which counts only the tokens of its own samples, and the number of
+            tokens left out by reason.
+        """
+        removed: Counter[str] = Counter()
+        foreign = _foreign(batch, self.num_vocabulary)
+        if not (foreign or self.overlong or self.zero_advantage):
+            return batch, removed
+        alive = _alive(batch) if self.zero_advantage else set[Group]()
+        kept: list[Sample] = []
+        for sample in batch.samples:
+            if foreign and not foreign.isdisjoint((sample.token_ids, *sample.legal)):
+                removed["foreign_tokens"] += len(sample.positions)
+            elif self.overlong and sample.truncated:
+                removed["overlong"] += len(sample.positions)
+            elif self.zero_advantage and _group(sample) not in alive:
+                removed["zero_advantage"] += len(sample.positions)
+            else:
+                kept.append(sample)
+        return (_of(batch, kept) if removed else batch), removed
+
+
+KEEP_ALL = Selection()
+
+
+def only(batch: TrainingBatch, keep: Callable[[Sample], bool]) -> tuple[TrainingBatch, int]:
+    """The batch with only some samples, and the number of tokens of the others."""
+    kept = [sample for sample in batch.samples if keep(sample)]
+    if len(kept) == len(batch.samples):
+        return batch, 0
+    left = _of(batch, kept)
+    return left, sum(len(sample.positions) for sample in batch.samples) - left.tokens_generated
+
+
+def _of(batch: TrainingBatch, samples: Sequence[Sample]) -> TrainingBatch:
+    """The batch with only these samples and their tokens."""
+    tokens = sum(len(sample.positions) for sample in samples)
+    return replace(batch, samples=tuple(samples), tokens_generated=tokens, tokens_discarded={})
+
+
+def _foreign(batch: TrainingBatch, num_vocabulary: int | None) -> set[Tokens]:
+    """The token sequences, legal sets included, that contain ids outside the vocabulary."""
+    if num_vocabulary is None:
+        return set()
+    distinct = {sample.token_ids for sample in batch.samples}
+    distinct.update(chain.from_iterable(sample.legal for sample in batch.samples))
+    return {t for t in distinct if t and not 0 <= min(t) <= max(t) < num_vocabulary}
+
+
+def _alive(batch: TrainingBatch) -> set[Group]:
+    """The groups with at least one non-zero advantage."""
+    return {_group(s) for s in batch.samples if any(abs(a) > ZERO for a in s.advantages)}
+
+
+def _group(sample: Sample) -> Group:
+    return sample.group, sample.role

@@ -1,0 +1,95 @@
+"""Records that the trainer and a backend exchange: settings, pass results and updates."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.errors import ConfigError
+from legos.records.names import POLICY
+
+__all__ = [
+    "MICRO_BATCH_TOKENS",
+    "BackendConfig",
+    "MeasuredStep",
+    "PassResult",
+    "Stop",
+    "Update",
+    "never",
+]
+
+MICRO_BATCH_TOKENS = 4096
+Stop = Callable[[], bool]
+"""Whether a computation of several passes is to end before the next one; asked on any thread."""
+
+
+def never() -> bool:
+    """The ``Stop`` of what always computes all of its passes."""
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendConfig:
+    """Settings of a backend on any device."""
+
+    policies: tuple[str, ...] = (POLICY,)  # adapters that are trained, each separately
+    betas: tuple[float, float] = (0.9, 0.95)  # decay rates of AdamW's moments
+    weight_decay: float = 0.0  # AdamW's weight decay of the LoRA arrays
+    micro_batch_tokens: int = MICRO_BATCH_TOKENS  # padded tokens of a pass, shared prefixes once
+    gradient_checkpointing: bool = False  # recompute layers in the backward pass, to save memory
+    reference: Path | None = None  # adapter of the first KL reference; None: model without LoRA
+    restored: bool = False  # True: a checkpoint, which holds the reference, is restored next
+    memory_limit_bytes: int | None = None  # memory that may be used; None: most of the device's
+    report: Callable[[str], None] | None = None  # gets the memory plan; None: it is logged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassResult:
+    """The result of the forward and backward pass over all S samples of a step."""
+
+    loss: float
+    sums: tuple[float, ...]  # totals of ``legos.losses.metrics.SUMS`` over all tokens
+    grad_norm: float  # global gradient norm, before any scaling
+    logprobs: Sequence[NDArray[np.float32]]  # [S][A] nats before the step; empty if left out
+    row_limit: int | None = None  # tokens; longer samples did not fit into memory; None: all did
+    peak_bytes: int | None = None  # peak memory of the device, bytes; None: not measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """How the gradients of a step change the policy."""
+
+    learning_rate: float
+    max_grad_norm: float = 1.0  # gradients are scaled down to this norm
+    ema_decay: float | None = None  # share of its past that the EMA keeps; None: the policy itself
+    kl_refresh_steps: int | None = None  # updates between refreshes of the reference; None: never
+
+    def __post_init__(self) -> None:
+        """Check the ranges of the values.
+
+        Raises:
+            ConfigError: the message names the field and the value.
+        """
+        if not 0 <= self.learning_rate < math.inf:
+            raise ConfigError(f"learning_rate is {self.learning_rate}; expected a number >= 0")
+        if not self.max_grad_norm > 0:
+            raise ConfigError(f"max_grad_norm is {self.max_grad_norm}; expected more than 0")
+        if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
+            raise ConfigError(f"ema_decay is {self.ema_decay}; expected 0 or more, below 1")
+        if self.kl_refresh_steps is not None and self.kl_refresh_steps < 1:
+            raise ConfigError(
+                f"kl_refresh_steps is {self.kl_refresh_steps}; expected at least 1 update"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredStep:
+    """The gradients of a step with its time and memory, to check a device."""
+
+    gradients: NDArray[np.float64]  # [N] gradients of all LoRA arrays, concatenated
+    seconds: float
+    peak_bytes: int  # peak of the memory allocated in addition, bytes
+    shared: bool  # whether rows shared prefixes

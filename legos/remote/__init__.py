@@ -1,0 +1,1 @@
+"""Engines in other processes, and publishing adapters to them."""

@@ -1,0 +1,242 @@
+"""Publish to many servers that share the work: the newest version wins, and nobody waits for one.
+
+Each server has a task that gives it what it lacks, one adapter after the other. While it loads one,
+newer versions replace each other, so a server that was slow or stopped gets the newest and none of
+those between. An adapter never changes and is loaded as a whole, so no server has half a version.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import NamedTuple, Protocol
+
+from legos.clients.pool import all_done
+from legos.errors import AdapterError, EndpointError, EngineError
+from legos.protocols import Publisher
+from legos.records.names import adapter_name
+from legos.weights.adapter import Adapter, AdapterInfo
+
+__all__ = ["Broadcaster", "Reader"]
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 1.0  # how long later servers are waited for, in times that the first one took
+GRACE_S = 0.02  # and at least
+AGAIN_S = 5.0  # between attempts at a server that fails
+
+
+class Reader(Publisher, Protocol):
+    """Loads adapters into one server."""
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class _Version(NamedTuple):
+    """A version of a name; ``adapter`` None drops the name."""
+
+    number: int  # how many versions of the name were published before it
+    adapter: Adapter | None
+
+
+class _Server:
+    """One server: what it has and what it lacks."""
+
+    def __init__(self, name: str, reader: Reader) -> None:
+        self.name, self.reader = name, reader
+        self.has: dict[str, _Version] = {}
+        self.lacks: dict[str, _Version] = {}
+        self.met = False  # whether it has ever loaded anything
+        self.failure: Exception | None = None  # of its newest attempt
+        self.task: asyncio.Task[None] | None = None
+
+    def up_to(self, name: str, number: int) -> bool:
+        """Whether it has this version of a name, or a newer one."""
+        return name in self.has and self.has[name].number >= number
+
+
+class _Pending:
+    """Servers of which something is not yet true; each is asked until it is, and not again.
+
+    So a publication costs time in proportion to the servers, not to their square.
+    """
+
+    def __init__(self, servers: Iterable[_Server]) -> None:
+        self._left = list(servers)
+
+    def all(self, ended: Callable[[_Server], bool]) -> bool:
+        """Whether it is or was true of every server."""
+        while self._left and ended(self._left[-1]):
+            self._left.pop()
+        return not self._left
+
+
+class Broadcaster:
+    """Publishes to many servers at once.
+
+    ``publish`` returns when the servers that keep up have the adapter: once the first one has it,
+    the others get as long again (at least 20 ms). A server that is later is not
+    waited for again before it has caught up, and ``holds`` says that it lacks the version. The
+    first adapter of all is waited for at every server, so that a wrong address ends the run at its
+    start. It belongs to one event loop.
+
+    Source: the rule for stragglers is that of backup workers, arXiv:1604.00981, with the first
+    answer in place of a fixed number.
+    """
+
+    def __init__(self, readers: Iterable[tuple[str, Reader]]) -> None:
+        """Make a broadcaster; nothing is sent yet.
+
+        Args:
+            readers: name of each server and what loads adapters into it; at least one. Names are
+                for the lags and the log.
+        """
+        self._servers = [_Server(*each) for each in readers]
+        self._newest: dict[str, _Version] = {}
+        self._numbers: dict[str, int] = {}  # of the newest version of each name, dropped ones too
+        self._settled: dict[str, int] = {}  # name -> number of the version that requests expect
+        self._changed = asyncio.Condition()
+        self._refusal: Exception | None = None
+
+    async def publish(self, adapter: Adapter) -> AdapterInfo:
+        """Load an adapter; return once it is live on the servers that keep up.
+
+        Raises:
+            AdapterError: a server refuses it, or one published before.
+            EngineError: no server answers, or one does not at the first adapter.
+        """
+        info = adapter.info
+        former = self._newest.get(adapter.name)
+        if former is None or former.adapter is None or former.adapter.info != info:
+            self._newest[adapter.name] = _Version(self._number(adapter.name), adapter)
+        version = self._newest[adapter.name]
+        await self._spread(adapter.name, version, lambda s: s.up_to(adapter.name, version.number))
+        self._settled[adapter.name] = version.number
+        return info
+
+    async def drop(self, name: str) -> None:
+        """Drop an adapter everywhere; running requests finish with it.
+
+        Raises:
+            AdapterError: no adapter of that name was published.
+            EngineError: no server answers.
+        """
+        if name not in self._newest:
+            raise AdapterError(f"adapter {name!r} is not live, so it cannot be dropped")
+        del self._newest[name]
+        self._settled.pop(name, None)
+        dropped = _Version(self._number(name), None)
+        await self._spread(name, dropped, lambda s: name not in s.has and name not in s.lacks)
+
+    def holds(self, index: int, adapter: str) -> bool:
+        """Whether a server has the version of an adapter that requests expect.
+
+        Args:
+            index: place of the server among the readers.
+            adapter: ``NAME``, whose newest published version is expected, or ``NAME@VERSION``.
+        """
+        name = adapter_name(adapter)
+        expected, has = self._settled.get(name), self._servers[index].has.get(name)
+        if expected is None:
+            return True  # not published here: the base model, or an adapter of the server's own
+        if has is None or has.adapter is None:
+            return False
+        wanted = adapter.partition("@")[2]
+        return str(has.adapter.version) == wanted if wanted else has.number >= expected
+
+    def lags(self) -> dict[str, int]:
+        """Name of each server -> by how many versions it is behind, of the name where most."""
+        newest = dict(self._newest)
+        return {
+            server.name: max(
+                (
+                    version.number - (has.number if (has := server.has.get(name)) else -1)
+                    for name, version in newest.items()
+                ),
+                default=0,
+            )
+            for server in self._servers
+        }
+
+    async def aclose(self) -> None:
+        """Stop publishing, and close the connections."""
+        tasks = [server.task for server in self._servers if server.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await all_done(server.reader.aclose() for server in self._servers)
+
+    def _number(self, name: str) -> int:
+        """The number of the next version of a name."""
+        self._numbers[name] = self._numbers.get(name, -1) + 1
+        return self._numbers[name]
+
+    async def _spread(self, name: str, version: _Version, done: Callable[[_Server], bool]) -> None:
+        """Give every server something, and wait for those that keep up."""
+        punctual = [server for server in self._servers if not server.lacks]
+        new = [server for server in punctual if not server.met]
+        for server in self._servers:
+            if not done(server) or server.lacks:
+                server.lacks[name] = version
+                if server.task is None or server.task.done():
+                    server.task = asyncio.create_task(self._serve(server))
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        everyone, first, late = map(_Pending, (self._servers, new, punctual))
+
+        def ended(server: _Server) -> bool:
+            return done(server) or server.failure is not None
+
+        def one_has_it() -> bool:
+            return any(map(done, self._servers))
+
+        async with self._changed:
+            await self._changed.wait_for(
+                lambda: self._refusal or everyone.all(ended) or (first.all(ended) and one_has_it())
+            )
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(GRACE_S, PATIENCE * (loop.time() - started))):
+                    await self._changed.wait_for(lambda: self._refusal or late.all(ended))
+        self._raise(name, new if one_has_it() else self._servers)
+
+    def _raise(self, name: str, servers: list[_Server]) -> None:
+        """Raise what a server refused, or the first failure of some servers."""
+        if self._refusal is not None:
+            raise self._refusal
+        failures = [server.failure for server in servers if server.failure is not None]
+        if failures:
+            failures[0].add_note(f"{len(failures)} of {len(self._servers)} servers lack {name!r}")
+            raise failures[0]
+
+    async def _serve(self, server: _Server) -> None:
+        """Give a server what it lacks until it has everything."""
+        while server.lacks:
+            name, version = next(iter(server.lacks.items()))
+            try:
+                await self._give(server, name, version)
+            except (EngineError, EndpointError) as error:
+                logger.warning("%s misses %r, and is asked again: %s", server.name, name, error)
+                server.failure = error
+                server.has.clear()  # it may have started again, without adapters
+                server.lacks = dict(self._newest)
+            except Exception as error:  # raised where the next adapter is published
+                self._refusal = error
+                server.lacks.clear()
+            else:
+                server.met, server.failure = True, None
+                if server.lacks.get(name) is version:
+                    del server.lacks[name]
+            async with self._changed:
+                self._changed.notify_all()
+            if server.failure is not None:
+                await asyncio.sleep(AGAIN_S)
+
+    async def _give(self, server: _Server, name: str, version: _Version) -> None:
+        if version.adapter is not None:
+            await server.reader.publish(version.adapter)
+            server.has[name] = version
+        elif name in server.has:
+            await server.reader.drop(name)
+            del server.has[name]

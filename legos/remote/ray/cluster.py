@@ -1,0 +1,119 @@
+"""Connect to a Ray cluster, and check that every node can take part in a run."""
+
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from legos.errors import ConfigError, EngineError
+from legos.remote.ray.kit import check_kit, kit_digest
+from legos.remote.ray.library import RayError, RayTaskError, cause_of, first_line, ray
+
+__all__ = ["SPREAD", "check_nodes", "connect", "disconnect"]
+
+PROBE_S = 10.0  # how long a host may take to accept a connection
+ANSWER_S = 60.0  # how long a node may take to start a process and answer
+SPREAD = "SPREAD"  # actors are placed on the nodes in turn
+
+
+def connect(address: str, *, num_cpus: int | None = None) -> bool:
+    """Connect this process to a cluster, unless it is connected already.
+
+    Args:
+        address: ``local`` starts a cluster of this machine alone, which ends with this process;
+            ``auto`` takes the one that runs on this machine or that ``RAY_ADDRESS`` names;
+            otherwise ``HOST:PORT`` of a cluster.
+        num_cpus: for ``local``: number of processors that the cluster may use; None: all.
+
+    Returns:
+        Whether this call made the connection, so that the caller closes it (``ray.shutdown``).
+
+    Raises:
+        ConfigError: it is no address.
+        EngineError: nothing answers there.
+    """
+    if ray.is_initialized():
+        return False
+    if address not in ("local", "auto"):
+        _probe(address)
+    if address == "local":
+        os.environ.setdefault("RAY_worker_niceness", "0")  # engines are as urgent as the trainer
+    options: dict[str, Any] = {"num_cpus": num_cpus} if address == "local" else {}
+    try:
+        ray.init(
+            address=address,
+            include_dashboard=False if address == "local" else None,
+            log_to_driver=False,
+            logging_level="ERROR",
+            **options,
+        )
+    except (ConnectionError, RayError, RuntimeError, ValueError, TimeoutError) as error:
+        with suppress(Exception):  # what was begun before the error
+            ray.shutdown()
+        raise EngineError(
+            f"no Ray cluster answers at {address!r} ({first_line(error)[:200]}); start one with "
+            "`ray start --head`, give the address that it prints, or use --ray local"
+        ) from error
+    return True
+
+
+def _probe(address: str) -> None:
+    """Open a connection, because Ray tries for minutes at an address where nothing listens.
+
+    Raises:
+        ConfigError: it is no address.
+        EngineError: nothing listens there.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "//" in host:
+        raise ConfigError(f"ray is {address!r}; expected local, auto, or HOST:PORT of a cluster")
+    try:
+        socket.create_connection((host, int(port)), timeout=PROBE_S).close()
+    except OSError as error:
+        raise EngineError(
+            f"no Ray cluster answers at {address!r} ({error.strerror or error}); start one with "
+            "`ray start --head`, give the address that it prints, or use --ray local"
+        ) from error
+
+
+def disconnect() -> None:
+    """Close the connection; a cluster of this process, and all processes of the run, end."""
+    ray.shutdown()
+
+
+def check_nodes() -> int:
+    """Check that every node has this version of the kit; returns the number of nodes.
+
+    Raises:
+        ConfigError: a node has another version, or none.
+        EngineError: a node does not answer.
+    """
+    task = ray.remote(num_cpus=0, max_retries=0)(check_kit)
+    affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    expected = kit_digest()
+    asked: Mapping[Any, str] = {
+        task.options(scheduling_strategy=affinity(node["NodeID"], soft=False)).remote(
+            expected, node=node["NodeManagerAddress"]
+        ): node["NodeManagerAddress"]
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+    ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_S)
+    if late:
+        raise EngineError(
+            f"node {asked[late[0]]} did not start a process in {ANSWER_S:.0f} s; look at its Ray "
+            "logs, or take it out of the cluster"
+        )
+    for reference in ready:
+        try:
+            ray.get(reference)
+        except RayTaskError as error:
+            cause = cause_of(error)
+            if isinstance(cause, ConfigError):
+                raise cause from None
+            raise ConfigError(
+                f"node {asked[reference]} cannot run legos: {first_line(cause)[:200]}; install the "
+                "same version of legos on every node"
+            ) from error
+    return len(asked)

@@ -1,0 +1,144 @@
+"""The part of a vLLM server's HTTP interface that is about adapters."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from legos.clients.transport import Transport, decoded, server_root
+from legos.errors import AdapterError, EndpointError, RequestError
+from legos.remote.vllm.completions import Query, body_of, drawn_of
+
+__all__ = ["VllmApi"]
+
+T = TypeVar("T")
+REQUEST_S = 120.0  # maximum time of one request
+_LORA = b"vllm:lora_requests_info"  # a metric that only servers with LoRA have
+_SLOTS = re.compile(r'^vllm:lora_requests_info\{[^}]*max_lora="([0-9]{1,9})"', re.MULTILINE)
+_FLAGS = (  # text of vLLM's refusal -> what mends it
+    (r"max_lora_rank|lora rank", "start the server with a larger --max-lora-rank"),
+    (r"lora is not enabled|enable.lora", "start the server with --enable-lora"),
+    (
+        r"\(40[45]\)(: not found)?;|does not exist \(40[45]\)",
+        "start the server with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True",
+    ),
+    (r"no adapter found|no such file", "the server must see this folder under the same path"),
+)
+
+
+class VllmApi:
+    """Loads and unloads adapters, and asks what the server computes with them.
+
+    Every method raises ``EndpointError`` if the server fails; nothing is tried again.
+    """
+
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+        """Describe a server; nothing is sent yet.
+
+        Args:
+            url: its address, with or without ``/v1``.
+            api_key: bearer token.
+        """
+        self.url = server_root(url)
+        self._transport = Transport(
+            self.url, api_key=api_key, timeout_s=REQUEST_S, max_connections=8, retries=0
+        )
+
+    async def listed(self) -> Mapping[str, str]:
+        """Name of each model at the server -> its path; the base model comes first."""
+        return await self._request("GET", "/v1/models", _models)
+
+    async def base(self) -> str:
+        """Name and path of the base model, for comparison and for messages."""
+        name, path = next(iter((await self.listed()).items()), ("none", ""))
+        return f"{name!r} ({path})"
+
+    async def load(self, name: str, place: str, *, base_model: str) -> None:
+        """Load an adapter, or find it loaded from the same place.
+
+        Args:
+            name: its name at the server.
+            place: its folder in PEFT's format, as the server sees it.
+            base_model: the server's name of the base model.
+
+        Raises:
+            AdapterError: the server refuses it; the message names the flag that mends it.
+        """
+        body = {"lora_name": name, "lora_path": place}
+        try:
+            await self._request("POST", "/v1/load_lora_adapter", bytes, json=body)
+        except (RequestError, EndpointError) as error:
+            if (await self.listed()).get(name) == place:
+                return
+            await self.logprobs(base_model, (1,), (1,))  # otherwise its engine failed
+            text = f"{error};".lower()
+            mend = "; ".join(flag for reason, flag in _FLAGS if re.search(reason, text))
+            if isinstance(error, EndpointError) and not mend:  # such as a connection that was cut
+                raise
+            raise AdapterError(f"adapter {name} cannot be loaded: {error}; {mend}") from error
+
+    async def unload(self, name: str) -> None:
+        """Unload an adapter, unless it is not loaded."""
+        try:
+            await self._request("POST", "/v1/unload_lora_adapter", bytes, json={"lora_name": name})
+        except RequestError:
+            if name in await self.listed():
+                raise
+
+    async def logprobs(
+        self, name: str, prompt: Sequence[int], watched: Sequence[int]
+    ) -> NDArray[np.float64]:
+        """[K] nats of K tokens as the next one after a prompt, at temperature 1.
+
+        vLLM's ``prompt_logprobs`` would give more positions, but applies LoRA on the output head to
+        wrong rows, and kills the engine where other requests are in the batch.
+        """
+        query = Query(adapter=name, max_tokens=1, watched=tuple(watched))
+        body = body_of(query, [tuple(prompt)], model=name)
+
+        def read(answer: bytes) -> NDArray[np.float64]:
+            (drawn,) = drawn_of(answer, query, 1)
+            if not drawn.others:  # it was aborted, or the server does not know logprob_token_ids
+                raise EndpointError("the vLLM server's answer lacks log-probabilities asked for")
+            return np.array([drawn.others[0][token] for token in watched], np.float64)
+
+        return await self._request("POST", "/v1/completions", read, json=body)
+
+    async def slots(self) -> int | None:
+        """Number of adapters that can answer at the same time; None: the server does not say."""
+        return await self._request("GET", "/metrics", _slots)
+
+    async def has_lora(self) -> bool:
+        """Whether it was started with ``--enable-lora``."""
+        return await self._request("GET", "/metrics", lambda answer: _LORA in answer)
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections."""
+        await self._transport.aclose()
+
+    async def _request(
+        self, method: str, path: str, read: Callable[[bytes], T], *, json: Any = None
+    ) -> T:
+        return await self._transport.request(method, path, read, json=json)
+
+
+class _Model(msgspec.Struct):
+    id: str
+    root: str | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+def _models(answer: bytes) -> Mapping[str, str]:
+    return {model.id: model.root or "" for model in decoded(answer, _Models).data}
+
+
+def _slots(answer: bytes) -> int | None:
+    """``--max-loras`` in the text of vLLM's metrics, where it reports them."""
+    found = _SLOTS.search(answer.decode(errors="replace"))
+    return None if found is None else int(found[1])

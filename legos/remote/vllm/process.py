@@ -1,0 +1,223 @@
+"""A server in a process of its own, which lives no longer than this process: vLLM, or ours."""
+
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+from legos.errors import EngineError
+from legos.remote.vllm import guardian
+from legos.remote.vllm.command import vllm_environment
+
+__all__ = ["Command", "ServerProcess", "hold_port", "vllm_process"]
+
+logger = logging.getLogger(__name__)
+LOOPBACK = "127.0.0.1"
+START_S = 900.0  # a large model is read from disk and compiled
+CHECK_S, REPORT_S = 0.3, 10.0
+SHOWN_LINES = 12  # of the log, in an error
+_ERROR = re.compile(r"\bERROR\b.*\b\w+(Error|Exception): ")
+STOP_S = guardian.GRACE_S + 4.0
+
+Command = Callable[[int], Sequence[str]]
+"""The command line of a server from its port."""
+
+
+def hold_port(host: str = LOOPBACK) -> socket.socket:
+    """A socket with a free port, which no other program gets until it is closed.
+
+    A server that is told the port can listen there meanwhile: on Linux alone, and if it sets
+    SO_REUSEADDR, as servers do.
+    """
+    held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((host, 0))
+    return held
+
+
+class ServerProcess:
+    """Starts a server, waits until it answers, and stops it with everything it started.
+
+    A guardian process between the two ends the server also when this process is killed.
+
+    Attributes:
+        url: address of the server.
+        log: file that receives the server's output.
+    """
+
+    def __init__(
+        self,
+        command: Command,
+        *,
+        port: int = 0,
+        log: Path,
+        host: str = LOOPBACK,
+        program: str = "the server",
+        environment: Callable[[], Mapping[str, str]] = lambda: os.environ,
+        say: Callable[[str], object] = logger.info,
+        start_s: float = START_S,
+    ) -> None:
+        """Describe a server; nothing is started yet.
+
+        Args:
+            command: its command line.
+            port: its port; 0: a free one, which nothing else gets until ``close``.
+            log: receives its output, after what the file holds.
+            host: its address.
+            program: its name, for messages.
+            environment: returns its environment at each start.
+            say: receives its progress while it starts, one line at a time.
+            start_s: maximum time until it answers, seconds.
+        """
+        self._held = hold_port(host) if port == 0 else None
+        if self._held is not None:
+            port = self._held.getsockname()[1]
+            if sys.platform != "linux":  # a server could not listen there
+                self._held.close()
+        self.url = f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}"
+        self.log = log
+        self._command = list(command(port))
+        self._program = program
+        self._environment = environment
+        self._say = say
+        self._start_s = start_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._begins = 0  # where the log of the newest process begins
+        self._closed = threading.Event()
+
+    @property
+    def running(self) -> bool:
+        """Whether the process has been started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """Number of the guardian's process and of the group of all; None: none was started."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start the process; ``wait`` waits until it answers."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        line = [sys.executable, "-I", "-S", guardian.__file__, *self._command]
+        with self.log.open("ab") as log:
+            self._begins = log.tell()
+            self._process = subprocess.Popen(
+                line,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment(),
+                start_new_session=True,
+            )
+
+    def wait(self) -> None:
+        """Wait until the server answers.
+
+        Raises:
+            EngineError: it ended or did not answer in time; the message shows the end of its log.
+        """
+        started = time.monotonic()
+        reported = started - 2 * REPORT_S  # the first line comes at once
+        while not self._answers():
+            now = time.monotonic()
+            if self._closed.wait(CHECK_S):
+                raise EngineError(f"{self._program} at {self.url} was stopped while it started")
+            if not self.running:
+                raise EngineError(f"{self._program} ended before it answered.\n{self.end_of_log()}")
+            if now - started > self._start_s:
+                self._end()
+                raise EngineError(
+                    f"{self._program} did not answer within {self._start_s:g} s.\n"
+                    f"{self.end_of_log()}"
+                )
+            if now - reported > REPORT_S:
+                reported = now
+                so_far = f", {now - started:.0f} s so far" if now - started > REPORT_S else ""
+                self._say(f"{self._program} is starting{so_far} (log: {self.log})")
+
+    def restart(self) -> None:
+        """Stop what is left of the process, start it again, and wait until it answers.
+
+        Raises:
+            EngineError: it ended or did not answer in time, or ``close`` was called.
+        """
+        self._end()
+        self.start()
+        self.wait()
+
+    def close(self) -> None:
+        """Stop the server and everything that it started."""
+        self._closed.set()
+        self._end()
+        if self._held is not None:
+            self._held.close()
+
+    def end_of_log(self) -> str:
+        """The first error in the newest process's log, and its last lines."""
+        with self.log.open("rb") as file:
+            file.seek(self._begins)
+            lines = [line for line in file.read().decode(errors="replace").splitlines() if line]
+        shown = "\n".join(f"  {line[:300]}" for line in lines[-SHOWN_LINES:])
+        errors = [line for line in lines[:-SHOWN_LINES] if _ERROR.search(line)]
+        cause = f"Its first error: {errors[0][:1000]}\n" if errors else ""
+        return f"{cause}The end of its log, {self.log}:\n{shown}"
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=5.0, trust_env=False).is_success
+        except httpx.HTTPError:
+            return False
+
+    def _end(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
+        with suppress(ProcessLookupError):  # also where only the guardian was killed
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        self._process = None
+
+
+def vllm_process(
+    command: Command,
+    *,
+    port: int = 0,
+    log: Path,
+    host: str = LOOPBACK,
+    api_key: str | None = None,
+    say: Callable[[str], object] = logger.info,
+) -> ServerProcess:
+    """A vLLM server, with the environment that it needs here; see ``ServerProcess``.
+
+    Args:
+        command: see ``vllm_command``.
+        port: its port; 0: a free one.
+        log: receives its output.
+        host: its address.
+        api_key: key that it asks for.
+        say: receives its progress while it starts.
+    """
+    key = {} if api_key is None else {"VLLM_API_KEY": api_key}
+    return ServerProcess(
+        command,
+        port=port,
+        log=log,
+        host=host,
+        program="vllm serve",
+        environment=lambda: vllm_environment(os.environ, command(port)) | key,
+        say=say,
+    )

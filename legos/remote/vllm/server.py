@@ -1,0 +1,174 @@
+"""One vLLM server as a part of an engine: token ids go there in lists, and answers come back."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from msgspec.structs import replace
+
+from legos.clients.health import healthy
+from legos.clients.lists import RequestLists
+from legos.clients.transport import Transport, api_root, server_name
+from legos.errors import EndpointError, EngineError, NotFoundError, RequestError
+from legos.records.request import Generated, Request
+from legos.remote.vllm.completions import Drawn, Query, body_of, drawn_of, generated_of, query_of
+from legos.remote.vllm.live import LiveAdapters
+from legos.remote.vllm.scores import score_prompts, token_scores_body, token_scores_of
+
+__all__ = ["VllmServer"]
+
+CONNECTIONS = 256
+REQUEST_S = 600.0  # maximum time of one answer
+MOST_ABORTS, ABORTED_S = 20, 0.5  # how often a prompt is asked again, and the pause before
+_Prompt = tuple[int, ...]
+_Answer = tuple[Drawn, int]
+"""What was sampled, and the version of the adapter that sampled it."""
+
+
+class VllmServer:
+    """Implements ``legos.clients.remote.RemoteServer``; it belongs to one event loop.
+
+    Differences from an engine in this process: seeds have no effect, and a running request keeps
+    the adapter that it began with.
+    """
+
+    def __init__(
+        self, url: str, live: LiveAdapters, *, api_key: str | None = None, has_lora: bool = True
+    ) -> None:
+        """Describe a server; nothing is sent yet.
+
+        Args:
+            url: its address.
+            live: the adapters that are live there.
+            api_key: bearer token.
+            has_lora: whether it was started with ``--enable-lora``; it then cannot score by token.
+        """
+        self._live, self._url, self._has_lora = live, url, has_lora
+        self._transport = Transport(
+            api_root(url),
+            api_key=api_key,
+            timeout_s=REQUEST_S,
+            max_connections=CONNECTIONS,
+            retries=1,
+        )
+        self._lists = RequestLists(self._drawn)
+
+    async def answer(self, request: Request) -> Generated:
+        """Sample one completion; see ``RemoteServer``."""
+        query = query_of(request)
+        if request.restrict:
+            return await self._restricted(query, request)
+        drawn, version = await self._ask(query, request.prompt_ids)
+        return generated_of(drawn, request, version=version)
+
+    async def score(
+        self,
+        prompts: Sequence[tuple[_Prompt, Sequence[_Prompt]]],
+        *,
+        end_ids: Sequence[int],
+        adapter: str,
+        by_token: bool = False,
+    ) -> list[list[float]]:
+        """Log-probability of each continuation, nats; see ``Engine.score``.
+
+        Raises:
+            RequestError: the server refuses it, or has LoRA and cannot score by token.
+        """
+        if by_token:
+            return await self._by_token(prompts, adapter)
+
+        async def ask(query: Query, prompt: _Prompt) -> Mapping[int, float]:
+            return (await self._ask(query, prompt))[0].others[0]
+
+        return await score_prompts(prompts, end_ids=end_ids, adapter=adapter, ask=ask)
+
+    @property
+    def name(self) -> str:
+        """Its host and port."""
+        return server_name(self._url)
+
+    async def healthy(self) -> bool:
+        """Whether it answers within some seconds; see ``Pooled``."""
+        return await healthy(self._url)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._transport.aclose()
+
+    async def _ask(self, query: Query, prompt: _Prompt) -> _Answer:
+        """The answer to one prompt, which travels with the others of this turn.
+
+        Raises:
+            RequestError: the server refuses it.
+            EngineError: the server does not come back, or keeps aborting it.
+        """
+        for _ in range(MOST_ABORTS):
+            drawn, version = await self._lists.ask(query, prompt)
+            if drawn.finish_reason is not None:
+                return drawn, version
+            await asyncio.sleep(ABORTED_S)
+        raise EngineError(f"the vLLM server aborted a request {MOST_ABORTS} times in a row")
+
+    async def _by_token(
+        self, prompts: Sequence[tuple[_Prompt, Sequence[_Prompt]]], adapter: str
+    ) -> list[list[float]]:
+        """Log-probability of each token of the one continuation of each prompt, nats."""
+        if self._has_lora:
+            raise RequestError(
+                f"the vLLM server at {self._url} cannot score by token: with --enable-lora vLLM's "
+                "prompt_logprobs are wrong or end its engine; start one without LoRA for it"
+            )
+        rows = [(prompt, answer) for prompt, (answer,) in prompts]
+
+        async def ask() -> list[list[float]]:
+            with self._live.use(adapter) as served:
+                body = token_scores_body(rows, model=served.model)
+                read = partial(token_scores_of, rows=rows)
+                return await self._transport.request("POST", "/completions", read, json=body)
+
+        return await self._live.recovery.persist(ask)
+
+    async def _drawn(self, query: Query, prompts: Sequence[_Prompt]) -> list[_Answer]:
+        """The answers to a list; the server is brought back after a failure.
+
+        Raises:
+            RequestError: the server refuses the list, or no such adapter is live.
+            EngineError: the server does not come back.
+        """
+        read = partial(drawn_of, query=query, count=len(prompts))
+
+        async def draw() -> list[_Answer]:
+            with self._live.use(query.adapter) as served:
+                body = body_of(query, prompts, model=served.model)
+                try:
+                    found = await self._transport.request("POST", "/completions", read, json=body)
+                except NotFoundError as error:  # the server has lost the adapter
+                    raise EndpointError(str(error)) from error
+                return [(drawn, served.version) for drawn in found]
+
+        return await self._live.recovery.persist(draw)
+
+    async def _restricted(self, query: Query, request: Request) -> Generated:
+        """Sample legal tokens only, one request for each token that is not the only legal one."""
+        node = request.choices
+        token_ids: _Prompt = ()
+        logprobs: list[float] = []
+        versions: list[int] = []
+        legal: list[_Prompt] = []
+        while node is not None and node.children and len(token_ids) < request.max_tokens:
+            prompt = request.prompt_ids + token_ids
+            one = replace(query, max_tokens=1, allowed=node.legal)
+            drawn, version = await self._ask(one, prompt)
+            legal.append(node.legal)
+            logprobs += drawn.logprobs
+            versions.append(version)
+            token_ids += drawn.token_ids
+            node = node.children.get(token_ids[-1])
+        closed = node is None or not node.children
+        return Generated(
+            token_ids=token_ids,
+            logprobs=tuple(logprobs),
+            versions=tuple(versions),
+            legal=tuple(legal),
+            finish_reason="stop" if closed else "length",
+        )

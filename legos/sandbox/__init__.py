@@ -1,0 +1,1 @@
+"""Call functions of strangers in processes that are killed at a limit."""

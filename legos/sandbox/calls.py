@@ -1,0 +1,319 @@
+"""Call functions in other processes that are killed when a call exceeds a limit.
+
+Process pools of other libraries limit time at most, and kill one process but not those that it has
+started; so this pool has processes of its own, each the leader of a process group.
+"""
+
+import asyncio
+import inspect
+import math
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
+from importlib.machinery import PathFinder
+from typing import Any
+
+from msgspec import Struct
+
+from legos.errors import ArenaError, RunError, text_of
+from legos.records.numbers import brief, number
+from legos.sandbox import worker
+from legos.sandbox.worker import BEGAN, HEADER, message
+
+__all__ = ["CallLimits", "CallPool"]
+
+TICK_S = 0.05  # seconds between two checks of the running calls
+LOAD_S = 120.0  # seconds in which a process must start and import the function's module
+END_S = 5.0  # seconds in which a process that closed its socket usually ends by itself
+MAX_PROCESSES = 32  # processes of one call at a time, its own included
+MIB = 1 << 20
+
+
+class CallLimits(Struct, frozen=True, kw_only=True):
+    """The limits of one call."""
+
+    timeout_s: float  # seconds that the function may take, without the import of its module
+    memory_mb: float  # resident memory of its processes together, MiB
+    output_mb: float  # what it prints, writes into one file, or returns, MiB
+
+    def __post_init__(self) -> None:
+        """Check the limits.
+
+        Raises:
+            ArenaError: one is not above 0, or not finite; the message names it.
+        """
+        for name in self.__struct_fields__:
+            if not 0 < number(getattr(self, name)) < math.inf:
+                given = brief(getattr(self, name))
+                raise ArenaError(f"{name} of run() is {given}; expected a finite number above 0")
+
+
+class CallPool:
+    """Processes for calls, one call at a time each; started when they are needed.
+
+    A thread checks the limits, so that they hold also while the event loop is blocked.
+    """
+
+    def __init__(self, size: int | None = None) -> None:
+        """Make a pool; no process is started yet.
+
+        Args:
+            size: maximum number of simultaneous calls, others wait; None: number of cores.
+        """
+        self._free = asyncio.Semaphore(size or os.cpu_count() or 1)
+        self._idle: list[_Process] = []
+        self._busy: set[_Process] = set()
+        self._working = threading.Event()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    async def call(
+        self, function: Callable[..., Any], args: Sequence[Any], limits: CallLimits
+    ) -> Any:
+        """Call a function in another process and return its result.
+
+        Raises:
+            RunError: the call exceeded a limit, or its process died.
+            ArenaError: the function or an argument cannot be sent to another process.
+            Exception: what the function raised.
+        """
+        name = getattr(function, "__qualname__", repr(function))
+        packed = _packed(function, args, name)
+        async with self._free:
+            process = self._next()
+            self._watch(process)
+            try:
+                kind, value, usable = await process.call(packed, limits)
+            except (OSError, EOFError):
+                try:
+                    await asyncio.to_thread(process.let_end)
+                finally:
+                    process.kill()
+                raise RunError(f"run({name}): {process.ended}") from None
+            except BaseException:
+                process.kill()
+                raise
+            finally:
+                self._busy.discard(process)
+            if usable:
+                self._idle.append(process)
+            else:
+                process.kill()
+        if kind == "output":
+            raise RunError(f"run({name}): {_too_much('output', limits.output_mb)}")
+        if kind == "returned":
+            return pickle.loads(value)
+        error, story = pickle.loads(value)
+        error.add_note(f"in the process of run({name}):\n{story.rstrip()}")
+        raise error
+
+    def close(self) -> None:
+        """Kill all processes."""
+        self._closed = True
+        self._working.set()
+        if self._thread is not None:
+            self._thread.join()
+        for process in (*self._idle, *self._busy):
+            process.kill()
+
+    def _next(self) -> "_Process":
+        """A process that waits for a call."""
+        while self._idle:
+            process = self._idle.pop()
+            if process.alive:
+                return process
+            process.kill()
+        return _Process()
+
+    def _watch(self, process: "_Process") -> None:
+        """Check the limits of a process from now on."""
+        self._busy.add(process)
+        self._working.set()
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._keep_limits, name="legos-calls", daemon=True
+            )
+            self._thread.start()
+
+    def _keep_limits(self) -> None:
+        """In the thread: kill the processes of calls beyond a limit.
+
+        Only time in which this process ran counts, so a call survives the sleep of a laptop.
+        """
+        last = time.monotonic()
+        while not self._closed:
+            time.sleep(TICK_S)
+            now = time.monotonic()
+            passed, last = min(now - last, 2 * TICK_S), now
+            busy = tuple(self._busy)
+            groups = _groups(process.pid for process in busy)
+            for process in busy:
+                process.check(passed, groups[process.pid])
+            if not busy:
+                self._working.clear()
+                if not self._busy and not self._closed:
+                    self._working.wait()
+                last = time.monotonic()
+
+
+class _Process:
+    """One process, the leader of a process group and session."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
+        with theirs:
+            number = theirs.fileno()
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", worker.__name__, str(number)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(number,),
+                start_new_session=True,
+            )
+        self.pid = self._popen.pid
+        self._age_s = 0.0
+        self._limits = CallLimits(timeout_s=LOAD_S, memory_mb=1.0, output_mb=1.0)
+        self._loading = True
+        self._exceeded: str | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can take a call."""
+        return self._exceeded is None and self._popen.poll() is None
+
+    @property
+    def ended(self) -> str:
+        """Why a killed process has ended, for a message."""
+        if self._exceeded is not None:
+            return self._exceeded
+        code = self._popen.returncode
+        if code is not None and code < 0:
+            return f"its process was ended by {signal.Signals(-code).name}"
+        return f"its process ended with exit code {code}"
+
+    async def call(self, packed: bytes, limits: CallLimits) -> tuple[str, bytes, bool]:
+        """Send a call and return the answer.
+
+        Raises:
+            OSError, EOFError: the process has ended.
+        """
+        output = int(limits.output_mb * MIB)
+        self._age_s, self._loading, self._limits = 0.0, True, limits
+        request = pickle.dumps((sys.path, output, int(limits.memory_mb * MIB / 2), packed))
+        await asyncio.get_running_loop().sock_sendall(self._socket, message(request))
+        answer = await self._receive()
+        if answer == BEGAN:
+            self._age_s, self._loading = 0.0, False
+            answer = await self._receive()
+        return pickle.loads(answer)
+
+    def check(self, passed: float, members: Sequence[int]) -> None:
+        """Kill the process if its call is beyond a limit.
+
+        Args:
+            passed: seconds since the last check.
+            members: the processes of its group.
+        """
+        self._age_s += passed
+        limits = self._limits
+        if self._age_s > (LOAD_S if self._loading else limits.timeout_s):
+            what = "starting its process and importing its module" if self._loading else "it"
+            limit = LOAD_S if self._loading else limits.timeout_s
+            self._exceeded = f"{what} took longer than {limit:g} s and was stopped"
+        elif len(members) > MAX_PROCESSES:
+            self._exceeded = f"it had more than {MAX_PROCESSES} processes and was stopped"
+        elif _resident(members) > limits.memory_mb * MIB:
+            self._exceeded = _too_much("memory", limits.memory_mb)
+        if self._exceeded:
+            self._kill_group()
+
+    def let_end(self) -> None:
+        """Wait for the end of a process that has closed its socket, to learn its exit code."""
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(END_S)
+
+    def kill(self) -> None:
+        """Kill its process group and close the socket."""
+        self._kill_group()
+        self._popen.wait()
+        self._socket.close()
+
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):  # macOS: EPERM where all are zombies
+            os.killpg(self.pid, signal.SIGKILL)
+
+    async def _receive(self) -> bytes:
+        (size,) = HEADER.unpack(await self._exactly(HEADER.size))
+        return await self._exactly(size)
+
+    async def _exactly(self, size: int) -> bytes:
+        loop, found = asyncio.get_running_loop(), bytearray()
+        while len(found) < size:
+            piece = await loop.sock_recv(self._socket, min(size - len(found), MIB))
+            if not piece:
+                raise EOFError
+            found += piece
+        return bytes(found)
+
+
+def _packed(function: Callable[..., Any], args: Sequence[Any], name: str) -> bytes:
+    """A function and its arguments as bytes.
+
+    Raises:
+        ArenaError: they cannot be pickled.
+    """
+    if inspect.iscoroutinefunction(function):
+        raise ArenaError(f"run({name}) got an async function; await it instead: await {name}(...)")
+    cloudpickle: Any = import_module("cloudpickle")  # slow to import, and rarely needed
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    if module is not None and hasattr(module, "__file__") and not _importable(module.__name__):
+        cloudpickle.register_pickle_by_value(module)  # a file that no other process can import
+    try:
+        return cloudpickle.dumps((function, tuple(args)))
+    except Exception as error:  # pickling runs code of the objects
+        raise ArenaError(
+            f"run({name}) cannot send the function or its arguments to another process: "
+            f"{type(error).__name__}: {text_of(error)}; pass plain values, and no method of the "
+            "arena"
+        ) from error
+
+
+def _importable(module: str) -> bool:
+    """Whether another process can import a module by its name."""
+    return PathFinder.find_spec(module.partition(".")[0]) is not None
+
+
+def _groups(leaders: Any) -> dict[int, list[int]]:
+    """Leader of a process group -> its processes."""
+    import psutil  # slow to import, and rarely needed
+
+    groups: dict[int, list[int]] = {leader: [] for leader in leaders}
+    for pid in psutil.pids() if groups else ():
+        with suppress(ProcessLookupError, PermissionError):
+            members = groups.get(os.getpgid(pid))
+            if members is not None:
+                members.append(pid)
+    return groups
+
+
+def _resident(pids: Sequence[int]) -> int:
+    """Resident memory of processes together, bytes."""
+    import psutil
+
+    total = 0
+    for pid in pids:
+        with suppress(psutil.Error):
+            total += psutil.Process(pid).memory_info().rss
+    return total
+
+
+def _too_much(what: str, limit: float) -> str:
+    return f"it needed more than {limit:g} MiB of {what} ({what}_mb) and was stopped"

@@ -1,0 +1,295 @@
+"""The torch device: loads models, and makes backends from them."""
+
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from legos.chat.tokenizer import load_tokenizer
+from legos.chat.tools import PLAIN_TOOLS, ToolFormat
+from legos.errors import AdapterError, ModelError, TrainerError
+from legos.records.limits import EngineLimits, TrainingSize
+from legos.records.names import POLICY
+from legos.records.packing import check_token_ids
+from legos.records.step import BackendConfig
+from legos.torch.backend import TorchBackend
+from legos.torch.lora import Modules, insert_lora, install, lora_shape, new_arrays, other_lora
+from legos.torch.model import choose_device, load_model
+from legos.torch.ranks import Ranks, launched
+from legos.torch.shares import follow, shared_logits
+from legos.weights.adapter import Adapter, LoraShape
+from legos.weights.fits import check_finite, check_shapes
+from legos.weights.model_folder import context_length, resolve_folder
+from legos.weights.reference import Lora
+
+__all__ = ["TorchDevice", "TorchModel"]
+
+
+class TorchDevice:
+    """Torch on CUDA where there is a GPU, and otherwise on the CPU."""
+
+    def load(
+        self,
+        name: str,
+        *,
+        inline: bool = False,
+        training: TrainingSize | None = None,
+        report: Callable[[str], object] | None = None,
+    ) -> "TorchModel":
+        """Load a model: a folder in hub format, or a hub name.
+
+        Args:
+            name: folder, or name on the hub.
+            inline: run everything on the calling thread.
+            training: what will be trained; its memory is not forecast on this device.
+            report: receives the device and the type of the weights as one line.
+
+        Raises:
+            ModelError: the model is not found, a file is missing, or torch cannot train it; or
+                this is not the first of several processes, which alone runs a loop.
+        """
+        model = TorchModel(resolve_folder(name), inline=inline)
+        if report is not None:
+            report(f"{model.device} in {model.dtype}, torch {torch.__version__}")
+        return model
+
+    def join(self) -> None:
+        """Do nothing: processes wait for each other when they load their models."""
+
+    def follow(self, name: str) -> None:
+        """Compute with the first of several processes what it orders, until its run ends.
+
+        Args:
+            name: its model: a folder in hub format, or a hub name.
+
+        Raises:
+            ModelError: the model is not found, or is another one.
+            TrainerError: the first process ended without a word, or a computation failed.
+        """
+        folder, device = resolve_folder(name), choose_device()
+        ranks = launched(device)
+        if ranks is None:
+            raise TrainerError("this process was started alone; start several with torchrun")
+        try:
+            model = load_model(folder, device, ranks)
+            follow(model, ranks)
+        finally:
+            ranks.leave()
+
+    def facts(self) -> Mapping[str, str | int | float | bool]:
+        """Versions of torch and transformers, and the device with its memory in bytes."""
+        device = choose_device()
+        facts: dict[str, str | int | float | bool] = {
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "device": device.type,
+        }
+        if device.type == "cuda":
+            found: Any = torch.cuda.get_device_properties(device)
+            facts |= {"device_name": found.name, "memory_size": found.total_memory}
+        return facts
+
+
+class TorchModel:
+    """A loaded model; all its calls run on one thread.
+
+    Attributes:
+        folder: the model's folder.
+        tokenizer: its tokenizer and chat template.
+        num_vocabulary: token ids that both the tokenizer and the model have are below this.
+        num_parameters: number of parameters of the base model.
+        dtype: float type of its weights.
+        context: maximum number of prompt and completion tokens together.
+        lora: shape of the model's LoRA; None before ``add_lora``.
+        processes: None; this process trains alone.
+        device: the torch device.
+        causal: the model itself.
+        modules: its modules with LoRA.
+    """
+
+    processes = None
+
+    def __init__(self, folder: Path, *, inline: bool) -> None:
+        self.folder = folder
+        self.tokenizer = load_tokenizer(folder)
+        self.context = context_length(folder)
+        self.lora: LoraShape | None = None
+        self.device = choose_device()
+        self._executor = None if inline else ThreadPoolExecutor(1, "legos-trainer")
+        self._ranks: Ranks | None = self.call(_as_first, self.device).result()
+        self.causal = self.call(load_model, folder, self.device, self._ranks).result()
+        self.modules: Modules = {}
+        self._first: Mapping[str, torch.Tensor] = {}  # LoRA arrays before the first update
+        whole = self.causal.whole
+        self.num_vocabulary = min(self.causal.num_vocabulary, self.tokenizer.vocab_size)
+        self.num_parameters: int = whole.num_parameters()  # packed weights hold two each
+        self.dtype = str(whole.dtype).removeprefix("torch.")
+
+    def lead(self) -> None:
+        """Do nothing: the first of several processes always leads them."""
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """The plain format of tool calls, which prompts explain."""
+        return PLAIN_TOOLS
+
+    @property
+    def turns(self) -> Mapping[str, int | None]:
+        """No thread is watched: no engine runs here."""
+        return {}
+
+    def __call__(
+        self, input_ids: Sequence[int], *, adapter: Adapter | None = None
+    ) -> NDArray[np.float32]:
+        """[T, V] next-token logits after each of T tokens.
+
+        Args:
+            input_ids: [T] token ids.
+            adapter: used in place of the model's own LoRA arrays, for this call only.
+
+        Raises:
+            ModelError: a token id is out of range.
+            AdapterError: the adapter does not fit.
+        """
+        check_token_ids(input_ids, self.num_vocabulary)
+        if adapter is None:
+            return self.call(self._logits, list(input_ids)).result()
+        other = Lora(arrays=self._fitting(adapter), scale=adapter.shape.scale)
+
+        def under_adapter() -> NDArray[np.float32]:
+            with other_lora(self.modules, other):
+                return self._logits(list(input_ids))
+
+        return self.call(under_adapter).result()
+
+    def lora_shape(
+        self, *, rank: int, alpha: float, num_layers: int, head: bool, use_dora: bool
+    ) -> LoraShape:
+        """See ``legos.torch.lora.lora_shape``.
+
+        Raises:
+            AdapterError: no module can be adapted, or DoRA is asked for.
+        """
+        if use_dora:
+            raise AdapterError(
+                "torch trains plain LoRA: leave training.use_dora out, or train with --device mlx"
+            )
+        model = self.causal
+        output = None if model.tied or not head else model.whole.get_output_embeddings()
+        return lora_shape(model.last_layers(num_layers), output, rank=rank, alpha=alpha)
+
+    def add_lora(self, shape: LoraShape, *, seed: int = 0) -> None:
+        """Add LoRA to the model; its outputs are unchanged until the first update.
+
+        Raises:
+            ModelError: the model has LoRA already.
+            AdapterError: the model has no such modules.
+        """
+        if self.lora is not None:
+            raise ModelError("the model has LoRA already; load it again for another shape")
+        self.modules = insert_lora(
+            self.causal.whole, self.causal.last_layers(shape.num_layers), shape
+        )
+        if self._ranks is not None:
+            self.call(self._ranks.tell, "add_lora", shape).result()
+        self._first = new_arrays(self.modules, shape.rank, seed=seed)
+        install(self.modules, self._first)
+        self.lora = shape
+
+    def set_adapter(self, adapter: Adapter) -> None:
+        """Make calls use an adapter.
+
+        Raises:
+            AdapterError: the adapter does not fit the model's LoRA.
+        """
+        self.call(install, self.modules, self._fitting(adapter)).result()
+
+    @contextmanager
+    def without_lora(self) -> Generator[None]:
+        """Within the block, calls use the base model without LoRA."""
+        with other_lora(self.modules, None):
+            yield
+
+    def base_adapter(self) -> Adapter:
+        """The first LoRA arrays as version 0, which have no effect.
+
+        Raises:
+            ModelError: the model has no LoRA.
+        """
+        if self.lora is None:
+            raise ModelError("the model has no LoRA; call apply_lora first")
+        arrays = {name: array.numpy(force=True) for name, array in self._first.items()}
+        return Adapter(name=POLICY, version=0, shape=self.lora, arrays=arrays)
+
+    def write_fused(self, adapter: Adapter, folder: Path) -> float:
+        """Raise ``AdapterError``: MLX merges the adapters of both devices."""
+        raise AdapterError("torch does not merge adapters; load the model with device mlx")
+
+    def make_engine(self, limits: EngineLimits | None = None, *, watched: bool = False) -> NoReturn:
+        """Raise ``ModelError``: torch has no engine."""
+        raise ModelError(
+            "device torch trains and does not generate: start a server of the same model "
+            "(legos serve) and give its address as --server, or train with --device mlx"
+        )
+
+    def make_backend(self, config: BackendConfig | None = None) -> TorchBackend:
+        """Make the backend that trains this model's LoRA; make at most one.
+
+        Raises:
+            ModelError: the model has no LoRA.
+            TrainerError: packed samples of the model see each other.
+            AdapterError: the reference adapter does not exist, or does not fit.
+        """
+        first = self.base_adapter()
+        return TorchBackend(self.call, self.causal, self.modules, first, config, ranks=self._ranks)
+
+    def close(self) -> None:
+        """End the other processes, and stop the thread after its current call."""
+        if self._ranks is not None:
+            self.call(self._ranks.leave).result()
+        if self._executor is not None:
+            self._executor.shutdown()
+
+    def _logits(self, input_ids: Sequence[int]) -> NDArray[np.float32]:
+        if self._ranks is None:
+            return self.causal.all_logits(input_ids)
+        return shared_logits(self.causal, self.modules, self._ranks, input_ids)
+
+    def _fitting(self, adapter: Adapter) -> Mapping[str, torch.Tensor]:
+        """An adapter's arrays on the device, after a check that they fit."""
+        shapes = {name: tuple(array.shape) for name, array in self._first.items()}
+        adapter = adapter if self.lora is None else adapter.at_scale(self.lora.scale)
+        check_shapes(adapter.arrays, shapes, name=adapter.name)
+        check_finite(adapter.arrays, name=adapter.name)
+        return {
+            name: torch.tensor(np.asarray(array, np.float32), device=self.device)
+            for name, array in adapter.arrays.items()
+        }
+
+    def call(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+        """Run a function that computes with the model, on the model's thread or now."""
+        if self._executor is not None:
+            return self._executor.submit(function, *args)
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def _as_first(device: torch.device) -> Ranks | None:
+    """The processes that this one leads; None: it is alone."""
+    if int(os.environ.get("RANK", "0")) > 0:
+        raise ModelError(
+            f"this is process {os.environ['RANK']} of a group, and only process 0 loads a model to "
+            "train it; launch `legos train --device torch`, whose other processes compute with it"
+        )
+    return launched(device)

@@ -1,0 +1,84 @@
+"""Adapters sent to servers that follow a script."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from legos.errors import AdapterError, EngineError
+from legos.fakes import HttpAnswer, HttpAsked, ScriptedServer, serving
+from legos.remote.publish.http import HttpPublisher
+from legos.weights.adapter import Adapter, AdapterInfo, LoraShape
+from legos.weights.packed import unpack_adapter
+
+POLICY = Adapter(
+    name="policy",
+    version=12,
+    shape=LoraShape(rank=1, scale=2.0, num_layers=1, modules=("q",)),
+    arrays={"layers.0.q.lora_a": np.ones((2, 1)), "layers.0.q.lora_b": np.ones((1, 2))},
+)
+
+
+def publish(*urls: str, **options: Any) -> AdapterInfo:
+    async def go() -> AdapterInfo:
+        publisher = HttpPublisher(urls, **options)
+        try:
+            return await publisher.publish(POLICY)
+        finally:
+            await publisher.aclose()
+
+    return asyncio.run(go())
+
+
+def test_a_publisher_names_the_server_that_refuses(dead_port: int) -> None:
+    def live(asked: HttpAsked) -> HttpAnswer:
+        return HttpAnswer({"version": POLICY.version, "digest": POLICY.digest})
+
+    def refuse(asked: HttpAsked) -> HttpAnswer:
+        return HttpAnswer({"error": {"message": "q_proj has rank 3"}}, 400)
+
+    def other(asked: HttpAsked) -> HttpAnswer:
+        return HttpAnswer({"version": POLICY.version, "digest": "0" * 32})
+
+    good = ScriptedServer(live)
+    with (
+        serving(good) as one,
+        serving(ScriptedServer(refuse)) as two,
+        serving(ScriptedServer(other)) as three,
+    ):
+        assert publish(f"{one}/v1") == POLICY.info
+        with pytest.raises(AdapterError, match=r"q_proj has rank 3") as refused:
+            publish(one, two)
+        assert two in str(refused.value)
+        with pytest.raises(EngineError, match="digest 000") as wrong:
+            publish(one, three)
+        assert three in str(wrong.value)
+        with pytest.raises(EngineError, match="no server answers"):
+            publish(f"http://127.0.0.1:{dead_port}", retries=0)
+    assert good.asked[0].path == "/adapters/load"
+    assert unpack_adapter(good.asked[0].body).info == POLICY.info
+    assert good.asked[0].query == "name=policy&version=12"
+    assert len(good.asked) == 3
+
+
+def test_an_adapter_is_dropped_on_every_server(dead_port: int) -> None:
+    def drop(*urls: str) -> None:
+        async def go() -> None:
+            publisher = HttpPublisher(urls, retries=0)
+            try:
+                await publisher.drop("a name")
+            finally:
+                await publisher.aclose()
+
+        asyncio.run(go())
+
+    good = ScriptedServer(lambda asked: HttpAnswer({}))
+    unknown = ScriptedServer(lambda asked: HttpAnswer({"error": {"message": "not live"}}, 404))
+    with serving(good) as one, serving(unknown) as two:
+        drop(one)
+        with pytest.raises(AdapterError, match=r"'a name' is not dropped: .*not live"):
+            drop(one, two)
+        with pytest.raises(EngineError, match="no server answers"):
+            drop(f"http://127.0.0.1:{dead_port}")
+    assert [asked.path for asked in good.asked] == ["/adapters/a name"] * 2

@@ -1,0 +1,235 @@
+"""Training on a cluster of two nodes (extra ``ray``): ``pytest -m optional tests/remote/ray``."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accounts import balanced_ledger
+from launched import announced
+
+from legos.arena.registry import advice
+from legos.cli import main
+from legos.config.resolve import resolve
+from legos.config.schema import RunConfig
+from legos.errors import ConfigError
+from legos.loop.loop import training_loop
+from legos.loop.trainer import Metrics
+from legos.records.message import Message, Sampling
+from legos.records.names import BASE
+from legos.records.sample import TrainingBatch
+from legos.track.jsonl import read_steps
+from legos.wiring.arena import make_arena
+from legos.wiring.ray import ray_players
+from legos.wiring.trainer import trainer_of
+
+pytestmark = [
+    pytest.mark.optional,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore"),
+]
+ARENA = """
+from legos import Arena, Task
+
+class Long(Arena):
+    tasks_per_step, group_size, max_tokens = 4, 4, 6
+
+    def tasks(self, rng):
+        for number in range(1000):
+            yield Task(id=str(number), data={"number": number})
+
+    async def play(self, t):
+        first = await t.ask("player", f"Nim: {t.task.data['number'] % 9} left")
+        second = await t.ask("player", "again", stop=("b",))
+        return {"player": float(len(first.text) > len(second.text))}
+"""
+STORES = ARENA.replace("return {", "t.store('seen')[t.task.id] = 1\n        return {")
+
+
+class Length:
+    """A reward model that counts characters."""
+
+    def score(
+        self, prompts: Sequence[str], completions: Sequence[str], answers: Sequence[Any]
+    ) -> list[float]:
+        return [float(len(text)) for text in completions]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Generator[Any]:
+    """Two nodes on this machine, each with processes of its own; this process is connected."""
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # as legos.remote.ray sets it too
+    ray: Any = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster  # pyright: ignore
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # tests are no package
+    made: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    made.add_node(num_cpus=2)
+    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+    yield ray
+    ray.shutdown()
+    made.shutdown()
+
+
+def arena_file(folder: Path, text: str = ARENA) -> str:
+    (folder / "long.py").write_text(text)
+    return f"{folder / 'long.py'}:Long"
+
+
+def test_a_run_with_an_arena_file_is_balanced_and_resumed(cluster: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ("--arena", arena_file(tmp_path), "--players", "2", "--engines", "2")
+    training = ("--training.min-samples-per-step", "16")
+    assert (
+        main(["train", "--ray", "auto", *options, *training, "--steps", "3", "--out", str(run)])
+        == 0
+    )
+    assert balanced_ledger(run)["trained"] > 0
+    assert main(["train", "--resume", str(run), "--steps", "5"]) == 0
+    steps = {int(step["step"] or 0): step for step in read_steps(run / "metrics.jsonl")}
+    assert {1, 2, 3, 4, 5} <= steps.keys()
+    assert all(steps[n]["arena/failed"] == 0 for n in range(1, 6))
+    assert all((steps[n]["mismatch_k3"] or 0) < 1e-2 for n in range(1, 6))
+    lags = [lag for name, lag in steps[5].items() if name.startswith("publish/lag_versions/")]
+    assert lags == [0, 0]
+    ledger = balanced_ledger(run)
+    assert ledger["trained"] + sum(ledger["filtered"].values()) > 0
+
+
+@contextmanager
+def server() -> Generator[str]:
+    """The address of ``legos serve``."""
+    line = (sys.executable, "-m", "legos", "serve", "--port", "0")
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield announced(process)
+        finally:
+            process.kill()
+
+
+def test_players_in_the_cluster_ask_a_server(cluster: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    training = ("--training.min-samples-per-step", "16", "--steps", "3", "--out", str(run))
+    with server() as url:
+        where = ("--ray", "auto", "--players", "2", "--server", url)
+        assert main(["train", *where, "--arena", arena_file(tmp_path), *training]) == 0
+    steps = list(read_steps(run / "metrics.jsonl"))
+    assert [step["step"] for step in steps][-1] == 3
+    assert all(step["arena/failed"] == 0 for step in steps if step["step"])
+    assert all((step["mismatch_k3"] or 0) < 1e-2 for step in steps if step["step"])
+    assert balanced_ledger(run)["trained"] > 0
+
+
+def test_a_json_schema_holds_in_an_engine_of_the_cluster(cluster: Any) -> None:
+    digit = {"type": "integer", "minimum": 0, "maximum": 9}
+    schema = {"type": "object", "properties": {"n": digit}, "required": ["n"]}
+    asked = Sampling(
+        json_schema=json.dumps(schema | {"additionalProperties": False}), max_tokens=40
+    )
+    config = resolve(overrides={"ray": "auto", "engines": 1}, recommend=advice).config
+    with closing(trainer_of(config, inline=False)) as trainer:
+        client = trainer.client()
+        said = asyncio.run(client.complete((Message("user", "?"),), asked, adapter=BASE))
+    assert 0 <= json.loads(said.text)["n"] <= 9
+
+
+def prepared(cluster: Any, actor: Any) -> int:
+    """The id of an actor's process, once Ray has started it again."""
+    until = time.monotonic() + 60
+    while True:
+        try:
+            return cluster.get(actor.prepare.remote())
+        except cluster.exceptions.ActorUnavailableError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
+
+
+def test_a_killed_player_and_a_killed_engine_lose_only_unfinished_groups(cluster: Any) -> None:
+    config = resolve(
+        overrides={"ray": "auto", "players": 2, "engines": 2, "play.tasks_per_step": 32},
+        recommend=advice,
+    ).config
+    killed: list[int] = []
+    reached: list[int] = []
+    trainer = trainer_of(config, inline=False)
+    try:
+        arena = make_arena(config.arena, trainer.client(), play=config.play, seed=config.seed)
+        with ray_players(config, trainer.generation, trainer.model) as play:
+            players: Any = play.__self__
+            engine: Any = trainer.engine
+
+            async def kill(metrics: Metrics, batches: Sequence[TrainingBatch]) -> None:
+                reached.append(
+                    min(v for b in batches for s in b.samples for v in s.versions if v >= 0)
+                )
+                if metrics["step"] in (3, 6):
+                    links = engine._links
+                    actor = players._links[0].actor if metrics["step"] == 3 else links[0].actor
+                    killed.append(await actor.prepare.remote())
+                    os.kill(killed[-1], signal.SIGKILL)
+
+            asyncio.run(
+                training_loop(
+                    arena,
+                    trainer,
+                    14,
+                    episode_concurrency=32,
+                    after_step=kill,
+                    play=play,
+                    progress=False,
+                )
+            )
+            assert players.deaths >= 1
+            again = [prepared(cluster, link.actor) for link in players._links]
+            back = [prepared(cluster, link.actor) for link in engine._links]
+            assert len(back) == 2
+            assert not {*again, *back} & {*killed}
+            loaded = cluster.get([link.actor.load.remote() for link in engine._links])
+            assert [infos for infos, _ in loaded] == [[], []]
+        trainer.ledger.check(queued=0)  # what was queued at the end is discarded as unused
+        assert trainer.step == 14
+        assert reached[-1] >= 14 - 1 - trainer.settings.staleness_limit
+    finally:
+        trainer.close()
+
+
+def test_an_arena_that_keeps_something_for_later_plays_needs_one_process(
+    cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = arena_file(tmp_path, STORES)
+    out = ("--out", str(tmp_path / "run"), "--steps", "1")
+    assert main(["train", "--ray", "auto", "--arena", name, *out]) != 0
+    assert "keeps 'seen' for later plays" in " ".join(capsys.readouterr().err.split())
+    assert main(["train", "--ray", "auto", "--players", "0", "--arena", name, *out]) == 0
+    assert balanced_ledger(tmp_path / "run")["trained"] > 0
+
+
+def test_a_node_with_another_version_is_refused_before_the_first_step(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legos.remote.ray.cluster.kit_digest", lambda: "0123")
+    with pytest.raises(ConfigError, match=r"node \S+ has another version of legos"):
+        trainer_of(RunConfig(ray="auto"), inline=False)
+
+
+def test_scoring_workers_outlive_a_killed_one(cluster: Any) -> None:
+    from legos.remote.ray.scoring import ScoringWorkers  # it needs Ray
+
+    async def scores() -> list[list[float]]:
+        workers = ScoringWorkers(Length(), name="length", workers=2)
+        found = [await workers.score([""], ["a" * n], [None]) for n in range(3)]
+        os.kill(
+            await workers._workers[0].__ray_call__.remote(lambda _: os.getpid()), signal.SIGKILL
+        )
+        return found + [await workers.score([""], ["a" * n], [None]) for n in range(3)]
+
+    assert asyncio.run(scores()) == [[0.0], [1.0], [2.0]] * 2

@@ -1,0 +1,92 @@
+"""Records of plays, the version of the kit and a missing Ray, without a cluster."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from legos import make_arena
+from legos.cli import main
+from legos.errors import ArenaError, ConfigError, EngineError
+from legos.fakes import ScriptedClient
+from legos.play.step import play_all
+from legos.records.episode import Episode
+from legos.remote.ray.kit import check_kit, kit_digest
+from legos.remote.ray.record import pack_episodes, pack_played, unpack_episodes, unpack_played
+
+
+def played(number: int) -> tuple[list[Episode], list[tuple[object, int]]]:
+    arena = make_arena("nim", ScriptedClient(lambda asked: asked.sampling.choices[0]))
+    arena.tasks_per_step = number
+    plays = arena.cursor.next_group("round").plays
+    return asyncio.run(play_all(arena, plays, asyncio.Semaphore(64))), [*plays]
+
+
+def test_a_record_gives_back_every_field_of_the_plays_and_the_tasks_of_the_group() -> None:
+    episodes, plays = played(8)
+    spawned = replace(episodes[0], children=(replace(episodes[1], error="no", failure="failed"),))
+    back = unpack_episodes(pack_episodes([spawned, *episodes[1:]]), plays)  # pyright: ignore
+    assert back[1:] == episodes[1:]
+    assert back[0].children[0].rollouts == episodes[1].rollouts
+    assert back[0].children[0].failure == "failed"
+    assert back[0].children[0].task.data is None
+    assert back[0].task.data == episodes[0].task.data
+
+
+def test_another_version_of_the_kit_is_named_with_its_node() -> None:
+    check_kit(kit_digest(), node="here")
+    with pytest.raises(ConfigError, match=r"node 10\.0\.0\.7 has another version of legos"):
+        check_kit("0123", node="10.0.0.7")
+
+
+def test_without_ray_the_extra_is_named_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [n for n in sys.modules if n.startswith(("legos.remote.ray.", "ray."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--ray", "local", "--steps", "1"]) != 0
+    assert "install the extra ray (pip install 'legos[ray]')" in capsys.readouterr().err
+    assert not [*tmp_path.rglob("config.toml")]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--players", "2"], "players is 2 but ray is not set"),
+        (["--engines", "2"], "engines is 2 but ray is not set"),
+        (["--ray", "local", "--engine", "vllm"], "ray is 'local' but engine is 'vllm'"),
+        (["--ray", "local", "--deterministic"], "loop.deterministic is true but ray is 'local'"),
+        (
+            ["--ray", "auto", "--engines", "2", "--server", "http://localhost:1"],
+            "engines is 2 but server is 'http://localhost:1'",
+        ),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *options, "--dry-run"]) != 0
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+class OwnError(Exception):
+    def __init__(self, code: int, *, reason: str) -> None:
+        super().__init__(f"{reason} ({code})")
+
+
+def test_groups_arrive_with_their_numbers_and_errors_with_their_messages() -> None:
+    episodes, plays = played(3)
+    sent = [(7, episodes), (8, EngineError("gone")), (9, OwnError(3, reason="no"))]
+    (seven, record), (eight, gone), (nine, own) = unpack_played(pack_played(sent))
+    assert (seven, eight, nine) == (7, 8, 9)
+    assert isinstance(record, bytes)
+    assert unpack_episodes(record, plays) == episodes  # pyright: ignore
+    assert isinstance(gone, EngineError)
+    assert str(gone) == "gone"
+    assert isinstance(own, ArenaError)  # it cannot be made again from its message alone
+    assert str(own) == "OwnError: no (3)"
+    assert [*unpack_played(pack_played([]))] == []

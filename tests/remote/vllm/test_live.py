@@ -1,0 +1,80 @@
+"""Which names the client may put into requests, and when a replaced adapter is unused."""
+
+import asyncio
+
+import pytest
+
+from legos.errors import RequestError
+from legos.remote.vllm.live import LiveAdapters, ServedModel
+
+
+def served(version: int, *, adapter: str = "policy") -> ServedModel:
+    model = f"{adapter}@{version}+run+digest{version}"
+    return ServedModel(model=model, adapter=adapter, version=version, digest=f"digest{version}")
+
+
+def test_new_requests_get_the_announced_version_and_a_replaced_one_stays_until_its_last() -> None:
+    live = LiveAdapters("tiny")
+    live.announce(served(1))
+    with live.use("policy") as first, live.use("policy@1"):
+        live.announce(served(2))
+        with live.use("policy") as second, live.use("policy@1") as pinned:
+            assert (first, second, pinned) == (served(1), served(2), served(1))
+        assert not live.unused()
+        assert list(live.loaded()) == [served(2), served(1)]
+    assert live.unused() == [served(1)]
+    assert not live.unused()  # taken out once
+    assert list(live.loaded()) == [served(2)]
+
+
+def test_announcing_again_replaces_nothing() -> None:
+    live = LiveAdapters("tiny")
+    live.announce(served(1))
+    live.announce(served(1))
+    assert not live.unused()
+    assert live.newest["policy"] == served(1)
+
+
+def test_the_base_is_the_server_s_model_until_an_adapter_without_effect_takes_its_name() -> None:
+    live = LiveAdapters("tiny")
+    with live.use("base") as base:
+        assert (base.model, base.version) == ("tiny", 0)
+    live.announce(served(0, adapter="base"))
+    with live.use("base") as base:
+        assert base.model == "base@0+run+digest0"
+    assert not live.unused()  # the model itself cannot be unloaded
+
+
+def test_what_is_not_live_is_refused_by_name() -> None:
+    live = LiveAdapters("tiny")
+    live.announce(served(3))
+    with pytest.raises(RequestError, match=r"'polcy' is not live.*did you mean 'policy'"):
+        live.use("polcy").__enter__()
+    with pytest.raises(RequestError, match="'policy@4' is not live; 'policy' is at 3"):
+        live.use("policy@4").__enter__()
+    live.withdraw("policy")
+    with pytest.raises(RequestError, match="'policy' is not live"):
+        live.use("policy").__enter__()
+    assert live.unused() == [served(3)]
+
+
+def test_the_end_of_a_last_request_can_be_awaited() -> None:
+    async def go() -> list[str]:
+        live, events = LiveAdapters("tiny"), []
+        live.announce(served(1))
+
+        async def request(event: str, seconds: float) -> None:
+            with live.use("policy"):
+                await asyncio.sleep(seconds)
+                events.append(event)
+
+        async with asyncio.TaskGroup() as group:
+            for event, seconds in (("one", 0.0), ("two", 0.01)):
+                group.create_task(request(event, seconds))
+            await asyncio.sleep(0)
+            live.announce(served(2))
+            await live.request_ended()
+            events.append("ended")
+        return events
+
+    assert asyncio.run(go()) == ["one", "two", "ended"]

@@ -1,0 +1,318 @@
+"""How adapters reach a vLLM server, are checked there, and come back after it has failed."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from published import small_adapter
+from vllm_stand_in import StandIn, small_probe
+
+from legos.errors import AdapterError, EngineError
+from legos.fakes import HttpAnswer, HttpAsked, ScriptedServer, serving
+from legos.remote.vllm.live import LiveAdapters
+from legos.remote.vllm.publisher import VllmPublisher
+from legos.remote.vllm.upkeep import GivenServer
+
+NAMES = ("policy", "policy-evaluated")
+Story = Callable[[VllmPublisher, LiveAdapters], Awaitable[None]]
+
+
+def tell(
+    server: StandIn, folder: Path, story: Story, *, start: bool = True, wait_s: float = 10.0
+) -> None:
+    """Run a story with a publisher."""
+
+    async def go(url: str) -> None:
+        live = LiveAdapters("tiny")
+        publisher = VllmPublisher(
+            GivenServer(url, wait_s=wait_s), live, small_probe(), names=NAMES, folder=folder
+        )
+        try:
+            if start:
+                await publisher.start()
+                server.calls.clear()
+            await story(publisher, live)
+        finally:
+            await publisher.aclose()
+
+    with serving(ScriptedServer(server.reply)) as url:
+        asyncio.run(go(url))
+
+
+def num_entries(folder: Path) -> int:
+    return len(list(folder.iterdir()))
+
+
+def versions(server: StandIn) -> list[str]:
+    return [name.partition("+")[0] for name in server.loaded]
+
+
+def test_each_version_gets_a_name_with_its_run_and_digest(tmp_path: Path) -> None:
+    server = StandIn()
+    adapters = [small_adapter(version) for version in (1, 2, 3)]
+    run = ""
+
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        nonlocal run
+        ((place, run),) = [
+            (path, path.name.rpartition("-")[2]) for path in (tmp_path / "new").iterdir()
+        ]
+        assert place.is_dir()
+        for adapter in (*adapters, adapters[2]):
+            assert await publisher.publish(adapter) == adapter.info
+            assert live.newest["policy"].info == adapter.info
+            assert versions(server)[-1] == f"policy@{adapter.version}"
+
+    tell(server, tmp_path / "new", story)
+    one, two, three = (f"policy@{a.version}+{run}+{a.digest}" for a in adapters)
+    assert server.calls == [
+        ("load", one),
+        ("load", two),
+        *(("unload", one), ("load", three)),  # with the next version, so that none waits for it
+        *(("unload", two), ("unload", three)),
+    ]
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_a_replaced_version_stays_until_its_last_request_has_ended(tmp_path: Path) -> None:
+    server = StandIn()
+    rival = small_adapter(7, name="rival")
+
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        await publisher.publish(rival)
+        await publisher.publish(small_adapter(1))
+        with live.use("policy") as used:
+            await publisher.publish(small_adapter(2))
+            assert versions(server) == ["rival@7", "policy@1", "policy@2"]
+            assert await asyncio.to_thread(Path(server.paths[used.model]).is_dir)
+        await publisher.publish(small_adapter(3))
+        assert versions(server) == ["rival@7", "policy@2", "policy@3"]
+        await publisher.drop("rival")
+        assert versions(server) == ["policy@3"]
+        with pytest.raises(AdapterError, match="no adapter 'rival' is live"):
+            await publisher.drop("rival")
+
+    tell(server, tmp_path, story)
+
+
+def test_a_version_with_other_weights_and_dora_are_refused(tmp_path: Path) -> None:
+    server = StandIn()
+    dora = replace(small_adapter(2), shape=replace(small_adapter(2).shape, use_dora=True))
+
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        await publisher.publish(small_adapter(1))
+        sent = len(server.calls)
+        with pytest.raises(AdapterError, match="a version of its own"):
+            await publisher.publish(small_adapter(1, size=2.0))
+        with pytest.raises(AdapterError, match=r"policy@2 is DoRA, .*training\.use_dora to false"):
+            await publisher.publish(dora)
+        assert len(server.calls) == sent
+
+    tell(server, tmp_path, story)
+
+
+def test_left_overs_of_a_dead_process_are_unloaded_and_those_of_others_left_alone(
+    tmp_path: Path,
+) -> None:
+    server = StandIn(slots=8)
+
+    async def other(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        await publisher.publish(small_adapter(3))
+        assert versions(server) == ["policy@19", "policy@3"]
+        assert live.newest["policy"].version == 3
+
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        await publisher.publish(small_adapter(19))
+        await asyncio.to_thread(tell, server, tmp_path, other)
+        server.before = lambda asked: HttpAnswer(b"dead", 503)  # and so it dies without its end
+
+    tell(server, tmp_path, story)
+    server.before = lambda asked: None
+    assert versions(server) == ["policy@19"]
+    assert num_entries(tmp_path) == 1
+
+    async def resumed(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        assert not server.loaded
+        assert num_entries(tmp_path) == 1  # its own
+        await publisher.publish(small_adapter(18))
+        assert live.newest["policy"].version == 18
+
+    tell(server, tmp_path, resumed)
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_load_without_an_answer_is_no_failure(arrives: bool, tmp_path: Path) -> None:
+    server = StandIn()
+
+    def lost(asked: HttpAsked) -> HttpAnswer | None:
+        if asked.path.endswith("/load_lora_adapter"):
+            server.before = lambda asked: None
+            return replace(server.reply(asked) if arrives else HttpAnswer({}), cut=True)
+        return None
+
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        server.before = lost
+        assert await publisher.publish(small_adapter(1)) == small_adapter(1).info
+        assert live.newest["policy"].version == 1
+
+    tell(server, tmp_path, story)
+
+
+def test_a_server_that_ignores_the_adapter_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        with pytest.raises(AdapterError, match=r"answers like the base model.*--model"):
+            await publisher.start()
+
+    server = StandIn(ignores=True)
+    tell(server, tmp_path, story, start=False)
+    assert not server.loaded
+
+
+def test_an_adapter_that_is_ignored_later_is_never_announced(tmp_path: Path) -> None:
+    server = StandIn()
+
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        await publisher.publish(small_adapter(1))
+        server.ignores = True
+        with pytest.raises(AdapterError, match="policy@2 but answers like the base model"):
+            await publisher.publish(small_adapter(2))
+        assert live.newest["policy"].version == 1
+        assert versions(server) == ["policy@1"]
+
+    tell(server, tmp_path, story)
+
+
+def test_too_few_slots_are_refused_with_the_flag(tmp_path: Path) -> None:
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        with pytest.raises(AdapterError, match=r"has 2 slots .*policy-evaluated.*--max-loras 3"):
+            await publisher.start()
+
+    tell(StandIn(slots=2), tmp_path, story, start=False)
+
+
+def test_a_publication_waits_for_a_slot(tmp_path: Path) -> None:
+    server = StandIn(slots=3)
+
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        for version in (1, 2):
+            await publisher.publish(small_adapter(version))
+        with live.use("policy"):
+            await publisher.publish(small_adapter(3))
+            with live.use("policy"):
+                await publisher.publish(small_adapter(4))
+                waiting = asyncio.ensure_future(publisher.publish(small_adapter(5)))
+                await asyncio.sleep(0.1)
+                assert versions(server) == ["policy@2", "policy@3", "policy@4"]
+            await waiting
+            assert versions(server) == ["policy@2", "policy@4", "policy@5"]
+        assert live.newest["policy"].version == 5
+
+    tell(server, tmp_path, story)
+
+
+@contextmanager
+def refusing(server: StandIn, text: str, status: int) -> Generator[None]:
+    """Within the block, every load is refused."""
+
+    def refuse(asked: HttpAsked) -> HttpAnswer | None:
+        refused = asked.path.endswith("/load_lora_adapter")
+        return HttpAnswer({"error": {"message": text}}, status) if refused else None
+
+    server.before = refuse
+    yield
+    server.before = lambda asked: None
+
+
+def test_what_the_server_refuses_names_the_flag(tmp_path: Path) -> None:
+    server = StandIn()
+
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        text = "LoRA rank 64 is greater than max_lora_rank 16."
+        with refusing(server, text, 500), pytest.raises(AdapterError, match="--max-lora-rank"):
+            await publisher.publish(small_adapter(1))
+        assert "policy" not in live.newest
+        await publisher.publish(small_adapter(1))
+
+    tell(server, tmp_path, story)
+
+
+def test_a_server_that_was_restarted_gets_its_adapters_again(tmp_path: Path) -> None:
+    server = StandIn()
+
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        await publisher.publish(small_adapter(4, name="rival"))
+        await publisher.publish(small_adapter(1))
+        with live.use("policy@1"):
+            await publisher.publish(small_adapter(2))
+            server.restart()
+            failure = ConnectionError("404: policy@2 is not known")
+            await asyncio.gather(
+                *(live.recovery.after(failure, live.recovery.epoch) for _ in range(5))
+            )
+            assert sorted(versions(server)) == ["policy@1", "policy@2", "rival@4"]
+        assert live.recovery.epoch == 1  # mended once
+        server.restart()
+        await publisher.publish(small_adapter(3))  # nobody has noticed
+        await live.recovery.after(failure, live.recovery.epoch)
+        assert sorted(versions(server)) == ["policy@2", "policy@3", "rival@4"]
+
+    tell(server, tmp_path, story)
+
+
+def test_a_server_that_fails_while_an_adapter_is_published_is_waited_for(tmp_path: Path) -> None:
+    server = StandIn()
+
+    def busy(asked: HttpAsked) -> HttpAnswer | None:
+        asked_for.append(asked.path)
+        if len(asked_for) == 4:
+            server.before = lambda asked: None
+        return HttpAnswer({"error": {"message": "engine is not ready"}}, 503)
+
+    asked_for: list[str] = []
+
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        server.before = busy
+        await publisher.publish(small_adapter(1))
+        assert live.newest["policy"].version == 1
+        assert "/health" in asked_for
+
+    tell(server, tmp_path, story)
+
+
+def test_a_server_that_stays_away_ends_the_run_with_the_cause(tmp_path: Path) -> None:
+    server = StandIn()
+
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        await publisher.publish(small_adapter(1))
+        server.before = lambda asked: HttpAnswer({"error": {"message": "engine is dead"}}, 503)
+        with pytest.raises(EngineError, match=r"not answered for 0\.2 s .*engine is dead"):
+            await publisher.publish(small_adapter(2))
+        server.before = lambda asked: None
+        with pytest.raises(EngineError, match="engine is dead"):  # the run has ended
+            await live.recovery.after(ConnectionError("later"), live.recovery.epoch)
+
+    tell(server, tmp_path, story, wait_s=0.2)
+
+
+@pytest.mark.parametrize(("base", "root"), [("other", "/models/tiny"), ("tiny", "/models/other")])
+def test_a_server_that_comes_back_with_another_model_ends_the_run_and_names_both(
+    base: str, root: str, tmp_path: Path
+) -> None:
+    server = StandIn()
+    named = rf"base model 'tiny' \(/models/tiny\) and has come back with '{base}' \({root}\)"
+
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        await publisher.publish(small_adapter(1))
+        server.restart()
+        server.base, server.root = base, root
+        with pytest.raises(EngineError, match=named):  # where nobody has noticed it before
+            await publisher.publish(small_adapter(2))
+        assert not server.loaded
+        with pytest.raises(EngineError, match=named):
+            await live.recovery.after(ConnectionError("404: policy@1"), live.recovery.epoch)
+        assert live.newest["policy"].version == 1
+
+    tell(server, tmp_path, story)

@@ -1,0 +1,229 @@
+"""The publisher and the process against the real vLLM server; it is killed for real."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+from numpy.typing import NDArray
+
+from legos.device import ModelHandle
+from legos.errors import AdapterError, EngineError
+from legos.remote.vllm.live import LiveAdapters
+from legos.remote.vllm.process import ServerProcess
+from legos.remote.vllm.publisher import Upkeep, VllmPublisher
+from legos.remote.vllm.upkeep import GivenServer, OwnServer
+from legos.weights import peft
+from legos.weights.adapter import Adapter
+from legos.wiring.model import apply_lora, load_model
+from legos.wiring.vllm import probe_of
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+NAMES = ("policy", "policy-evaluated")
+Story = Callable[[VllmPublisher, LiveAdapters], Awaitable[None]]
+MakeAdapter = Callable[..., Adapter]
+
+
+@pytest.fixture(scope="module")
+def model(vllm_model: Path) -> Iterator[ModelHandle]:
+    handle = load_model(str(vllm_model))
+    apply_lora(handle, rank=8, layers=2)
+    yield handle
+    handle.close()
+
+
+@pytest.fixture(scope="module")
+def random_adapter(model: ModelHandle) -> MakeAdapter:
+    base = model.base_adapter()
+
+    def make(version: int, *, name: str = "policy", size: float = 0.05) -> Adapter:
+        rng = np.random.default_rng(version)
+        arrays = {
+            key: (size * rng.standard_normal(np.shape(array))).astype(np.float32)
+            for key, array in base.arrays.items()
+        }
+        return replace(base, name=name, version=version, arrays=arrays)
+
+    return make
+
+
+def tell(
+    server: Upkeep, model: ModelHandle, folder: Path, story: Story, *, start: bool = True
+) -> None:
+    """Run a story with a publisher of the server."""
+
+    async def go() -> None:
+        live = LiveAdapters("builtin")
+        publisher = VllmPublisher(server, live, probe_of(model), names=NAMES, folder=folder)
+        try:
+            if start:
+                await publisher.start()
+            await story(publisher, live)
+        finally:
+            await publisher.aclose()
+
+    asyncio.run(go())
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether a process runs; a zombie has ended, and nobody has asked how."""
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def given(server: ServerProcess) -> GivenServer:
+    return GivenServer(server.url, wait_s=60.0)
+
+
+def listed(server: ServerProcess) -> list[str]:
+    models = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
+    return [model["id"].partition("+")[0] for model in models[1:]]
+
+
+async def sampled(url: str, model: str, prompt: list[int], tokens: int) -> Any:
+    """The one choice of a completion."""
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "logprobs": 0}
+    body |= {"return_token_ids": True, "temperature": 0.7, "ignore_eos": True}
+    async with httpx.AsyncClient(timeout=600.0, trust_env=False) as client:
+        answer = await client.post(f"{url}/v1/completions", json=body)
+    return answer.raise_for_status().json()["choices"][0]
+
+
+def logprobs(
+    model: ModelHandle, adapter: Adapter, prompt: list[int], tokens: list[int]
+) -> NDArray[np.float64]:
+    """Nats of sampled tokens at temperature 0.7, as MLX computes them."""
+    logits = model([*prompt, *tokens], adapter=adapter)[len(prompt) - 1 : -1].astype(float) / 0.7
+    logits -= logits.max(axis=-1, keepdims=True)
+    return logits[np.arange(len(tokens)), tokens] - np.log(np.exp(logits).sum(-1))
+
+
+def test_tokens_of_each_version_have_the_trainer_s_probabilities(
+    vllm_server: ServerProcess, model: ModelHandle, random_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    prompt = [50, 60, 70, 80]
+
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        for adapter in (model.base_adapter(), random_adapter(1), random_adapter(2)):
+            assert await publisher.publish(adapter) == adapter.info
+            with live.use("policy") as served:
+                choice = await sampled(vllm_server.url, served.model, prompt, 40)
+            found = choice["logprobs"]["token_logprobs"]
+            expected = logprobs(model, adapter, prompt, choice["token_ids"])
+            np.testing.assert_allclose(found, expected, atol=1e-4)
+        assert listed(vllm_server) == ["policy@1", "policy@2"]  # the next version replaces it
+
+    tell(given(vllm_server), model, tmp_path, story)
+    assert not listed(vllm_server)
+
+
+def test_a_folder_that_vllm_ignores_is_named(
+    vllm_server: ServerProcess,
+    model: ModelHandle,
+    random_adapter: MakeAdapter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        await publisher.publish(random_adapter(1))
+        monkeypatch.setattr(peft, "_PREFIX", "base_model.")  # one "model." is missing
+        for size in (0.05, 1e-3):
+            with pytest.raises(AdapterError, match=r"policy@2 but answers like the base model"):
+                await publisher.publish(random_adapter(2, size=size))
+        assert listed(vllm_server) == ["policy@1"]
+        monkeypatch.undo()
+        await publisher.publish(random_adapter(3))
+
+    tell(given(vllm_server), model, tmp_path, story)
+
+
+def test_what_the_server_has_no_room_for_names_the_flag(
+    vllm_server: ServerProcess, vllm_model: Path, model: ModelHandle, tmp_path: Path
+) -> None:
+    wide = load_model(str(vllm_model))
+    apply_lora(wide, rank=32, layers=2)
+
+    async def starts(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        await publisher.start()
+
+    with pytest.raises(AdapterError, match=r"start the server with a larger --max-lora-rank"):
+        tell(given(vllm_server), wide, tmp_path / "wide", starts, start=False)
+    wide.close()
+
+    async def many() -> None:
+        live = LiveAdapters("builtin")
+        names = ("policy", "policy-evaluated", "a", "b")
+        publisher = VllmPublisher(
+            given(vllm_server), live, probe_of(model), names=names, folder=tmp_path / "many"
+        )
+        try:
+            await publisher.start()
+        finally:
+            await publisher.aclose()
+
+    with pytest.raises(AdapterError, match=r"has 4 slots .*--max-loras 5"):
+        asyncio.run(many())
+    assert not listed(vllm_server)
+
+
+def test_a_killed_server_is_started_again_with_its_adapters(
+    vllm_server: ServerProcess, model: ModelHandle, random_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    prompt = [50, 60, 70, 80]
+
+    async def asked(live: LiveAdapters) -> tuple[int, int, Any]:
+        """Ask as a client does; returns the number of attempts, the version and the answer."""
+        attempts = 0
+        while True:
+            with live.use("policy") as served:
+                epoch, attempts = live.recovery.epoch, attempts + 1
+                try:
+                    choice = await sampled(vllm_server.url, served.model, prompt, 400)
+                except httpx.HTTPError as error:
+                    failure = error
+                else:
+                    return attempts, served.version, choice
+            await live.recovery.after(failure, epoch)
+
+    async def story(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        await publisher.publish(random_adapter(7, name="rival"))
+        await publisher.publish(random_adapter(1))
+        guardian = psutil.Process(vllm_server.pid)
+        serving, processes = guardian.children()[0], guardian.children(recursive=True)
+        assert len(processes) >= 3  # vllm serve, its engine, a worker
+        requests = [asyncio.ensure_future(asked(live)) for _ in range(3)]
+        await asyncio.sleep(0.05)  # an answer of 400 tokens takes several times as long
+        serving.kill()  # vllm serve alone: its engine is left behind
+        published = await publisher.publish(random_adapter(2))
+        assert published.version == 2
+        for attempts, version, choice in await asyncio.gather(*requests):
+            assert attempts == 2
+            tokens = choice["token_ids"]
+            expected = logprobs(model, random_adapter(version), prompt, tokens)
+            np.testing.assert_allclose(choice["logprobs"]["token_logprobs"], expected, atol=1e-4)
+        assert sorted(listed(vllm_server))[-1] == "rival@7"
+        assert not [process for process in processes if alive(process)]
+
+    tell(OwnServer(vllm_server), model, tmp_path, story)
+
+
+def test_a_server_without_lora_names_the_flag(
+    start_vllm: Callable[..., ServerProcess], model: ModelHandle, tmp_path: Path
+) -> None:
+    server = start_vllm("--no-enable-lora")
+
+    async def starts(publisher: VllmPublisher, live: LiveAdapters) -> None:
+        await publisher.start()
+
+    with pytest.raises(AdapterError, match="--enable-lora"):
+        tell(given(server), model, tmp_path, starts, start=False)
+    server.close()
+
+
+def test_a_server_that_cannot_start_shows_why(start_vllm: Callable[..., ServerProcess]) -> None:
+    with pytest.raises(EngineError, match=r"unrecognized arguments: --no-such-flag"):
+        start_vllm("--no-such-flag")

@@ -1,0 +1,150 @@
+"""``legos train --server`` against a real vLLM server."""
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from accounts import balanced_ledger
+from short_runs import FEW
+
+from legos import GRPOCredit, TrainingConfig, make_arena, synchronous_training_loop
+from legos.cli import main
+from legos.config.schema import RunConfig
+from legos.loop.trainer import Metrics
+from legos.records.sample import TrainingBatch
+from legos.remote.vllm.process import ServerProcess
+from legos.run.checkpoint import checkpoint_steps
+from legos.track.jsonl import read_steps
+from legos.weights.folder import write_adapter
+from legos.wiring.trainer import trainer_of
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+RUN = Path("run")
+
+
+def test_a_run_is_evaluated_balanced_and_resumed(
+    vllm_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    server = ("--server", vllm_server.url, "--training.staleness-limit", "0")
+    assert main(["train", *server, "--out", str(RUN), "--steps", "3", *FEW]) == 0
+    assert balanced_ledger(RUN)["trained"] > 0
+    assert main(["train", "--resume", str(RUN), "--steps", "5"]) == 0
+    steps = {int(step["step"] or 0): step for step in read_steps(RUN / "metrics.jsonl")}
+    assert sorted(steps) == [1, 2, 3, 4, 5]
+    assert all("eval/optimal_move_rate" in steps[step] for step in (3, 5))
+    assert all((step["mismatch_k3"] or 0) < 1e-6 for step in steps.values())
+    assert all(step["staleness_max"] == 0 for step in steps.values())
+    balanced_ledger(RUN)
+
+
+def test_a_run_killed_while_vllm_restarts_resumes_and_its_account_balances(
+    vllm_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    server = ("--server", vllm_server.url, "--loop.checkpoint-every", "1")
+    command = [sys.executable, "-m", "legos", "train", *server, "--out", str(RUN), *FEW]
+    log = Path("run.log")
+    with log.open("wb") as said:
+        run = subprocess.Popen([*command, "--steps", "1000"], stdout=said, stderr=said)
+    try:
+        wait_until(lambda: len(checkpoint_steps(RUN / "checkpoints")) > 2, run, log)
+        psutil.Process(vllm_server.pid).children()[0].kill()
+        wait_until(lambda: "the vLLM server fails" in log.read_text(), run, log)
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            restarted = thread.submit(vllm_server.restart)
+            time.sleep(1.0)
+            assert not restarted.done()
+            run.kill()
+            run.wait()
+            restarted.result()
+    finally:
+        run.kill()
+        run.wait()
+    before = balanced_ledger(RUN)
+    last = max(checkpoint_steps(RUN / "checkpoints"))
+    assert main(["train", "--resume", str(RUN), "--steps", str(last + 3)]) == 0
+    after = balanced_ledger(RUN)
+    assert after["trained"] > before["trained"] > 0
+    steps = [int(step["step"] or 0) for step in read_steps(RUN / "metrics.jsonl")]
+    assert sorted({*steps} - {0}) == list(range(1, last + 4))
+
+
+def wait_until(happened: Callable[[], bool], run: "subprocess.Popen[bytes]", log: Path) -> None:
+    """Wait for something that a run does."""
+    deadline = time.monotonic() + 300.0
+    while not happened():
+        assert run.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+
+
+RIVALS = """
+from legos import Arena, Seat, Task
+
+class Rivals(Arena):
+    roles = ("learner", "rival")
+    max_tokens = 3
+
+    def tasks(self, rng):
+        while True:
+            yield Task(id="round")
+
+    def seats(self, task):
+        rival = Seat(role="rival", client=self.client, name="old", adapter="old", trainable=False)
+        return {**super().seats(task), "rival": rival}
+
+    async def play(self, t):
+        said = await t.ask_all({role: "Nim: 5 left" for role in self.roles})
+        learner, rival = (len(said[role].answer) for role in self.roles)
+        return {"learner": learner - rival, "rival": rival - learner}
+"""
+
+
+def test_tokens_of_a_frozen_rival_on_the_same_server_are_not_in_the_account(
+    vllm_server: ServerProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "rivals.py").write_text(RIVALS)
+    training = TrainingConfig(min_samples_per_step=8, learning_rate=3e-3, kl_coef=0.0)
+    config = RunConfig(
+        arena=f"{tmp_path / 'rivals.py'}:Rivals", server=(vllm_server.url,), training=training
+    )
+    trainer = trainer_of(config, inline=False)
+    arena = make_arena(config.arena, trainer.client())
+    arena.credit_assigner, arena.tasks_per_step, arena.group_size = GRPOCredit(), 4, 4
+    (tmp_path / "old").mkdir()
+    write_adapter(trainer.backend.adapter(), tmp_path / "old")
+    old = trainer.load_adapter(tmp_path / "old", name="old")
+    rivals: list[tuple[str, int]] = []
+
+    async def note(_: Metrics, batches: Sequence[TrainingBatch]) -> None:
+        plays = [play for batch in batches for play in batch.episodes]
+        seats = [seat for play in plays for seat in play.rollouts if seat.role == "rival"]
+        rivals.extend(
+            (turn.completion.adapter, version)
+            for seat in seats
+            for turn in seat.turns
+            for version in turn.completion.versions
+        )
+
+    async def go() -> tuple[int, int]:
+        await synchronous_training_loop(arena, trainer, 6, after_step=note, progress=False)
+        return await trainer.tokens_generated("policy"), await trainer.tokens_generated("old")
+
+    try:
+        sampled, of_rival = asyncio.run(go())
+        assert trainer.version >= 5
+        assert set(rivals) == {("old", old.version)}
+        assert of_rival >= len(rivals) > 0
+        ledger = trainer.ledger
+        assert ledger.generated == sampled
+        assert ledger.trained > 0
+        ledger.check(queued=0)
+    finally:
+        trainer.close()

@@ -1,0 +1,171 @@
+"""The torch device: what it refuses names what works, and its calls give what MLX's give."""
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from backend_steps import check_stops
+from pydantic import ValidationError
+from random_samples import random_samples
+from safetensors.numpy import load_file, save_file
+from tiny_models import write_any_model
+
+from legos.builtin import BUILTIN
+from legos.config.schema import RunConfig
+from legos.errors import AdapterError, ModelError, TrainerError
+from legos.fakes import make_sample
+from legos.losses.objective import Objective
+from legos.records.step import BackendConfig, Update
+from legos.wiring.model import apply_lora, disable_lora, load_model
+
+pytestmark = pytest.mark.skipif(  # torch itself is imported by the first test, not by every worker
+    find_spec("torch") is None, reason="torch is not installed; uv pip install 'torch<2.14'"
+)
+
+TOKENS = (5, 6, 7, 8, 9)
+UPDATE = Update(learning_rate=1e-2)
+
+
+def load(folder: Path | str = BUILTIN) -> Any:
+    return load_model(folder, device="torch", inline=True)
+
+
+def test_logits_are_those_of_mlx_with_and_without_lora() -> None:
+    models = [load_model(device=device, inline=True) for device in ("mlx", "torch")]
+    for model in models:
+        apply_lora(model)
+    base = models[0].base_adapter()
+    drawn = {
+        name: 0.1 * np.random.default_rng(0).standard_normal(array.shape).astype(np.float32)
+        for name, array in base.arrays.items()
+    }
+    before = models[1](TOKENS)
+    adapter = replace(base, version=1, arrays=drawn)
+    under = models[1](TOKENS, adapter=adapter)
+    assert models[1](TOKENS) == pytest.approx(before, abs=1e-6)
+    for model in models:
+        model.set_adapter(adapter)
+    expected, found = (model(TOKENS) for model in models)
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert under == pytest.approx(found, abs=1e-6)
+    assert np.abs(found - before).max() > 0.1
+    with disable_lora(models[1]):
+        assert models[1](TOKENS) == pytest.approx(before, abs=1e-6)
+
+
+def test_what_is_rewarded_gets_likelier_on_the_models_own_thread() -> None:
+    model = load_model(device="torch")
+    apply_lora(model)
+    backend = model.make_backend(BackendConfig(policies=("a", "b")))
+    sample = make_sample(TOKENS, logprobs=-3.0)
+    with pytest.raises(TrainerError, match="call forward_backward first"):
+        backend.optim_step(UPDATE, policy="a").result()
+    before = float(backend.logprobs([sample], policy="a").result()[0][0])
+    for _ in range(3):
+        backend.forward_backward([sample], [1.0], Objective(), policy="a").result()
+        backend.optim_step(UPDATE, policy="a").result()
+    assert float(backend.logprobs([sample], policy="a").result()[0][0]) > before + 0.1
+    assert float(backend.logprobs([sample], policy="b").result()[0][0]) == pytest.approx(before)
+    assert (backend.adapter("a").version, backend.adapter("b").version) == (3, 0)
+    model.close()
+
+
+def test_an_adapter_stays_as_it_is_after_later_steps() -> None:
+    model = load()
+    apply_lora(model)
+    backend = model.make_backend()
+    adapter = backend.adapter()
+    digest = adapter.digest
+    backend.forward_backward([make_sample(TOKENS)], [1.0], Objective()).result()
+    backend.optim_step(UPDATE).result()
+    del adapter.__dict__["digest"]
+    assert adapter.digest == digest != backend.adapter().digest
+
+
+def test_a_weight_that_is_not_finite_is_reported() -> None:
+    model = load()
+    apply_lora(model)
+    backend = model.make_backend()
+    found = backend.forward_backward([make_sample(TOKENS)], [float("inf")], Objective()).result()
+    assert not np.isfinite(found.loss) or not np.isfinite(found.grad_norm)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"quantization": {"bits": 4, "group_size": 64}}, "quantised for MLX.*--device mlx"),
+        ({"num_experts": 8}, "mixture of experts.*--device mlx"),
+        ({"model_type": "unheard_of"}, "cannot be loaded with torch"),
+    ],
+)
+def test_models_that_torch_cannot_train_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = write_any_model(tmp_path)
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=message):
+        load(folder)
+
+
+def test_a_model_that_keeps_a_state_between_tokens_is_refused(tmp_path: Path) -> None:
+    weights = load_file(write_any_model(tmp_path, architecture="lfm2") / "model.safetensors")
+    swapped = {
+        name: array.reshape(32, 1, 3) for name, array in weights.items() if "conv.conv" in name
+    }
+    save_file(weights | swapped, tmp_path / "model.safetensors")  # in torch's order of axes
+    model = load(tmp_path)
+    apply_lora(model)
+    with pytest.raises(TrainerError, match=r"packed samples of a lfm2 model see each other"):
+        model.make_backend()
+
+
+def test_a_model_without_some_of_its_weights_is_refused(tmp_path: Path) -> None:
+    weights = load_file(write_any_model(tmp_path) / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"lacks the weights model.norm.weight"):
+        load(tmp_path)
+
+
+def test_an_engine_and_dora_are_refused() -> None:
+    model = load()
+    with pytest.raises(ModelError, match=r"start a server .* --server, or train with --device mlx"):
+        model.make_engine()
+    with pytest.raises(AdapterError, match=r"leave training.use_dora out"):
+        apply_lora(model, use_dora=True)
+
+
+def test_a_gpu_that_torch_does_not_find_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEGOS_DEVICE", "gpu")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ModelError, match="finds no CUDA device; unset it"):
+        load()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"server": ()}, r"device is torch but server is empty; .*legos serve"),
+        ({"training": {"use_dora": True}}, "device is torch but training.use_dora is true"),
+        ({"training": {"memory_limit_gib": 4.0}}, "but training.memory_limit_gib is 4.0"),
+    ],
+)
+def test_settings_that_torch_does_not_support_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    given = {"device": "torch", "server": ("http://localhost:8000",), **settings}
+    with pytest.raises(ValidationError, match=message):
+        RunConfig.model_validate(given)
+
+
+def test_a_step_can_be_stopped_before_each_pass() -> None:
+    model = load()
+    apply_lora(model)
+    backend = model.make_backend(BackendConfig(micro_batch_tokens=8))
+    samples = random_samples(np.random.default_rng(0), num_samples=12, vocab=40, max_length=9)
+    assert check_stops(backend, samples, Objective(kl_coef=0.1)) > 4

@@ -1,0 +1,20 @@
+"""What is said of a model in which LoRA has no module to adapt."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from legos.errors import AdapterError
+
+
+@pytest.mark.skipif(
+    find_spec("torch") is None, reason="torch is not installed; uv pip install 'torch<2.14'"
+)
+def test_modules_that_take_no_lora_are_named() -> None:
+    from torch import nn
+
+    from legos.torch.lora import lora_shape
+
+    layer = nn.Sequential(nn.Conv1d(4, 4, 1), nn.LayerNorm(4))
+    with pytest.raises(AdapterError, match="compute with Conv1d, which takes no LoRA; take a copy"):
+        lora_shape([layer], None, rank=2, alpha=4.0)
