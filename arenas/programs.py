@@ -1,9 +1,9 @@
 """Episodes that other programs start, play and reward, while ``legos train --serve PORT`` runs.
 
 A program takes an episode with ``POST /v1/episodes``, asks ``/v1/chat/completions`` with its key as
-it would ask any model, and posts a reward; ``docs/agents.md`` has one. Episodes of one task are
-compared with each other, so a program plays the same question for the same ``task.id``: the ids are
-"0", "1", "2" and so on, and ``task.seed`` is a random number for the program.
+it would ask any model, and posts a reward; ``docs/arenas/agents.md`` has one. Episodes of one task
+are compared with each other, so a program plays the same question for the same ``task.id``: the ids
+are "0", "1", "2" and so on, and ``task.seed`` is a random number for the program.
 
 Rewards: what the program posts. Credit: the run's rule, over ``group_size`` episodes of a task.
 """

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 GAMES = {"nim": ("optimal_move_rate", 0.95), "kuhn": ("exploitability", 0.05)}
 LOSSES = ("ppo", "cispo", "dppo_tv", "gspo")
-CHANGED = {  # from what the game recommends for all; docs/losses_compared.md tells why
+CHANGED = {  # from what the game recommends for all; docs/log/losses_compared.md tells why
     "nim": {"cispo": "ema-kl-coef 0.2", "dppo_tv": "clip-range 0.05", "gspo": "clip-range 0.2"},
     "kuhn": {"gspo": "clip-range 0.2"},
 }

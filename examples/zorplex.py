@@ -6,7 +6,7 @@ The built-in model cannot write a call, so it never gets a reward. Here it learn
 scripted novice, who calls the word of the question in 9 of 34 plays, otherwise any other word, and
 answers the number that came back in 34 of 133 plays, otherwise any other number from 1 to 100. The
 novice succeeds in 0.075 of the plays. One core, two to three minutes. With the command of
-docs/talk.md, RL then takes the success of the model from 0.06 to above 0.9 in 60 steps.
+docs/arenas/talk.md, RL then takes the success of the model from 0.06 to above 0.9 in 60 steps.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Settings of the objective of an optimiser step; ``docs/objective.md`` explains each."""
+"""Settings of the objective of an optimiser step; ``docs/reference/objective.md`` explains each."""
 
 import math
 from collections.abc import Mapping

@@ -70,7 +70,8 @@ class Ledger:
             raise TrainerError(
                 f"{skipped / (skipped + self.trained):.0%} of the tokens were in steps that were "
                 "not applied, so the policy has hardly been trained: too many of their tokens were "
-                "clipped (clip_fraction), or their loss was not finite; see docs/alarms.md, lower "
+                "clipped (clip_fraction), or their loss was not finite; see docs/run/alarms.md, "
+                "lower "
                 "training.learning_rate or training.staleness_limit, or check that engine and "
                 "trainer have the same model"
             )

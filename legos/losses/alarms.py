@@ -2,7 +2,7 @@
 
 At equal weights, the gap between engine and trainer is noise and should be tiny. On samples of
 older policies the gap also contains what was learned since, so only the error levels count there.
-``docs/alarms.md`` explains each alarm.
+``docs/run/alarms.md`` explains each alarm.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Literal
 
 __all__ = ["PAGE", "RULES", "Alarm", "Rule", "alarms"]
 
-PAGE = "docs/alarms.md"
+PAGE = "docs/run/alarms.md"
 Level = Literal["warning", "error"]
 _EARLY = 30  # optimiser steps
 

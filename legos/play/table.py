@@ -286,8 +286,8 @@ class Table(PlayState):
     async def endpoint(self, role: str, *, required: bool = True) -> AsyncGenerator[Endpoint]:
         """Within the block, another program plays a seat through an OpenAI-compatible address.
 
-        Its requests become the seat's turns, in tokens as sampled. ``docs/agents.md`` says how a
-        request's settings are treated.
+        Its requests become the seat's turns, in tokens as sampled. ``docs/arenas/agents.md`` says
+        how a request's settings are treated.
 
         Args:
             role: the role that the program plays.

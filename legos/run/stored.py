@@ -77,7 +77,7 @@ def episode_to_json(episode: Episode) -> dict[str, Any]:
     """An episode for people and for the viewer: everything that its seats were shown and sampled.
 
     Of each turn's messages and prompt token ids, only those that do not continue the former turn
-    of the seat; ``docs/runs.md`` describes the fields.
+    of the seat; ``docs/run/runs.md`` describes the fields.
     """
     return {
         "arena": episode.arena,

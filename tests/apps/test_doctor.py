@@ -179,7 +179,7 @@ def test_the_longest_rows_on_macs_come_from_configurations(
     file = tmp_path / "models.json"
     file.write_text(json.dumps({"Llama 3.2 1B": models["Llama 3.2 1B"]}))
     assert main(["doctor", "--fits", str(file)]) == 0
-    page = Path("docs/mac.md").read_text()
+    page = Path("docs/run/mac.md").read_text()
     table = capsys.readouterr().out.strip().splitlines()
     assert len(table) == 4
     assert all(line in page for line in table)

@@ -18,7 +18,7 @@ from legos.play.cursor import plays_from
 from legos.play.step import play_all
 from legos.records.episode import Episode, Task
 
-PAGE = Path(__file__).parents[2] / "docs" / "agents.md"
+PAGE = Path(__file__).parents[2] / "docs" / "arenas" / "agents.md"
 CHAT = {"messages": [{"role": "user", "content": "nim 5"}], "max_tokens": 4}
 
 

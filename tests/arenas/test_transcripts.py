@@ -1,8 +1,8 @@
 """A whole play of every arena, compared with the stored one, which the pages show too.
 
 After a change of an arena on purpose, `WRITE_TRANSCRIPTS=1 pytest tests/arenas/test_transcripts.py`
-writes the plays anew, also in `docs/games.md` and `docs/talk.md`; read the difference before it is
-committed.
+writes the plays anew, also in `docs/arenas/games.md` and `docs/arenas/talk.md`; read the
+difference before it is committed.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from legos.protocols import Seating
 from legos.run.stored import episode_to_json
 
 FOLDER = Path(__file__).parent / "transcripts"
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "arenas"
 NAMES = [name for name in known_arenas() if name != "programs"]  # which plays over HTTP
 TEXT = "The mast of the ship was built by Ana Ruiz in the harbour of Lima, from a single oak."
 QUESTIONS = [

@@ -73,7 +73,7 @@ HEADED = replace(SMALL, vocab=32_000)
 BUDGETS = (512, 1024, 2048, 4096)  # padded tokens of a micro-batch
 NEAR = 1.05  # times of two micro-batch sizes whose ratio is below are held to be equal
 ROWS = (1, 2, 4, 8)  # rows of a micro-batch of another trainer
-NO_PEER = "no other trainer was given with --peer; see docs/log.md"
+NO_PEER = "no other trainer was given with --peer; see docs/log/training_step.md"
 
 
 def bench_train(work: Compared) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from legos.games.figures import GameTree, exploitability, optimal_policy, unifor
 from legos.records.sample import TrainingBatch
 from legos.wiring.arena import make_arena
 
-PAGE = (Path(__file__).parents[2] / "docs" / "arenas.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "arenas" / "writing.md").read_text()
 PROGRAMS = {
     re.findall(r"^class (\w+)\((?:Arena|Game)\)", block, re.M)[-1]: block
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.S)

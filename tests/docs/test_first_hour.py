@@ -1,4 +1,4 @@
-"""The page ``docs/first_hour.md`` works from top to bottom, in shorter runs."""
+"""The page ``docs/start/first_hour.md`` works from top to bottom, in shorter runs."""
 
 import io
 import json
@@ -18,7 +18,7 @@ from legos.track.jsonl import read_metrics, read_steps
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-PAGE = (ROOT / "docs" / "first_hour.md").read_text()
+PAGE = (ROOT / "docs" / "start" / "first_hour.md").read_text()
 COMMANDS = re.findall(r"^uv run legos (.*)$", PAGE, re.MULTILINE)
 
 

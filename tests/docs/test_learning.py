@@ -12,7 +12,7 @@ from legos.cli import main
 from legos.track.jsonl import read_metrics
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
+DOCS = ROOT / "docs" / "arenas"
 TEXT = "".join((DOCS / name).read_text() for name in ("games.md", "talk.md")).replace("\\\n", " ")
 COMMAND = re.compile(r"^    uv run legos train (?:--arena (\w+) )?(.*)--out", re.MULTILINE)
 FALLING = ("eval/exploitability", "eval/vs_optimal_loss")  # figures of which less is better

@@ -28,7 +28,7 @@ from legos.losses.alarms import PAGE, RULES
 from legos.wiring.arena import make_arena
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def vars_of(module: ModuleType) -> dict[str, object]:
@@ -53,7 +53,8 @@ def test_the_game_of_the_readme_can_be_solved(tmp_path: Path) -> None:
 
 
 def test_the_arena_of_the_index_plays(tmp_path: Path) -> None:
-    kind = find_arena(f"{program(ROOT / 'docs' / 'index.md', tmp_path / 'refine.py')}:Refine")
+    page = ROOT / "docs" / "arenas" / "reference.md"
+    kind = find_arena(f"{program(page, tmp_path / 'refine.py')}:Refine")
     client = ScriptedClient(lambda asked: "the sea" if "Revise" in asked.prompt else "fine")
     arena = kind(client, credit_assigner=GRPOCredit())
     arena.tasks_per_step, arena.group_size = 3, 2
@@ -65,7 +66,7 @@ def test_the_arena_of_the_index_plays(tmp_path: Path) -> None:
 def test_the_program_of_the_page_on_python_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = program(ROOT / "docs" / "python.md", tmp_path / "program.py")
+    path = program(ROOT / "docs" / "start" / "python.md", tmp_path / "program.py")
     runpy.run_path(str(path))
     told = capsys.readouterr().out
     assert "step 10/10" in told
@@ -78,7 +79,7 @@ def test_every_public_name_is_on_a_page() -> None:
 
 
 def test_the_rules_of_the_page_on_python_are_all_there_are() -> None:
-    page = (ROOT / "docs" / "python.md").read_text()
+    page = (ROOT / "docs" / "start" / "python.md").read_text()
     rows = re.findall(r"^\| (`\w+\(.*?\)`(?:, `.*?`)*) \| (.*?) \|$", page, re.MULTILINE)
     names = [name for _, told in rows[:-1] for name in re.findall(r"`(\w+)`", told)]
     assert sorted(names) == sorted(get_args(CreditName))
@@ -160,7 +161,7 @@ assert {role: seat.policy for role, seat in seats.items()} == {r: r for r in Sum
 def test_the_programs_of_the_page_on_seats_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (ROOT / "docs" / "seats.md").read_text()
+    page = (ROOT / "docs" / "arenas" / "seats.md").read_text()
     duel, script, league, sums = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     Path("duel.py").write_text(duel)

@@ -9,7 +9,7 @@ import pytest
 
 from legos.cli import main
 
-PAGE = Path(__file__).parents[2] / "docs" / "devices.md"
+PAGE = Path(__file__).parents[2] / "docs" / "run" / "devices.md"
 
 
 def cells() -> Iterator[tuple[str, str, str]]:

@@ -9,7 +9,7 @@ from legos import Game
 from legos.apps.arenas import list_arenas
 from legos.arena.registry import known_arenas
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "arenas"
 LISTED = {name: arena["reference"] for name, arena in list_arenas().items()}
 GAMES = {name for name, kind in known_arenas().items() if issubclass(kind, Game)}
 

@@ -52,7 +52,7 @@ def test_equal_rewards_of_many_steps_are_reported_once_with_their_value(
         f"step {EQUAL_STEPS}: all rewards of the last {EQUAL_STEPS} steps were equal in sums "
         "(solver 0), so nothing can be learned"
     )
-    assert "docs/alarms.md" in told
+    assert "docs/run/alarms.md" in told
     once = [*never[: EQUAL_STEPS - 1], [batch(plays(0.0, 1.0))], *never[: EQUAL_STEPS - 1]]
     assert logged(caplog, once) == []
 

@@ -1,7 +1,7 @@
 """Every architecture of mlx-lm, small and random: right in both types, or refused with the reason.
 
-The page ``docs/models.md`` says what legos can do with each, so that an architecture which changes
-is seen.
+The page ``docs/reference/models.md`` says what legos can do with each, so that an
+architecture which changes is seen.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from legos.apps.architectures import HEAD, table_row
 from legos.mlx.checks.architectures import check_architecture
 from legos.mlx.checks.small_models import architectures
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 
 
 def test_the_page_has_the_table_of_the_command() -> None:

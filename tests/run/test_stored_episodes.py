@@ -76,8 +76,8 @@ def stored(episode: Episode) -> dict[str, Any]:
 
 
 def prompts_of() -> Callable[[Any], Iterator[tuple[list[dict[str, Any]], list[int]]]]:
-    """The function of docs/runs.md that reads prompts back."""
-    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
+    """The function of docs/run/runs.md that reads prompts back."""
+    page = (Path(__file__).parents[2] / "docs" / "run" / "runs.md").read_text()
     code = re.search(r"```python\n(def prompts.*?)```", page, re.DOTALL)
     assert code is not None
     names: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What docs/serving.md says of mlx-lm's own server, and of this one, asked of both."""
+"""What docs/serve/serving.md says of mlx-lm's own server, and of this one, asked of both."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""docs/serving.md: its programs run; and the command itself, from its first line to SIGTERM."""
+"""The programs of docs/serve/serving.md run; and the command, from its first line to SIGTERM."""
 
 import inspect
 import json
@@ -49,7 +49,7 @@ from legos.weights.adapter import Adapter, checked_name
 from legos.weights.folder import write_adapter
 
 ROOT = Path(__file__).parents[2]
-PAGE, README = ROOT / "docs" / "serving.md", ROOT / "README.md"
+PAGE, README = ROOT / "docs" / "serve" / "serving.md", ROOT / "README.md"
 
 
 def test_the_programs_of_the_page_run(

@@ -31,7 +31,7 @@ pytestmark = [
         reason="bitsandbytes is not installed; uv pip install bitsandbytes accelerate",
     ),
 ]
-PAGE = Path(__file__).parents[2] / "docs" / "devices.md"
+PAGE = Path(__file__).parents[2] / "docs" / "run" / "devices.md"
 TOKENS = (5, 6, 7, 8, 9)
 RUN = Path("run")
 

@@ -125,7 +125,7 @@ def test_an_agent_of_the_openai_package_is_trained_in_its_own_process(
 
 
 def test_the_program_of_the_page_plays(trainer: Trainer, tmp_path: Path) -> None:
-    page = Path(__file__).parents[2] / "docs" / "agents.md"
+    page = Path(__file__).parents[2] / "docs" / "arenas" / "agents.md"
     program, _ = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     (tmp_path / "agent.py").write_text(program)
     kind = find_arena(f"{tmp_path / 'agent.py'}:Agent")

@@ -47,7 +47,7 @@ def find_vllm(program: str | Path | None = None) -> Path:
     if found is None:
         raise ConfigError(
             f"the program {str(given)!r} is not found; install vLLM into an environment of its own "
-            "(docs/vllm.md) and give the path of its program: --vllm-bin ENV/bin/vllm, or "
+            "(docs/serve/vllm.md) and give the path of its program: --vllm-bin ENV/bin/vllm, or "
             f"{PROGRAM}"
         )
     return Path(found).absolute()

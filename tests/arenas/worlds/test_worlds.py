@@ -1,4 +1,4 @@
-"""Worlds that others wrote; ``docs/worlds.md`` has the command that runs these tests."""
+"""Worlds that others wrote; ``docs/arenas/worlds.md`` has the command that runs these tests."""
 
 import asyncio
 import random

@@ -251,7 +251,7 @@ def test_a_copy_in_four_bits_is_named_where_it_fits(
 def test_the_largest_usual_model_that_fits_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a Mac with 8 GB, of which 4 GiB can be used; docs/mac.md has the same row."""
+    """On a Mac with 8 GB, of which 4 GiB can be used; docs/run/mac.md has the same row."""
     monkeypatch.setattr(fits, "NEGLIGIBLE", 0.0)
     folder = folder_of(tmp_path, hidden_size=8192, intermediate_size=28672)
     told = r"; Qwen3 4B in 4 bits is the largest of the usual models that fits, in rows of 512"
