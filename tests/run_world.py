@@ -109,7 +109,6 @@ def step_settings(limit: int, *, samples: int = 10) -> StepSettings:
         min_samples=samples,
         staleness_limit=limit,
         normalisation="token",
-        constant_length=1,
         objective=lambda step, num_steps: Objective(),
         update=lambda step, num_steps: Update(learning_rate=1.0 - step / num_steps),
     )

@@ -16,6 +16,7 @@ from legos.cli.help import EVERYTHING, BriefHelp
 from legos.cli.output import results_alone
 from legos.cli.play import play, watch
 from legos.cli.runs import runs
+from legos.config.removed import why_removed
 from legos.errors import ConfigError, LegosError
 
 __all__ = ["app", "run"]
@@ -125,6 +126,8 @@ def _message(error: Exception, arguments: Sequence[str]) -> str:
         if word in _REMOVED:
             return f"{word} was removed: {_REMOVED[word]}"
         last = word.lstrip("-").rpartition(".")[2].replace("_", "-")
+        if why := why_removed(last.removeprefix("no-").replace("-", "_")):
+            return f"{word} {why}"
         known = (name for argument in error.argument_collection for name in argument.names)
         wanted = (last, _ALSO_CALLED.get(last))
         found = next((n for n in known if n.lstrip("-").rpartition(".")[2] in wanted), None)

@@ -4,7 +4,6 @@ Later layers win: the defaults, the settings for the built-in model, the arena's
 settings, what ``loop.deterministic`` implies, TOML files in order, and the command line.
 """
 
-import logging
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from legos.builtin import BUILTIN, RECOMMENDED
 from legos.config.play import MixedArena
+from legos.config.removed import drop_removed, why_removed
 from legos.config.schema import RunConfig
 from legos.config.setting import BadSetting, Settings, SettingsError, admits_none
 from legos.config.toml import uncommented, write_toml
@@ -31,8 +31,6 @@ __all__ = [
     "settings_of",
     "values_in",
 ]
-
-logger = logging.getLogger(__name__)
 
 Recommend = Callable[[str, str], Mapping[str, object]]
 """(arena name, model name) -> dotted setting -> value that the arena recommends."""
@@ -51,8 +49,6 @@ _IMPLIED: Mapping[str, object] = {
     "loop.step_concurrency": 1,
     "loop.evaluation_alone": True,
 }
-_REMOVED = {"loop.keep_batches": "as steps can no longer be computed again"}  # with the reason
-_said: set[str] = set()  # the removed settings that were met
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,14 +185,7 @@ def _read_layer(path: Path, *, whole: bool = False) -> _Layer:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    values = dict(_flatten(table))
-    for name in [name for name in values if name in _REMOVED]:
-        del values[name]
-        if name not in _said:  # once, also where a command reads many runs
-            _said.add(name)
-            logger.warning(
-                "%s: %s is ignored; this setting was removed, %s", path, name, _REMOVED[name]
-            )
+    values = drop_removed(dict(_flatten(table)), path)
     return _Layer(source=source, values=_checked(values, source))
 
 
@@ -248,6 +237,8 @@ def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
         elif name == _OPTIONS and isinstance(value, Mapping):
             options = cast("Mapping[str, object]", value)
             checked |= {f"{_OPTIONS}.{option}": inner for option, inner in options.items()}
+        elif why := why_removed(name):
+            raise ConfigError(f"{name} ({source}) {why}")
         elif name.startswith(_MIX):
             none = value in _NONE and admits_none(_field_of_mix(name, source))
             checked[name] = None if none else value

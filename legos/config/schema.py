@@ -62,19 +62,9 @@ class TrainingConfig(ObjectiveSettings):
     warmup_steps: int = knob(0, unit="optimiser steps", ge=0)
     """Steps in which the learning rate rises linearly from 0. Raise it where the first steps are
     skipped."""
-    weight_decay: float = knob(0.0, ge=0, lt=1)
-    """Decoupled weight decay of AdamW."""
-    adam_beta1: float = knob(0.9, ge=0, lt=1)
-    """Decay of AdamW's first moment."""
-    adam_beta2: float = knob(0.95, ge=0, lt=1)
-    """Decay of AdamW's second moment."""
-    max_grad_norm: float = knob(1.0, gt=0)
-    """Gradients with a larger global norm are scaled down to this norm."""
     loss_normalisation: Literal["token", "sample", "constant", "prompt"] = knob("token")
-    """What counts the same in the loss: every token, every sample, every sample divided by a
-    constant length, or every task (prompt)."""
-    constant_length: int | None = knob(None, unit="tokens", ge=1)
-    """Length by which every sample is divided where loss_normalisation is constant."""
+    """What counts the same in the loss: every token, every sample, every sample divided by
+    256 tokens (constant), or every task (prompt)."""
     lora_rank: int = knob(8, ge=1, le=1024)
     """Rank of the LoRA matrices. Raise it where the adapter lacks capacity; memory grows with
     it."""
@@ -83,31 +73,9 @@ class TrainingConfig(ObjectiveSettings):
     lora_alpha: float = knob(32.0, gt=0, le=1e4)
     """The output of LoRA is multiplied by lora_alpha / lora_rank, so a learning rate found at one
     rank holds at others."""
-    lora_head: bool | None = knob(None)
-    """Put LoRA on the output head as well; none: only where the model is small."""
     use_dora: bool = knob(False)
     """DoRA: learn the length of every adapted row besides LoRA. Steps take 10 to 20 % longer;
     mixtures of experts are refused."""
-
-    @property
-    def lora_scale(self) -> float:
-        """Multiplier of LoRA's output: alpha / rank."""
-        return self.lora_alpha / self.lora_rank
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        constant = self.loss_normalisation == "constant"
-        if constant != (self.constant_length is not None):
-            raise ConfigError(
-                f"loss_normalisation is {self.loss_normalisation!r} and constant_length is "
-                f"{self.constant_length}; set constant_length with 'constant', and only with it"
-            )
-        if self.use_dora and self.weight_decay:
-            raise ConfigError(
-                f"use_dora is true and weight_decay is {self.weight_decay}, which would shrink the "
-                "rows of the model towards 0; set weight_decay to 0"
-            )
-        return self
 
 
 class GenerationConfig(Settings):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Union, get_args, get_origi
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
+from legos.config.removed import why_removed
 from legos.errors import ConfigError, did_you_mean
 
 __all__ = ["BadSetting", "Settings", "SettingsError", "admits_none", "expected", "knob", "limits"]
@@ -154,7 +155,8 @@ def _problems(group: type[Settings], error: ValidationError) -> Iterator[BadSett
         elif isinstance(cause, ConfigError):
             yield BadSetting(key=key, text=str(cause), joint=True)
         elif detail["type"] == "extra_forbidden":
-            yield BadSetting(key=key, text="does not exist" + did_you_mean(key, group.model_fields))
+            unknown = why_removed(key) or "does not exist" + did_you_mean(key, group.model_fields)
+            yield BadSetting(key=key, text=unknown)
         elif detail["type"] == "missing":
             what = expected(group.model_fields[where[0]])
             yield BadSetting(key=key, text=f"is missing; give it: {what}")

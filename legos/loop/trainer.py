@@ -45,7 +45,6 @@ class StepSettings:
     min_samples: int  # minimum number of samples for one step
     staleness_limit: int  # maximum staleness of a token, in optimiser steps
     normalisation: LossNormalisation
-    constant_length: int  # divisor of the "constant" normalisation, in tokens
     objective: Callable[[int, int], Objective]  # step, number of steps -> this step's objective
     update: Callable[[int, int], Update]  # step, number of steps -> how this step is applied
     clip_skip_threshold: float = 0.3  # a step that clips a larger share of tokens is not applied
@@ -261,9 +260,7 @@ class PolicyTrainer:
     ) -> "Future[PassResult]":
         """Start the forward and backward pass over the samples of a policy."""
         settings = self.settings
-        weights = normalisation_weights(
-            samples, settings.normalisation, constant_length=settings.constant_length
-        )
+        weights = normalisation_weights(samples, settings.normalisation)
         return self.backend.forward_backward(samples, weights, objective, policy=policy, stop=stop)
 
     def _objective(self) -> tuple[Objective, Callable[[str], float]]:

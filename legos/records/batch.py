@@ -37,6 +37,7 @@ _LogitPosition = tuple[tuple[int, int], tuple[int, ...], bool, float]
 """Row and column, legal token ids, whether restricted to them, and the temperature."""
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 T = TypeVar("T")
+CONSTANT_LENGTH = 256  # tokens; AdamW does not depend on the scale of the loss
 LOGIT_FIELDS = ("logit_column", "logit_temperature", "logit_restricted", "logit_legal")
 SAMPLE_FIELDS = ("logit_index", "target", "behaviour_logprob", "version", "advantage", "weight")
 OPTIONAL_FIELDS = ("reference_logprob", "entropy_scale")
@@ -109,9 +110,7 @@ class Batch:
         return int(self.mask.sum())
 
 
-def normalisation_weights(
-    samples: Sequence[Sample], mode: LossNormalisation, *, constant_length: int = 1
-) -> list[float]:
+def normalisation_weights(samples: Sequence[Sample], mode: LossNormalisation) -> list[float]:
     """The weight of each token of a sample in the loss of the whole optimiser step.
 
     The loss is the sum over samples and tokens of weight * loss, so any split into micro-batches
@@ -119,13 +118,12 @@ def normalisation_weights(
 
         token     1 / N                          N tokens in the step (DAPO, arXiv:2503.14476)
         sample    1 / (S |y_i|)                  S rollouts, |y_i| tokens of the rollout (GRPO)
-        constant  1 / (S L)                      L fixed (Dr. GRPO, arXiv:2503.20783)
+        constant  1 / (S L)                      L = 256 (Dr. GRPO, arXiv:2503.20783)
         prompt    1 / (G sum of |y| in group)    G groups (ScaleRL, arXiv:2510.13786)
 
     Args:
         samples: all samples of one optimiser step.
         mode: the normalisation rule.
-        constant_length: L of the ``constant`` rule, tokens.
 
     Returns:
         [S] one weight per sample, for each of its chosen tokens. Samples of the same rollout count
@@ -141,7 +139,7 @@ def normalisation_weights(
         for index, sample in enumerate(samples)
     ]
     if mode == "constant":
-        return [1.0 / (len(set(keys)) * constant_length)] * len(samples)
+        return [1.0 / (len(set(keys)) * CONSTANT_LENGTH)] * len(samples)
     tokens: dict[str | int, int] = {}
     for key, sample in zip(keys, samples, strict=True):
         tokens[key] = tokens.get(key, 0) + len(sample.positions)

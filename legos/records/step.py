@@ -37,7 +37,6 @@ class BackendConfig:
 
     policies: tuple[str, ...] = (POLICY,)  # adapters that are trained, each separately
     betas: tuple[float, float] = (0.9, 0.95)  # decay rates of AdamW's moments
-    weight_decay: float = 0.0  # AdamW's weight decay of the LoRA arrays
     micro_batch_tokens: int = MICRO_BATCH_TOKENS  # padded tokens of a pass, shared prefixes once
     gradient_checkpointing: bool = False  # recompute layers in the backward pass, to save memory
     reference: Path | None = None  # adapter of the first KL reference; None: model without LoRA

@@ -306,7 +306,7 @@ class TorchBackend:
 
         Source: Loshchilov and Hutter, arXiv:1711.05101.
         """
-        (beta1, beta2), decay = self._config.betas, self._config.weight_decay
+        beta1, beta2 = self._config.betas
         number = policy.updates + 1
         step = rate / (1.0 - beta1**number)
         correction = (1.0 - beta2**number) ** -0.5
@@ -316,8 +316,7 @@ class TorchBackend:
             m = beta1 * policy.moments[f"{key}.m"] + (1.0 - beta1) * gradient
             v = beta2 * policy.moments[f"{key}.v"] + (1.0 - beta2) * gradient.square()
             moments[f"{key}.m"], moments[f"{key}.v"] = m, v
-            decayed = before[key] * (1.0 - rate * decay)
-            after[key] = decayed - step * m / (v.sqrt() * correction + EPSILON)
+            after[key] = before[key] - step * m / (v.sqrt() * correction + EPSILON)
         return after, moments
 
     def _load(self, name: str, arrays: Mapping[str, Any], version: int) -> None:

@@ -51,7 +51,7 @@ def fitted(
     except AdapterError as error:
         raise AdapterError(
             f"the reference of the divergences does not fit the policy: {error}; it needs an "
-            "adapter of this model with the same training.lora_layers and training.lora_head"
+            "adapter of this model with LoRA in the same modules (training.lora_layers)"
         ) from error
     return _converted(arrays, adapter.shape.scale, convert)
 

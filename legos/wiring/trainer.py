@@ -99,7 +99,6 @@ class Trainer(PolicyTrainer):
                 rank=config.lora_rank,
                 layers=config.lora_layers,
                 alpha=config.lora_alpha,
-                head=config.lora_head,
                 use_dora=config.use_dora,
                 seed=seed,
             )
@@ -296,8 +295,6 @@ def backend_config(
     """The backend's settings, from the settings of training."""
     limit = config.memory_limit_gib
     return BackendConfig(
-        betas=(config.adam_beta1, config.adam_beta2),
-        weight_decay=config.weight_decay,
         micro_batch_tokens=config.micro_batch_tokens,
         gradient_checkpointing=config.gradient_checkpointing,
         reference=config.kl_reference,
@@ -335,7 +332,6 @@ def step_settings(config: TrainingConfig, *, num_vocabulary: int | None = None) 
         end = config.learning_rate * config.learning_rate_end_fraction
         return Update(
             learning_rate=warm * linear(config.learning_rate, end, step=step, num_steps=num_steps),
-            max_grad_norm=config.max_grad_norm,
             ema_decay=config.ema_decay if config.ema_kl_coef else None,
             kl_refresh_steps=config.kl_refresh_steps,
         )
@@ -344,7 +340,6 @@ def step_settings(config: TrainingConfig, *, num_vocabulary: int | None = None) 
         min_samples=config.min_samples_per_step,
         staleness_limit=config.staleness_limit,
         normalisation=config.loss_normalisation,
-        constant_length=config.constant_length or 1,
         objective=objective,
         update=update,
         clip_skip_threshold=config.skip_threshold,

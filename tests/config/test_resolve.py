@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from legos.config.resolve import knobs, read_config, resolve
-from legos.config.schema import RunConfig
+from legos.config.schema import RunConfig, TrainingConfig
 from legos.errors import ConfigError
 
 
@@ -32,7 +32,7 @@ def test_each_layer_wins_over_the_one_before(tmp_path: Path) -> None:
     )
     training = resolved.config.training
     expected = {
-        "training.weight_decay": (0.0, "default"),
+        "training.clip_skip_threshold": (0.3, "default"),
         "training.learning_rate": (3e-3, "model builtin"),
         "training.ema_kl_coef": (0.2, "arena nim"),
         "training.kl_coef": (0.3, f"file {first}"),
@@ -78,9 +78,8 @@ def test_deterministic_with_lag_is_refused_naming_both_and_their_sources(tmp_pat
 def test_written_toml_reads_back_and_names_sources(tmp_path: Path) -> None:
     resolved = resolve(
         overrides={
-            "training.dual_clip": None,
+            "training.clip_range": None,
             "training.learning_rate": 3e-5,
-            "training.lora_head": True,
             "out": tmp_path / 'a "quoted" name',
             "play.options": {"largest": 9, "words": ["a\n", "b"], "odd.key": {"x": 1.5}},
         },
@@ -89,7 +88,7 @@ def test_written_toml_reads_back_and_names_sources(tmp_path: Path) -> None:
     text = resolved.toml()
     assert "\nlearning_rate = 3e-05  # command line\n" in text
     assert "\n#: entropy_coef = 0.5  # arena nim\n" in text
-    assert '\ndual_clip = "none"  # command line\n' in text
+    assert '\nclip_range = "none"  # command line\n' in text
     assert read_config(write(tmp_path, text)) == resolved.config
 
 
@@ -117,19 +116,34 @@ def test_a_resumed_runs_file_gives_every_value(tmp_path: Path) -> None:
     assert resolve(run=saved, recommend=changed).config == before.config
 
 
-def test_a_removed_setting_is_dropped_and_said_once(
+def test_removed_settings_of_a_file_are_dropped_and_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("legos.config.resolve._said", set[str]())
-    text = "[loop]\nsteps = 7\n#: keep_batches = false  # default\n"
+    monkeypatch.setattr("legos.config.removed._reported", set[str]())
+    text = """[training]
+#: adam_beta1 = 0.9  # default
+adam_beta2 = 0.9  # command line
+
+[loop]
+steps = 7
+keep_batches = true  # command line
+"""
     first, second = write(tmp_path, text, "a.toml"), write(tmp_path, text, "b.toml")
     assert read_config(first).loop.steps == read_config(second).loop.steps == 7
     assert [r.getMessage() for r in caplog.records] == [
-        f"{first}: loop.keep_batches is ignored; this setting was removed, as steps can no longer "
-        "be computed again"
+        f"{first} has settings that were removed: training.adam_beta2 = 0.9 (it is 0.95 in every "
+        "run); loop.keep_batches = True (steps can no longer be computed again)"
     ]
     with pytest.raises(ConfigError, match=r"loop\.keep_batchez .*did you mean"):
         read_config(write(tmp_path, text.replace("batches", "batchez")))
+
+
+def test_a_removed_setting_is_refused_with_what_replaces_it() -> None:
+    message = "adam_beta1.* was removed: it is 0.9 in every run"
+    with pytest.raises(ConfigError, match=rf"training\.{message}"):
+        resolve(overrides={"training.adam_beta1": 0.8})
+    with pytest.raises(ConfigError, match=message):
+        TrainingConfig(adam_beta1=0.8)  # pyright: ignore[reportCallIssue]
 
 
 def test_large_models_get_no_advice_meant_for_the_built_in_one() -> None:

@@ -51,7 +51,6 @@ def test_almost_no_token_is_too_old(games: tuple[type, ...], pass_s: float) -> N
         min_samples=256,
         staleness_limit=1,
         normalisation="token",
-        constant_length=1,
         objective=lambda *_: Objective(),
         update=lambda *_: Update(learning_rate=1.0),
     )

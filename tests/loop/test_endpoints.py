@@ -57,7 +57,6 @@ def trainer() -> PolicyTrainer:
         min_samples=4,
         staleness_limit=1,
         normalisation="token",
-        constant_length=1,
         objective=lambda step, num_steps: Objective(),
         update=lambda step, num_steps: Update(learning_rate=1.0),
     )

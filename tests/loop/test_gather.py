@@ -20,7 +20,6 @@ def trainer(gather: Gather | None) -> PolicyTrainer:
         min_samples=1,
         staleness_limit=0,
         normalisation="token",
-        constant_length=1,
         objective=lambda step, num_steps: Objective(),
         update=lambda step, num_steps: Update(learning_rate=1.0),
     )

@@ -39,7 +39,6 @@ def trained(portions: Mapping[str, Portion], usual: float) -> list[dict[str, flo
         min_samples=1,
         staleness_limit=0,
         normalisation="token",
-        constant_length=1,
         objective=lambda step, num_steps: Objective(entropy_coef=usual),
         update=lambda step, num_steps: Update(learning_rate=1.0),
     )

@@ -61,7 +61,6 @@ def trainer(limit: int = 2) -> PolicyTrainer:
         min_samples=64,
         staleness_limit=limit,
         normalisation="token",
-        constant_length=1,
         objective=lambda step, num_steps: Objective(),
         update=lambda step, num_steps: Update(learning_rate=1.0),
     )

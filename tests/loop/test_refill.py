@@ -58,7 +58,6 @@ def trainer(**changes: Any) -> PolicyTrainer:
         "min_samples": 4,
         "staleness_limit": 0,
         "normalisation": "token",
-        "constant_length": 1,
         "objective": lambda step, num_steps: Objective(),
         "update": lambda step, num_steps: Update(learning_rate=1.0),
         "select": Selection(overlong=False, zero_advantage=True),

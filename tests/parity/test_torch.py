@@ -238,8 +238,7 @@ def test_log_probabilities_of_the_policy_and_of_its_reference(pair: Pair) -> Non
 @pytest.mark.slow
 def test_a_run_that_changes_its_device_twice_equals_one_that_does_not(tmp_path: Path) -> None:
     model = write_any_model(tmp_path / "model", architecture="qwen3")
-    options: Any = {"weight_decay": 0.01}
-    mlx, torch, _ = make_pair(model, tmp_path / "state", **options)
+    mlx, torch, _ = make_pair(model, tmp_path / "state")
     update = Update(learning_rate=3e-3, max_grad_norm=0.5, ema_decay=0.9, kl_refresh_steps=5)
     objective = Objective(kl_coef=0.3, ema_kl_coef=0.2, entropy_coef=0.05)
 

@@ -202,12 +202,12 @@ def named_samples() -> list[Sample]:
     [
         ("token", [1 / 18] * 6),
         ("sample", [1 / 12, 1 / 12, 1 / 6, 1 / 36, 1 / 36, 1 / 36]),
-        ("constant", [1 / 15] * 6),
+        ("constant", [1 / (3 * 256)] * 6),
         ("prompt", [1 / 12, 1 / 12, 1 / 12, 1 / 24, 1 / 24, 1 / 24]),
     ],
 )
 def test_weights_by_hand(mode: str, expected: list[float]) -> None:
-    weights = normalisation_weights(named_samples(), mode, constant_length=5)  # pyright: ignore[reportArgumentType]
+    weights = normalisation_weights(named_samples(), mode)  # pyright: ignore[reportArgumentType]
     assert weights == pytest.approx(expected, rel=1e-12)
 
 
@@ -225,7 +225,7 @@ def test_a_sample_without_a_rollout_is_one_of_its_own() -> None:
         make_sample((1, 2), rollout="0"),  # a name that looks like the number of another sample
     ]
     assert normalisation_weights(samples, "sample") == [1 / 4, 1 / 2]
-    assert normalisation_weights(samples, "constant", constant_length=2) == [1 / 4, 1 / 4]
+    assert normalisation_weights(samples, "constant") == [1 / 512, 1 / 512]
 
 
 def test_no_samples_have_no_weights() -> None:

@@ -34,7 +34,6 @@ def test_a_setting_of_the_objective_is_its_own(name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"max_grad_norm": 0.7}, {"max_grad_norm": 0.7}),
         ({"kl_coef": 0.1, "kl_refresh_steps": 7}, {"kl_refresh_steps": 7}),
         ({"ema_kl_coef": 0.1, "ema_decay": 0.7}, {"ema_decay": 0.7}),
         ({"ema_decay": 0.7}, {}),  # without its divergence the EMA is the policy itself
@@ -84,8 +83,7 @@ def test_what_makes_samples_a_step() -> None:
         min_samples_per_step=7,
         staleness_limit=5,
         loss_normalisation="constant",
-        constant_length=70,
     )
     found = step_settings(config)
     assert (found.min_samples, found.staleness_limit) == (7, 5)
-    assert (found.normalisation, found.constant_length) == ("constant", 70)
+    assert found.normalisation == "constant"

@@ -85,15 +85,10 @@ class MlxBackend:
             leader: in place of ``group``, orders the steps of processes that follow this one.
 
         Raises:
-            TrainerError: weight decay is used with DoRA, or the model cannot be trained.
+            TrainerError: the model cannot be trained.
             AdapterError: the reference adapter does not exist, or does not fit.
         """
         config = config or BackendConfig()
-        if shape.use_dora and config.weight_decay:
-            raise TrainerError(
-                f"weight decay {config.weight_decay} would pull the lengths of DoRA's rows, and "
-                "with them the model, to 0; set it to 0"
-            )
         self._worker = worker
         self._model = model
         self._shape = shape
@@ -178,10 +173,7 @@ class MlxBackend:
     def _begun(self, name: str, config: BackendConfig) -> _Policy:
         """The training state of a policy before its first step."""
         optimiser = optim.AdamW(
-            learning_rate=0.0,
-            betas=list(config.betas),
-            weight_decay=config.weight_decay,
-            bias_correction=True,
+            learning_rate=0.0, betas=list(config.betas), weight_decay=0.0, bias_correction=True
         )
         optimiser.init(self._model.trainable_parameters())
         adapter = self._trained(name, 0)

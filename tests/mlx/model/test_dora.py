@@ -14,7 +14,7 @@ from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.utils import load_adapters
 from tiny_models import write_any_model
 
-from legos.errors import AdapterError, TrainerError
+from legos.errors import AdapterError
 from legos.fakes import make_sample
 from legos.losses.objective import Objective
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
@@ -261,8 +261,6 @@ def test_what_does_not_fit_is_refused_by_name(folders: Mapping[str, Path]) -> No
         MlxBackend(worker, tree, dora.shape).load(lora)
     with pytest.raises(AdapterError, match=r"\.m, .* set training\.use_dora to true"):
         MlxBackend(worker, other, lora.shape).load(dora)
-    with pytest.raises(TrainerError, match=r"weight decay .* DoRA"):
-        MlxBackend(worker, tree, dora.shape, BackendConfig(weight_decay=0.1))
 
 
 def test_experts_are_refused_by_name(tmp_path: Path) -> None:

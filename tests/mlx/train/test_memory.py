@@ -268,7 +268,7 @@ def test_what_a_step_took_corrects_the_plan(
 
 
 def trainer(folder: Path, **options: Any) -> Trainer:
-    config = TrainingConfig(learning_rate=1e-3, lora_head=True, **options)
+    config = TrainingConfig(learning_rate=1e-3, **options)
     return Trainer(model=load_model(folder, inline=True), config=config)
 
 

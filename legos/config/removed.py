@@ -1,0 +1,73 @@
+"""Settings of earlier versions: files that have them are read, and options are refused by name."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["REMOVED", "drop_removed", "why_removed"]
+
+logger = logging.getLogger(__name__)
+
+
+class Removed(NamedTuple):
+    """A setting that does not exist any more."""
+
+    holds: object  # the value that every run has in its place; files with it lose nothing
+    instead: str  # what replaces it, after the name and "was removed: "
+
+
+REMOVED: Mapping[str, Removed] = {
+    "loop.keep_batches": Removed(False, "steps can no longer be computed again"),
+    "training.adam_beta1": Removed(0.9, "it is 0.9 in every run"),
+    "training.adam_beta2": Removed(0.95, "it is 0.95 in every run"),
+    "training.constant_length": Removed("none", "it is 256 in every run"),
+    "training.lora_head": Removed("none", "LoRA is put on the output head of small models"),
+    "training.max_grad_norm": Removed(1.0, "it is 1 in every run"),
+    "training.weight_decay": Removed(0.0, "AdamW decays no LoRA matrix"),
+}
+"""Dotted name -> what holds in its place. A setting of one arena of a mix is ``mix.NAME``."""
+
+_reported: set[str] = set()  # names, so that a command which reads many runs reports each once
+
+
+def why_removed(name: str) -> str | None:
+    """What replaces a removed setting, for messages; None: no setting was removed with this name.
+
+    Args:
+        name: dotted name, also ``mix.ARENA.NAME``, or the part after the last dot.
+    """
+    found = _find(name)
+    return None if found is None else f"was removed: {found.instead}"
+
+
+def drop_removed(values: Mapping[str, object], path: Path) -> dict[str, object]:
+    """The values of a file without removed settings; logs one line where another value holds now.
+
+    Args:
+        values: dotted name -> value.
+        path: the file, for the log.
+    """
+    kept: dict[str, object] = {}
+    changed: list[str] = []
+    for name, value in values.items():
+        found = _find(name) if "." in name else None
+        if found is None:
+            kept[name] = value
+        elif value != found.holds and name not in _reported:
+            changed.append(f"{name} = {value} ({found.instead})")
+            _reported.add(name)
+    if changed:
+        logger.warning("%s has settings that were removed: %s", path, "; ".join(changed))
+    return kept
+
+
+def _find(name: str) -> Removed | None:
+    if name in REMOVED:
+        return REMOVED[name]
+    last = name.rpartition(".")[2]
+    if name.startswith("mix."):
+        return REMOVED.get(f"mix.{last}") or REMOVED.get(f"play.{last}")
+    if name == last:
+        return next((r for key, r in REMOVED.items() if key.rpartition(".")[2] == last), None)
+    return None
