@@ -1,4 +1,4 @@
-"""Notices that an event loop does not turn, and writes what every thread and task does then."""
+"""Watchdogs: threads that count for how long something has not moved, and report where it is."""
 
 import asyncio
 import logging
@@ -6,17 +6,15 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from legos.records.turns import TurnWatch
-
-__all__ = ["CHECK_S", "LoopWatch", "checking"]
+__all__ = ["LoopWatch", "Watchdog", "waiting_frames"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,82 +23,150 @@ MAX_DUMPS = 20  # of a process; later stalls are lines of the log alone
 TASKS_SHOWN = 30  # places at which tasks wait, those with the most tasks first
 
 
-class LoopWatch:
-    """Asks an event loop to turn at every check, and measures how late it does.
+@dataclass(slots=True)
+class _Turn:
+    turn: object = None
+    since_s: float = 0.0  # of the watchdog's clock
+    longest_s: float = 0.0  # of the turns before
 
-    Only checks count as time: an hour in which the process was stopped (SIGSTOP), or a laptop
-    slept, is one check. A call of native code that holds Python's lock stops the checks too; it is
-    measured as one late check and leaves no stacks.
+
+class Watchdog:
+    """Calls ``check`` again and again in a thread; it asks for how long something has not moved.
+
+    The clock counts only while this process runs: between two checks at most twice their interval
+    passes, so that nothing hangs after the process was stopped, or the computer slept::
+
+        def check(dog: Watchdog) -> None:
+            if dog.still_s("engine", engine.turn) > 300.0:
+                replace(engine)
+
+        with Watchdog(check, name="legos-engine-watchdog", every_s=1.0):
+            ...
+
+    Attributes:
+        every_s: seconds between two checks.
+        clock_s: seconds in which this process has run since the watchdog was started.
     """
 
     def __init__(
         self,
-        observe: Callable[[float], None],
+        check: Callable[["Watchdog"], object],
+        *,
+        name: str,
+        every_s: float = CHECK_S,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """Make a watchdog, whose thread runs within ``with``.
+
+        Args:
+            check: called in the thread.
+            name: of the thread.
+            every_s: seconds between two checks.
+            clock: returns a time in seconds; None: ``time.monotonic``.
+        """
+        self.every_s = every_s
+        self.clock_s = 0.0
+        self._check = check
+        self._now = clock or time.monotonic
+        self._turns: defaultdict[str, _Turn] = defaultdict(_Turn)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def __enter__(self) -> "Watchdog":
+        """Start the thread."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the thread, after the check that runs."""
+        self._ended.set()
+        self._thread.join()
+
+    def still_s(self, what: str, turn: object) -> float:
+        """Seconds for which ``what`` has been in the same turn; to be asked at every check.
+
+        Args:
+            what: names one of the things that are checked.
+            turn: a value that changes when it moves, such as the number of the call that its thread
+                works on; None: it is idle, and the result 0.
+        """
+        last = self._turns[what]
+        if turn is None or turn != last.turn:
+            if last.turn is not None:
+                last.longest_s = max(last.longest_s, self.clock_s - last.since_s)
+            last.turn, last.since_s = turn, self.clock_s
+        return self.clock_s - last.since_s
+
+    def longest_s(self, what: str) -> float:
+        """Seconds of the longest turn of ``what`` that has ended."""
+        return self._turns[what].longest_s
+
+    def _run(self) -> None:
+        last = self._now()
+        while not self._ended.wait(self.every_s):
+            now = self._now()
+            self.clock_s += min(now - last, 2 * self.every_s)
+            last = now
+            self._check(self)
+
+
+class LoopWatch:
+    """Measures how late the running event loop turns, and reports stalls; a watchdog checks it.
+
+    A call of native code that holds Python's lock stops the watchdog too; it is measured as one
+    late check, and not reported.
+    """
+
+    def __init__(
+        self,
+        observe: Callable[[float], object],
         *,
         stall_after_s: float,
         file: Path | None = None,
-        every_s: float = CHECK_S,
+        report: Callable[[float, FrameType | None], object] | None = None,
     ) -> None:
-        """Make a watch, which watches within ``with`` on a running loop.
+        """Make a watch of the running event loop.
 
         Args:
-            observe: called on the loop with each lag in seconds: the time from a check to the turn
-                of the loop that follows.
-            stall_after_s: lag at which the stacks are written, once per stall.
-            file: the stacks are appended to it; None: they go into the log.
-            every_s: seconds between two calls of ``check``.
+            observe: called on the loop with each lag: seconds from a check to the loop's next turn.
+            stall_after_s: lag that is reported, once per stall.
+            file: the stacks of all threads and tasks are appended to it; None: they are logged.
+            report: called in place of that, in the watchdog's thread, with the lag so far and the
+                frame in which the loop's thread is.
         """
         self._observe = observe
         self._stall_after_s = stall_after_s
         self._file = file
-        self._every_s = every_s
-        self._lock = threading.Lock()  # of the loop: it is not closed during a check
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = 0  # of the loop
-        self._turns = TurnWatch()
+        self._report = report or self._write_stacks
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._asked = self._answered = 0  # numbers of the newest request to turn and answer
-        self._checks = 0  # that found the newest request unanswered
-        self._stalled_since: float | None = None  # of ``time.monotonic``; set once it is reported
+        self._still_s = 0.0  # since the first check after the newest request
+        self._stalled = False
         self._dumps = 0
 
-    def __enter__(self) -> "LoopWatch":
-        """Watch the running loop."""
-        with self._lock:
-            self._loop = asyncio.get_running_loop()
-            self._thread = threading.get_ident()
-            self._answered = self._asked
-        return self
+    def check(self, dog: Watchdog) -> None:
+        """Ask the loop to turn, or count for how long it has not."""
+        answered = self._answered == self._asked
+        self._asked += answered
+        self._still_s = dog.still_s("event loop", self._asked)
+        if answered:
+            self._loop.call_soon_threadsafe(self._answer, dog.every_s, time.monotonic())
+        elif self._still_s >= self._stall_after_s and not self._stalled:
+            self._stalled = True
+            frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented
+            self._report(self._still_s, frames.get(self._thread))
 
-    def __exit__(self, *_: object) -> None:
-        """Stop watching."""
-        with self._lock:
-            self._loop = None
-
-    def check(self) -> None:
-        """Ask the loop to turn, or count how long it has not; called by another thread."""
-        with self._lock:
-            if self._loop is None:
-                return
-            if self._answered == self._asked:
-                self._report_end()
-                self._asked += 1
-                self._checks = self._turns.check(self._asked)
-                now = time.monotonic()
-                self._loop.call_soon_threadsafe(self._answer, self._asked, now)
-                return
-            self._checks = self._turns.check(self._asked)
-            stalled_s = self._checks * self._every_s
-            if stalled_s >= self._stall_after_s and self._stalled_since is None:
-                self._stalled_since = time.monotonic() - stalled_s
-                self._report(self._loop, stalled_s)
-
-    def _answer(self, number: int, asked_at: float) -> None:
+    def _answer(self, every_s: float, asked_at: float) -> None:
         """Measure the lag; checks bound it, because a stopped process makes none."""
-        self._observe(min(time.monotonic() - asked_at, (self._checks + 1) * self._every_s))
-        self._answered = number
+        lag_s = min(time.monotonic() - asked_at, self._still_s + every_s)
+        self._observe(lag_s)
+        if self._stalled:
+            self._stalled = False
+            logger.warning("the event loop turns again, after %.1f s", lag_s)
+        self._answered = self._asked
 
-    def _report(self, loop: asyncio.AbstractEventLoop, stalled_s: float) -> None:
-        frame = sys._current_frames().get(self._thread)  # pyright: ignore[reportPrivateUsage]
+    def _write_stacks(self, stalled_s: float, frame: FrameType | None) -> None:
         where = traceback.extract_stack(frame)[-1] if frame else None
         at = f", at {where.filename}:{where.lineno} in {where.name}" if where else ""
         what = f"the event loop has not turned for {stalled_s:.0f} s{at}"
@@ -108,7 +174,7 @@ class LoopWatch:
         if self._dumps > MAX_DUMPS:
             logger.warning("%s", what)
             return
-        stacks = "".join([*_thread_stacks(), *_task_stacks(loop)])
+        stacks = "".join([*_thread_stacks(), *_task_stacks(self._loop)])
         if self._file is None:
             logger.warning("%s\n%s", what, stacks)
             return
@@ -120,35 +186,17 @@ class LoopWatch:
         else:
             logger.warning("%s; the stacks are in %s", what, self._file)
 
-    def _report_end(self) -> None:
-        if self._stalled_since is not None:
-            seconds = time.monotonic() - self._stalled_since
-            logger.warning("the event loop turns again, after %.1f s", seconds)
-            self._stalled_since = None
 
-
-@contextmanager
-def checking(check: Callable[[], object], *, name: str, every_s: float) -> Generator[None]:
-    """Within the block, a thread calls ``check`` every so many seconds.
-
-    Args:
-        check: what is called.
-        name: of the thread.
-        every_s: seconds between two calls.
-    """
-    ended = threading.Event()
-
-    def repeat() -> None:
-        while not ended.wait(every_s):
-            check()
-
-    thread = threading.Thread(target=repeat, name=name, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+def waiting_frames(coroutine: Any) -> Iterator[FrameType]:
+    """The frames in which a suspended coroutine waits, from the outermost to the innermost."""
+    while coroutine is not None:
+        frame, inner = None, None
+        for kind, link in (("cr", "await"), ("gi", "yieldfrom"), ("ag", "await")):
+            frame = frame or getattr(coroutine, f"{kind}_frame", None)
+            inner = inner or getattr(coroutine, f"{kind}_{link}", None)
+        if frame is not None:
+            yield frame
+        coroutine = inner
 
 
 def _thread_stacks() -> Iterator[str]:
@@ -162,22 +210,16 @@ def _thread_stacks() -> Iterator[str]:
 
 def _task_stacks(loop: asyncio.AbstractEventLoop) -> Iterator[str]:
     """Where the tasks of a loop wait, those at the same place together."""
-    places = Counter("".join(_awaited(task.get_coro())) for task in asyncio.all_tasks(loop))
+    places = Counter(
+        "".join(
+            line
+            for frame in waiting_frames(task.get_coro())
+            for line in traceback.format_stack(frame, limit=1)
+        )
+        for task in asyncio.all_tasks(loop)
+    )
     for stack, count in places.most_common(TASKS_SHOWN):
         yield f"{count} task{'s' if count > 1 else ''} at:\n{stack}"
     hidden = len(places) - TASKS_SHOWN
     if hidden > 0:
         yield f"and tasks at {hidden} other places\n"
-
-
-def _awaited(coroutine: Any) -> Iterator[str]:
-    """The lines at which a coroutine waits, from the outermost to the innermost."""
-    while coroutine is not None:
-        frame: FrameType | None = None
-        inner: Any = None
-        for kind, link in (("cr", "await"), ("gi", "yieldfrom"), ("ag", "await")):
-            frame = frame or getattr(coroutine, f"{kind}_frame", None)
-            inner = inner or getattr(coroutine, f"{kind}_{link}", None)
-        if frame is not None:
-            yield from traceback.format_list(traceback.extract_stack(frame, limit=1)[-1:])
-        coroutine = inner

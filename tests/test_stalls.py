@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from legos.cli import main
-from legos.stalls import LoopWatch, checking
+from legos.stalls import LoopWatch, Watchdog
 
 
 async def wait_for_nothing() -> None:
@@ -31,7 +31,8 @@ def test_each_stall_writes_all_stacks_once(
 
     async def go() -> None:
         tasks = [asyncio.create_task(wait_for_nothing()) for _ in range(3)]
-        with watch, checking(watch.check, name="watchdog", every_s=0.01):
+        watch = LoopWatch(lags.append, stall_after_s=0.2, file=file)
+        with Watchdog(watch.check, name="watchdog", every_s=0.01):
             await asyncio.sleep(0.1)
             for _ in range(2):
                 block_the_loop(0.5)
@@ -39,7 +40,6 @@ def test_each_stall_writes_all_stacks_once(
         for task in tasks:
             task.cancel()
 
-    watch = LoopWatch(lags.append, stall_after_s=0.2, file=file, every_s=0.01)
     with caplog.at_level(logging.WARNING):
         asyncio.run(go())
     text = file.read_text()
@@ -57,12 +57,12 @@ def test_each_stall_writes_all_stacks_once(
 
 def test_without_a_file_the_stacks_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def go() -> None:
-        with watch, checking(watch.check, name="watchdog", every_s=0.01):
+        watch = LoopWatch(lambda _: None, stall_after_s=0.1)
+        with Watchdog(watch.check, name="watchdog", every_s=0.01):
             await asyncio.sleep(0.05)
             block_the_loop(0.3)
             await asyncio.sleep(0.05)
 
-    watch = LoopWatch(lambda _: None, stall_after_s=0.1, every_s=0.01)
     with caplog.at_level(logging.WARNING):
         asyncio.run(go())
     assert "thread MainThread:" in caplog.records[0].getMessage()
@@ -70,14 +70,14 @@ def test_without_a_file_the_stacks_are_in_the_log(caplog: pytest.LogCaptureFixtu
 
 SLEEPER = """
 import asyncio
-from legos.stalls import LoopWatch, checking
+from legos.stalls import LoopWatch, Watchdog
 lags = []
 async def go():
-    with watch, checking(watch.check, name="watchdog", every_s=0.05):
+    watch = LoopWatch(lags.append, stall_after_s=0.5)
+    with Watchdog(watch.check, name="watchdog", every_s=0.05):
         print("runs", flush=True)
         await asyncio.to_thread(input)
         await asyncio.sleep(0.2)
-watch = LoopWatch(lags.append, stall_after_s=0.5, every_s=0.05)
 asyncio.run(go())
 print(max(lags))
 """
@@ -100,6 +100,41 @@ def test_a_stopped_process_has_no_stall() -> None:
         said, errors = process.communicate("\n", timeout=60)
     assert errors == ""
     assert float(said) < 0.5
+
+
+def checks_of(dog: Watchdog, times: list[float]) -> None:
+    """Let a watchdog check at given times."""
+    ended = iter([*[False] * (len(times) - 1), True])
+    dog._ended.wait = lambda _: next(ended)  # pyright: ignore
+    dog._run()  # pyright: ignore
+
+
+def test_a_turn_lasts_from_the_first_check_that_finds_it() -> None:
+    turns = iter((None, None, 1, 1, 1, 2, 2, None, 2))
+    found: list[float] = []
+    times = [float(second) for second in range(10)]
+    dog = Watchdog(
+        lambda dog: found.append(dog.still_s("it", next(turns))),
+        name="watchdog",
+        every_s=1.0,
+        clock=iter(times).__next__,
+    )
+    checks_of(dog, times)
+    assert found == [0.0, 0.0, 0.0, 1.0, 2.0, 0.0, 1.0, 0.0, 0.0]
+    assert dog.longest_s("it") == 3.0
+
+
+def test_the_clock_stands_still_while_the_process_does() -> None:
+    times = [0.0, 1.0, 2.5, 3600.0, 3601.0]
+    clocks: list[float] = []
+    dog = Watchdog(
+        lambda dog: clocks.append(dog.clock_s),
+        name="watchdog",
+        every_s=1.0,
+        clock=iter(times).__next__,
+    )
+    checks_of(dog, times)
+    assert clocks == [1.0, 2.5, 4.5, 5.5]
 
 
 ARENA = """

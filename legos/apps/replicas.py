@@ -20,7 +20,7 @@ from legos.errors import EngineError
 from legos.records.limits import EngineLimits
 from legos.remote.vllm.process import ServerProcess
 from legos.server.options import ServerOptions
-from legos.stalls import checking
+from legos.stalls import Watchdog
 from legos.weights.adapter import Adapter
 from legos.weights.model_folder import resolve_folder
 from legos.wiring.device import check_replicas
@@ -104,7 +104,7 @@ def replicated(
         for adapter in adapters:
             put_on(engine, adapter, name)
         check = partial(_start_again, replicas, Counter[str]())
-        with checking(check, name="legos-replicas", every_s=CHECK_S):
+        with Watchdog(check, name="legos-replicas", every_s=CHECK_S):
             try:
                 scale = adapters[0].shape.scale if adapters else None
                 yield Replicated(name=name, handle=handle, engine=engine, scale=scale)
@@ -137,7 +137,7 @@ def _replica(
     )
 
 
-def _start_again(replicas: Sequence[ServerProcess], restarts: Counter[str]) -> None:
+def _start_again(replicas: Sequence[ServerProcess], restarts: Counter[str], _: Watchdog) -> None:
     """Start the replicas again that have ended; the pool finds them by their addresses."""
     for replica in replicas:
         if replica.running or restarts[replica.url] > MOST_RESTARTS:

@@ -3,16 +3,14 @@
 import logging
 import os
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from legos.apps.adapters import resume_command
-from legos.records.turns import TurnWatch
 from legos.run.checkpoint import checkpoints
 from legos.run.folder import RunFolder
-from legos.stalls import CHECK_S, LoopWatch, checking
+from legos.stalls import LoopWatch, Watchdog
 
 __all__ = ["restart", "watched"]
 
@@ -73,16 +71,14 @@ def watched(
             so the process ends: launchers end those that are left with SIGTERM.
         stopping: whether the run was told to stop.
     """
-    watches: defaultdict[str, TurnWatch] = defaultdict(TurnWatch)
     restarted = False
 
-    def check() -> None:
+    def check(dog: Watchdog) -> None:
         nonlocal restarted
-        loop.check()
+        loop.check(dog)
         for name, turn in turns().items():
-            watch = watches[name]
-            seconds = CHECK_S * watch.check(turn)
-            limit = max(STUCK_S, TIMES_LONGEST * CHECK_S * watch.longest)
+            seconds = dog.still_s(name, turn)
+            limit = max(STUCK_S, TIMES_LONGEST * dog.longest_s(name))
             if leads and stopping():
                 limit = LOST_S
             if seconds > limit and not restarted:
@@ -93,7 +89,7 @@ def watched(
                 restart(folder, reason, most=most)
                 logger.error("%s; end this process and run: %s", reason, resume_command(folder))
 
-    with checking(check, name="legos-train-watchdog", every_s=CHECK_S):
+    with Watchdog(check, name="legos-train-watchdog"):
         yield
 
 

@@ -22,7 +22,7 @@ from legos.server.app import service_of
 from legos.server.listen import bind, serve_app
 from legos.server.memory import limit_arenas
 from legos.server.options import ServerOptions
-from legos.stalls import CHECK_S, LoopWatch, checking
+from legos.stalls import LoopWatch, Watchdog
 from legos.weights.adapter import Adapter, checked_name
 from legos.wiring.http import app_of
 from legos.wiring.machine import quiet_collector
@@ -122,7 +122,7 @@ async def _until_signal(
             f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' "
             f"-d '{json.dumps(body)}'\n"
         )
-        with watch, checking(watch.check, name="legos-serve-watchdog", every_s=CHECK_S):
+        with Watchdog(watch.check, name="legos-serve-watchdog"):
             await ended.wait()
         say(f"stopping; running requests get {drain_s:g} s to finish (Ctrl-C again: at once)\n")
 

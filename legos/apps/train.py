@@ -246,32 +246,31 @@ def _go(
         signals.on_stop(lambda: run.stop_soon(loop))
         try:
             async with served, shown_while(run, out.console, trainer.engine_figures):
-                with watch:
+                with watched(
+                    lambda: trainer.model.turns,
+                    folder.path,
+                    most=config.loop.max_restarts,
+                    loop=_loop_watch(run, config, folder),
+                    leads=has_followers(),
+                    stopping=lambda: signals.received is not None,
+                ):
                     await run.go(out.steps, out.evaluations)
         finally:
             signals.on_stop(None)
             # A thread of a play cannot be cancelled; with a new pool the loop does not wait for it.
             loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
 
-    loop = config.loop
-    watch = LoopWatch(
-        run.speed.note_lag,
-        stall_after_s=math.inf if loop.deterministic else loop.stall_after_s,
-        file=folder.stalls,
-    )
-    kept_awake = awake() if loop.keep_awake else nullcontext()
-    watchdog = watched(
-        lambda: trainer.model.turns,
-        folder.path,
-        most=loop.max_restarts,
-        loop=watch,
-        leads=has_followers(),
-        stopping=lambda: signals.received is not None,
-    )
-    with watchdog, trackers(config, folder) as out, kept_awake:
+    kept_awake = awake() if config.loop.keep_awake else nullcontext()
+    with trackers(config, folder) as out, kept_awake:
         quiet_collector()
         share_cores(2)  # play and training
         asyncio.run(go(out))
+
+
+def _loop_watch(run: Run, config: RunConfig, folder: RunFolder) -> LoopWatch:
+    """Watches the running event loop; in a deterministic run the model blocks it for long."""
+    stall_after_s = math.inf if config.loop.deterministic else config.loop.stall_after_s
+    return LoopWatch(run.speed.note_lag, stall_after_s=stall_after_s, file=folder.stalls)
 
 
 def _served(

@@ -3,9 +3,7 @@
 import asyncio
 import logging
 import sys
-import threading
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +15,7 @@ from typing import Any, TypeVar
 from legos.arena.playable import Playable
 from legos.errors import ArenaError, PlayCancelledError, PlayTimeoutError, text_of
 from legos.play.play_state import PlayState
+from legos.stalls import LoopWatch, Watchdog, waiting_frames
 
 __all__ = ["Watch", "Watched"]
 
@@ -69,38 +68,35 @@ class Watched:
 class Watch:
     """Checks the running plays, children included, about once per second.
 
-    A thread measures the time, so that it also detects a play that blocks the event loop. Only time
-    in which the process ran counts: sleep of the computer or a stopped process does not count
-    towards the time limit of plays.
+    A watchdog measures the time, so that it also detects a play that blocks the event loop, and
+    only time in which the process ran counts towards the time limit of plays.
     """
 
     def __init__(self, arena: Playable) -> None:
-        """Watch the plays of an arena.
+        """Watch the plays of an arena within ``with``, in their event loop.
 
         Args:
             arena: the arena to play; a child's own ``play_timeout_s`` applies to the child.
         """
         self._arena = arena
-        limits = [s / 4 for s in (arena.play_timeout_s, arena.report_after_s) if s is not None]
-        self._tick = min(TICK_S, *limits)
         self._plays: set[Watched] = set()
+        self._looked_s = 0.0  # of the watchdog's clock, at the last look
         self._quiet_s = 0.0  # seconds since a play ended
         self._report_at = arena.report_after_s
-        self._answered = True  # whether the event loop has run the last check
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._keep_time, name="legos-watch", daemon=True)
+        loop = LoopWatch(
+            self._look, stall_after_s=arena.report_after_s, report=self._report_blocked_loop
+        )
+        limits = [s / 4 for s in (arena.play_timeout_s, arena.report_after_s) if s is not None]
+        self._dog = Watchdog(loop.check, name="legos-watch", every_s=min(TICK_S, *limits))
 
     def __enter__(self) -> "Watch":
-        """Start, in the event loop of the plays."""
-        self._loop = asyncio.get_running_loop()
-        self._loop_thread = threading.get_ident()
-        self._thread.start()
+        """Start."""
+        self._dog.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         """End the thread."""
-        self._over.set()
-        self._thread.join()
+        self._dog.__exit__()
 
     def add(self, watched: Watched) -> None:
         """Watch a play until ``discard``."""
@@ -172,33 +168,19 @@ class Watch:
         finally:  # an error refers to this frame, which must not refer to the error
             del task, watched, where
 
-    def _keep_time(self) -> None:
-        """In the thread: schedule checks in the event loop, and log where the loop is blocked."""
-        last, passed, report_at = time.monotonic(), 0.0, self._arena.report_after_s
-        while not self._over.wait(self._tick):
-            now = time.monotonic()
-            passed += min(now - last, 2 * self._tick)
-            last = now
-            if self._answered:
-                self._answered = False
-                self._loop.call_soon_threadsafe(self._look, passed)
-                passed, report_at = 0.0, self._arena.report_after_s
-            elif passed >= report_at:
-                report_at *= 2
-                frame = sys._current_frames().get(  # pyright: ignore[reportPrivateUsage]
-                    self._loop_thread
-                )
-                logger.warning(
-                    "arena %r: the event loop has been blocked for %.0f s (%s), so no play goes "
-                    "on; await what takes long: await asyncio.to_thread(function)",
-                    self._arena.name,
-                    passed,
-                    _line((f for f, _ in walk_stack(frame)), self._arena),
-                )
+    def _report_blocked_loop(self, blocked_s: float, frame: FrameType | None) -> None:
+        logger.warning(
+            "arena %r: the event loop has been blocked for %.0f s (%s), so no play goes on; await "
+            "what takes long: await asyncio.to_thread(function)",
+            self._arena.name,
+            blocked_s,
+            _line((f for f, _ in walk_stack(frame)), self._arena),
+        )
 
-    def _look(self, passed: float) -> None:
+    def _look(self, _: float) -> None:
         """In the loop: cancel plays beyond their time limit, and log if none has ended."""
-        self._answered = True
+        passed = self._dog.clock_s - self._looked_s
+        self._looked_s += passed
         self._quiet_s += passed
         for watched in tuple(self._plays):  # a cancelled play may leave at once
             if watched.waited_for or not watched.play.paused:
@@ -232,7 +214,7 @@ class Watch:
 
 
 def _where(task: "asyncio.Task[Any]", arena: Playable) -> str:
-    return _line(_frames(task.get_coro()), arena)
+    return _line(reversed([*waiting_frames(task.get_coro())]), arena)
 
 
 async def _awaited(played: Awaitable[T]) -> T:
@@ -272,18 +254,7 @@ def _close(task: "asyncio.Task[Any]") -> None:
     task.cancel()  # it resumes a coroutine that is closed, and so ends
 
 
-def _frames(awaited: Any) -> Iterator[FrameType]:
-    """The frames of a suspended coroutine and of what it awaits, innermost first."""
-    found: list[FrameType] = []
-    while awaited is not None:
-        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
-        if frame is not None:
-            found.append(frame)
-        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
-    return reversed(found)
-
-
-def _line(frames: Iterator[FrameType], arena: Playable) -> str:
+def _line(frames: Iterable[FrameType], arena: Playable) -> str:
     """The innermost frame in the arena's own file, or else the innermost frame."""
     module = sys.modules.get(type(arena).__module__)
     own = getattr(module, "__file__", None)

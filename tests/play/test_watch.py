@@ -194,7 +194,7 @@ def test_time_in_which_the_process_did_not_run_does_not_count(
         await asyncio.sleep(1.0)
 
     clock = SimpleNamespace(monotonic=lambda: real() + slept[0])
-    monkeypatch.setattr("legos.play.watch.time", clock)
+    monkeypatch.setattr("legos.stalls.time", clock)
     batch = step(Slow(sleeps, play_timeout_s=10.0, report_after_s=0.2, group_size=1))
     assert [e.error for e in batch.episodes] == [None, None]
 
