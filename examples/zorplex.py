@@ -4,59 +4,76 @@
 
 The built-in model cannot write a call, so it never gets a reward. Here it learns to imitate a
 scripted novice, who calls the word of the question in 9 of 34 plays, otherwise any other word, and
-answers the number that came back in 34 of 133 plays, otherwise any other number from 1 to 100. The
-novice succeeds in 0.075 of the plays. One core, two to three minutes. With the command of
-docs/arenas/talk.md, RL then takes the success of the model from 0.06 to above 0.9 in 60 steps.
+answers the number that came back in 34 of 133 plays, otherwise any other number from 1 to 100. One
+core, two to three minutes. RL with the command of docs/talk.md then takes the success of the model
+from 0.06 to above 0.9 in 60 steps.
 """
 
-import argparse
 import asyncio
-import logging
 import re
-from functools import cache
+import shutil
+import sys
 from itertools import islice
 from pathlib import Path
 from random import Random
 
+import mlx.core as mx
+import mlx.nn as nn
+import mlx_lm
+from mlx.optimizers import AdamW, clip_grad_norm, linear_schedule
+
 from arenas.zorplex import WORDS, Zorplex
 from legos import play_task
-from legos.builtin.practice import Exercise
+from legos.builtin import builtin_path
 from legos.fakes import Asked, ScriptedClient
-from legos.mlx.pretraining import ROWS, imitate
+
+ROWS, RATE = 32, 5e-3  # answers in an optimiser step, and the learning rate of the first one
 
 
-@cache
-def answers(prompt: str) -> tuple[str, ...]:
-    """What the novice may say; the right answer is there more than once."""
-    read = re.search(r"LOOKUP\[\w+\] = (\d+)", prompt)
-    if read:
+def reply(prompt: str, rng: Random) -> str:
+    """What the novice says, now and then the right thing."""
+    if read := re.search(r"LOOKUP\[\w+\] = (\d+)", prompt):
         right, every = f"[ANSWER] {read[1]}", [f"[ANSWER] {number}" for number in range(1, 101)]
     else:
         word = re.findall(r"the number of (\w+)", prompt)[-1]
         right, every = f"LOOKUP[{word}]", [f"LOOKUP[{word}]" for word in WORDS]
-    return (*every, *[right] * (len(every) // 3))
+    return rng.choice([*every, *[right] * (len(every) // 3)])
 
 
-async def novice(num: int, rng: Random) -> list[Exercise]:
-    """Prompts that the novice sees in new plays, with what it may say to each."""
-    seen: list[Exercise] = []
+async def imitate(folder: Path, steps: int) -> None:
+    """Train all weights of the built-in model on plays of the novice; write a model folder."""
+    model, tokenizer = mlx_lm.load(str(builtin_path()))[:2]
+    optimizer, rng = AdamW(linear_schedule(RATE, 0.0, steps), betas=[0.9, 0.98]), Random(0)
+    rows: list[tuple[list[int], int]] = []  # token ids of a prompt with its answer; where it begins
 
     def answer(asked: Asked) -> str:
-        seen.append(Exercise(asked.messages, answers(asked.prompt)))
-        return rng.choice(seen[-1].answers)
+        chat = [{"role": one.role, "content": one.content} for one in asked.messages]
+        prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True)
+        said = reply(asked.prompt, rng)
+        rows.append(([*prompt, *tokenizer.encode(said), tokenizer.eos_token_id], len(prompt)))
+        return said
+
+    def loss(ids: mx.array, starts: mx.array) -> mx.array:
+        nats = nn.losses.cross_entropy(model(ids[:, :-1]), ids[:, 1:])
+        answered = (mx.arange(1, ids.shape[1]) >= starts) & (ids[:, 1:] != tokenizer.pad_token_id)
+        return mx.sum(nats * answered) / ROWS
 
     arena = Zorplex(ScriptedClient(answer), kinds=["simple"], levels=["easy"])
-    for task in islice(arena.tasks(rng), num // 2):
+    for task in islice(arena.tasks(rng), steps * ROWS // 2):  # two answers in a play
         await play_task(arena, task, {})
-    return seen
+        if len(rows) < ROWS:
+            continue
+        width = max(len(ids) for ids, _ in rows)
+        padded = [ids + [tokenizer.pad_token_id] * (width - len(ids)) for ids, _ in rows]
+        starts = mx.array([[start] for _, start in rows])
+        _, gradients = nn.value_and_grad(model, loss)(mx.array(padded), starts)
+        optimizer.update(model, clip_grad_norm(gradients, 1.0)[0])
+        mx.eval(model.parameters(), optimizer.state)
+        rows.clear()
+    shutil.copytree(builtin_path(), folder, dirs_exist_ok=True)
+    model.save_weights(str(folder / "model.safetensors"))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=600)
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    exercises = asyncio.run(novice(arguments.steps * ROWS, Random(0)))
-    imitate(exercises, arguments.folder)
-    print(f"wrote {arguments.folder}")
+    asyncio.run(imitate(Path(sys.argv[1]), steps=int((sys.argv[2:] or [600])[0])))
+    print(f"wrote {sys.argv[1]}")

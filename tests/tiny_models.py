@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType]
 
-from legos.builtin.files import model_config, random_weights
-from legos.builtin.vocabulary import BOS, END, PAD, TOKENS, token_id, write_tokenizer
+from legos.builtin.files import model_config, random_weights, write_tokenizer
+from legos.builtin.vocabulary import BOS, END, PAD, TOKENS, token_id
 from legos.fakes import write_tiny_model
 from legos.fakes.models import tiny_shape
 
@@ -327,14 +327,12 @@ def write_any_model(
 
 
 def _write(folder: Path, config: dict[str, Any], weights: dict[str, NDArray[Any]]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(folder, max_tokens=config["max_position_embeddings"])
     ends = {
         "bos_token_id": token_id(BOS),
         "eos_token_id": token_id(END),
         "pad_token_id": token_id(PAD),
     }
     (folder / "config.json").write_text(json.dumps(config | ends, indent=2) + "\n")
-    (folder / "generation_config.json").write_text(json.dumps(ends) + "\n")
-    write_tokenizer(folder, max_tokens=config["max_position_embeddings"])
     save_file(weights, folder / "model.safetensors", metadata={"format": "mlx"})
     return folder

@@ -1,6 +1,8 @@
-"""Write a small model as a folder of the hub's format: configuration, weights, tokenizer."""
+"""Write a model like the built-in one: its tokenizer and configuration, with sizes of one's own."""
 
+import json
 import math
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save
 
-from legos.builtin.vocabulary import BOS, END, PAD, TOKENS, token_id, write_json, write_tokenizer
+from legos.builtin import builtin_path
+from legos.builtin.vocabulary import TOKENS
 from legos.errors import ModelError
 
 __all__ = [
@@ -21,6 +24,7 @@ __all__ = [
     "random_weights",
     "weight_shapes",
     "write_model",
+    "write_tokenizer",
 ]
 
 Architecture = Literal["llama", "qwen3"]
@@ -45,7 +49,6 @@ class ModelShape:
     intermediate: int = 192  # width of the SwiGLU
     vocab: int = len(TOKENS)  # rows of the embedding; at least the tokenizer's tokens
     max_positions: int = 2048
-    rope_theta: float = 10000.0
 
     def __post_init__(self) -> None:
         """Refuse sizes that no loader accepts.
@@ -53,9 +56,6 @@ class ModelShape:
         Raises:
             ModelError: with the size and what it must be.
         """
-        if self.architecture not in _CLASS_NAMES:
-            known = ", ".join(_CLASS_NAMES)
-            raise ModelError(f"architecture is {self.architecture!r}; expected one of {known}")
         if self.vocab < len(TOKENS):
             raise ModelError(
                 f"vocab is {self.vocab}; the built-in tokenizer has {len(TOKENS)} tokens, "
@@ -72,22 +72,28 @@ def write_model(folder: Path, shape: ModelShape, weights: Weights) -> None:
         folder: created if it does not exist; existing files are replaced.
         shape: sizes of the model.
         weights: the arrays of ``weight_shapes``, written as fp32.
-
-    Raises:
-        ModelError: an array is missing, unknown or has the wrong shape.
     """
-    _check(shape, weights)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "config.json", model_config(shape))
-    ends = {
-        "bos_token_id": token_id(BOS),
-        "eos_token_id": token_id(END),
-        "pad_token_id": token_id(PAD),
-    }
-    write_json(folder / "generation_config.json", ends)
     write_tokenizer(folder, max_tokens=shape.max_positions)
+    _write_json(folder / "config.json", model_config(shape))
     arrays = {name: np.ascontiguousarray(array, np.float32) for name, array in weights.items()}
     (folder / "model.safetensors").write_bytes(save(arrays, metadata={"format": "pt"}))
+
+
+def write_tokenizer(folder: Path, *, max_tokens: int) -> None:
+    """Write the built-in tokenizer and the ids that end an answer.
+
+    Args:
+        folder: created if it does not exist.
+        max_tokens: longest sequence that the model accepts.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "special_tokens_map.json", "generation_config.json"):
+        if folder != builtin_path():
+            shutil.copyfile(builtin_path() / name, folder / name)
+    _write_json(
+        folder / "tokenizer_config.json",
+        _builtin("tokenizer_config.json") | {"model_max_length": max_tokens},
+    )
 
 
 def weight_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
@@ -131,20 +137,9 @@ def random_weights(shape: ModelShape, rng: np.random.Generator) -> Weights:
     return {name: draw(name, size) for name, size in weight_shapes(shape).items()}
 
 
-def _check(shape: ModelShape, weights: Weights) -> None:
-    expected = weight_shapes(shape)
-    odd = sorted(expected.keys() ^ weights.keys())
-    if odd:
-        state = "missing" if odd[0] in expected else "unknown"
-        raise ModelError(f"weight {odd[0]!r} is {state} in a {shape.architecture} model of {shape}")
-    for name, size in expected.items():
-        if weights[name].shape != size:
-            raise ModelError(f"weight {name!r} has shape {weights[name].shape}; expected {size}")
-
-
 def model_config(shape: ModelShape) -> dict[str, Any]:
     """The contents of ``config.json``."""
-    return {
+    return _builtin("config.json") | {
         "architectures": [_CLASS_NAMES[shape.architecture]],
         "model_type": shape.architecture,
         "hidden_size": shape.hidden,
@@ -153,18 +148,14 @@ def model_config(shape: ModelShape) -> dict[str, Any]:
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
         "intermediate_size": shape.intermediate,
-        "hidden_act": "silu",
         "vocab_size": shape.vocab,
         "max_position_embeddings": shape.max_positions,
-        "rms_norm_eps": 1e-5,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        # Some loaders read the first key, some the second.
-        "rope_theta": shape.rope_theta,
-        "rope_parameters": {"rope_theta": shape.rope_theta, "rope_type": "default"},
-        "bos_token_id": token_id(BOS),
-        "eos_token_id": token_id(END),
-        "pad_token_id": token_id(PAD),
-        "torch_dtype": "float32",
     }
+
+
+def _builtin(name: str) -> dict[str, Any]:
+    return json.loads((builtin_path() / name).read_text(encoding="utf-8"))
+
+
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -117,7 +117,7 @@ def answers(url: str) -> bool:
 
 @pytest.mark.slow
 def test_a_model_learns_the_form_of_zorplex_alone(tmp_path: Path) -> None:
-    assert run("zorplex.py", str(tmp_path / "base"), "--steps", "100").startswith("wrote ")
+    assert run("zorplex.py", str(tmp_path / "base"), "100").startswith("wrote ")
     options = ("--model", str(tmp_path / "base"), "--arena", "zorplex", "--steps", "1")
     play = ("--play.options.kinds", '["simple"]', "--play.options.levels", '["easy"]')
     small = ("--play.tasks-per-step", "2", "--generation.max-tokens", "24")

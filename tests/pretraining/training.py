@@ -1,16 +1,9 @@
-"""Make the built-in model: supervised training of new weights on uniformly random legal play.
+"""Supervised training of the built-in model: new weights, on uniformly random legal play."""
 
-``python -m legos.mlx.pretraining --out DIR`` takes about three minutes on two cores with an
-optimised BLAS. Limit the BLAS to one thread: the matrices are small. The same arguments give the
-same bytes on the same machine.
-"""
-
-import argparse
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -20,16 +13,14 @@ import numpy as np
 from mlx.optimizers import AdamW, clip_grad_norm
 from mlx.utils import tree_flatten
 from mlx_lm.models.llama import Model, ModelArgs
-from mlx_lm.utils import load_model
+from pretraining.practice import Exercise, Exercises, collate, echo, made_up, prompt_ids
 
 from legos.arena.registry import find_arena
-from legos.builtin import builtin_path
-from legos.builtin.files import ModelShape, Weights, model_config, random_weights, write_model
-from legos.builtin.practice import Exercise, Exercises, collate, echo, made_up, prompt_ids
+from legos.builtin.files import ModelShape, Weights, model_config, random_weights
 from legos.games.figures import GameTree, decision_points
 from legos.records.message import Message
 
-__all__ = ["answer_logits", "imitate", "known_positions", "main", "practise"]
+__all__ = ["NUM_STEPS", "answer_logits", "known_positions", "practise"]
 
 GAMES = ("nim", "kuhn")  # the games that the model should know
 NUM_STEPS = 3200
@@ -37,7 +28,6 @@ ROWS = 32  # exercises per step
 KNOWN = 0.2  # fraction of a batch that is positions of ``GAMES``
 COPYING = 0.12  # fraction of the steps that train copying, before any moves
 PEAK_RATE = 1e-2
-IMITATION_RATE = 5e-3  # peak, for weights that are trained already
 LONGEST_ECHO = 24  # characters
 POOL = 8  # batches that are sorted by length together, to reduce padding
 
@@ -61,36 +51,11 @@ def practise(
     model = Model(ModelArgs.from_dict(model_config(shape)))
     fresh = random_weights(shape, np.random.default_rng(seed))
     model.load_weights([(name, mx.array(array)) for name, array in fresh.items()])
-    return _trained(model, _batches(positions, num_steps, Random(seed)), num_steps, PEAK_RATE)
-
-
-def imitate(exercises: Sequence[Exercise], folder: Path, *, seed: int = 0) -> None:
-    """Train all weights of the built-in model on exercises, and write the result as a model.
-
-    RL needs a reward now and then from the start. A model that imitates scripted plays knows how
-    an answer looks, and gives each of a script's answers as often as the script does.
-
-    Args:
-        exercises: each is trained on once, in order, ``ROWS`` in an optimiser step; the last ones
-            that do not fill a step are left out.
-        folder: created if it does not exist; existing files are replaced.
-        seed: seed of the answers that are drawn for the inputs; the targets have all of them.
-    """
-    model: Any = load_model(builtin_path())[0]
-    rng, num_steps = Random(seed), len(exercises) // ROWS
-    batches = (collate(exercises[at : at + ROWS], rng) for at in range(0, num_steps * ROWS, ROWS))
-    write_model(folder, ModelShape(), _trained(model, batches, num_steps, IMITATION_RATE))
-
-
-def _trained(
-    model: Model, batches: Iterable[Exercises], num_steps: int, peak_rate: float
-) -> Weights:
-    """Train all weights of a model, and return them under their hub names."""
     optimizer = AdamW(learning_rate=0.0, betas=[0.9, 0.98], weight_decay=0.01)
     loss_and_gradient = nn.value_and_grad(model, partial(_loss, model))
     began = time.monotonic()
-    for step, batch in enumerate(batches, start=1):
-        optimizer.learning_rate = peak_rate * _schedule(step, num_steps)
+    for step, batch in enumerate(_batches(positions, num_steps, Random(seed)), start=1):
+        optimizer.learning_rate = PEAK_RATE * _schedule(step, num_steps)
         loss, gradient = loss_and_gradient(
             mx.array(batch.token_ids), mx.array(batch.starts), mx.array(batch.targets)
         )
@@ -193,20 +158,3 @@ def known_positions(games: Sequence[str] = GAMES) -> list[Exercise]:
         for point in decision_points(GameTree(find_arena(name)())):
             found[Exercise((Message("user", point.prompt),), point.legal)] = None
     return list(found)
-
-
-def main() -> None:
-    """Train the model and write it to the folder given by ``--out``."""
-    parser = argparse.ArgumentParser(prog="python -m legos.mlx.pretraining", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
-    parser.add_argument("--steps", type=int, default=NUM_STEPS, help="optimiser steps")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and of every draw")
-    asked = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    shape = ModelShape()
-    weights = practise(shape, known_positions(), num_steps=asked.steps, seed=asked.seed)
-    write_model(asked.out, shape, weights)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,11 +9,11 @@ import mlx_lm
 import numpy as np
 import pytest
 from mlx_lm.utils import load_model
+from pretraining.practice import Exercise, collate, made_up
+from pretraining.training import answer_logits, known_positions, practise
 from tiny_models import write_any_model
 
 from legos.builtin.files import ModelShape, write_model
-from legos.builtin.practice import Exercise, collate, made_up, prompt_ids, text_ids
-from legos.mlx.pretraining import ROWS, answer_logits, imitate, known_positions, practise
 from legos.records.message import Message
 
 SMALL = ModelShape(hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48)
@@ -49,18 +49,6 @@ def test_a_rebuild_gives_the_same_bytes(tmp_path: Path) -> None:
     for file in (tmp_path / "a").iterdir():
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
     assert load_model(tmp_path / "a")[1]["num_key_value_heads"] == 1
-
-
-def test_a_model_gives_answers_as_often_as_the_plays_that_it_imitates(tmp_path: Path) -> None:
-    chat = (Message("user", "A coin?"), Message("assistant", "Yes."), Message("user", "Then?"))
-    played = Exercise(chat, ("heads", "tails", "tails", "tails"))
-    imitate([played] * (60 * ROWS), tmp_path)
-    prompt = prompt_ids(chat)
-    model: Any = load_model(tmp_path)[0]
-    logits = np.array(model(mx.array([prompt]))[0, -1])
-    first = [text_ids(text)[0] for text in ("heads", "tails")]
-    chances = np.exp(logits[first] - np.logaddexp.reduce(logits))
-    np.testing.assert_allclose(chances, [1 / 4, 3 / 4], atol=0.02)
 
 
 def test_every_listed_game_is_practised_once() -> None:

@@ -5,8 +5,8 @@ from random import Random
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from pretraining.practice import Exercise, collate, echo, made_up, prompt_ids, text_ids
 
-from legos.builtin.practice import Exercise, collate, echo, made_up, prompt_ids, text_ids
 from legos.builtin.vocabulary import ASSISTANT, END, PAD, TOKENS, token_id
 from legos.records.message import Message
 
