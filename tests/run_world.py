@@ -13,6 +13,7 @@ from accounts import checked_ledger
 from stored_plays import timeless_plays
 
 from legos.arena.arena import Arena
+from legos.config.schema import LoopConfig
 from legos.credit import GRPOCredit, RAECredit
 from legos.fakes import Asked, FakeBackend, FakePublisher, ScriptedClient
 from legos.loop.mix import Mix
@@ -25,7 +26,7 @@ from legos.records.shares import Portion
 from legos.records.step import Update
 from legos.run.checkpoint import newest_whole, read_state
 from legos.run.folder import RunFolder
-from legos.run.run import Run, RunSettings
+from legos.run.run import Run
 from legos.track.jsonl import JsonlTracker
 
 STEPS = 6
@@ -143,14 +144,23 @@ class World:
             step_settings(limit),
         )
         clock = settings.pop("clock", repeat(0.0))
-        settings = {"num_steps": STEPS, "checkpoint_every": 2, "keep_checkpoints": 3} | settings
-        settings = {"evaluate_every": 3, "episodes_kept": 2, "checkpoint_seconds": 200.0} | settings
-        settings = {"evaluation_alone": True} | settings
+        usual: dict[str, Any] = {
+            "steps": STEPS,
+            "checkpoint_every": 2,
+            "keep_checkpoints": 3,
+            "checkpoint_seconds": 200.0,
+            "evaluate_every": 3,
+            "evaluation_alone": True,
+            "episodes_kept_per_step": 2,
+            "adaptive_concurrency": False,
+            "adaptive_overlap": False,
+        }
         self.run = Run(
             self.folder,
             played,
             self.trainer,
-            RunSettings(episode_concurrency=8, step_concurrency=players, **settings),
+            LoopConfig(step_concurrency=players, **{**usual, **settings}),
+            episode_concurrency=8,
             evaluation=self.evaluation,
             count_tokens=self.count,
             engine_figures=dict,

@@ -25,6 +25,7 @@ from slow_parts import (
     SlowWriter,
 )
 
+from legos.config.schema import LoopConfig
 from legos.credit import GRPOCredit, RAECredit
 from legos.errors import ArenaError, CheckpointError, EngineError, TrainerError
 from legos.fakes import in_virtual_time
@@ -32,7 +33,7 @@ from legos.loop.mix import Mix
 from legos.loop.trainer import PolicyTrainer
 from legos.records.shares import Portion
 from legos.run.folder import RunFolder
-from legos.run.run import Run, RunSettings
+from legos.run.run import Run
 from legos.track.jsonl import JsonlTracker, read_steps
 
 __all__ = ["STOP_S", "Account", "play_schedule", "seconds_to_stop"]
@@ -77,17 +78,19 @@ class Session:
             if mixed
             else duel,
             self.trainer,
-            RunSettings(
-                num_steps=STEPS,
-                episode_concurrency=4,
+            LoopConfig(
+                steps=STEPS,
+                adaptive_concurrency=False,
+                adaptive_overlap=False,
                 step_concurrency=players,
                 checkpoint_every=2,
                 checkpoint_seconds=200.0,
                 keep_checkpoints=2,
                 evaluate_every=3,
                 evaluation_alone=limit == 0,
-                episodes_kept=1,
+                episodes_kept_per_step=1,
             ),
+            episode_concurrency=4,
             evaluation=self.evaluation,
             count_tokens=self.count,
             engine_figures=dict,

@@ -24,7 +24,7 @@ from legos.apps.shared_engine import SharedEngine
 from legos.apps.signals import StopSignals
 from legos.builtin import BUILTIN
 from legos.config.resolve import ResolvedConfig, is_chosen, read_config
-from legos.config.schema import RunConfig
+from legos.config.schema import LoopConfig, RunConfig
 from legos.errors import ConfigError, DeviceError, LegosError, TrainerError
 from legos.mac import awake, has_battery, on_battery
 from legos.records.names import evaluated_name
@@ -32,7 +32,7 @@ from legos.run.checkpoint import checkpoints
 from legos.run.ending import failure_kept
 from legos.run.find import find_run, fresh_folder, split_place
 from legos.run.folder import FAILS_AGAIN, RUNS, RunFolder
-from legos.run.run import Run, RunSettings
+from legos.run.run import Run
 from legos.stalls import LoopWatch
 from legos.wiring.arena import make_mix
 from legos.wiring.evaluate import evaluation_of
@@ -132,7 +132,9 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 folder,
                 mix,
                 trainer,
-                _run_settings(config),
+                _loop_settings(config),
+                episode_concurrency=config.play.concurrency,
+                base_model=config.model,
                 evaluation=evaluation,
                 count_tokens=_token_count(trainer, shared),
                 engine_figures=trainer.engine_figures,
@@ -286,24 +288,12 @@ def _served(
     return served_run(trainer, shared, name=name, host=SERVED_AT, port=port, say=_print)
 
 
-def _run_settings(config: RunConfig) -> RunSettings:
+def _loop_settings(config: RunConfig) -> LoopConfig:
+    """The settings of the run, without what other processes make impossible."""
     loop, in_turns = config.loop, not config.training.staleness_limit
-    return RunSettings(
-        num_steps=loop.steps,
-        episode_concurrency=config.play.concurrency,
-        step_concurrency=loop.step_concurrency,
+    return loop.replace(
         adaptive_concurrency=loop.adaptive_concurrency and not (config.ray and config.players),
         adaptive_overlap=loop.adaptive_overlap and not (in_turns or config.server or config.ray),
-        checkpoint_every=loop.checkpoint_every,
-        checkpoint_seconds=loop.checkpoint_seconds,
-        keep_checkpoints=loop.keep_checkpoints,
-        keep_best=loop.keep_best,
-        pause_on_battery=loop.pause_on_battery,
-        max_failed_share=loop.max_failed_share,
-        evaluate_every=loop.evaluate_every,
-        evaluation_alone=loop.evaluation_alone,
-        episodes_kept=loop.episodes_kept_per_step,
-        base_model=config.model,
     )
 
 

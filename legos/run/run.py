@@ -2,22 +2,21 @@
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from legos.arena.arena import Arena
+from legos.config.schema import LoopConfig
 from legos.errors import CheckpointError, EngineError, Stopped
 from legos.files.lines import report_steps
 from legos.loop.alternation import Alternation
 from legos.loop.evaluation import flat_figures
-from legos.loop.failures import MAX_FAILED_SHARE
 from legos.loop.loop import batcher_of, training_loop
 from legos.loop.mix import Mix, mix_of
 from legos.loop.player import PlayGroup
@@ -37,30 +36,9 @@ from legos.run.state import RunState
 from legos.run.stored import kept_episodes
 from legos.weights.adapter import Adapter
 
-__all__ = ["Run", "RunSettings"]
+__all__ = ["Run"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings:
-    """The length of a run and what it stores."""
-
-    num_steps: int
-    episode_concurrency: int  # simultaneous plays for each step that is being played
-    step_concurrency: int  # number of steps whose tasks are played at the same time
-    adaptive_concurrency: bool = False  # whether the number of plays follows the engine
-    adaptive_overlap: bool = False  # whether play waits for the trainer where that is faster
-    checkpoint_every: int  # optimiser steps; 0: only at the start, by time and at the end
-    checkpoint_seconds: float = math.inf  # maximum time between two, checked after each step
-    keep_checkpoints: int
-    max_failed_share: float = MAX_FAILED_SHARE  # the run ends if more of the newest plays fail
-    pause_on_battery: bool = False  # whether to wait between steps while on battery
-    keep_best: str | None = None  # figure whose best checkpoint is kept; "-x": lower x is better
-    evaluate_every: int  # optimiser steps; 0: only before the first and after the last
-    evaluation_alone: bool = False  # whether play and training wait for every evaluation
-    episodes_kept: int  # number of plays of each step and evaluation written to the folder
-    base_model: str | None = None  # base model that is recorded in each adapter
 
 
 class Run:
@@ -75,13 +53,15 @@ class Run:
         folder: RunFolder,
         arena: Arena | Mix,
         trainer: PolicyTrainer,
-        settings: RunSettings,
+        settings: LoopConfig,
         *,
+        episode_concurrency: int,
         evaluation: Evaluation,
         count_tokens: Callable[[], Awaitable[int]],
         engine_figures: Callable[[], Mapping[str, float]],
         writer: Executor,
         play: PlayGroup = play_each,
+        base_model: str | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Make a run; it starts only with ``resume`` or ``go``.
@@ -91,18 +71,21 @@ class Run:
             arena: the arena to play, or several.
             trainer: the trainer of the policy.
             settings: the length of the run and what it stores.
+            episode_concurrency: simultaneous plays for each step that is being played.
             evaluation: evaluates an adapter.
             count_tokens: returns the number of tokens that the engine has sampled since it was
                 made, for play and for evaluations.
             engine_figures: returns what the engine counts (``Engine.stats``); empty: nothing.
             writer: one thread, which writes checkpoints and adapters.
             play: plays a group, here or in other processes.
+            base_model: base model that is recorded in each adapter.
             clock: returns a time in seconds.
         """
         self._folder = folder
         self._mix = mix_of(arena)
         self._trainer = trainer
-        self._settings = settings
+        self._settings, self._episode_concurrency = settings, episode_concurrency
+        self._base_model = base_model
         self._count_tokens = count_tokens
         self._engine_figures = engine_figures
         self._play = play
@@ -118,7 +101,7 @@ class Run:
             trainer.ledger,
             folder,
             keep_best=settings.keep_best,
-            plays_kept=settings.episodes_kept,
+            plays_kept=settings.episodes_kept_per_step,
             fail=self._batcher.end,
         )
         self._state = RunState(trainer, self._mix, self._batcher, self._evaluations)
@@ -141,7 +124,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether all steps are done and the final policy has been evaluated."""
-        return self.step >= self._settings.num_steps and self._evaluations.step == self.step
+        return self.step >= self._settings.steps and self._evaluations.step == self.step
 
     @property
     def stopping(self) -> bool:
@@ -161,7 +144,7 @@ class Run:
     def _due(self) -> bool:
         """Whether the policy is to be evaluated after this step."""
         every = self._settings.evaluate_every
-        return self.step >= self._settings.num_steps or bool(every and self.step % every == 0)
+        return self.step >= self._settings.steps or bool(every and self.step % every == 0)
 
     def resume(self, place: Path) -> None:
         """Continue from a checkpoint, and remove what the folder holds of later steps.
@@ -262,12 +245,12 @@ class Run:
             await self._save()
             await self._writing.ended()  # a killed run needs a checkpoint to start from
         self.speed.begin()
-        if self.step < settings.num_steps:
+        if self.step < settings.steps:
             await training_loop(
                 self._mix,
                 trainer,
-                settings.num_steps,
-                episode_concurrency=settings.episode_concurrency,
+                settings.steps,
+                episode_concurrency=self._episode_concurrency,
                 step_concurrency=settings.step_concurrency,
                 after_step=partial(self._after_step, out),
                 batcher=self._batcher,
@@ -284,7 +267,7 @@ class Run:
         self, out: Outputs, metrics: Metrics, batches: Sequence[TrainingBatch]
     ) -> None:
         step, settings = self.step, self._settings
-        last = step >= settings.num_steps  # its checkpoint is written when the run closes
+        last = step >= settings.steps  # its checkpoint is written when the run closes
         metrics |= self.speed.of_step(batches, metrics["step_s"] or 0.0)
         if self._due and (last or settings.evaluation_alone):
             with suppress(Stopped):  # the step itself is complete
@@ -296,8 +279,10 @@ class Run:
         self._trainer.alarms.evaluated = flat_figures(self._evaluations.last)
         self._state.log(metrics, out.steps)
         episodes = [episode for batch in batches for episode in batch.episodes]
-        if settings.episodes_kept:
-            self._folder.add_episodes(step, kept_episodes(episodes, settings.episodes_kept))
+        if settings.episodes_kept_per_step:
+            self._folder.add_episodes(
+                step, kept_episodes(episodes, settings.episodes_kept_per_step)
+            )
         due = settings.checkpoint_every and step % settings.checkpoint_every == 0
         late = self._clock() - self._saved >= settings.checkpoint_seconds
         if (due or late or step in self._evaluations.kept_steps) and not last:
@@ -338,8 +323,7 @@ class Run:
         await asyncio.get_running_loop().run_in_executor(self._writer, write)
 
     def _adapters(self) -> list[Adapter]:
-        base_model = self._settings.base_model
-        return [replace(adapter, base_model=base_model) for adapter in self._trainer.adapters]
+        return [replace(one, base_model=self._base_model) for one in self._trainer.adapters]
 
     def _checkpoint(self, snapshot: Snapshot) -> Callable[[], None]:
         """Take the run's state as it is now; what is returned writes it, from any thread.
@@ -349,7 +333,7 @@ class Run:
         """
         step, settings, folder = self.step, self._settings, self._folder
         adapters, kept_steps = self._adapters(), self._evaluations.kept_steps
-        values = self._state.take(num_episodes=settings.episodes_kept)
+        values = self._state.take(num_episodes=settings.episodes_kept_per_step)
 
         def fill(place: Path) -> dict[str, Any]:
             snapshot(place)

@@ -173,7 +173,7 @@ def test_a_failing_evaluation_ends_the_run_with_a_checkpoint(
 
 def test_plays_of_evaluations_are_kept_once_also_after_a_kill(tmp_path: Path) -> None:
     def made(path: Path) -> World:
-        world = beside(path, checkpoint_every=4, episodes_kept=2)
+        world = beside(path, checkpoint_every=4, episodes_kept_per_step=2)
         world.evaluation.episodes = tuple(make_episode({}) for _ in range(3))
         return world
 

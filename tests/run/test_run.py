@@ -153,17 +153,17 @@ def test_a_stop_in_the_first_evaluation_leaves_it_to_the_resumed_run(tmp_path: P
 
 
 def test_a_stop_in_the_last_evaluation_leaves_it_to_the_resumed_run(tmp_path: Path) -> None:
-    stopped = World(tmp_path / "run", num_steps=1).start()
+    stopped = World(tmp_path / "run", steps=1).start()
     stopped.evaluation.waits_at = 1
     assert not stopped.go(stop_after=200)
     [line] = read_steps(stopped.folder.metrics)
     assert "eval/share" not in line
-    resumed = World(tmp_path / "run", num_steps=1).resume()
+    resumed = World(tmp_path / "run", steps=1).resume()
     assert not resumed.run.finished
     assert resumed.go()
     assert [line["step"] for line in read_metrics(resumed.folder.evaluations)] == [0, 1]
     assert resumed.run.last["policy_version"] == 1
-    assert World(tmp_path / "run", num_steps=1).resume().run.finished
+    assert World(tmp_path / "run", steps=1).resume().run.finished
 
 
 def test_a_finished_run_goes_on_when_it_is_given_more_steps(whole: World, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_finished_run_goes_on_when_it_is_given_more_steps(whole: World, tmp_pa
     done = World(tmp_path / "run").resume()
     assert done.run.finished
     assert done.run.last == whole.run.last
-    longer = World(tmp_path / "run", num_steps=8).resume()
+    longer = World(tmp_path / "run", steps=8).resume()
     assert not longer.run.finished
     assert longer.go()
     assert [line["step"] for line in read_steps(longer.folder.metrics)] == list(range(1, 9))
