@@ -105,10 +105,9 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
     started = time.perf_counter()
     _print(f"loading {config.model}")
     restored = checkpoint is not None or config.fork_from is not None
-    inline = config.loop.deterministic
     made = trainer_of(
         config,
-        inline=inline,
+        inline=config.loop.deterministic,
         restored=restored,
         tell=_print,
         api_key=os.environ.get("LEGOS_API_KEY"),
@@ -154,12 +153,10 @@ def _train(resolved: ResolvedConfig, resumed: RunFolder | None, checkpoint: Path
                 served = _served(config, trainer, shared)
                 with failure_kept(folder):
                     _go(run, config, folder, trainer, signals=signals, served=served)
-                got = signals.received
-                by = "" if got is None else f" by {signal.Signals(got).name}"
                 if run.finished:
                     Console().print(comparison(run.first, run.last, config.title))
                     trainer.ledger.check_applied()
-                _sum_up(run, folder, config, time.perf_counter() - started, by=by)
+                _sum_up(run, folder, config, time.perf_counter() - started, signals.received)
         return 0 if signals.received is None else 128 + signals.received
 
 
@@ -336,9 +333,12 @@ def _announce(resolved: ResolvedConfig, folder: RunFolder, trainer: Trainer, run
         _print(hint)
 
 
-def _sum_up(run: Run, folder: RunFolder, config: RunConfig, seconds: float, *, by: str) -> None:
-    """Print what stopped the run, and what to do next."""
+def _sum_up(
+    run: Run, folder: RunFolder, config: RunConfig, seconds: float, got: int | None
+) -> None:
+    """Print what stopped the run, and what to do next; ``got`` is the signal that it received."""
     if not run.finished:
+        by = "" if got is None else f" by {signal.Signals(got).name}"
         _print(
             f"stopped{by} after {seconds:.0f} s at step {run.step} of {config.loop.steps}, "
             "with a checkpoint; continue with",
