@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from legos.losses.corrections import Corrections
 from legos.losses.objective import Objective
 
 __all__ = ["EVERY_OBJECTIVE"]
@@ -12,40 +11,24 @@ KL: Any = {"kl_coef": 0.3, "ema_kl_coef": 0.2}
 
 EVERY_OBJECTIVE: Mapping[str, Objective] = {
     "reinforce": Objective(loss="reinforce"),
-    "ppo": Objective(loss="ppo", clip_low=0.3, clip_high=0.1, dual_clip=1.5),
-    "gspo": Objective(loss="gspo", clip_low=0.3, clip_high=0.1, dual_clip=1.5),
+    "ppo": Objective(loss="ppo", clip_low=0.3, clip_high=0.1),
+    "gspo": Objective(loss="gspo", clip_low=0.3, clip_high=0.1),
     "cispo": Objective(loss="cispo", clip_low=1.0, clip_high=0.5),
     "cispo_both": Objective(loss="cispo", clip_low=0.4, clip_high=0.5),
     "dppo_tv": Objective(loss="dppo_tv", clip_low=0.1, clip_high=0.05),
     "dppo_kl": Objective(loss="dppo_kl", clip_low=0.05, clip_high=0.02),
     "gmpo": Objective(loss="gmpo", clip_low=0.4, clip_high=0.2),
-    "sapo": Objective(loss="sapo", sapo_tau=1.0, sapo_tau_negative=2.0),
+    "sapo": Objective(loss="sapo"),
     "decoupled": Objective(anchor="proximal"),
     "decoupled_gspo": Objective(loss="gspo", anchor="proximal"),
     "decoupled_cispo": Objective(loss="cispo", anchor="proximal"),
     "decoupled_dppo": Objective(loss="dppo_tv", anchor="proximal"),
     "decoupled_gmpo": Objective(loss="gmpo", anchor="proximal", clip_low=0.4, clip_high=0.4),
-    "truncated_by_token": Objective(
-        anchor="proximal", corrections=Corrections(truncation="token", truncation_cap=1.2)
-    ),
-    "truncated_by_sample": Objective(
-        loss="reinforce",
-        anchor="proximal",
-        corrections=Corrections(truncation="sequence", truncation_cap=1.2),
-    ),
-    "icepop": Objective(anchor="proximal", corrections=Corrections(icepop=(0.3, 2.0))),
-    "masked": Objective(
-        dual_clip=None,
-        corrections=Corrections(
-            icepop=(0.1, 5.0), geometric_mask=(0.3, 3.0), outlier_veto=True, opsm_delta=0.5
-        ),
-    ),
-    "masked_gspo": Objective(loss="gspo", corrections=Corrections(icepop=(0.3, 3.0))),
-    "kl_k1": Objective(kl_estimator="k1", kl_in="reward", **KL),
-    "kl_onesided": Objective(kl_estimator="k1_onesided", kl_in="reward", **KL),
+    "icepop": Objective(anchor="proximal", icepop=(0.3, 2.0)),
+    "masked": Objective(icepop=(0.1, 5.0)),
+    "masked_gspo": Objective(loss="gspo", icepop=(0.3, 3.0)),
     "kl_k2": Objective(kl_estimator="k2", **KL),
     "kl_k3": Objective(kl_estimator="k3", **KL),
     "kl_exact": Objective(kl_estimator="exact", **KL),
     "entropy": Objective(entropy_coef=0.4),
-    "entropy_of_everything": Objective(entropy_coef=0.4, entropy_over="vocabulary"),
 }

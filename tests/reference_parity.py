@@ -18,7 +18,6 @@ __all__ = ["check_equal_steps", "mixed_samples", "moved_backend"]
 TERMS = [
     Objective(kl_coef=0.3, kl_estimator="k2"),
     Objective(kl_coef=0.3, kl_estimator="k3"),
-    Objective(kl_coef=0.3, kl_estimator="k1", kl_in="reward"),
 ]
 VOCABULARY = 90
 FAST = Update(learning_rate=0.03, max_grad_norm=1e9)

@@ -316,7 +316,7 @@ def _announce(resolved: ResolvedConfig, folder: RunFolder, trainer: Trainer, run
     if config.training.anchored(model.dtype).anchor != config.training.ratio_anchor:
         _print(
             f"the base computes in {model.dtype}: the ratio is to the trainer's own probabilities, "
-            "and a capped weight corrects the gap (training.anchor proximal, truncation token)"
+            "and a capped weight corrects the gap (training.anchor proximal)"
         )
     advice = advise_learning_rate(model.folder)
     if config.model != BUILTIN and advice is not None:  # that one brings its own learning rate

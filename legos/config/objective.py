@@ -9,31 +9,26 @@ from pydantic import model_validator
 
 from legos.config.setting import Settings, knob
 from legos.errors import ConfigError
-from legos.losses.corrections import Corrections, Truncation
-from legos.losses.kl import KlEstimator, KlPlace
+from legos.losses.kl import KlEstimator
 from legos.losses.objective import (
     CLIP_RANGES,
     RATIO_OF,
     Anchor,
-    EntropyOver,
     ImportanceSampling,
     PolicyLoss,
-    check_anchor,
-    check_kl_place,
     check_ratio,
 )
 from legos.records.schedule import Schedule
 
 __all__ = ["ObjectiveSettings", "check_entropy"]
 
+GSPO_SKIP = 0.9  # gspo clips whole samples, so that a larger share of the tokens is clipped
 _NOISY = ("reinforce", "ppo", "gspo", "gmpo")  # no ratio of their own, or a narrow clip range
 # Setting -> coefficients; the setting has an effect only where one of them is above 0.
 _READ_WITH: Mapping[str, tuple[str, ...]] = {
     "kl_estimator": ("kl_coef", "ema_kl_coef"),
-    "kl_in": ("kl_coef", "ema_kl_coef"),
     "ema_decay": ("ema_kl_coef",),
     "entropy_steps": ("entropy_coef", "entropy_coef_end"),
-    "entropy_over": ("entropy_coef", "entropy_coef_end"),
 }
 
 
@@ -47,54 +42,27 @@ class ObjectiveSettings(Settings):
     that is set also sets importance_sampling."""
     anchor: Anchor | None = knob(None)
     """Denominator of the importance ratio: the policy that sampled the token (behaviour), or the
-    policy before this step (proximal), with a weight that corrects for the difference between the
-    two; none: behaviour, but proximal for reinforce, ppo, gspo and gmpo on a base in 16 bits."""
+    policy before this step (proximal), with a weight of at most 2 that corrects for the difference
+    between the two; none: behaviour, but proximal for reinforce, ppo, gspo and gmpo on a base in 16
+    bits."""
     clip_range: float | None = knob(None, gt=0, lt=1)
     """How far the ratio may fall below 1, and rise above 1 unless clip_range_high is set; none: the
     value of the loss's paper (0.2 for ppo; 3e-4 down and 4e-4 up for gspo)."""
     clip_range_high: float | None = knob(None, gt=0)
     """How far the ratio may rise above 1; none: the same as clip_range. Raise it to 0.28 where ppo
     loses its entropy too early."""
-    dual_clip: float | None = knob(3.0, gt=1)
-    """Upper bound on the ratio of tokens with a negative advantage (ppo, gspo); none: no bound."""
-    sapo_tau: float | None = knob(None, gt=0)
-    """Temperature of sapo's gate for positive advantages; none: 1."""
-    sapo_tau_negative: float | None = knob(None, gt=0)
-    """Temperature of sapo's gate for negative advantages; none: 1.05."""
     clip_skip_threshold: float = knob(0.3, unit="share", gt=0, le=1)
-    """Skip the update of a step in which more than this share of the tokens is clipped (gspo has
-    sequence_clip_skip_threshold instead)."""
-    sequence_clip_skip_threshold: float = knob(0.9, unit="share", gt=0, le=1)
-    """gspo: skip the update of a step in which more than this share of the tokens belongs to
-    clipped samples."""
-    truncation: Truncation | None = knob(None)
-    """Where anchor is proximal: cap the correction weight of each token, of each whole sample
-    (sequence), or not at all (none); left out: token where the base's type sets the anchor."""
-    truncation_cap: float = knob(2.0, gt=0)
-    """Largest correction weight where truncation is on."""
+    """Skip the update of a step in which more than this share of the tokens is clipped (gspo: in
+    which more than 0.9 of the tokens are in clipped samples)."""
     icepop_low: float | None = knob(None, ge=0, lt=1)
     """IcePop: drop tokens from the policy loss whose ratio to the policy that sampled them is below
     this; none: no lower bound."""
     icepop_high: float | None = knob(None, gt=1)
     """IcePop: drop tokens from the policy loss whose ratio to the policy that sampled them is above
     this; none: no upper bound."""
-    geometric_mask_low: float | None = knob(None, ge=0, lt=1)
-    """Drop samples from the policy loss whose geometric mean ratio is below this; none: no lower
-    bound."""
-    geometric_mask_high: float | None = knob(None, gt=1)
-    """Drop samples from the policy loss whose geometric mean ratio is above this; none: no upper
-    bound."""
-    outlier_veto: bool = knob(False)
-    """Drop samples from the policy loss that have a token with a ratio below 1e-4 or above 100."""
-    opsm_delta: float | None = knob(None, unit="nats", ge=0)
-    """Drop tokens with a negative advantage in samples whose mean log-probability per token has
-    fallen by more than this since they were sampled; none: keep them."""
     kl_estimator: KlEstimator = knob("k2")
     """Estimator of the KL divergences: k1 to k3 use the sampled tokens, exact sums over the whole
     vocabulary (for small vocabularies)."""
-    kl_in: KlPlace = knob("loss")
-    """Add the divergences to the loss (k2, k3, exact), or subtract them from the advantage of each
-    token (k1, k1_onesided)."""
     kl_coef: float = knob(0.1, ge=0)
     """Weight of the KL divergence from the reference policy. Raise it to keep the policy close to
     the reference; 0 leaves the term out."""
@@ -119,9 +87,6 @@ class ObjectiveSettings(Settings):
     """Weight of the entropy bonus at the end of its linear schedule."""
     entropy_steps: int | None = knob(None, unit="optimiser steps", ge=1)
     """Length of the entropy schedule; none: the whole run."""
-    entropy_over: EntropyOver = knob("legal")
-    """Distribution whose entropy is rewarded: over the legal moves where they are known, or over
-    the whole vocabulary."""
     overlong_filter: bool = knob(False)
     """Leave answers that reached the token limit out of the loss; their rewards still count in the
     baseline of their group."""
@@ -139,9 +104,7 @@ class ObjectiveSettings(Settings):
     @property
     def skip_threshold(self) -> float:
         """Largest share of clipped tokens of a step whose update is applied."""
-        if self.policy_loss == "gspo":
-            return self.sequence_clip_skip_threshold
-        return self.clip_skip_threshold
+        return GSPO_SKIP if self.policy_loss == "gspo" else self.clip_skip_threshold
 
     @property
     def ratio_anchor(self) -> Anchor:
@@ -149,16 +112,11 @@ class ObjectiveSettings(Settings):
         return self.anchor or "behaviour"
 
     @property
-    def corrections(self) -> Corrections:
-        """The weights and masks that multiply the policy loss."""
-        return Corrections(
-            truncation=self.truncation or "none",
-            truncation_cap=self.truncation_cap,
-            icepop=_range(self.icepop_low, self.icepop_high),
-            geometric_mask=_range(self.geometric_mask_low, self.geometric_mask_high),
-            outlier_veto=self.outlier_veto,
-            opsm_delta=self.opsm_delta,
-        )
+    def icepop(self) -> tuple[float, float] | None:
+        """The ratios that IcePop keeps; None: it is off."""
+        if self.icepop_low is None and self.icepop_high is None:
+            return None
+        return self.icepop_low or 0.0, math.inf if self.icepop_high is None else self.icepop_high
 
     def anchored(self, dtype: str) -> Self:
         """A copy with an anchor; left out, the type of the base sets it.
@@ -169,10 +127,8 @@ class ObjectiveSettings(Settings):
         Args:
             dtype: the narrowest float type of the base's weights.
         """
-        chosen = self.anchor is not None or self.truncation is not None
-        if not chosen and dtype in ("float16", "bfloat16") and self.policy_loss in _NOISY:
-            return self.replace(anchor="proximal", truncation="token")
-        return self.replace(anchor=self.ratio_anchor)
+        noisy = dtype in ("float16", "bfloat16") and self.policy_loss in _NOISY
+        return self.replace(anchor=self.anchor or ("proximal" if noisy else "behaviour"))
 
     @property
     def unread(self) -> dict[str, tuple[str, ...]]:
@@ -195,19 +151,10 @@ class ObjectiveSettings(Settings):
     @model_validator(mode="after")
     def _check_objective(self) -> Self:
         check_ratio(self.loss, self.importance_sampling)
-        check_anchor(self.ratio_anchor, self.corrections.truncation)
-        if self.kl_coef or self.ema_kl_coef:
-            check_kl_place(self.kl_estimator, self.kl_in)
         name = self.policy_loss
         self._refuse(name not in CLIP_RANGES, f"loss {name!r}", "clip_range", "clip_range_high")
-        self._refuse(name != "sapo", f"loss {name!r}", "sapo_tau", "sapo_tau_negative")
-        if self.dual_clip is not None:
-            self._refuse(name not in ("ppo", "gspo"), f"loss {name!r}", "dual_clip")
         unskipped = name in ("gspo", "reinforce")
         self._refuse(unskipped, f"loss {name!r}", "clip_skip_threshold")
-        self._refuse(name != "gspo", f"loss {name!r}", "sequence_clip_skip_threshold")
-        uncapped = self.truncation in (None, "none")
-        self._refuse(uncapped, "truncation 'none'", "truncation_cap")
         for name in ("kl_reference", "kl_refresh_steps"):
             if not self.kl_coef and getattr(self, name) is not None:
                 raise ConfigError(
@@ -277,9 +224,3 @@ def _with_ratio(values: Mapping[str, Any]) -> dict[str, Any]:
     loss = values.get("loss")
     implied = ratios.get(loss) if isinstance(loss, str) else None
     return {"importance_sampling": implied, **values} if implied else dict(values)
-
-
-def _range(low: float | None, high: float | None) -> tuple[float, float] | None:
-    if low is None and high is None:
-        return None
-    return low or 0.0, math.inf if high is None else high

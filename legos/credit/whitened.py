@@ -31,9 +31,8 @@ class ReinforcePPCredit(Comparison):
 
     G_t = r_t + discount * G_{t+1} with the play's reward after the last turn. With ``baseline``,
     the mean of the group (arena, task, role) is first subtracted from that reward; groups of one
-    get 0, are counted, and do not enter the whitening. The paper's KL penalty corresponds to
-    ``kl_in = "reward"``, which is subtracted after the whitening and only at the token itself; in
-    the paper it is part of the return, so it also affects earlier tokens.
+    get 0, are counted, and do not enter the whitening. The paper's KL penalty is part of the
+    return; here divergences are part of the loss.
 
     Source: REINFORCE++ and REINFORCE++-baseline, arXiv:2501.03262.
     """

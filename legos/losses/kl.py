@@ -1,14 +1,10 @@
 """KL divergence from another policy, estimated on the chosen tokens; d = log pi - log other.
 
-Where each estimator is correct (its gradient matters, not its value):
+    k2      d^2 / 2          gradient d grad log pi: right on the policy's own samples
+    k3      r (e^-d - 1 + d) with its ratio r = pi / mu: right on anybody's samples
+    exact   sum p log(p / q) over the whole distribution
 
-    estimator     value             in the loss                        in the reward
-    k1            d                 no: its expected gradient is 0     yes
-    k1_onesided   max(d, 0)         no                                 yes: rewards no rarer token
-    k2            d^2 / 2           yes: gradient d grad log pi        no: biased
-    k3            r (e^-d - 1 + d)  yes, with its ratio r = pi / mu    no: biased
-    exact         sum p log(p / q)  yes                                no: the same for every action
-
+The gradient matters, not the value: k1 = d has none in the mean, so it is not offered.
 The metrics report the value of exact; for the others they report e^-d - 1 + d, which is never < 0.
 
 Sources: Schulman 2020, "Approximating KL divergence"; for the gradients arXiv:2506.09477; k3 with
@@ -19,18 +15,10 @@ from typing import Any, Literal
 
 from legos.losses.ratio import MAX_LOG_RATIO, detach
 
-__all__ = ["KL_PLACES", "KlEstimator", "KlPlace", "loss_kl", "reward_kl"]
+__all__ = ["KlEstimator", "loss_kl"]
 
-KlEstimator = Literal["k1", "k1_onesided", "k2", "k3", "exact"]
-KlPlace = Literal["loss", "reward"]
+KlEstimator = Literal["k2", "k3", "exact"]
 
-KL_PLACES: dict[KlEstimator, KlPlace] = {
-    "k1": "reward",
-    "k1_onesided": "reward",
-    "k2": "loss",
-    "k3": "loss",
-    "exact": "loss",
-}
 MAX_K3 = 10.0  # upper bound of one token's value in the metrics, nats
 
 
@@ -62,22 +50,6 @@ def loss_kl(
     ratio = xp.exp(log_ratio)
     term = ratio * detach(xp, d)  # has the gradient; the detached part corrects its value to k3
     return term + detach(xp, ratio * k3 - term), _reported(xp, d)
-
-
-def reward_kl(xp: Any, estimator: KlEstimator, frozen: Any, other: Any) -> tuple[Any, Any]:
-    """The KL penalty that is subtracted from each token's advantage, and its value for the metrics.
-
-    Args:
-        xp: array namespace.
-        estimator: "k1" or "k1_onesided".
-        frozen: [S, A] log-probabilities (nats) under the policy being trained, without gradient.
-        other: [S, A] log-probabilities (nats) under the other policy.
-
-    Returns:
-        [S, A] penalties, and [S, A] values for the metrics, nats.
-    """
-    d = frozen - other
-    return (xp.maximum(d, 0.0) if estimator == "k1_onesided" else d), _reported(xp, d)
 
 
 def _k3(xp: Any, d: Any) -> Any:

@@ -17,7 +17,9 @@ from legos.losses.ratio import detach, log_ratio, sequence_log_ratio
 
 __all__ = ["policy_loss"]
 
+DUAL_CLIP = 3.0  # ppo, gspo: bound on the ratio where the advantage is negative
 MAX_DPPO_RATIO = 20.0
+SAPO_TAUS = (1.0, 1.05)  # temperatures of sapo's gates: positive advantages, others
 SURE = 1e-7  # minimum distance of probabilities from 0 and 1 before the logarithm
 
 
@@ -120,11 +122,9 @@ def _clipped_surrogate(t: _Tokens, log_x: Any) -> tuple[Any, Any]:
     ratio, upper, lower = xp.exp(log_x), 1.0 + high, 1.0 - low
     loss = -xp.minimum(ratio * advantage, xp.clip(ratio, lower, upper) * advantage)
     cut = ((advantage > 0) & (ratio > upper)) | ((advantage < 0) & (ratio < lower))
-    if t.objective.dual_clip is not None:
-        bound = -t.objective.dual_clip * advantage
-        cut = cut | ((advantage < 0) & (loss > bound))
-        loss = xp.where(advantage < 0, xp.minimum(loss, bound), loss)
-    return loss, cut
+    bound = -DUAL_CLIP * advantage
+    cut = cut | ((advantage < 0) & (loss > bound))
+    return xp.where(advantage < 0, xp.minimum(loss, bound), loss), cut
 
 
 def _cispo(t: _Tokens) -> tuple[Any, Any]:
@@ -198,7 +198,7 @@ def _sapo(t: _Tokens) -> tuple[Any, Any]:
 
     Source: SAPO, arXiv:2511.20347.
     """
-    tau = t.xp.where(t.advantage > 0, *t.objective.sapo_taus)
+    tau = t.xp.where(t.advantage > 0, *SAPO_TAUS)
     gate = 1.0 / (1.0 + t.xp.exp(-tau * (t.xp.exp(t.log_x) - 1.0)))
     derivative = 4.0 * gate * (1.0 - gate)
     return -(4.0 / tau) * gate * t.advantage, (derivative < 0.5) & (t.advantage != 0)

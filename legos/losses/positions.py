@@ -16,7 +16,6 @@ __all__ = [
     "entropy",
     "exact_kl",
     "position_logprobs",
-    "support_entropy",
 ]
 
 IMPOSSIBLE = -1e9  # log-probability outside the support; finite, so that gradients are finite
@@ -103,26 +102,6 @@ def entropy(xp: Any, position_logprob: Any, legal_logprob: Any, positions: Posit
     log_q = xp.where(positions.has_legal[:, None], 0.0, position_logprob)
     over_all = -xp.sum(xp.exp(log_q) * log_q, axis=1)
     return xp.where(positions.has_legal, over_legal, over_all)
-
-
-def support_entropy(
-    xp: Any, position_logprob: Any, legal_logprob: Any, positions: Positions
-) -> Any:
-    """H = -sum p log p at each position, over the support of sampling.
-
-    The support is the vocabulary, or the legal tokens where sampling was restricted to them.
-
-    Args:
-        xp: array namespace.
-        position_logprob: [P, V] from ``position_logprobs``.
-        legal_logprob: [P, K] from ``position_logprobs``, or None.
-        positions: legal tokens and restriction.
-
-    Returns:
-        [P] nats.
-    """
-    policy = position_logprob, legal_logprob
-    return -_mean_over_support(xp, policy, policy, positions)
 
 
 def exact_kl(xp: Any, policy: tuple[Any, Any], other: tuple[Any, Any], positions: Positions) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 
 from legos.errors import TrainerError
 from legos.losses.corrections import correct
-from legos.losses.kl import KlEstimator, loss_kl, reward_kl
+from legos.losses.kl import KlEstimator, loss_kl
 from legos.losses.metrics import SUMS, token_sums
 from legos.losses.objective import Objective
 from legos.losses.policy import policy_loss
@@ -15,7 +15,6 @@ from legos.losses.positions import (
     entropy,
     exact_kl,
     position_logprobs,
-    support_entropy,
 )
 from legos.losses.ratio import detach, log_ratio
 from legos.records.batch import Batch
@@ -93,13 +92,12 @@ def token_terms(
     """
     positions, at = arrays.positions, arrays.logit_index
     policy = position_logprobs(xp, logits, positions)
-    entropy_of = entropy if objective.entropy_over == "legal" else support_entropy
     every, legal = policy
     if not objective.entropy_coef:  # it is only reported, and keeps nothing for a backward pass
         every, legal = detach(xp, every), None if legal is None else detach(xp, legal)
     found: dict[str, Any] = {
         "logprob": chosen_logprobs(policy[0], at, arrays.target),
-        "entropy": entropy_of(xp, every, legal, positions)[at],
+        "entropy": entropy(xp, every, legal, positions)[at],
     }
     for name, other_logits in others.items():
         other = position_logprobs(xp, other_logits, positions)
@@ -132,23 +130,17 @@ def token_loss(
     mask = arrays.mask
     frozen = detach(xp, logprob) if frozen is None else frozen
     gap = log_ratio(xp, logprob, arrays.behaviour_logprob)
-    advantage, extra, divergences = _divergences(
-        xp, terms, arrays, objective, frozen=frozen, gap=gap
-    )
+    extra, divergences = _divergences(xp, terms, arrays, objective, gap=gap)
+    advantage = arrays.advantage
     of_samples = {"behaviour_logprob": arrays.behaviour_logprob, "mask": mask}
     per_token, cut = policy_loss(
         xp, logprob, objective, advantage=advantage, frozen=frozen, **of_samples
     )
     masked = None
     weighted = objective.anchor == "proximal"
-    if weighted or objective.corrections.masks:
+    if weighted or objective.icepop:
         factor, masked = correct(
-            xp,
-            objective.corrections,
-            frozen=frozen,
-            advantage=advantage,
-            weighted=weighted,
-            **of_samples,
+            xp, objective.icepop, frozen=frozen, weighted=weighted, **of_samples
         )
         per_token = factor * per_token
     if extra is not None:
@@ -187,10 +179,10 @@ def _reference(xp: Any, given: Any, computed: Any, estimator: KlEstimator) -> An
 
 
 def _divergences(
-    xp: Any, terms: Terms, arrays: BatchArrays, objective: Objective, *, frozen: Any, gap: Any
-) -> tuple[Any, Any, list[Any]]:
-    """Advantages minus KL penalties, [S, A] KL terms of the loss or None, and values to report."""
-    advantage, extra = arrays.advantage, None
+    xp: Any, terms: Terms, arrays: BatchArrays, objective: Objective, *, gap: Any
+) -> tuple[Any, list[Any]]:
+    """[S, A] KL terms of the loss, or None, and values to report."""
+    extra = None
     reported: list[Any] = []
     estimator = objective.kl_estimator
     for name, coefficient in (
@@ -203,14 +195,10 @@ def _divergences(
         if other is None:
             reported.append(xp.zeros_like(arrays.mask))
             continue
-        if objective.kl_in == "reward":
-            penalty, nats = reward_kl(xp, estimator, frozen, other)
-            advantage = advantage - coefficient * penalty
+        if estimator == "exact":
+            term, nats = other, other
         else:
-            if estimator == "exact":
-                term, nats = other, other
-            else:
-                term, nats = loss_kl(xp, estimator, terms["logprob"], other, gap)
-            extra = coefficient * term if extra is None else extra + coefficient * term
+            term, nats = loss_kl(xp, estimator, terms["logprob"], other, gap)
+        extra = coefficient * term if extra is None else extra + coefficient * term
         reported.append(nats)
-    return advantage, extra, reported
+    return extra, reported

@@ -7,7 +7,7 @@ from legos.arena.arena import Arena, GameArena
 from legos.arena.registry import find_arena
 from legos.config.resolve import knobs, settings_of
 from legos.config.schema import RunConfig, TrainingConfig
-from legos.losses.objective import CLIP_RANGES, SAPO_TAUS
+from legos.losses.objective import CLIP_RANGES
 from legos.wiring.arena import DEFAULT_CREDIT
 
 __all__ = ["computed"]
@@ -39,9 +39,6 @@ def _of_objective(training: TrainingConfig) -> Iterator[tuple[str, str]]:
         low, high = CLIP_RANGES[loss]
         yield "training.clip_range", f"{low:g}"
         yield "training.clip_range_high", f"{training.clip_range or high:g}"
-    if loss == "sapo":
-        names = ("training.sapo_tau", "training.sapo_tau_negative")
-        yield from zip(names, (f"{tau:g}" for tau in SAPO_TAUS), strict=True)
 
 
 def _of_arena(config: RunConfig) -> Iterator[tuple[str, str]]:

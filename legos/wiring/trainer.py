@@ -311,20 +311,15 @@ def step_settings(config: TrainingConfig, *, num_vocabulary: int | None = None) 
         return Objective(
             loss=config.policy_loss,
             anchor=config.ratio_anchor,
-            corrections=config.corrections,
+            icepop=config.icepop,
             clip_low=config.clip_range,
             clip_high=config.clip_range
             if config.clip_range_high is None
             else config.clip_range_high,
-            dual_clip=config.dual_clip,
-            sapo_tau=config.sapo_tau,
-            sapo_tau_negative=config.sapo_tau_negative,
             kl_estimator=config.kl_estimator,
-            kl_in=config.kl_in,
             kl_coef=config.kl_coef,
             ema_kl_coef=config.ema_kl_coef,
             entropy_coef=config.entropy.at(step, num_steps=num_steps),
-            entropy_over=config.entropy_over,
         )
 
     def update(step: int, num_steps: int) -> Update:

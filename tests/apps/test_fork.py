@@ -60,7 +60,7 @@ def test_a_fork_that_changes_nothing_goes_the_way_of_its_parent(
     text = (child / "config.toml").read_text()
     assert f'fork_from = "{parent}@2"  # command line' in text
     assert f"min_samples_per_step = 16  # run {parent}@2" in text
-    assert "dual_clip = 3.0  # default" in text
+    assert "clip_skip_threshold = 0.3  # default" in text
 
 
 def test_changed_options_hold_from_the_fork_on_and_a_resume_keeps_them(

@@ -155,7 +155,7 @@ def test_train_passes_options_with_their_sources(trained: Trained, tmp_path: Pat
     assert config.training.learning_rate == 1e-3
     assert config.training.lora_rank == 2
     assert config.training.kl_coef == 0.7
-    assert config.training.dual_clip is None
+    assert config.training.clip_range is None
     assert config.loop.deterministic
     assert config.training.staleness_limit == 0
     assert config.play.options == {"largest": 9, "word": "a b"}

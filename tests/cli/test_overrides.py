@@ -31,7 +31,7 @@ def test_literal(text: str, value: object) -> None:
 def test_only_what_was_given_becomes_a_setting() -> None:
     given = dotted(
         {
-            "training": {"kl_coef": 0.5, "dual_clip": None},
+            "training": {"kl_coef": 0.5, "clip_range": None},
             "play": {"options": {"a": "1"}},
             "loop": None,
         },
@@ -39,7 +39,7 @@ def test_only_what_was_given_becomes_a_setting() -> None:
     )
     assert given == {
         "training.kl_coef": 0.5,
-        "training.dual_clip": None,
+        "training.clip_range": None,
         "play.options.a": 1,
         "loop.steps": 4,
     }

@@ -9,7 +9,6 @@ import pytest
 from legos.config.resolve import resolve
 from legos.config.schema import PlayConfig, RunConfig, TrainingConfig
 from legos.errors import ConfigError
-from legos.losses.corrections import Corrections
 from legos.losses.objective import CLIP_RANGES, RATIO_OF, Objective
 from legos.records.select import Selection
 from legos.wiring.trainer import step_settings
@@ -106,84 +105,37 @@ def test_a_reference_is_a_path_on_the_command_line(tmp_path: Path) -> None:
 
 
 def test_corrections_reach_the_trainer() -> None:
-    found = objective(
-        anchor="proximal",
-        truncation="sequence",
-        truncation_cap=5.0,
-        icepop_high=5.0,
-        geometric_mask_low=0.99,
-        geometric_mask_high=1.01,
-        outlier_veto=True,
-        opsm_delta=0.5,
-    )
-    assert found.anchor == "proximal"
-    assert found.corrections == Corrections(
-        truncation="sequence",
-        truncation_cap=5.0,
-        icepop=(0.0, 5.0),
-        geometric_mask=(0.99, 1.01),
-        outlier_veto=True,
-        opsm_delta=0.5,
-    )
-    assert objective(icepop_low=0.5).corrections.icepop == (0.5, math.inf)
-    assert objective(anchor="proximal", truncation="token").corrections.truncation_cap == 2.0
-    assert objective().corrections == Corrections()
+    found = objective(anchor="proximal", icepop_high=5.0)
+    assert (found.anchor, found.icepop) == ("proximal", (0.0, 5.0))
+    assert objective(icepop_low=0.5).icepop == (0.5, math.inf)
+    assert objective().icepop is None
 
 
 @pytest.mark.parametrize(
-    ("given", "dtype", "expected"),
+    ("given", "dtype", "anchor"),
     [
-        ({}, "float32", ("behaviour", "none")),
-        ({}, "float64", ("behaviour", "none")),
-        ({}, "bfloat16", ("proximal", "token")),
-        ({"loss": "gspo"}, "float16", ("proximal", "token")),
-        ({"loss": "cispo"}, "bfloat16", ("behaviour", "none")),
-        ({"anchor": "behaviour"}, "bfloat16", ("behaviour", "none")),
-        ({"anchor": "proximal"}, "bfloat16", ("proximal", "none")),
-        ({"anchor": "proximal", "truncation": "sequence"}, "float16", ("proximal", "sequence")),
+        ({}, "float32", "behaviour"),
+        ({}, "float64", "behaviour"),
+        ({}, "bfloat16", "proximal"),
+        ({"loss": "gspo"}, "float16", "proximal"),
+        ({"loss": "cispo"}, "bfloat16", "behaviour"),
+        ({"anchor": "behaviour"}, "bfloat16", "behaviour"),
+        ({"anchor": "proximal"}, "float32", "proximal"),
     ],
 )
-def test_the_type_of_the_base_sets_the_anchor(
-    given: Any, dtype: str, expected: tuple[str, str]
-) -> None:
+def test_the_type_of_the_base_sets_the_anchor(given: Any, dtype: str, anchor: str) -> None:
     found = step_settings(TrainingConfig(**given).anchored(dtype)).objective(0, 10)
-    assert (found.anchor, found.corrections.truncation) == expected
-
-
-def test_other_terms_reach_the_trainer() -> None:
-    found = objective(
-        loss="sapo",
-        sapo_tau=2.0,
-        kl_estimator="k1",
-        kl_in="reward",
-        entropy_over="vocabulary",
-        entropy_coef=0.2,
-    )
-    assert found.sapo_taus == (2.0, 1.05)
-    assert (found.kl_estimator, found.kl_in) == ("k1", "reward")
-    assert (found.entropy_over, found.entropy_coef) == ("vocabulary", 0.2)
+    assert found.anchor == anchor
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"truncation": "token"}, r"anchor is 'behaviour' and truncation is 'token'"),
-        ({"truncation_cap": 5.0}, r"truncation_cap is 5\.0, which truncation 'none' does not use"),
         ({"loss": "reinforce", "clip_range": 0.1}, r"clip_range is 0\.1, which loss 'reinforce'"),
         ({"loss": "sapo", "clip_range_high": 0.1}, r"clip_range_high is 0\.1, which loss 'sapo'"),
-        ({"sapo_tau": 1.0}, r"sapo_tau is 1\.0, which loss 'ppo' does not use; leave it out"),
-        (
-            {"loss": "cispo", "dual_clip": 5.0},
-            r"dual_clip is 5\.0, which loss 'cispo' does not use; leave it out, or at 3\.0",
-        ),
         ({"loss": "gspo", "clip_skip_threshold": 0.1}, r"clip_skip_threshold is 0\.1, which loss"),
         ({"loss": "reinforce", "clip_skip_threshold": 0.1}, r"clip_skip_threshold is 0\.1, which"),
-        (
-            {"sequence_clip_skip_threshold": 0.1},
-            r"sequence_clip_skip_threshold.* loss 'ppo' does not use",
-        ),
-        ({"kl_estimator": "k1"}, r"kl_estimator is 'k1' and kl_in is 'loss'"),
-        ({"kl_in": "reward"}, r"kl_estimator is 'k2' and kl_in is 'reward'"),
+        ({"kl_estimator": "k1"}, r"kl_estimator is 'k1'; expected 'k2' or 'k3' or 'exact'"),
         ({"icepop_low": 1.0}, r"icepop_low is 1\.0; expected a number >= 0 and < 1"),
         ({"loss": "pp0"}, r"loss is 'pp0'; expected .*; did you mean 'ppo'"),
     ],
@@ -208,8 +160,8 @@ def test_a_loss_changes_what_another_loss_implied(tmp_path: Path) -> None:
 def test_settings_that_only_a_coefficient_gives_a_meaning_are_told() -> None:
     assert set(TrainingConfig(kl_coef=0.1, ema_kl_coef=0.1, entropy_coef=0.1).unread) == set()
     unread = TrainingConfig(kl_coef=0.0).unread
-    assert unread["kl_in"] == ("kl_coef", "ema_kl_coef")
-    assert set(unread) == {"kl_estimator", "kl_in", "ema_decay", "entropy_steps", "entropy_over"}
+    assert unread["kl_estimator"] == ("kl_coef", "ema_kl_coef")
+    assert set(unread) == {"kl_estimator", "ema_decay", "entropy_steps"}
     assert set(TrainingConfig(kl_coef=0.1, entropy_coef=0.1).unread) == {"ema_decay"}
 
 

@@ -152,8 +152,8 @@ def test_large_models_get_no_advice_meant_for_the_built_in_one() -> None:
 
 
 def test_none_can_be_written_where_a_setting_admits_it(tmp_path: Path) -> None:
-    config = read_config(write(tmp_path, '[training]\ndual_clip = "none"\n'))
-    assert config.training.dual_clip is None
+    config = read_config(write(tmp_path, '[training]\nclip_range = "none"\n'))
+    assert config.training.clip_range is None
     with pytest.raises(ConfigError, match="kl_coef is 'none'; expected a number"):
         read_config(write(tmp_path, '[training]\nkl_coef = "none"\n'))
 

@@ -66,7 +66,7 @@ def test_reinforce_takes_every_token_as_its_own() -> None:
 
 
 def test_ppo_by_hand() -> None:
-    objective = Objective(loss="ppo", clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+    objective = Objective(loss="ppo", clip_low=0.2, clip_high=0.28)
     loss, cut = loss_of(objective, LOGPROB, MIXED)
     assert loss == close([[-1.28, 1.6, -1.28], [1.1, -0.45, 0.0]])
     assert cut.tolist() == [[1, 1, 1], [0, 0, 0]]
@@ -213,9 +213,12 @@ def test_gmpo_has_a_range_of_its_own_on_each_side() -> None:
     assert loss_of(objective, LOGPROB, none)[0][0] == close([0, 0, -inside])
 
 
-def test_gmpo_without_a_bound_is_the_unclipped_sequence_ratio() -> None:
+def test_gmpo_without_a_bound_is_the_unclipped_sequence_ratio(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("legos.losses.policy.DUAL_CLIP", math.inf)
     free = Objective(loss="gmpo", clip_low=math.inf, clip_high=math.inf)
-    whole = Objective(loss="gspo", clip_low=1.0, clip_high=math.inf, dual_clip=None)
+    whole = Objective(loss="gspo", clip_low=1.0, clip_high=math.inf)
     assert loss_of(free, LOGPROB, MIXED)[0] == close(loss_of(whole, LOGPROB, MIXED)[0])
     assert slope(free, MIXED) == close(slope(whole, MIXED))
 
@@ -237,15 +240,13 @@ def test_of_one_token_the_sequence_losses_are_the_token_loss(
         return float(loss[0, 0]), float(cut[0, 0])
 
     low, high = 1.0 - math.exp(-0.4), math.exp(0.4) - 1.0
-    token = one(Objective(loss="ppo", clip_low=low, clip_high=high, dual_clip=None))
-    assert one(
-        Objective(loss="gspo", clip_low=low, clip_high=high, dual_clip=None)
-    ) == pytest.approx(token)
+    token = one(Objective(loss="ppo", clip_low=low, clip_high=high))
+    assert one(Objective(loss="gspo", clip_low=low, clip_high=high)) == pytest.approx(token)
     assert one(Objective(loss="gmpo", clip_low=0.4, clip_high=0.4)) == pytest.approx(token)
 
 
 def test_sapo_by_hand() -> None:
-    objective = Objective(loss="sapo", sapo_tau=1.0, sapo_tau_negative=1.05)
+    objective = Objective(loss="sapo")
     loss, cut = loss_of(objective, LOGPROB, MIXED)
 
     def gate(tau: float, ratio: float) -> float:
@@ -259,7 +260,9 @@ def test_sapo_by_hand() -> None:
     assert cut.tolist() == [[0, 0, 1], [0, 0, 0]]  # a ratio of 8 has lost nearly all of its slope
 
 
-def test_sapos_gate_is_open_where_it_is_on_policy_and_as_tau_vanishes() -> None:
+def test_sapos_gate_is_open_where_it_is_on_policy_and_as_tau_vanishes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     on_policy = (
         policy_loss(
             np,
@@ -279,10 +282,11 @@ def test_sapos_gate_is_open_where_it_is_on_policy_and_as_tau_vanishes() -> None:
         )[0]
     )
     assert on_policy / (2 * STEP) == close(-MIXED * MASK, 1e-6)
-    flat = Objective(loss="sapo", sapo_tau=1e-4, sapo_tau_negative=1e-4)
-    assert slope(flat, MIXED) == close(-RATIO * MIXED * MASK, 1e-3)
-    sharp = Objective(loss="sapo", sapo_tau=100.0, sapo_tau_negative=100.0)
-    assert slope(sharp, MIXED) == close(np.zeros((2, 3)), 1e-2)  # anything off policy is dropped
+    sapo = Objective(loss="sapo")
+    monkeypatch.setattr("legos.losses.policy.SAPO_TAUS", (1e-4, 1e-4))
+    assert slope(sapo, MIXED) == close(-RATIO * MIXED * MASK, 1e-3)
+    monkeypatch.setattr("legos.losses.policy.SAPO_TAUS", (100.0, 100.0))
+    assert slope(sapo, MIXED) == close(np.zeros((2, 3)), 1e-2)  # anything off policy is dropped
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from legos.errors import ConfigError
-from legos.losses.kl import KL_PLACES, loss_kl, reward_kl
-from legos.losses.objective import Objective
+from legos.losses.kl import loss_kl
 
 Floats = NDArray[np.float64]
 
@@ -24,24 +22,16 @@ def test_values_by_hand() -> None:
     term, nats = loss_kl(np, "k3", logprob, other, log_ratio)
     assert nats == pytest.approx(k3)
     assert term == pytest.approx(k3 * np.array([[math.exp(0.2), 1.0]]))
-    assert reward_kl(np, "k1", logprob, other)[0].tolist() == [[0.5, -1.0]]
-    assert reward_kl(np, "k1_onesided", logprob, other)[0].tolist() == [[0.5, 0.0]]
 
 
-@pytest.mark.parametrize("place", ["loss", "reward"])
-def test_what_is_reported_is_never_negative_and_the_divergence_in_the_mean(place: str) -> None:
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_what_is_reported_is_never_negative_and_the_divergence_in_the_mean(estimator: Any) -> None:
     policy = softmax(LOGITS)
     logprob, other = np.log(policy)[None], np.log(REFERENCE)[None]
-    for estimator, at in KL_PLACES.items():
-        if at != place or estimator == "exact":
-            continue
-        if place == "loss":
-            _, nats = loss_kl(np, estimator, logprob, other, np.zeros_like(logprob))
-        else:
-            _, nats = reward_kl(np, estimator, logprob, other)
-        assert nats.min() >= 0
-        divergence = (policy * (logprob - other)).sum()
-        assert (policy * nats).sum() == pytest.approx(divergence)
+    _, nats = loss_kl(np, estimator, logprob, other, np.zeros_like(logprob))
+    assert nats.min() >= 0
+    divergence = (policy * (logprob - other)).sum()
+    assert (policy * nats).sum() == pytest.approx(divergence)
 
 
 def test_what_is_reported_is_bounded() -> None:
@@ -49,7 +39,6 @@ def test_what_is_reported_is_bounded() -> None:
     for estimator in ("k2", "k3"):
         nats = loss_kl(np, estimator, far, np.zeros((1, 1)), np.zeros((1, 1)))[1]
         assert nats.tolist() == [[10.0]]
-    assert reward_kl(np, "k1", far, np.zeros((1, 1)))[1].tolist() == [[10.0]]
 
 
 def softmax(logits: Floats) -> Floats:
@@ -95,33 +84,3 @@ def test_k3_has_it_on_anybodys_samples_and_k2_has_not() -> None:
         assert found == pytest.approx(divergence_slope(LOGITS), abs=1e-8)
     off_policy = expected_slope("k2", LOGITS, REFERENCE, SAMPLER)
     assert np.abs(off_policy - divergence_slope(LOGITS)).max() > 0.03
-
-
-def test_k1_in_the_reward_has_it_too() -> None:
-    policy = softmax(LOGITS)
-    found = np.zeros_like(LOGITS)
-    for token, probability in enumerate(policy):
-        score = (np.arange(4) == token) - policy
-        penalty, _ = reward_kl(np, "k1", np.log(policy[[[token]]]), np.log(REFERENCE[[[token]]]))
-        found += probability * penalty[0, 0] * score  # loss -A log pi with A = -penalty
-    assert found == pytest.approx(divergence_slope(LOGITS), abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("estimator", "place", "right"),
-    [
-        ("k1", "loss", "reward"),
-        ("k1_onesided", "loss", "reward"),
-        ("k2", "reward", "loss"),
-        ("k3", "reward", "loss"),
-        ("exact", "reward", "loss"),
-    ],
-)
-def test_an_estimator_in_the_wrong_place_is_refused_by_name(
-    estimator: Any, place: Any, right: Any
-) -> None:
-    message = rf"kl_estimator is '{estimator}' and kl_in is '{place}'.*kl_in '{right}'"
-    with pytest.raises(ConfigError, match=message):
-        Objective(kl_estimator=estimator, kl_in=place, kl_coef=0.1)
-    assert Objective(kl_estimator=estimator, kl_in=right, kl_coef=0.1).kl_in == right
-    assert Objective(kl_estimator=estimator, kl_in=place).kl_coef == 0.0  # nothing to be wrong

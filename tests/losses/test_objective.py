@@ -23,24 +23,17 @@ def test_a_range_that_nobody_gives_is_that_of_the_loss() -> None:
     [
         ({"clip_low": -0.1}, r"clip_low -0\.1"),
         ({"clip_high": -0.1}, r"clip_high -0\.1"),
-        ({"dual_clip": 1.0}, r"dual_clip is 1\.0; expected more than 1"),
         ({"clip_low": math.nan}, r"clip_low nan"),
-        ({"dual_clip": math.nan}, r"dual_clip is nan"),
         ({"kl_coef": -1.0}, r"kl_coef is -1\.0; expected a number >= 0"),
         ({"entropy_coef": math.nan}, r"entropy_coef is nan"),
         ({"loss": "pp0"}, r"loss is 'pp0'; expected one of None, 'reinforce', 'ppo'"),
         ({"anchor": "proximall"}, r"anchor is 'proximall'; expected one of 'behaviour', 'prox"),
         ({"kl_estimator": "k9"}, r"kl_estimator is 'k9'"),
-        ({"entropy_over": "moves"}, r"entropy_over is 'moves'; expected one of 'legal', 'voc"),
     ],
 )
 def test_values_out_of_range(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Objective(**fields)
-
-
-def test_the_dual_clip_can_be_off() -> None:
-    assert Objective(dual_clip=None).dual_clip is None
 
 
 @pytest.mark.parametrize(

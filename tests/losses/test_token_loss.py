@@ -1,6 +1,5 @@
 """How the terms are put together, from log-probabilities alone: penalties, factors, counts."""
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from legos.losses.corrections import Corrections
 from legos.losses.objective import Objective
 from legos.losses.total import SUMS, token_loss
 
@@ -59,22 +57,6 @@ def test_the_sum_is_weighted() -> None:
     assert loss == pytest.approx(-float((WEIGHT * ADVANTAGE * LOGPROB).sum()))
 
 
-def test_a_penalty_in_the_reward_is_taken_off_each_tokens_advantage() -> None:
-    objective = Objective(loss="reinforce", kl_estimator="k1", kl_in="reward", kl_coef=0.5)
-    loss, sums = found(objective, REFERENCE)
-    left = ADVANTAGE - 0.5 * np.array([[1.0, -1.0, 0.5, 0.0]])
-    assert loss == pytest.approx(-float((WEIGHT * left * LOGPROB).sum()))
-    reported = math.exp(-1.0) + (math.exp(1.0) - 2.0) + (math.exp(-0.5) - 0.5)
-    assert sums["kl"] == pytest.approx(reported)
-    one_sided = Objective(
-        loss="reinforce", kl_estimator="k1_onesided", kl_in="reward", ema_kl_coef=0.5
-    )
-    loss, sums = found(one_sided, None, REFERENCE)
-    left = ADVANTAGE - 0.5 * np.array([[1.0, 0.0, 0.5, 0.0]])
-    assert loss == pytest.approx(-float((WEIGHT * left * LOGPROB).sum()))
-    assert (sums["kl"], sums["ema_kl"]) == (0.0, pytest.approx(reported))
-
-
 def test_divergences_in_the_loss_add_up_with_their_coefficients() -> None:
     plain, _ = found(Objective())
     both, _ = found(Objective(kl_coef=0.5, ema_kl_coef=0.25), REFERENCE, LOGPROB - 2.0)
@@ -91,30 +73,15 @@ def test_a_factor_weighs_the_policy_term_and_nothing_else() -> None:
     assert loss == pytest.approx(float((WEIGHT * (policy + rest)).sum()))
 
 
-def test_the_weight_of_the_gap_has_no_slope() -> None:
-    corrections = Corrections(truncation="token", truncation_cap=1.5)
-    objective = Objective(loss="reinforce", anchor="proximal", corrections=corrections)
+def test_the_weight_of_the_gap_has_no_slope(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("legos.losses.corrections.TRUNCATION_CAP", 1.5)
+    objective = Objective(loss="reinforce", anchor="proximal")
     expected = -WEIGHT * np.minimum(RATIO, 1.5) * ADVANTAGE
     assert slope(objective) == pytest.approx(expected, abs=1e-8)
 
 
-def test_a_penalty_in_the_reward_has_no_slope_of_its_own() -> None:
-    objective = Objective(loss="reinforce", kl_estimator="k1", kl_in="reward", kl_coef=0.5)
-    expected = -WEIGHT * (ADVANTAGE - 0.5 * (LOGPROB - REFERENCE))
-    assert slope(objective, REFERENCE) == pytest.approx(expected, abs=1e-8)
-
-
-def test_both_penalties_are_taken_off_one_advantage() -> None:
-    objective = Objective(
-        loss="reinforce", kl_estimator="k1", kl_in="reward", kl_coef=0.5, ema_kl_coef=0.25
-    )
-    loss, _ = found(objective, REFERENCE, LOGPROB - 2.0)
-    left = ADVANTAGE - 0.5 * (LOGPROB - REFERENCE) - 0.25 * 2.0
-    assert loss == pytest.approx(-float((WEIGHT * left * LOGPROB).sum()))
-
-
 def test_what_is_masked_keeps_its_place_in_the_normaliser() -> None:
-    objective = Objective(loss="reinforce", corrections=Corrections(icepop=(0.3, 1.5)))
+    objective = Objective(loss="reinforce", icepop=(0.3, 1.5))
     loss, sums = found(objective)
     kept = np.array([[0.0, 1.0, 1.0, 0.0]])
     assert loss == pytest.approx(-float((WEIGHT * kept * ADVANTAGE * LOGPROB).sum()))
@@ -123,7 +90,7 @@ def test_what_is_masked_keeps_its_place_in_the_normaliser() -> None:
 
 
 def test_counts_by_the_sign_of_the_advantage() -> None:
-    objective = Objective(clip_low=0.6, dual_clip=None, corrections=Corrections(icepop=(0.3, 1.5)))
+    objective = Objective(clip_low=0.6, icepop=(0.3, 1.5))
     _, sums = found(objective)
     expected = {
         "positive": 2.0,
@@ -138,9 +105,3 @@ def test_counts_by_the_sign_of_the_advantage() -> None:
         "error_factor": 2.0 + 2.0 + 1.0 + 4.0,
     }
     assert {name: sums[name] for name in expected} == pytest.approx(expected)
-
-
-def test_counts_see_the_advantage_after_its_penalty() -> None:
-    objective = Objective(kl_estimator="k1", kl_in="reward", kl_coef=2.0)
-    _, sums = found(objective, REFERENCE)  # 1 - 2, -1 + 2, 2 - 1, 0
-    assert (sums["positive"], sums["negative"]) == (2.0, 1.0)

@@ -22,6 +22,13 @@ VOCAB = 5
 STEP = 1e-6
 
 
+@pytest.fixture(autouse=True)
+def bounds_that_few_samples_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("legos.losses.policy.DUAL_CLIP", 1.5)
+    monkeypatch.setattr("legos.losses.policy.SAPO_TAUS", (1.0, 2.0))
+    monkeypatch.setattr("legos.losses.corrections.TRUNCATION_CAP", 1.2)
+
+
 def rounded(array: Floats) -> Floats:
     """The same numbers for both sides: those that float32 can hold."""
     return array.astype(np.float32).astype(np.float64)

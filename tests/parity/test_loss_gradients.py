@@ -93,7 +93,9 @@ def test_mlx_has_the_gradient_of_the_finite_differences(
     temperatures: tuple[float, ...],
     importance_sampling: ImportanceSampling,
     kl_estimator: KlEstimator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("legos.losses.policy.DUAL_CLIP", 1.5)
     terms = itertools.product([0.0, 0.5], [0.0, 0.4], [0.0, 0.3])
     for seed, (kl, ema, entropy) in enumerate(terms):
         batch = random_batch(seed, support, temperatures)
@@ -111,7 +113,6 @@ def test_mlx_has_the_gradient_of_the_finite_differences(
             entropy_coef=entropy,
             clip_low=0.2,
             clip_high=0.2,
-            dual_clip=1.5,
         )
         expected = numpy_gradient(batch, objective, logits, others)
         value, found = mlx_gradient(batch, objective, logits, others)
@@ -120,12 +121,10 @@ def test_mlx_has_the_gradient_of_the_finite_differences(
         assert np.abs(found - expected).max() < 1e-5, (seed, objective)
 
 
-@pytest.mark.parametrize(
-    ("kl_estimator", "kl_in"), [("k2", "loss"), ("k3", "loss"), ("k1", "reward")]
-)
+@pytest.mark.parametrize("kl_estimator", ["k2", "k3"])
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_references_that_samples_bring_have_the_gradient_of_the_finite_differences(
-    kl_estimator: Any, kl_in: Any, share: float
+    kl_estimator: Any, share: float
 ) -> None:
     batch = random_batch(3, "mixed", (0.5, 1.0, 2.0))
     rng = np.random.default_rng(0)
@@ -134,9 +133,7 @@ def test_references_that_samples_bring_have_the_gradient_of_the_finite_differenc
     batch = replace(batch, reference_logprob=(given * batch.mask).astype(np.float32))
     logits, reference = rng.normal(size=(2, len(batch.logit_row), VOCAB)).astype(np.float32)
     others = (None if share == 1.0 else reference.astype(np.float64), None)
-    objective = Objective(
-        kl_coef=0.7, kl_estimator=kl_estimator, kl_in=kl_in, clip_low=0.9, clip_high=9.0
-    )
+    objective = Objective(kl_coef=0.7, kl_estimator=kl_estimator, clip_low=0.9, clip_high=9.0)
     expected = numpy_gradient(batch, objective, logits.astype(np.float64), others)
     _, found = mlx_gradient(batch, objective, logits.astype(np.float64), others)
     without = replace(batch, reference_logprob=None)

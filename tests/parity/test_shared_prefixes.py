@@ -161,7 +161,6 @@ OBJECTIVES: Mapping[str, Objective] = {
         kl_coef=0.3,
         kl_estimator="exact",
         entropy_coef=0.1,
-        entropy_over="vocabulary",
     ),
 }
 # Differences of nearly equal log-probabilities (k2, ratios near 1 in a mean) magnify float32's

@@ -35,7 +35,6 @@ from legos.wiring.defaults import computed
             },
         ),
         ({"training.clip_range": 0.1}, {"training.clip_range_high": "0.1, the same"}),
-        ({"training.loss": "sapo"}, {"training.sapo_tau_negative": "1.05"}),
     ],
 )
 def test_the_values_that_hold_are_shown_with_their_reasons(

@@ -12,11 +12,9 @@ from legos.wiring.trainer import step_settings
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("dual_clip", 2.0),
         ("kl_estimator", "k3"),
         ("kl_coef", 0.7),
         ("ema_kl_coef", 0.7),
-        ("entropy_over", "vocabulary"),
     ],
 )
 def test_a_setting_of_the_objective_is_its_own(name: str, value: Any) -> None:
@@ -51,13 +49,10 @@ def test_the_share_of_clipped_tokens_has_a_threshold() -> None:
     assert step_settings(config).clip_skip_threshold == 0.7
 
 
-def test_ranges_and_temperatures_have_a_side_each() -> None:
+def test_ranges_have_a_side_each() -> None:
     config = TrainingConfig(clip_range=0.1, clip_range_high=0.3)
     ppo = step_settings(config).objective(0, 10)
     assert ppo.clip_range == (0.1, 0.3)
-    config = TrainingConfig(loss="sapo", sapo_tau=2.0, sapo_tau_negative=3.0)
-    sapo = step_settings(config).objective(0, 10)
-    assert sapo.sapo_taus == (2.0, 3.0)
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(None, [0.4, 0.3, 0.2]), (4, [0.4, 0.2, 0.2])])

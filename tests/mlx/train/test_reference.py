@@ -127,7 +127,6 @@ OBJECTIVES: Mapping[str, Objective] = {
     "k2": Objective(kl_coef=0.7),
     "k3": Objective(kl_coef=0.7, kl_estimator="k3"),
     "exact": Objective(kl_coef=0.7, kl_estimator="exact"),
-    "reward": Objective(kl_coef=0.7, kl_estimator="k1", kl_in="reward"),
     "gspo": Objective(kl_coef=0.7, loss="gspo", clip_low=0.5, clip_high=0.5),
 }
 

@@ -210,14 +210,7 @@ class _Chunked:
 
 def _is_by_token(objective: Objective) -> bool:
     """Whether each token's loss is independent of the other tokens of its sample."""
-    corrections = objective.corrections
-    of_samples = (
-        corrections.truncation == "sequence"
-        or corrections.geometric_mask is not None
-        or corrections.outlier_veto
-        or corrections.opsm_delta is not None
-    )
-    return RATIO_OF[objective.policy_loss] == "token" and not of_samples
+    return RATIO_OF[objective.policy_loss] == "token"
 
 
 def _terms(logits: mx.array, others: Terms, arrays: BatchArrays, objective: Objective) -> Terms:

@@ -55,7 +55,7 @@ def test_they_are_those_of_automatic_gradients(temperatures: Any, entropy_coef: 
     arrays = BatchArrays(mx, tokens(rng, count=40, temperatures=temperatures))
     draws = 4 * rng.standard_normal((2, PLACES, VOCAB)).astype(np.float32)
     logits, other = (mx.array(draw) for draw in draws)
-    objective = Objective(kl_coef=0.1, entropy_coef=entropy_coef, entropy_over="vocabulary")
+    objective = Objective(kl_coef=0.1, entropy_coef=entropy_coef)
     names = ["logprob", "entropy"] if entropy_coef else ["logprob"]
     weights = {name: mx.array(rng.standard_normal((40, 1)).astype(np.float32)) for name in names}
     others = {"reference": other}
