@@ -35,9 +35,7 @@ def trackers(config: RunConfig, folder: RunFolder) -> Generator[Trackers]:
     track, loop = config.track, config.loop
     if track.wandb != "off":
         settings = config.model_dump(mode="json")
-        steps.append(
-            WandbTracker(folder.path, project=track.project, mode=track.wandb, config=settings)
-        )
+        steps.append(WandbTracker(folder.path, mode=track.wandb, config=settings))
     console = None
     if track.console:
         every = 0 if loop.evaluation_alone else loop.evaluate_every

@@ -84,7 +84,7 @@ def replicated(
     with ExitStack() as stack:
         logs = Path(stack.enter_context(TemporaryDirectory(prefix="legos-replicas-")))
         key = secrets.token_urlsafe()
-        line = _command(name, limits, options, memory)
+        line = _command(name, options, memory)
         environment = {**blas_environment(num), "LEGOS_API_KEY": key}
         replicas = [_replica(line, logs / f"{i}.log", environment, say) for i in range(num)]
         for replica in replicas:
@@ -113,13 +113,13 @@ def replicated(
                     replica.close()
 
 
-def _command(model: str, limits: EngineLimits, options: ServerOptions, memory: int) -> list[str]:
+def _command(model: str, options: ServerOptions, memory: int) -> list[str]:
     """The command line of a replica, without its port."""
     return [
         *(sys.executable, "-m", "legos", "serve", "--model", model),
         *("--max-batch", str(options.max_running), "--max-queue", str(options.max_queue)),
-        *("--timeout-s", str(options.request_timeout_s), "--decode-ahead", limits.decode_ahead),
-        *("--max-adapters", str(options.max_adapters), "--drain-s", str(DRAIN_S)),
+        *("--timeout-s", str(options.request_timeout_s), "--drain-s", str(DRAIN_S)),
+        *("--max-adapters", str(options.max_adapters)),
         *("--stall-after-s", str(options.stall_after_s)),
         *("--memory-limit-gib", str(memory / 2**30), "--no-keep-awake"),
     ]

@@ -16,7 +16,7 @@ from legos.apps.replicas import replicated
 from legos.builtin import BUILTIN, EXAMPLE
 from legos.errors import ConfigError
 from legos.mac import awake
-from legos.records.limits import DecodeAhead, EngineLimits
+from legos.records.limits import EngineLimits
 from legos.records.names import POLICY
 from legos.server.app import service_of
 from legos.server.listen import bind, serve_app
@@ -37,7 +37,6 @@ def serve(
     host: str,
     port: int,
     options: ServerOptions,
-    decode_ahead: DecodeAhead = "auto",
     replicas: int = 1,
     memory_gib: float | None = None,
     drain_s: float,
@@ -53,7 +52,6 @@ def serve(
         host: address to listen on.
         port: port to listen on; 0: a free one.
         options: limits on requests, keys and logging.
-        decode_ahead: when the engine reads the tokens of a decode step.
         replicas: number of engines, each in a process of its own if there are several.
         memory_gib: memory that the engines may use in all, in GiB; None: most of the machine's.
         drain_s: time that running requests get to finish, in seconds.
@@ -73,7 +71,6 @@ def serve(
     named = read_adapters(adapters)
     limits = EngineLimits(
         max_rows=options.max_running,
-        decode_ahead=decode_ahead,
         memory_bytes=None if memory_gib is None else int(memory_gib * 2**30),
     )
     engines = (

@@ -46,7 +46,7 @@ from legos.wiring.trainer import Trainer, trainer_of
 __all__ = ["check", "train"]
 
 # Settings that determine advantages, and settings that determine figures of an evaluation.
-CREDIT = ("credit", "discount", "overlong_margin")
+CREDIT = ("credit", "overlong_margin")
 FIGURES = ("loop.evaluation_plays", "loop.evaluation_temperature")
 _NEEDS_CHANGE = (*FAILS_AGAIN, TrainerError)
 _CHANGE = "change what the message names, then "

@@ -2,19 +2,19 @@
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from legos.arena.playable import Playable
-from legos.errors import ArenaError, ConfigError, did_you_mean
+from legos.errors import ArenaError, ConfigError
 from legos.protocols import Curriculum
 from legos.records.episode import Episode
 from legos.records.numbers import number, shown
 
 __all__ = [
+    "CURRICULA",
     "Climb",
     "CurriculumName",
     "Uniform",
-    "make_curriculum",
     "record_levels",
     "success_rates",
 ]
@@ -96,26 +96,7 @@ class Uniform:
         """Nothing."""
 
 
-_CURRICULA: Mapping[str, Callable[..., Curriculum]] = {
-    "climb": Climb,
-    "uniform": Uniform,
-}
-
-
-def make_curriculum(name: str, **settings: float) -> Curriculum:
-    """Make a curriculum.
-
-    Args:
-        name: one of ``CurriculumName``.
-        settings: arguments of its class.
-
-    Raises:
-        ConfigError: there is no such curriculum, or a setting is out of range.
-    """
-    if name not in _CURRICULA:
-        hint = did_you_mean(name, get_args(CurriculumName))
-        raise ConfigError(f"there is no curriculum {name!r}{hint}")
-    return _CURRICULA[name](**settings)
+CURRICULA: Mapping[CurriculumName, Callable[[], Curriculum]] = {"climb": Climb, "uniform": Uniform}
 
 
 def success_rates(arena: Playable, episodes: Iterable[Episode]) -> dict[str, list[float]]:

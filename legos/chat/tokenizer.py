@@ -222,7 +222,8 @@ class ChatTokenizer:
         elif self.rewrites:
             logger.info(
                 "the model's chat template rewrites former answers, such as their thinking; "
-                "conversations go on in the tokens as sampled, unless play.continue_tokens is false"
+                "conversations go on in the tokens as sampled, unless continue_tokens of the arena "
+                "is False"
             )
 
     def render(

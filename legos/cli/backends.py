@@ -13,7 +13,6 @@ __all__ = ["NOT_OF_LEGOS", "refuse_unused", "serve_with_vllm"]
 NOT_OF_LEGOS = ("vllm_bin", "vllm_arguments")
 NOT_OF_VLLM = (
     "replicas",
-    "decode_ahead",
     "memory_limit_gib",
     "max_queue",
     "timeout_s",

@@ -21,7 +21,6 @@ from legos.cli.overrides import (
 from legos.cli.run_settings import resolve_run
 from legos.config.resolve import ResolvedConfig
 from legos.errors import ConfigError
-from legos.records.limits import DecodeAhead
 from legos.records.names import POLICY
 
 __all__ = ["bench", "chat", "doctor", "evaluate", "export", "serve", "train"]
@@ -184,7 +183,6 @@ def serve(
     api_key: Key = None,
     replicas: int = 1,
     max_batch: int = 256,
-    decode_ahead: DecodeAhead = "auto",
     memory_limit_gib: float | None = None,
     max_queue: int = 1024,
     timeout_s: float = 600.0,
@@ -212,8 +210,6 @@ def serve(
         api_key: Key that every request must send as a bearer token.
         replicas: Engines behind the address, each in a process of its own with its own weights.
         max_batch: Completions decoded in one batch (of each replica).
-        decode_ahead: Launch each decode step before the tokens of the last one are read: auto does
-            so on a GPU, except with small vocabularies; on, everywhere; off, never.
         memory_limit_gib: Memory that the engine may use in all; by default most of the machine's.
         max_queue: Completions that may wait; further requests get status 429.
         timeout_s: Time limit of one request, in seconds.
@@ -253,7 +249,6 @@ def serve(
         host=host,
         port=port,
         options=options,
-        decode_ahead=decode_ahead,
         memory_gib=memory_limit_gib,
         drain_s=drain_s,
         keep_awake=keep_awake,

@@ -1,21 +1,10 @@
 """Check where the parts of a run are: the library that trains, the engines, the players."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from legos.errors import ConfigError
 
 __all__ = ["check_places"]
-
-OWN_ENGINE = (  # settings of an engine in this process
-    "max_batch",
-    "prefill_tokens",
-    "chunk_tokens",
-    "cache_gib",
-    "prefix_cache_gib",
-    "in_flight",
-    "decode_ahead",
-)
 
 
 def check_places(config: Any) -> None:
@@ -79,15 +68,12 @@ def _check_own_engine(config: Any) -> None:
             f"loop.deterministic is true but {what}; a server batches requests as they "
             "arrive, which changes rounding: leave one of them out"
         )
-    if config.ray is not None and not config.server:
-        return  # its engines are made here, with these settings
-    chosen: Mapping[str, Any] = config.generation.model_dump(exclude_defaults=True)
-    for name in OWN_ENGINE:
-        if name in chosen:
-            raise ConfigError(
-                f"generation.{name} is {chosen[name]!r} but {what}, which has limits of its own; "
-                f"set it there and leave generation.{name} out"
-            )
+    most, usual = config.generation.max_batch, type(config.generation).model_fields["max_batch"]
+    if most != usual.default and (config.server or config.ray is None):
+        raise ConfigError(
+            f"generation.max_batch is {most} but {what}, which has limits of its own; set it there "
+            "and leave generation.max_batch out"
+        )
 
 
 def _check_torch(config: Any) -> None:

@@ -6,7 +6,7 @@ from legos.arena.curriculum import CurriculumName
 from legos.arena.playable import IllegalMove
 from legos.config.objective import ObjectiveSettings
 from legos.config.setting import Settings, knob
-from legos.credit.registry import DISCOUNTED, WITHOUT_GROUPS, CreditName
+from legos.credit.registry import WITHOUT_GROUPS, CreditName
 from legos.errors import ConfigError
 from legos.records.shares import Order, Portion
 
@@ -25,16 +25,9 @@ class PlayConfig(Settings):
     have equal rewards; none: the arena's own number."""
     credit: CreditName | None = knob(None)
     """Rule that turns rewards into advantages; none: the arena's own."""
-    discount: float = knob(1.0, ge=0, le=1)
-    """Factor on a reward for each turn until it comes, in credit rules that give every turn an
-    advantage of its own."""
     curriculum: CurriculumName | None = knob(None)
     """Which level the next task has, in arenas with levels: climb plays the easiest level that is
     not mastered, and some easier tasks; uniform plays all equally often; none: the arena's own."""
-    curriculum_threshold: float | None = knob(None, unit="share", gt=0, le=1)
-    """Success from which on climb plays the next level; none: 0.8."""
-    curriculum_easier: float | None = knob(None, unit="share", ge=0, lt=1)
-    """Share of tasks that climb draws from all easier levels; none: 0.2."""
     overlong_margin: int | None = knob(None, unit="tokens", ge=1)
     """Penalise long completions: a penalty grows from 0 to 1 over this many tokens before the token
     limit; none: no penalty."""
@@ -46,10 +39,6 @@ class PlayConfig(Settings):
     recommend it for every model but the built-in one, which was trained on their bare positions."""
     restrict_choices: bool | None = knob(None)
     """Sample only legal moves; none: the arena's own choice."""
-    continue_tokens: bool | None = knob(None)
-    """Continue the conversation of a seat from the tokens that were sampled. If off, every prompt
-    is rendered again from its messages, and a template that rewrites earlier answers breaks the
-    sample; none: the arena's own choice."""
     concurrency: int = knob(256, unit="episodes", ge=1)
     """Plays that run at the same time for one step; loop.step_concurrency sets for how many steps.
     Lower it to save memory."""
@@ -128,17 +117,4 @@ def check_play(play: PlayConfig, training: ObjectiveSettings, where: str) -> Non
             f"training.zero_advantage is 'remove' but {where}.credit is 'rae', where an advantage "
             "of 0 does not mean that all plays of a task earned the same; set zero_advantage "
             "to 'keep'"
-        )
-    climb = {"curriculum_threshold": play.curriculum_threshold}
-    climb["curriculum_easier"] = play.curriculum_easier
-    given = [name for name, value in climb.items() if value is not None]
-    if given and play.curriculum != "climb":
-        raise ConfigError(
-            f"{where}.{given[0]} is {climb[given[0]]} but {where}.curriculum is "
-            f"{play.curriculum!r}; set {where}.curriculum to climb, or leave the other out"
-        )
-    if play.discount != 1.0 and play.credit not in DISCOUNTED:
-        raise ConfigError(
-            f"{where}.discount is {play.discount} but {where}.credit is {play.credit!r}, which "
-            f"gives all turns of a play the same advantage; use one of {', '.join(DISCOUNTED)}"
         )

@@ -18,7 +18,18 @@ class Removed(NamedTuple):
 
 
 REMOVED: Mapping[str, Removed] = {
+    "generation.cache_gib": Removed("none", "training.memory_limit_gib limits all memory"),
+    "generation.chunk_tokens": Removed(512, "it is 512 in every run"),
+    "generation.decode_ahead": Removed("auto", "the device decides"),
+    "generation.in_flight": Removed("switch", "running completions continue with new weights"),
+    "generation.prefill_tokens": Removed("none", "training.memory_limit_gib limits all memory"),
+    "generation.prefix_cache_gib": Removed("none", "training.memory_limit_gib limits all memory"),
     "loop.keep_batches": Removed(False, "steps can no longer be computed again"),
+    "play.continue_tokens": Removed("none", "the arena's attribute continue_tokens sets it"),
+    "play.curriculum_easier": Removed("none", "pass Climb(easier=...) to the arena"),
+    "play.curriculum_threshold": Removed("none", "pass Climb(threshold=...) to the arena"),
+    "play.discount": Removed(1.0, "pass a credit rule with a discount to the arena"),
+    "track.project": Removed("legos", "set WANDB_PROJECT in the environment"),
     "training.adam_beta1": Removed(0.9, "it is 0.9 in every run"),
     "training.adam_beta2": Removed(0.95, "it is 0.95 in every run"),
     "training.constant_length": Removed("none", "it is 256 in every run"),

@@ -16,7 +16,7 @@ from legos.config.play import MixedArena, PlayConfig, check_play
 from legos.config.setting import Settings, knob
 from legos.credit.registry import CreditName
 from legos.errors import ConfigError
-from legos.records.limits import DecodeAhead, EngineLimits, InFlight
+from legos.records.limits import EngineLimits
 from legos.records.shares import Portion, Spill, check_shares
 from legos.records.step import MICRO_BATCH_TOKENS
 
@@ -87,37 +87,11 @@ class GenerationConfig(Settings):
     """Longest completion of one turn; none: the arena's own limit (in games, the longest move)."""
     max_batch: int = knob(256, unit="rows", ge=1)
     """Completions decoded in one batch. Lower it to save memory."""
-    prefill_tokens: int | None = knob(None, unit="tokens", ge=1)
-    """Prompt tokens of one forward pass while no completion is decoded; none: 4096, or as many as
-    fit into an eighth of the memory that the weights leave."""
-    chunk_tokens: int = knob(512, unit="tokens", ge=1)
-    """Prompt tokens of one forward pass while completions are decoded. Lower it for shorter pauses
-    between their tokens."""
-    cache_gib: float | None = knob(None, unit="GiB", gt=0)
-    """Memory for the KV cache of running completions; others wait when it is full; none: a quarter
-    of the memory that the weights leave."""
-    prefix_cache_gib: float | None = knob(None, unit="GiB", ge=0)
-    """Memory for the KV cache of earlier prompts, which new prompts with the same beginning reuse;
-    0: no such cache; none: a sixteenth of the memory that the weights leave."""
-    in_flight: InFlight = knob("switch")
-    """Running completions when a new adapter is loaded: switch continues them with the new weights,
-    pin finishes them with the old ones."""
-    decode_ahead: DecodeAhead = knob("auto")
-    """Launch each decode step before the tokens of the last one are read, so that the device does
-    not wait for the host: auto does so on a GPU, except with small vocabularies; on, everywhere."""
 
     def limits(self, memory_gib: float | None = None) -> EngineLimits:
         """What the engine may use, where this memory may be used in all."""
-        return EngineLimits(
-            max_rows=self.max_batch,
-            prefill_tokens=self.prefill_tokens,
-            chunk_tokens=self.chunk_tokens,
-            cache_bytes=_bytes(self.cache_gib),
-            prefix_bytes=_bytes(self.prefix_cache_gib),
-            memory_bytes=_bytes(memory_gib),
-            in_flight=self.in_flight,
-            decode_ahead=self.decode_ahead,
-        )
+        memory = None if memory_gib is None else int(memory_gib * (1 << 30))
+        return EngineLimits(max_rows=self.max_batch, memory_bytes=memory)
 
 
 class LoopConfig(Settings):
@@ -185,9 +159,8 @@ class TrackConfig(Settings):
     console: bool = knob(True)
     """Show a table of metrics in the terminal."""
     wandb: Literal["off", "auto", "online", "offline"] = knob("off")
-    """Log to Weights & Biases; auto: online where an API key is configured, otherwise offline."""
-    project: str = knob("legos")
-    """Name of the Weights & Biases project."""
+    """Log to Weights & Biases; auto: online where an API key is configured, otherwise offline. The
+    project is legos, or WANDB_PROJECT."""
 
 
 class RunConfig(Settings):
@@ -345,7 +318,3 @@ class PlayedArena(NamedTuple):
     play: PlayConfig
     generation: GenerationConfig
     portion: Portion
-
-
-def _bytes(gib: float | None) -> int | None:
-    return None if gib is None else int(gib * (1 << 30))

@@ -4,14 +4,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-__all__ = ["DecodeAhead", "EngineLimits", "InFlight", "TrainingSize"]
+__all__ = ["DecodeAhead", "EngineLimits", "TrainingSize"]
 
-InFlight = Literal["switch", "pin"]
-"""What a new version of an adapter does to the requests that run under the old one.
-
-    switch  they go on under the new weights; every token carries the version it was sampled under
-    pin     they end under the weights they began with, which leave with the last of them
-"""
 DecodeAhead = Literal["auto", "on", "off"]
 """Whether the next decode step is launched before the tokens of the last one are read.
 
@@ -22,7 +16,7 @@ DecodeAhead = Literal["auto", "on", "off"]
 
 
 class EngineLimits(Struct, frozen=True, kw_only=True):
-    """Limits of an engine, how it replaces an adapter, and when it reads sampled tokens."""
+    """Limits of an engine, and when it reads sampled tokens."""
 
     max_rows: int = 256  # maximum number of distinct rows that are decoded together
     prefill_tokens: int | None = None  # padded prompt tokens per forward pass while no row is
@@ -31,7 +25,6 @@ class EngineLimits(Struct, frozen=True, kw_only=True):
     cache_bytes: int | None = None  # KV cache of the rows being decoded, bytes; None: by memory
     prefix_bytes: int | None = None  # prefix cache (keys and values), bytes; 0: none; None: same
     memory_bytes: int | None = None  # memory that may be used in all; None: most of the device's
-    in_flight: InFlight = "switch"  # effect of a new version on running requests: InFlight
     decode_ahead: DecodeAhead = "auto"  # when the tokens of a step are read: DecodeAhead
 
 

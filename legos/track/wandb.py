@@ -28,7 +28,6 @@ class WandbTracker:
         self,
         folder: Path,
         *,
-        project: str,
         mode: WandbMode = "auto",
         config: Mapping[str, Any] | None = None,
     ) -> None:
@@ -36,7 +35,6 @@ class WandbTracker:
 
         Args:
             folder: the run folder; its name becomes the name of the run.
-            project: Weights & Biases project.
             mode: ``auto`` is online if a key is configured, otherwise offline.
             config: settings shown with the run.
 
@@ -49,7 +47,7 @@ class WandbTracker:
         home.mkdir(parents=True, exist_ok=True)
         try:
             self._run = wandb.init(
-                project=project,
+                project=os.environ.get("WANDB_PROJECT", "legos"),
                 name=folder.name,
                 id=_run_id(home),
                 resume="allow",

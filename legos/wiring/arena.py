@@ -5,7 +5,7 @@ from typing import Any
 
 from legos.arena.arena import Arena, GameArena
 from legos.arena.checks import check_attributes
-from legos.arena.curriculum import make_curriculum
+from legos.arena.curriculum import CURRICULA, CurriculumName
 from legos.arena.game import Game
 from legos.arena.registry import find_arena
 from legos.config.schema import GenerationConfig, PlayConfig, RunConfig
@@ -52,7 +52,7 @@ def make_arena(
     kind = find_arena(name)
     options = checked_options(name, play.options)
     common: dict[str, Any] = {
-        "credit_assigner": make_credit(play.credit or DEFAULT_CREDIT, discount=play.discount),
+        "credit_assigner": make_credit(play.credit or DEFAULT_CREDIT),
         "temperature": generation.temperature if generation else 1.0,
         "seed": seed,
     }
@@ -78,7 +78,7 @@ def make_arena(
         )
     if generation is not None and generation.max_tokens is not None:
         arena.max_tokens = generation.max_tokens
-    for field in ("tasks_per_step", "group_size", "illegal", "restrict_choices", "continue_tokens"):
+    for field in ("tasks_per_step", "group_size", "illegal", "restrict_choices"):
         value = getattr(play, field)
         if value is not None:
             setattr(arena, field, value)
@@ -90,7 +90,7 @@ def make_arena(
             )
         arena.state_rules()
     if play.curriculum is not None:
-        _follow(arena, play)
+        _follow(arena, play.curriculum)
     if play.overlong_margin is not None:
         _penalise_overlong(arena, play.overlong_margin)
     return arena
@@ -117,7 +117,7 @@ def make_mix(config: RunConfig, client: Client | None) -> Mix:
     return Mix(portions, tokens_per_step=training.tokens_per_step, spill=training.spill)
 
 
-def _follow(arena: Arena, play: PlayConfig) -> None:
+def _follow(arena: Arena, name: CurriculumName) -> None:
     """Set the curriculum of the configuration.
 
     Raises:
@@ -125,12 +125,10 @@ def _follow(arena: Arena, play: PlayConfig) -> None:
     """
     if not arena.levels:
         raise ConfigError(
-            f"play.curriculum is {play.curriculum!r} but arena {arena.name!r} has no levels; leave "
+            f"play.curriculum is {name!r} but arena {arena.name!r} has no levels; leave "
             "play.curriculum out, or list them in the arena: levels = ('easy', 'hard')"
         )
-    settings = {"threshold": play.curriculum_threshold, "easier": play.curriculum_easier}
-    given = {name: value for name, value in settings.items() if value is not None}
-    arena.curriculum = make_curriculum(str(play.curriculum), **given)
+    arena.curriculum = CURRICULA[name]()
 
 
 def _penalise_overlong(arena: Arena, margin: int) -> None:

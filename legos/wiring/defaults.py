@@ -13,7 +13,7 @@ from legos.wiring.arena import DEFAULT_CREDIT
 __all__ = ["computed"]
 
 _RULE = re.compile(r"(?:none|left out): (.*?)(?:\. |\.$|$)")  # in the description of a setting
-_OF_ARENAS = ("tasks_per_step", "group_size", "illegal", "restrict_choices", "continue_tokens")
+_OF_ARENAS = ("tasks_per_step", "group_size", "illegal", "restrict_choices")
 
 
 def computed(config: RunConfig) -> dict[str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import pytest
 
 from legos.arena.arena import Arena
-from legos.arena.curriculum import Climb, Uniform, make_curriculum
+from legos.arena.curriculum import Climb, Uniform
 from legos.credit import GRPOCredit
 from legos.credit.means import merged_metrics
 from legos.errors import ArenaError, ConfigError
@@ -189,5 +189,3 @@ def test_a_level_that_never_comes_ends_the_run() -> None:
 def test_bad_settings(settings: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="expected a threshold above 0"):
         Climb(**settings)
-    with pytest.raises(ConfigError, match="there is no curriculum 'clim'; did you mean 'climb'"):
-        make_curriculum("clim")

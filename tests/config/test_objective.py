@@ -44,7 +44,7 @@ def test_a_loss_and_another_ratio_contradict_each_other() -> None:
 
 
 def test_a_resolved_file_reads_back(tmp_path: Any) -> None:
-    overrides = {"training.loss": "gspo", "play.credit": "turn", "play.discount": 0.9}
+    overrides = {"training.loss": "gspo", "play.credit": "turn"}
     resolved = resolve(overrides=overrides)
     path = tmp_path / "config.toml"
     path.write_text(resolved.toml())
@@ -177,8 +177,6 @@ def test_a_credit_rule_is_known_by_its_name() -> None:
         assert RunConfig(play=PlayConfig(group_size=1, credit=credit)).play.credit == credit
     with pytest.raises(ConfigError, match=r"play\.group_size is 1 but play\.credit 'maxrl'"):
         RunConfig(play=PlayConfig(group_size=1, credit="maxrl"))
-    with pytest.raises(ConfigError, match=r"play\.discount is 0\.5 but play\.credit is 'rloo'"):
-        RunConfig(play=PlayConfig(discount=0.5, credit="rloo"))
 
 
 def test_what_is_left_out_is_a_setting() -> None:

@@ -55,7 +55,7 @@ from pathlib import Path
 from legos.track.wandb import WandbTracker
 
 assert "wandb" not in sys.modules
-tracker = WandbTracker(Path(sys.argv[1]), project="p", mode="offline", config={"seed": 3})
+tracker = WandbTracker(Path(sys.argv[1]), mode="offline", config={"seed": 3})
 tracker.log({"loss": 0.5, "play/moves_per_s": 12.0, "exploitability": None}, step=1)
 tracker.log({"loss": 0.25}, step=2)
 tracker.log({"eval/optimal": 0.875}, step=1)
@@ -86,7 +86,7 @@ import sys, time
 from pathlib import Path
 from legos.track.wandb import WandbTracker
 
-tracker = WandbTracker(Path(sys.argv[1]), project="p", mode="offline")
+tracker = WandbTracker(Path(sys.argv[1]), mode="offline")
 for step in (1, 2, 3):
     tracker.log({"loss": 100.5 + step}, step=step)
 print("logged", flush=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from legos.arena.curriculum import Climb, Uniform
-from legos.config.schema import PlayConfig, RunConfig
+from legos.config.schema import PlayConfig
 from legos.credit import RAECredit
 from legos.errors import ConfigError
 from legos.wiring.arena import make_arena
@@ -32,25 +32,12 @@ def test_the_curriculum_of_the_settings_is_followed(tmp_path: Path) -> None:
     file = tmp_path / "levelled.py"
     file.write_text(LEVELLED)
     name = f"{file}:Levelled"
-    play = PlayConfig(curriculum="climb", curriculum_threshold=0.5)
-    climb = make_arena(name, None, play=play).curriculum
-    assert isinstance(climb, Climb)
-    assert (climb.threshold, climb.easier) == (0.5, 0.2)
+    play = PlayConfig(curriculum="climb")
+    assert isinstance(make_arena(name, None, play=play).curriculum, Climb)
     play = PlayConfig(curriculum="uniform")
     assert isinstance(make_arena(name, None, play=play).curriculum, Uniform)
     with pytest.raises(ConfigError, match="'uniform' but arena 'nim' has no levels"):
         make_arena("nim", None, play=play)
-
-
-def test_settings_of_another_curriculum_are_refused() -> None:
-    for given in (
-        PlayConfig(curriculum_easier=0.1),
-        PlayConfig(curriculum="uniform", curriculum_easier=0.0),
-    ):
-        with pytest.raises(
-            ConfigError, match=r"play\.curriculum_easier is 0.* set play\.curriculum"
-        ):
-            RunConfig(play=given)
 
 
 def test_a_credit_rule_that_the_arena_does_not_take_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from legos.wiring.defaults import computed
                 "play.group_size": "1, the arena's own number",
                 "play.credit": "grpo, the arena's own",
                 "generation.max_tokens": "the arena's own limit (in games, the longest move)",
-                "generation.cache_gib": "a quarter of the memory that the weights leave",
             },
         ),
         (

@@ -66,7 +66,6 @@ async def run_once(seed: int) -> int:
             max_rows=rng.choice((8, 64, 256)),
             prefill_tokens=rng.choice((64, 4096)),
             chunk_tokens=rng.choice((32, 512)),
-            in_flight=rng.choice(("switch", "switch", "pin")),
         ),
         seed=seed,
     )

@@ -6,7 +6,6 @@ from itertools import count
 
 from legos.errors import AdapterError, RequestError, did_you_mean
 from legos.mlx.generate.multi_lora.slots import AdapterSlots
-from legos.records.limits import InFlight
 from legos.records.names import BASE
 from legos.weights.adapter import Adapter, AdapterInfo
 
@@ -37,9 +36,8 @@ class AdapterTable:
             changed in place, so any thread may read them.
     """
 
-    def __init__(self, slots: AdapterSlots, *, in_flight: InFlight) -> None:
+    def __init__(self, slots: AdapterSlots) -> None:
         self._slots = slots
-        self._in_flight = in_flight
         self._epochs = count()
         self._by_name = {BASE: LiveAdapter(BASE, None, slot=0, epoch=next(self._epochs))}
         self._retired: list[LiveAdapter] = []
@@ -69,11 +67,10 @@ class AdapterTable:
         return live
 
     def load(self, adapter: Adapter) -> LiveAdapter:
-        """Make an adapter live under its name, as ``in_flight`` says.
+        """Make an adapter live under its name; requests that run under the name go on with it.
 
         Returns:
-            The live weights of that name. With "switch" this is the same object as before, with
-            a new epoch.
+            The live weights of that name: the same object as before, with a new epoch.
 
         Raises:
             AdapterError: the adapter does not fit the model; nothing is changed.
@@ -82,13 +79,11 @@ class AdapterTable:
         if name == BASE or "@" in name:
             raise AdapterError(f"an adapter cannot be called {name!r}; choose another name")
         live = self._by_name.get(name)
-        if live is not None and self._in_flight == "switch":
+        if live is not None:
             self._slots.replace(live.slot, adapter)
             live.info, live.epoch = adapter.info, next(self._epochs)
         else:
             slot = self._slots.load(adapter)
-            if live is not None:
-                self._retired.append(live)
             live = LiveAdapter(name, adapter.info, slot=slot, epoch=next(self._epochs))
             self._by_name[name] = live
         self._show({**self.loaded, name: adapter.without_base()})  # whose weights were compared

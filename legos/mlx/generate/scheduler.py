@@ -82,7 +82,7 @@ class Scheduler:
         self._slots = AdapterSlots(model)
         self.capabilities = capabilities = capabilities or probe(self._forward, self._slots)
         self._prefill_tokens = EngineForecast(model, limits).prefill_tokens(free)
-        self.adapters = AdapterTable(self._slots, in_flight=limits.in_flight)
+        self.adapters = AdapterTable(self._slots)
         self.sampler = Sampler(num_vocabulary, xp=mx if limits.decode_ahead == "on" else None)
         self._ahead = limits.decode_ahead != "off" and self.sampler.on_device
         self._unread: LaunchedStep | None = None  # the last step, if it is not read yet

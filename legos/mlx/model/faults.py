@@ -19,18 +19,15 @@ __all__ = ["clear_device", "explained", "is_fault", "recovered"]
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _MARKS = ("[METAL]", "malloc]", "Command buffer execution failed", "cudaMalloc", "out of memory")
-_LESS_MEMORY = (
-    "lower training.memory_limit_gib, generation.cache_gib or generation.max_batch, or close other "
-    "programs"
-)
+_LESS_MEMORY = "lower training.memory_limit_gib or generation.max_batch, or close other programs"
 _ADVICE = {
     "ImpactingInteractivity": "macOS ended the computation because the display had to wait for it; "
     "let the display sleep while a run goes on, or start it with "
     "AGX_RELAX_CDM_CTXSTORE_TIMEOUT=1 in the environment",
     "OutOfMemory": f"the GPU ran out of memory; {_LESS_MEMORY}",
     "malloc": f"the device ran out of memory; {_LESS_MEMORY}",
-    "Timeout": "one computation took too long for the GPU; lower training.micro_batch_tokens or "
-    "generation.prefill_tokens",
+    "Timeout": "one computation took too long for the GPU; lower training.micro_batch_tokens "
+    "or training.memory_limit_gib",
 }
 _OTHERWISE = "if it comes again, restart the machine and send the report of `legos doctor`"
 

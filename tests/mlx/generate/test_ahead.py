@@ -105,14 +105,11 @@ def some_requests(rng: random.Random, vocabulary: int) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("in_flight", ["switch", "pin"])
 @pytest.mark.parametrize("model", list(VOCABULARY))
 @pytest.mark.parametrize("seed", range(2))
-def test_swaps_stops_and_cancels_change_nothing(
-    room: Room, model: str, in_flight: str, seed: int
-) -> None:
+def test_swaps_stops_and_cancels_change_nothing(room: Room, model: str, seed: int) -> None:
     rng = random.Random(seed)
-    rooms = [room(model, in_flight=in_flight), read_at_once(room, model, in_flight=in_flight)]
+    rooms = [room(model), read_at_once(room, model)]
     for one in rooms:
         one.engine.load_adapter(one.adapter(1, name="rival")).result()
     submitted, ahead = 0, 0

@@ -266,7 +266,6 @@ def test_a_storm_of_requests_cancellations_and_swaps(room: Room, seed: int) -> N
         chunk_tokens=rng.choice((3, 512)),
         cache_bytes=rng.choice((1, 1 << 30)),
         prefix_bytes=rng.choice((0, 100_000, 1 << 30)),
-        in_flight=("switch", "pin")[seed % 2],
     )
     cancelled: set[int] = set()
     number = 0

@@ -226,9 +226,8 @@ def test_a_cancelled_score_ends(room: Room) -> None:
     assert one.engine.stats()["scores_running"] == 0
 
 
-@pytest.mark.parametrize("in_flight", ["switch", "pin"])
-def test_a_score_ends_under_the_weights_it_began_with(room: Room, in_flight: str) -> None:
-    one = room("llama", in_flight=in_flight, chunk_tokens=40, prefill_tokens=60)
+def test_a_score_ends_under_the_weights_it_began_with(room: Room) -> None:
+    one = room("llama", chunk_tokens=40, prefill_tokens=60)
     prompts = some_prompts(60)
     before = expected(one.tree, prompts)
     scores = one.engine.score(prompts, end_ids=(END,))

@@ -146,24 +146,6 @@ def test_another_version_than_the_one_asked_for_is_refused(room: Callable[..., A
         assert told in str(one.error(number))
 
 
-def test_a_pinned_request_ends_under_the_weights_it_began_with(room: Callable[..., Any]) -> None:
-    one = room("llama", in_flight="pin")
-    request = Request(prompt_ids=PROMPT, max_tokens=6, seed=3)
-    (undisturbed,) = one.ask([request])
-    one.submit({10: request})
-    one.tick(3)
-    one.load(7)
-    one.submit({11: request})
-    one.finish()
-    assert one.answer(10) == undisturbed
-    assert one.answer(11).versions == (7,) * 6
-    assert one.answer(11).logprobs != undisturbed.logprobs
-    assert one.engine.versions() == {"policy": 7}
-    assert (
-        len(one.engine._scheduler._slots.slots) == 2
-    )  # base and policy: the old weights are gone with the last that used them
-
-
 def test_a_dropped_adapter_is_gone_but_ends_what_it_began(room: Callable[..., Any]) -> None:
     one = room("llama")
     request = Request(prompt_ids=(1,), max_tokens=9)
